@@ -1,0 +1,49 @@
+# Everything a newcomer and the CI run. `make help` lists the targets; each may be run twice, or beside another.
+
+PYTHON ?= python3.11
+BIN := .venv/bin
+# Two workers for two cores. A file's tests stay together, so that each worker starts at most one Spark session and
+# one PostgreSQL server, both only when a test asks for them; grouping all Spark tests on one worker would leave the
+# other idle for most of the time.
+WORKERS ?= 2
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo up down check test soak bench
+
+# What must be there before anything is fetched: one sentence, or nothing.
+missing = $(shell $(PYTHON) -c 'import sys; raise SystemExit(sys.version_info[:2] != (3, 11))' 2>/dev/null \
+	|| { echo "Headwater needs Python 3.11, and $(PYTHON) is not one: install it, or name it with make PYTHON=..."; exit; }; \
+	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+	|| { echo "$(PYTHON) cannot make environments: install its venv module (on Debian: python3.11-venv)"; exit; }; \
+	PYTHONPATH=spark_jobs PYTHONDONTWRITEBYTECODE=1 $(PYTHON) -m headwater.java 2>&1)
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 15
+
+setup:  ## the environment in .venv and the jars in .jars
+	@$(eval sentence := $(missing))$(if $(sentence),$(error $(sentence)))$(PYTHON) requirements/install.py
+
+demo: setup  ## the whole way on an embedded PostgreSQL and a local Airflow, in about two minutes
+	@$(BIN)/headwater demo
+
+up: setup  ## the same, left running; prints the address of the Airflow UI
+	@$(BIN)/headwater demo --keep-running
+
+down: setup  ## ends what `make up` left running
+	@$(BIN)/headwater demo --stop
+
+check: setup  ## format, lint, types, import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: check  ## check, then all tests
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+soak: setup  ## the random-operations test, long
+	HEADWATER_SOAK=1 $(BIN)/python -m pytest tests/integration/test_random_operations.py $(PYTEST_ARGS)
+
+bench: setup  ## the figures of docs/benchmarks.md, each beside its reference
+	@set -e; for program in tests/benchmarks/bench_*.py; do echo "== $$program"; $(BIN)/python $$program; done

@@ -1,0 +1,137 @@
+"""A pipeline's DAGs from its YAML: `<pipeline>.load` and `<pipeline>.replicate`.
+
+    from headwater_airflow.dag_factory import headwater_dags
+    globals().update(headwater_dags("/etc/headwater/shop.yaml"))
+
+Parsing reads the files and nothing else: neither source nor lake is touched, no engine is imported. Secrets stay
+what they are in the file: a `${VAR}` that only the workers have is an import error here, so set it for the DAG
+processor too, or use `airflow: <conn_id>`.
+
+An import error belongs to a DAG file and takes all DAGs of that file with it. So where one DAG file serves many
+pipelines, it leaves faulty ones out, and a second DAG file, without DAGs, reports them (`report_faults`).
+"""
+
+from __future__ import annotations
+
+import glob
+import logging
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import DAG
+
+from headwater.config import Pipeline, load_pipeline
+from headwater.errors import BadConfiguration, HeadwaterError
+from headwater_airflow.operators.replication import PauseReplicationOperator, ResumeReplicationOperator
+from headwater_airflow.operators.spark import LoadOperator, ReplicateOperator
+
+log = logging.getLogger(__name__)
+_GLOB = frozenset("*?[")
+
+
+def headwater_dags(
+    files: str | os.PathLike[str],
+    *,
+    slice_seconds: float = 600,
+    spark_conn_id: str = "spark_default",
+    api_conn_id: str = "headwater_api",
+    spark: Mapping[str, Any] | None = None,
+    default_args: Mapping[str, Any] | None = None,
+    tags: tuple[str, ...] = ("headwater",),
+) -> dict[str, DAG]:
+    """The DAGs of one pipeline file, or of all files that a pattern matches, by their id.
+
+    `slice_seconds`: how long one run of `.replicate` lasts before the next takes over (a deployment's new code, or a
+    changed YAML, arrives with the next slice). `spark`: further arguments of SparkSubmitOperator, e.g. `conf`,
+    `driver_memory`. A faulty file raises when it is named, and is left out when a pattern found it.
+    """
+    path = os.fspath(files)
+    options = (slice_seconds, spark_conn_id, api_conn_id, spark or {}, default_args or {}, tags)
+    if not _GLOB.intersection(path):
+        return _dags(load_pipeline(path), *options)
+    pipelines, faults = _read(path)
+    for fault in faults:
+        log.error("left out: %s", fault)
+    return {name: dag for pipeline in pipelines for name, dag in _dags(pipeline, *options).items()}
+
+
+def report_faults(pattern: str | os.PathLike[str]) -> None:
+    """Raises if a file that `pattern` matches cannot be used, with the faults of all of them."""
+    _, faults = _read(os.fspath(pattern))
+    if faults:
+        raise BadConfiguration("\n".join(str(fault) for fault in faults))
+
+
+def _read(pattern: str) -> tuple[list[Pipeline], list[HeadwaterError]]:
+    """The pipelines of the usable files, and what is wrong with the others."""
+    pipelines: dict[str, Pipeline] = {}
+    faults: list[HeadwaterError] = []
+    for file in sorted(glob.glob(pattern)):
+        try:
+            pipeline = load_pipeline(file)
+        except HeadwaterError as error:
+            faults.append(error)
+            continue
+        if (first := pipelines.setdefault(pipeline.name, pipeline)) is not pipeline:
+            message = f"{first.file} has the same pipeline name, {pipeline.name}"
+            faults.append(BadConfiguration(message, where=file, remedy="rename one of the two"))
+    return list(pipelines.values()), faults
+
+
+def _dags(
+    pipeline: Pipeline,
+    slice_seconds: float,
+    spark_conn_id: str,
+    api_conn_id: str,
+    spark: Mapping[str, Any],
+    default_args: Mapping[str, Any],
+    tags: tuple[str, ...],
+) -> dict[str, DAG]:
+    arguments = {**spark, "pipeline": pipeline.file, "conn_id": spark_conn_id}
+    load_id, replicate_id = f"{pipeline.name}.load", f"{pipeline.name}.replicate"
+    common: dict[str, Any] = {"catchup": False, "max_active_runs": 1, "tags": list(tags)}
+    with DAG(
+        load_id,
+        description=f"Loads what is not loaded yet of the pipeline {pipeline.name}",
+        schedule=None,
+        is_paused_upon_creation=False,  # without a schedule it runs only when asked to
+        default_args={"retries": 3, "retry_delay": timedelta(seconds=20), **default_args},
+        doc_md=_LOAD_DOC.format(file=pipeline.file, replicate=replicate_id),
+        **common,
+    ) as load:
+        hold: dict[str, Any] = {"replicate_dag_id": replicate_id, "api_conn_id": api_conn_id}
+        pause = PauseReplicationOperator(task_id="pause_replication", **hold)
+        loading = LoadOperator(task_id="load", **arguments)
+        resume = ResumeReplicationOperator(
+            task_id="resume_replication", pause_task_id=pause.task_id, load_task_id=loading.task_id, **hold
+        )
+        # A teardown runs after a failed load too, and does not make that run a success.
+        pause.as_setup() >> loading >> resume.as_teardown(setups=pause)  # type: ignore[no-untyped-call]
+    with DAG(
+        replicate_id,
+        description=f"Keeps the lake of the pipeline {pipeline.name} in step with its source",
+        schedule="@continuous",
+        is_paused_upon_creation=True,  # there is nothing to replicate before the first load, which unpauses it
+        # An outage is sat out by retries; only what a retry cannot help comes to a halt, with the DAG paused.
+        max_consecutive_failed_dag_runs=3,
+        default_args={
+            "retries": 20,
+            "retry_delay": timedelta(seconds=5),
+            "retry_exponential_backoff": True,
+            "max_retry_delay": timedelta(minutes=5),
+            **default_args,
+        },
+        doc_md=_REPLICATE_DOC.format(file=pipeline.file, seconds=slice_seconds),
+        **common,
+    ) as replicate:
+        ReplicateOperator(task_id="replicate", max_seconds=slice_seconds, **arguments)
+    return {load_id: load, replicate_id: replicate}
+
+
+_LOAD_DOC = """Loads the tables of `{file}` that are not loaded yet. Pauses `{replicate}`, which stops cleanly, and
+unpauses it afterwards (unless a person had paused it). Trigger it again after adding a table."""
+
+_REPLICATE_DOC = """Replicates the log of the source of `{file}`, in slices of {seconds:g} s that follow each other.
+Pausing this DAG stops the running slice cleanly within seconds."""

@@ -1,0 +1,1 @@
+"""Hooks: the source's Airflow connection as Headwater's engine takes it (`source`)."""

@@ -1,0 +1,1 @@
+"""Operators: Spark jobs (`spark`), and holding replication for a load (`replication`)."""

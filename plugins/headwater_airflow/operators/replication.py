@@ -1,0 +1,142 @@
+"""Holding a pipeline's replication while it is loaded: load and replicate exclude each other.
+
+Airflow 3 gives tasks no way to pause a DAG but the public REST API. Its address and log-in come from the Airflow
+connection `headwater_api` (host, port, schema http or https; login and password, or a token as the password alone).
+Without one, the address is that of the task's own API and no log-in is tried, which Airflow answers only when
+configured so (`simple_auth_manager_all_admins`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
+
+if TYPE_CHECKING:
+    import httpx
+    from airflow.sdk import Context
+
+_ACTIVE = ("queued", "running")
+
+
+class PauseReplicationOperator(BaseOperator):
+    """Pauses `replicate_dag_id` and waits until its running slice has stopped. XCom: was it paused, did it ever run."""
+
+    def __init__(
+        self,
+        *,
+        replicate_dag_id: str,
+        api_conn_id: str = "headwater_api",
+        wait_seconds: float = 300,
+        poll_seconds: float = 2,
+        **arguments: Any,
+    ) -> None:
+        super().__init__(**arguments)
+        self.replicate_dag_id = replicate_dag_id
+        self.api_conn_id = api_conn_id
+        self.wait_seconds = wait_seconds
+        self.poll_seconds = poll_seconds
+
+    def execute(self, context: Context) -> dict[str, bool]:
+        dag = self.replicate_dag_id
+        with contextlib.closing(_api(self.api_conn_id)) as api:
+            was_paused = bool(_call(api, "GET", f"dags/{dag}")["is_paused"])
+            ran_before = int(_call(api, "GET", f"dags/{dag}/dagRuns", limit=1)["total_entries"]) > 0
+            if not was_paused:
+                _set_paused(api, dag, True)
+                self.log.info("paused %s", dag)
+            deadline = time.monotonic() + self.wait_seconds
+            # Not its runs: one with a retry ahead stays "running" as long as the DAG is paused.
+            while _call(api, "GET", f"dags/{dag}/dagRuns/~/taskInstances", state=_ACTIVE, limit=1)["total_entries"]:
+                if time.monotonic() > deadline:
+                    raise AirflowException(f"{dag} is paused, and its task still runs after {self.wait_seconds:.0f} s")
+                time.sleep(self.poll_seconds)
+        return {"was_paused": was_paused, "ran_before": ran_before}
+
+
+class ResumeReplicationOperator(BaseOperator):
+    """Unpauses `replicate_dag_id` after the load, unless a person had paused it.
+
+    A DAG that never ran was not paused by anybody: after its first successful load, replication begins.
+    """
+
+    def __init__(
+        self,
+        *,
+        replicate_dag_id: str,
+        pause_task_id: str,
+        load_task_id: str,
+        api_conn_id: str = "headwater_api",
+        **arguments: Any,
+    ) -> None:
+        super().__init__(**arguments)
+        self.replicate_dag_id = replicate_dag_id
+        self.pause_task_id = pause_task_id
+        self.load_task_id = load_task_id
+        self.api_conn_id = api_conn_id
+
+    def execute(self, context: Context) -> bool:
+        before = context["ti"].xcom_pull(task_ids=self.pause_task_id)
+        loaded = any(context["ti"].xcom_pull(task_ids=self.load_task_id, key=key) for key in ("return_value", "result"))
+        if before is None or (before["was_paused"] and (before["ran_before"] or not loaded)):
+            self.log.info("%s stays as it was", self.replicate_dag_id)
+            return False
+        with contextlib.closing(_api(self.api_conn_id)) as api:
+            _set_paused(api, self.replicate_dag_id, False)
+        self.log.info("unpaused %s", self.replicate_dag_id)
+        return True
+
+
+def _api(conn_id: str) -> httpx.Client:
+    """A client of Airflow's public REST API, logged in."""
+    import httpx
+    from airflow.sdk import BaseHook, conf
+
+    user = password = None
+    try:
+        connection = BaseHook.get_connection(conn_id)
+    except AirflowNotFoundException:
+        # Tasks reach the API server under this address in any case; api.base_url may be for browsers only.
+        execution_api = conf.get("core", "execution_api_server_url", fallback="") or ""
+        address = execution_api.rstrip("/").removesuffix("/execution") or conf.get("api", "base_url", fallback="")
+        address = address or f"http://localhost:{conf.get('api', 'port', fallback='8080')}"
+    else:
+        user, password = connection.login, connection.password
+        host = connection.host or "localhost"
+        address = host if "://" in host else f"{connection.schema or 'http'}://{host}"
+        address += f":{connection.port}" if connection.port else ""
+    client = httpx.Client(base_url=address.rstrip("/"), timeout=30)
+    try:
+        token = password
+        if user is not None:
+            token = _answer(client.post("/auth/token", json={"username": user, "password": password}))["access_token"]
+        elif password is None:
+            token = _answer(client.get("/auth/token"))["access_token"]
+    except (httpx.HTTPError, AirflowException) as error:
+        client.close()
+        raise AirflowException(
+            f"cannot log in to Airflow's API at {address} ({error}): replication cannot be paused for the load. "
+            f"Create the Airflow connection {conn_id!r} with the API's address, login and password (or a token "
+            "as the password), for a user who may edit DAGs"
+        ) from None
+    client.headers["Authorization"] = f"Bearer {token}"
+    return client
+
+
+def _call(
+    api: httpx.Client, method: str, path: str, body: dict[str, Any] | None = None, **query: Any
+) -> dict[str, Any]:
+    return _answer(api.request(method, f"/api/v2/{path}", json=body, params=query))
+
+
+def _answer(response: httpx.Response) -> dict[str, Any]:
+    if response.is_error:
+        raise AirflowException(f"{response.request.url.path} answered {response.status_code}")
+    return dict(response.json())
+
+
+def _set_paused(api: httpx.Client, dag: str, paused: bool) -> None:
+    _call(api, "PATCH", f"dags/{dag}", {"is_paused": paused}, update_mask="is_paused")

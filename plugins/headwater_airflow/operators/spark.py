@@ -1,0 +1,238 @@
+"""Headwater's Spark jobs as operators, all on `SparkSubmitOperator` in client (or local) mode.
+
+Nothing secret is an argument or a template: connections are resolved in `execute` and handed to the driver in its
+environment. The job's exit status decides what Airflow does: 1 is tried again, 2 needs a person and fails at once,
+4 (some tables are suspended, the others are done) and 5 (verify found differences) likewise, except that
+replication goes on without its suspended tables. The job's JSON answer becomes the XCom.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowNotFoundException
+
+from headwater.errors import EXIT_DIFFERENCES, EXIT_REFUSED, EXIT_SUSPENDED, Refused
+from headwater_airflow.operators.submission import SparkSubmission, submission_environment
+from headwater_airflow.operators.watch import stop_when_paused
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+_NO_RETRY = {
+    EXIT_REFUSED: "the job was refused and a retry cannot help",
+    EXIT_SUSPENDED: "some tables are suspended; the others are done",
+    EXIT_DIFFERENCES: "lake and source differ",
+}
+
+
+class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the provider is not typed
+    """A Spark job of the pipeline whose file is at `pipeline`.
+
+    `conf` and the other arguments of SparkSubmitOperator add to what Headwater's session needs.
+    """
+
+    application_args: list[Any] | None
+    conf: dict[str, Any] | None
+
+    template_fields: Sequence[str] = (*SparkSubmitOperator.template_fields, "pipeline")
+
+    def __init__(self, *, pipeline: str, application: str, **arguments: Any) -> None:
+        super().__init__(application=application, durable=False, **arguments)
+        self.pipeline = pipeline
+
+    def execute(self, context: Context) -> dict[str, Any] | None:
+        try:
+            submission = self._submission()
+        except Refused as refused:
+            raise AirflowFailException(str(refused)) from None
+        self._hook = submission
+        try:
+            super().execute(context)
+        except AirflowException:
+            return self._ended(submission, context)
+        return submission.result
+
+    def on_kill(self) -> None:
+        if isinstance(self._hook, SparkSubmission):
+            self._hook.on_kill()
+
+    def environment(self) -> dict[str, str]:
+        """What the driver gets beside the task's own environment (from which `${VAR}` in the file is taken)."""
+        from headwater.parent_watch import parent_environment
+
+        return {**submission_environment(), **parent_environment(), **self._connection_environment()}
+
+    def finished_with(self, status: int, submission: SparkSubmission) -> bool:
+        """Whether this exit status other than 0 still is a success of the task."""
+        return False
+
+    def _ended(self, submission: SparkSubmission, context: Context) -> dict[str, Any] | None:
+        status, result = submission.exit_status, submission.result
+        if status is not None and self.finished_with(status, submission):
+            self.log.warning("the job ended with status %s, which is no failure of this task", status)
+            return result
+        if result is not None:
+            context["ti"].xcom_push(key="result", value=result)
+        error = (result or {}).get("error") or {}
+        said = ". What to do: ".join(filter(None, [error.get("message"), error.get("remedy")])) or "see the log above"
+        if status in _NO_RETRY:
+            raise AirflowFailException(f"{_NO_RETRY[status]} (exit status {status}): {said}") from None
+        raise AirflowException(f"the job failed (exit status {status}): {said}") from None
+
+    def _connection_environment(self) -> dict[str, str]:
+        from headwater.config import load_pipeline
+        from headwater_airflow.hooks.source import connection_environment
+
+        conn_id = load_pipeline(self.pipeline).source.airflow_connection
+        return {} if conn_id is None else dict(connection_environment(conn_id))
+
+    def _submission(self) -> SparkSubmission:
+        from headwater.session import submit_conf
+
+        self._require_spark_connection()
+        self.conf = {**submit_conf(), **(self.conf or {})}
+        submission = SparkSubmission(
+            conf=self.conf,
+            conn_id=self._conn_id,
+            files=self.files,
+            py_files=self.py_files,
+            archives=self._archives,
+            driver_class_path=self.driver_class_path,
+            jars=self.jars,
+            packages=self.packages,
+            exclude_packages=self.exclude_packages,
+            repositories=self._repositories,
+            total_executor_cores=self._total_executor_cores,
+            executor_cores=self._executor_cores,
+            executor_memory=self._executor_memory,
+            driver_memory=self._driver_memory,
+            name=f"{self.dag_id}.{self.task_id}",
+            num_executors=self._num_executors,
+            application_args=[str(argument) for argument in self.application_args or ()],
+            env_vars={**(self.env_vars or {}), **self.environment()},
+            verbose=self._verbose,
+            properties_file=self.properties_file,
+            deploy_mode=self._deploy_mode,
+        )
+        remote = submission.master.startswith(("yarn", "k8s"))
+        if remote or submission.deploy_mode != "client":
+            raise AirflowFailException(
+                f"the Spark connection {self._conn_id!r} means {submission.master} in mode {submission.deploy_mode}. "
+                "Headwater's drivers run beside their task (local or spark://, client mode): elsewhere the source's "
+                "password would have to be on a command line"
+            )
+        return submission
+
+    def _require_spark_connection(self) -> None:
+        # The provider takes a missing connection for YARN, which fails much later and says something else.
+        from airflow.sdk import BaseHook
+
+        try:
+            BaseHook.get_connection(self._conn_id)
+        except AirflowNotFoundException:
+            raise AirflowFailException(
+                f"there is no Spark connection {self._conn_id!r}. Create it, for example with AIRFLOW_CONN_"
+                f'{self._conn_id.upper()}=\'{{"conn_type": "spark", "host": "local[2]", '
+                '"extra": {"deploy-mode": "client"}}\''
+            ) from None
+
+
+class LoadOperator(HeadwaterSparkOperator):
+    """Loads the tables that are not loaded yet (all, or `tables`); takes up where an earlier try ended."""
+
+    def __init__(self, *, pipeline: str, tables: Sequence[str] = (), **arguments: Any) -> None:
+        table_arguments = [part for table in tables for part in ("--table", table)]
+        super().__init__(
+            pipeline=pipeline,
+            application=entry_script("load"),
+            application_args=[pipeline, "--json", *table_arguments],
+            **arguments,
+        )
+
+
+class ReplicateOperator(HeadwaterSparkOperator):
+    """Replicates for `max_seconds` (until stopped: None). Suspended tables are no failure: the others go on.
+
+    When somebody pauses the DAG, the slice that is running stops cleanly within seconds and succeeds
+    (`stop_when_paused`): a paused DAG that went on replicating would be no pause.
+    """
+
+    def __init__(
+        self, *, pipeline: str, max_seconds: float | None = 600, stop_when_paused: bool = True, **arguments: Any
+    ) -> None:
+        limit = [] if max_seconds is None else ["--max-seconds", f"{max_seconds:g}"]
+        super().__init__(
+            pipeline=pipeline,
+            application=entry_script("replicate"),
+            application_args=[pipeline, "--json", *limit],
+            **arguments,
+        )
+        self.stop_when_paused = stop_when_paused
+
+    def execute(self, context: Context) -> dict[str, Any] | None:
+        if not self.stop_when_paused:
+            return super().execute(context)
+        with stop_when_paused(context, self.on_kill):
+            return super().execute(context)
+
+    def finished_with(self, status: int, submission: SparkSubmission) -> bool:
+        # 143: the stop came while the driver was still starting.
+        return status == EXIT_SUSPENDED or (submission.stop_requested and status == 143)
+
+
+class VerifyOperator(HeadwaterSparkOperator):
+    """Compares source and lake; fails when they differ, with the differing keys in the XCom `result`."""
+
+    def __init__(self, *, pipeline: str, tables: Sequence[str] = (), **arguments: Any) -> None:
+        table_arguments = [part for table in tables for part in ("--table", table)]
+        super().__init__(
+            pipeline=pipeline,
+            application=entry_script("verify"),
+            application_args=[pipeline, "--json", *table_arguments],
+            **arguments,
+        )
+
+
+class SparkOnCutOperator(HeadwaterSparkOperator):
+    """A Spark job of your own that reads one consistent cut.
+
+    `cut` is what a FreshnessSensor returned (`sensor.output`). The job gets the path of a file with the cut as its
+    first argument (a cut of many tables is longer than an argument may be), then `application_args`:
+
+        cut = json.loads(Path(sys.argv[1]).read_text())
+        orders = headwater.read(spark, cut)["public.orders"]
+    """
+
+    template_fields: Sequence[str] = (*SparkSubmitOperator.template_fields, "cut")
+
+    def __init__(self, *, application: str, cut: Any, **arguments: Any) -> None:
+        super().__init__(pipeline="", application=application, **arguments)
+        self.cut = cut
+
+    def execute(self, context: Context) -> dict[str, Any] | None:
+        if not isinstance(self.cut, dict) or "tables" not in self.cut:
+            raise AirflowFailException("there is no cut to read: hand over the output of a FreshnessSensor")
+        with tempfile.TemporaryDirectory(prefix="headwater_cut_") as folder:
+            file = Path(folder) / "cut.json"
+            file.write_text(json.dumps(self.cut), encoding="utf-8")
+            self.application_args = [os.fspath(file), *(self.application_args or ())]
+            return super().execute(context)
+
+    def _connection_environment(self) -> dict[str, str]:
+        return {}  # it reads the lake only
+
+
+def entry_script(job: str) -> str:
+    """The `application` of one of Headwater's jobs: in the checkout, or inside the installed package."""
+    import headwater
+
+    package = Path(headwater.__file__).resolve().parent
+    beside = package.parent / f"headwater_{job}.py"
+    return str(beside if beside.exists() else package / "entry_scripts" / f"headwater_{job}.py")

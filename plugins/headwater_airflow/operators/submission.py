@@ -1,0 +1,110 @@
+"""One `spark-submit` in client mode: who runs, what it answered, how it is stopped.
+
+What the provider's hook leaves open: a Spark driver in Python is a child of the JVM, so a signal to
+`spark-submit` alone tears Spark away under the driver; and Airflow kills a task's whole process group. So the
+driver gets a session of its own, a stop goes to the Python driver (it ends cleanly, the JVM follows), and a
+driver whose task is gone ends itself (`headwater.parent_watch`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+
+
+class SparkSubmission(SparkSubmitHook):  # type: ignore[misc]  # the provider is not typed
+    """A hook for one submission. `result` is the JSON object that the job printed, if it printed one."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.result: dict[str, Any] | None = None
+        self._stop = threading.Event()
+
+    @property
+    def master(self) -> str:
+        return str(self._connection["master"])
+
+    @property
+    def deploy_mode(self) -> str:
+        return str(self._connection["deploy_mode"] or "client")
+
+    @property
+    def exit_status(self) -> int | None:
+        """Of the driver: spark-submit hands it on. None before the end; 143 after a SIGTERM that nobody handled."""
+        process = self._submit_sp
+        if process is None or process.poll() is None:
+            return None
+        status = int(process.returncode)
+        return 128 - status if status < 0 else status
+
+    @property
+    def stop_requested(self) -> bool:
+        return self._stop.is_set()
+
+    def submit(self, application: str = "", **arguments: Any) -> str | None:
+        driver_id: str | None = super().submit(application, start_new_session=True, **arguments)
+        return driver_id
+
+    def stop(self) -> None:
+        """Asks the driver to stop cleanly and returns at once. Called from a signal handler: no lock, no waiting."""
+        self._stop.set()
+        process = self._submit_sp
+        if process is None or process.poll() is not None:
+            return
+        # Before the driver has started there is nothing to stop cleanly: the JVM alone is ended.
+        for pid in _python_children(process.pid) or [process.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+
+    def on_kill(self) -> None:
+        self.log.info("asking the Spark driver to stop")
+        self.stop()
+
+    def _process_spark_submit_log(self, itr: Iterator[Any]) -> None:
+        if self.stop_requested:
+            self.stop()  # the request came before there was a process
+        super()._process_spark_submit_log(self._with_result(itr))
+
+    def _with_result(self, lines: Iterator[Any]) -> Iterator[Any]:
+        for line in lines:
+            if line.startswith("{"):
+                with contextlib.suppress(ValueError):
+                    self.result = json.loads(line)
+            yield line
+
+
+def submission_environment() -> dict[str, str]:
+    """The environment in which `spark-submit` finds this Python, its own Spark, and the engine."""
+    import headwater
+    from headwater.session import submit_environment
+
+    engine = str(Path(headwater.__file__).resolve().parents[1])
+    modules = [engine, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**submit_environment(), "PYTHONPATH": os.pathsep.join(modules)}
+
+
+def _python_children(jvm: int) -> list[int]:
+    """The Python driver below the JVM; read from /proc, since the JVM does not tell."""
+    with contextlib.suppress(OSError):
+        children = [
+            int(pid)
+            for thread in Path(f"/proc/{jvm}/task").iterdir()
+            for pid in (thread / "children").read_text().split()
+        ]
+        return [pid for pid in children if _runs_python(pid)]
+    return []
+
+
+def _runs_python(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        program = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+        return b"python" in os.path.basename(program)
+    return False

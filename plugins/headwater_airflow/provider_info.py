@@ -1,0 +1,25 @@
+"""What the entry point `apache_airflow_provider` tells Airflow about this distribution."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_INTEGRATION = "Headwater"
+
+
+def get_provider_info() -> dict[str, Any]:
+    def modules(*names: str) -> list[dict[str, Any]]:
+        return [
+            {"integration-name": _INTEGRATION, "python-modules": [f"headwater_airflow.{name}" for name in names]},
+        ]
+
+    return {
+        "package-name": "headwater",
+        "name": _INTEGRATION,
+        "description": "PostgreSQL to Delta Lake replication, and sensors that wait for the freshness a task needs.",
+        "integrations": [{"integration-name": _INTEGRATION, "external-doc-url": "", "tags": ["software"]}],
+        "operators": modules("operators.spark", "operators.replication"),
+        "sensors": modules("sensors.freshness"),
+        "triggers": modules("triggers.freshness"),
+        "hooks": modules("hooks.source"),
+    }

@@ -1,0 +1,1 @@
+"""Sensors: wait until the lake is fresh enough (`freshness`)."""

@@ -1,0 +1,1 @@
+"""Triggers: the waiting of deferred sensors (`freshness`)."""

@@ -1,0 +1,35 @@
+"""Headwater keeps a Delta lake in step with a PostgreSQL database.
+
+The public surface, loaded on first use, so that importing a part of the package does not pay for the others:
+
+    cut = headwater.wait("pipeline.yaml", tables=["public.orders"], require="now")
+    tables = headwater.read(spark, cut)
+    position = headwater.commit_position(connection)      # of one's own commit, to wait for it elsewhere
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headwater.jobs.wait import NotFresh as NotFresh
+    from headwater.jobs.wait import wait_for_cut as wait
+    from headwater.lake.cuts import read as read
+    from headwater.source.samples import commit_position as commit_position
+
+__all__ = ["NotFresh", "commit_position", "read", "wait"]
+
+_WHERE = {
+    "NotFresh": ("headwater.jobs.wait", "NotFresh"),
+    "commit_position": ("headwater.source.samples", "commit_position"),
+    "read": ("headwater.lake.cuts", "read"),
+    "wait": ("headwater.jobs.wait", "wait_for_cut"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, attribute = _WHERE[name]
+    return getattr(importlib.import_module(module), attribute)

@@ -1,0 +1,366 @@
+"""The pipeline file: what a person may write, its defaults, and one error that lists every fault at once.
+
+`load_pipeline` is the only door. Keys that are not built yet are unknown. Sizes are bytes and durations seconds
+once read. The connection is a secret: no repr, message or dump shows it; `Pipeline.conninfo` gives it out.
+Whether server, tables and rights exist is for `check` to say: reading the file touches neither source nor lake.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    PrivateAttr,
+    SecretStr,
+    Tag,
+    ValidationError,
+    model_validator,
+)
+
+from headwater import yaml_file
+from headwater.errors import BadConfiguration, Refused
+from headwater.names import TableName, TablePattern
+from headwater.pipeline_values import (
+    airflow_id,
+    at_least_one,
+    bad_value,
+    connection_value,
+    connection_variable,
+    distinct,
+    duration_value,
+    is_conninfo,
+    lake_type,
+    local_path,
+    name_value,
+    pipeline_name,
+    positive_count,
+    positive_duration,
+    positive_size,
+    root_value,
+    slot_name,
+    table_value,
+    truth_value,
+)
+from headwater.yaml_file import Document, Path, Problem
+
+_CONNECTION: Path = ("source", "connection")
+
+
+class BadPipelineFile(BadConfiguration):
+    """A pipeline file that cannot be used. `problems` are the faults, each with its path and line."""
+
+    def __init__(self, file: str, problems: tuple[Problem, ...]) -> None:
+        count = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
+        super().__init__(
+            f"{count} in the pipeline file:" + "".join(f"\n  {problem}" for problem in problems),
+            where=file,
+            remedy="correct the file; nothing was changed",
+        )
+        self.problems = problems
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BadPipelineFile, (self.where, self.problems)
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.message}"
+
+
+_Name = Annotated[str, PlainValidator(name_value)]
+_Table = Annotated[TableName | TablePattern, PlainValidator(table_value), PlainSerializer(str)]
+_Columns = Annotated[tuple[_Name, ...], AfterValidator(distinct)]
+_BadValue = Annotated[str, PlainValidator(bad_value)]
+_BadValues = Annotated[
+    Annotated[_BadValue, Tag("one")] | Annotated[dict[_Name, _BadValue], Tag("by column")],
+    Discriminator(lambda value: "by column" if isinstance(value, dict) else "one"),
+]
+_Duration = Annotated[float, PlainValidator(duration_value)]
+_PositiveDuration = Annotated[float, PlainValidator(positive_duration)]
+_PositiveSize = Annotated[int, PlainValidator(positive_size)]
+_PositiveCount = Annotated[int, PlainValidator(positive_count)]
+_Divergence = Literal["suspend", "repair", "report"]
+
+
+class _Section(BaseModel):
+    # Built at first use: five schemas that are parts of the sixth cost a poller's start-up.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True)
+
+
+class Source(_Section):
+    connection_text: Annotated[SecretStr, PlainValidator(connection_value), PlainSerializer(str)] = Field(
+        alias="connection"
+    )
+    publication: _Name = ""
+    slot: Annotated[str, PlainValidator(slot_name)] = ""
+    failover: Literal["auto", "on", "off"] = "auto"
+    on_timeline_change: Literal["refuse"] = "refuse"
+
+    @property
+    def airflow_connection(self) -> str | None:
+        """The id of the Airflow connection, when the file names one instead of a connection string."""
+        return airflow_id(self.connection_text.get_secret_value())
+
+
+class Lake(_Section):
+    root: Annotated[str, PlainValidator(root_value)]
+    keep_cuts: _PositiveDuration = 3600.0
+
+
+class Load(_Section):
+    connections: _PositiveCount = 2
+    wait_for_old_transactions: _Duration = 600.0
+
+
+class Replicate(_Section):
+    max_rows: _PositiveCount = 500_000
+    max_bytes: _PositiveSize = 256 << 20
+    max_seconds: _PositiveDuration = 1.0
+    memory: _PositiveSize = 1 << 30
+
+
+class Defaults(_Section):
+    on_bad_value: _BadValue = "suspend"
+    on_divergence: _Divergence = "suspend"
+
+
+class TableEntry(_Section):
+    """One line of `tables`: a table, or a pattern for several. None means: as `defaults` or the source say."""
+
+    name: _Table
+    exclude: tuple[_Table, ...] = ()
+    key: _Columns | None = None
+    types: dict[_Name, Annotated[str, PlainValidator(lake_type)]] = Field(default_factory=dict)
+    partition_by: _Columns = ()
+    insert_only: Annotated[bool | None, PlainValidator(truth_value)] = None
+    on_bad_value: _BadValues | None = None
+    on_divergence: _Divergence | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_written(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"name": value}
+        if isinstance(value, dict) and value.get("on_bad_value", "") is None:
+            # A plain null of YAML is the choice "null" here, not the absence of one.
+            return {**value, "on_bad_value": "null"}
+        return value
+
+    def covers(self, table: TableName) -> bool:
+        """Whether this entry speaks of `table`."""
+        if isinstance(self.name, TableName):
+            return self.name == table
+        excluded = any(e == table if isinstance(e, TableName) else e.matches(table) for e in self.exclude)
+        return self.name.matches(table) and not excluded
+
+
+class Pipeline(_Section):
+    """A whole pipeline file."""
+
+    name: Annotated[str, PlainValidator(pipeline_name)] = Field(alias="pipeline")
+    source: Source
+    lake: Lake
+    load: Load = Field(default_factory=Load)
+    replicate: Replicate = Field(default_factory=Replicate)
+    defaults: Defaults = Field(default_factory=Defaults)
+    tables: Annotated[tuple[TableEntry, ...], BeforeValidator(at_least_one)]
+    _file: str = PrivateAttr(default="")
+    _handed_over: SecretStr | None = PrivateAttr(default=None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _derived_names(cls, value: Any) -> Any:
+        name, source = value.get("pipeline"), value.get("source")
+        try:
+            pipeline_name(name)
+        except ValueError:
+            return value
+        if not isinstance(source, dict):
+            return value
+        return {**value, "source": {"publication": f"headwater_{name}", "slot": f"headwater_{name}", **source}}
+
+    @property
+    def file(self) -> str:
+        """The absolute path of the file."""
+        return self._file
+
+    def read_from(self, file: str, environ: Mapping[str, str]) -> Self:
+        """Remembers where the pipeline was read, and the connection that an operator handed over."""
+        self._file = os.path.abspath(file)
+        if conn_id := self.source.airflow_connection:
+            handed_over = environ.get(connection_variable(conn_id))
+            self._handed_over = SecretStr(handed_over) if handed_over else None
+        return self
+
+    def conninfo(self) -> str:
+        """The libpq connection string: secret. Refused when an Airflow connection was not handed over."""
+        conn_id = self.source.airflow_connection
+        if conn_id is None:
+            return self.source.connection_text.get_secret_value()
+        variable = connection_variable(conn_id)
+        text = self._handed_over.get_secret_value() if self._handed_over else os.environ.get(variable, "")
+        if not text or not is_conninfo(text):
+            fault = "holds no libpq connection string" if text else "is not set"
+            raise Refused(
+                f"the connection is the Airflow connection {conn_id}, but {variable} {fault}",
+                code="bad_configuration",
+                where=f"{self.file}: source.connection",
+                remedy=f"run it by the pipeline's DAG, or set {variable} to a libpq connection string",
+            )
+        return text
+
+    def lake_path(self) -> str:
+        """The lake's root as a path of this machine."""
+        return local_path(self.lake.root)
+
+    def entry_for(self, table: TableName) -> TableEntry | None:
+        """The entry that speaks of `table`; one that names it comes before patterns, then the first counts."""
+        entries = [entry for entry in self.tables if entry.covers(table)]
+        return min(entries, key=lambda entry: isinstance(entry.name, TablePattern), default=None)
+
+
+def load_pipeline(path: str | os.PathLike[str], environ: Mapping[str, str] | None = None) -> Pipeline:
+    """The pipeline in the file at `path`; BadPipelineFile lists all that is wrong with it."""
+    file = os.fspath(path)
+    environ = os.environ if environ is None else environ
+    try:
+        with open(file, "rb") as stream:
+            document = yaml_file.parse(stream.read(), environ)
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or "not a usable path"
+        raise BadConfiguration(
+            f"the pipeline file cannot be read: {reason}", where=file, remedy="name an existing YAML file"
+        ) from None
+    pipeline: Pipeline | None = None
+    if not isinstance(document.data, dict):
+        if not document.problems:
+            found = "it is empty" if document.data is None else f"found {document.shown(())}"
+            document.report((), f"expected a mapping with the keys {_keys(Pipeline)}; {found}")
+    else:
+        try:
+            pipeline = Pipeline.model_validate(document.data)
+        except ValidationError as error:
+            _report(document, error)
+        _check_tables(document)
+    if pipeline is None or document.problems:
+        raise BadPipelineFile(file, tuple(sorted(document.problems, key=lambda problem: problem.line or 0)))
+    return pipeline.read_from(file, environ)
+
+
+def _check_tables(document: Document) -> None:
+    """What concerns several keys or entries; beside pydantic, so that one kind of fault does not hide the other."""
+    first: dict[TableName | TablePattern, Path] = {}
+    tables = document.data.get("tables")
+    for index, entry in enumerate(tables if isinstance(tables, list) else []):
+        path: Path = ("tables", index)
+        options = entry if isinstance(entry, dict) else {}
+        try:
+            name = table_value(options.get("name") if isinstance(entry, dict) else entry)
+        except ValueError:
+            continue
+        if name in first:
+            # By place, not by name: the name may have come from the environment.
+            earlier = f"{yaml_file.format_path(first[name])}, line {document.line(first[name])}"
+            document.report(path, f"{document.shown(_name_path(document, path))} is listed twice (first: {earlier})")
+        first.setdefault(name, path)
+        if isinstance(name, TablePattern):
+            for key in ("key", "types", "partition_by"):
+                if key in options:
+                    document.report((*path, key), "not possible for a pattern; give the table an entry of its own")
+            _check_exclude(document, name, (*path, "exclude"))
+        for key in ("types", "on_bad_value"):
+            _check_columns(document, options.get(key), (*path, key))
+        if isinstance(name, TableName) and "exclude" in options:
+            document.report((*path, "exclude"), "possible only beside a pattern, a name with an unquoted *")
+
+
+def _check_columns(document: Document, by_column: Any, path: Path) -> None:
+    """Two spellings of one column are two keys to YAML."""
+    seen: set[str] = set()
+    for text in by_column if isinstance(by_column, dict) else {}:
+        try:
+            column = name_value(text)
+        except ValueError:
+            continue
+        if column in seen:
+            document.report((*path, text), "the same column is there twice")
+        seen.add(column)
+
+
+def _check_exclude(document: Document, pattern: TablePattern, path: Path) -> None:
+    excluded = document.value(path)
+    for index, text in enumerate(excluded if isinstance(excluded, list) else []):
+        try:
+            name = table_value(text)
+        except ValueError:
+            continue
+        if isinstance(name, TableName) and not pattern.matches(name):
+            document.report((*path, index), f"{document.shown((*path, index))} is not matched by the pattern anyway")
+
+
+def _name_path(document: Document, path: Path) -> Path:
+    return (*path, "name") if isinstance(document.value(path), dict) else path
+
+
+def _report(document: Document, errors: ValidationError) -> None:
+    """Each fault that pydantic found, in our words, without what follows from a missing variable."""
+    for error in errors.errors(include_url=False, include_context=True, include_input=False):
+        # Without pydantic's own steps: which form of a value it took, and that a mapping's key is meant.
+        path: Path = tuple(s for i, s in enumerate(error["loc"]) if s != "[key]" and not _is_form(error["loc"], i))
+        if any(path[: len(unresolved)] == unresolved for unresolved in document.unresolved):
+            continue
+        if error["type"] == "extra_forbidden":
+            section = _section(path[:-1])
+            document.report(path, f"unknown key; possible here: {_keys(section) if section else 'nothing'}")
+            continue
+        if error["type"] == "missing":
+            document.report(path, "is missing")
+            continue
+        if isinstance(document.value(path[:2]), str) and path[:1] == ("tables",):
+            path = path[:2]  # the short form of a table has no key `name`
+        message = _message(error, path)
+        secret = path[:2] == _CONNECTION or document.value(path) == document.value(())
+        document.report(path, message if secret else f"{message}; got {document.shown(path)}")
+
+
+def _is_form(path: Path, index: int) -> bool:
+    return index > 0 and path[index - 1] == "on_bad_value" and path[index] in ("one", "by column") and index == 3
+
+
+def _message(error: Any, path: Path) -> str:
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "literal_error":
+        return "expected one of: " + str(context["expected"]).replace("'", "").replace(" or ", ", ")
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        section = _section(path)
+        return f"expected a mapping with the keys {_keys(section)}" if section else "expected a mapping"
+    if kind in ("tuple_type", "list_type"):
+        return "expected a list"
+    return str(error["msg"])
+
+
+def _section(path: Path) -> type[_Section] | None:
+    if not path:
+        return Pipeline
+    sections: dict[Path, type[_Section]] = {
+        ("source",): Source,
+        ("lake",): Lake,
+        ("load",): Load,
+        ("replicate",): Replicate,
+        ("defaults",): Defaults,
+    }
+    return TableEntry if path[0] == "tables" and len(path) == 2 else sections.get(path)
+
+
+def _keys(section: type[_Section]) -> str:
+    return ", ".join(field.alias or name for name, field in section.model_fields.items())

@@ -1,0 +1,71 @@
+"""Named points where tests make a job fail, hold or die. In production every one of them is a dictionary look-up.
+
+`HEADWATER_FAILPOINT=name[:n][=action]`, several separated by `;`: at the n-th time (default 1) the point is reached,
+do `kill` (default; SIGKILL to this process), `fail` (raise), or `hold:FILE` (create FILE.held and wait until FILE is
+there).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Final
+
+NAMES: Final = (
+    "load.after_publication",
+    "load.after_capture",
+    "load.before_commit",
+    "load.after_commit",
+    "load.after_registry",
+    "replicate.after_generation",
+    "replicate.before_table_commit",
+    "replicate.after_table_commit",
+    "replicate.after_all_tables",
+    "replicate.before_ledger",
+    "replicate.after_ledger",
+    "replicate.after_position_file",
+    "replicate.before_confirm",
+    "replicate.after_confirm",
+)
+
+_reached: dict[str, int] = {}
+_lock = threading.Lock()
+
+
+class InjectedFailure(Exception):
+    """What `fail` raises."""
+
+
+def reach(name: str) -> None:
+    """The job is at the point `name`."""
+    setting = os.environ.get("HEADWATER_FAILPOINT")
+    if not setting:
+        return
+    if name not in NAMES:
+        raise ValueError(f"{name!r} is not a failpoint")
+    for part in setting.split(";"):
+        target, _, action = part.partition("=")
+        target, _, nth = target.partition(":")
+        if target != name:
+            continue
+        with _lock:
+            _reached[name] = _reached.get(name, 0) + 1
+            due = _reached[name] == int(nth or 1)
+        if due:
+            _act(name, action or "kill")
+
+
+def _act(name: str, action: str) -> None:
+    if action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif action == "fail":
+        raise InjectedFailure(name)
+    elif action.startswith("hold:"):
+        path = Path(action[len("hold:") :])
+        path.with_name(path.name + ".held").touch()
+        while not path.exists():
+            threading.Event().wait(0.02)
+    else:
+        raise ValueError(f"{action!r} is not an action of a failpoint")

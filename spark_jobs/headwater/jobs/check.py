@@ -1,0 +1,84 @@
+"""`headwater check`: everything that would stop a pipeline, found at once, with nothing changed anywhere.
+
+An unreachable source is `SourceUnreachable` (exit 1) and a refused log-in `Refused`: without a session there is
+nothing to report on. The other jobs begin with `require_ok`, so that they refuse before they change anything.
+Runs without Spark: imports only what PostgreSQL and the pipeline file need.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from typing import Any
+
+from headwater.config import Pipeline
+from headwater.source.catalog import Catalog, read_catalog
+from headwater.source.connection import Connection, connect, errors_named
+from headwater.source.problems import Problem, error, refuse_errors
+from headwater.source.publishing_rights import publishing_problems
+from headwater.source.settings import server_problems, version_problems
+
+__all__ = ["CheckReport", "Problem", "check", "lake_problems", "require_ok"]
+
+APPLICATION_NAME = "headwater"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """`problems` in the order server, lake, tables, publications. `catalog` holds what can be replicated."""
+
+    problems: tuple[Problem, ...]
+    catalog: Catalog
+
+    @property
+    def ok(self) -> bool:
+        """Whether there are no errors; warnings do not count."""
+        return not any(problem.is_error for problem in self.problems)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"ok": self.ok, "problems": [problem.to_json() for problem in self.problems]}
+
+
+def check(pipeline: Pipeline) -> CheckReport:
+    """All that is wrong with source, lake and file together. See the module for what is raised instead."""
+    conninfo, lake = pipeline.conninfo(), pipeline.lake_path()
+    with connect(conninfo, application_name=APPLICATION_NAME, statement_timeout=60.0) as connection:
+        return _inspect(connection, pipeline, lake)
+
+
+@errors_named("source")
+def _inspect(connection: Connection, pipeline: Pipeline, lake: str) -> CheckReport:
+    if too_old := version_problems(connection):
+        return CheckReport(tuple(too_old), Catalog((), ()))  # its catalog lacks what the other checks ask for
+    catalog = read_catalog(connection, pipeline)
+    insert_only = [table.relation for table in catalog.tables if table.schema.insert_only]
+    others = [table.relation for table in catalog.tables if not table.schema.insert_only]
+    problems = [
+        *server_problems(connection, pipeline.source.slot, [APPLICATION_NAME]),
+        *lake_problems(lake),
+        *catalog.problems,
+        *publishing_problems(connection, pipeline.source.publication, others, insert_only),
+    ]
+    # A table may be judged from several sides with the same result.
+    return CheckReport(tuple(dict.fromkeys(problems)), catalog)
+
+
+def require_ok(report: CheckReport) -> None:
+    """Raise `Refused` with all errors of `report` in one message."""
+    refuse_errors(report.problems)
+
+
+def lake_problems(root: str) -> list[Problem]:
+    """Whether files can be made below `root`, judged by the nearest folder that exists. Creates nothing."""
+    folder = os.path.abspath(root)
+    while not os.path.lexists(folder) and folder != os.path.dirname(folder):
+        folder = os.path.dirname(folder)
+    remedy = "correct lake.root, or give this user the right to write there"
+    if not os.path.isdir(folder):
+        return [error("lake_not_writable", "lake.root", f"{folder} is not a folder", remedy)]
+    # The superuser passes every access check; a folder that nobody may write to is meant so all the same.
+    anyone_may = os.stat(folder).st_mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH)
+    if not anyone_may or not os.access(folder, os.W_OK | os.X_OK):
+        return [error("lake_not_writable", "lake.root", f"the folder {folder} is not writable", remedy)]
+    return []

@@ -1,0 +1,54 @@
+"""Leases: which job may work on the lake just now. A lease is a registry record whose life is its holder's session at
+the source: no clock, no expiry; a killed holder's session ends, and with it the lease.
+
+Load and replicate exclude each other. Replicate's own exclusion is the slot; load first writes its lease, then looks
+at the slot, and replicate first takes the slot, then looks at the lease: whoever comes second sees the first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+
+from headwater.errors import LostLease
+from headwater.lake.registry import Lease, Registry, now_text
+from headwater.source.connection import Connection, connect, errors_named
+
+LOAD = "load"
+
+
+@contextlib.contextmanager
+def hold(conninfo: str, registry: Registry, name: str) -> Iterator[None]:
+    """Hold the lease `name` inside the block; LostLease when another job has it."""
+    holder = secrets.token_hex(8)
+    session = f"headwater {name} {holder}"
+    with contextlib.closing(connect(conninfo, application_name=session)) as connection:
+        refuse_if_held(connection, registry, name)
+        lease = Lease(name, holder, session, socket.gethostname(), os.getpid(), now_text())
+        registry.write(lease)
+        try:
+            yield
+        finally:
+            registry.write(replace(lease, session=""))
+
+
+def refuse_if_held(connection: Connection, registry: Registry, name: str) -> None:
+    """LostLease, naming the holder, when the lease `name` is alive."""
+    registry.refresh()
+    lease = registry.leases.get(name)
+    if lease is None or not lease.session:
+        return
+    with errors_named("source"):
+        alive = connection.execute(
+            "select 1 from pg_catalog.pg_stat_activity where application_name = %s", [lease.session]
+        ).fetchone()
+    if alive:
+        raise LostLease(
+            f"a {name} is running since {lease.taken_at} (host {lease.host}, process {lease.pid})",
+            where=f"lease {name}",
+            remedy="wait until it ends, or stop it",
+        )

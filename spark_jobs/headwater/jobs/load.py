@@ -1,0 +1,345 @@
+"""`headwater load`: the initial load of tables, each at a capture point of its own, handed over to the log exactly.
+
+Order at the source: publications, then the slot, then tables join the publication, then transactions older than
+that are waited out, and only then is a capture point taken; every rule there was found by losing rows
+(docs/architecture.md, "Load and hand-over"). A table becomes readable in one Delta commit; killed before it, the
+table is loaded anew by the next run, and tables that were done are skipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from headwater.config import Pipeline
+from headwater.errors import BadValue, LostLease, Refused, SlotGap, SourceChanged, TableError
+from headwater.failpoints import reach
+from headwater.jobs import lease
+from headwater.jobs.check import check, require_ok
+from headwater.jobs.options import on_divergence
+from headwater.jobs.units import BAD_VALUE, CHANGED, UnitReader, cut_units, describe
+from headwater.lake import tables as lake_tables
+from headwater.lake.paths import table_path
+from headwater.lake.registry import Capture, PipelineRecord, Registry, TableRecord, now_text
+from headwater.names import TableName
+from headwater.position import format_lsn
+from headwater.schema import TableSchema
+from headwater.session import build_session
+from headwater.source.catalog import Catalog, CatalogTable, read_catalog, signature
+from headwater.source.connection import Connection, connect, errors_named, identify
+from headwater.source.publication import add_tables, ensure_publications, inserts_name
+from headwater.source.slot import create_slot, read_slot
+from headwater.source.snapshots import CapturePoint, VisibilitySnapshot, capture_point, handover_end
+from headwater.source.snapshots import wait_for_old_transactions as wait_out
+
+log = logging.getLogger(__name__)
+
+_ATTEMPTS = 3
+_LOADED = ("active", "catching up")
+Report = Callable[[str], None]
+
+
+def load(
+    pipeline: Pipeline, tables: Sequence[TableName] = (), again: bool = False, progress: Report = log.info
+) -> dict[str, Any]:
+    """Load `tables` (none: all) that are not loaded yet; `again`: also those that are. The JSON of interface "load"."""
+    started = time.monotonic()
+    report = check(pipeline)
+    require_ok(report)
+    chosen = _choose(report.catalog, tables)
+    conninfo, root = pipeline.conninfo(), pipeline.lake_path()
+    with contextlib.closing(connect(conninfo, application_name="headwater load")) as connection:
+        existing = Registry.open(root, pipeline.name)
+        if existing is not None:
+            _refuse_other_source(connection, existing)
+        # Creating the registry is the first change, and it is ours: source and lake were looked at before.
+        registry = existing or Registry.create(root, pipeline.name)
+        with lease.hold(conninfo, registry, lease.LOAD):
+            wanted = [t for t in chosen if again or not _is_loaded(registry, t.name)]
+            _refuse_running(connection, pipeline)
+            _prepare_source(connection, pipeline, registry, wanted)
+            results = {str(t.name): _skipped(registry.tables[str(t.name)]) for t in chosen if t not in wanted}
+            if wanted:
+                spark = build_session(pipeline.name, app_name=f"headwater load {pipeline.name}")
+                for table in wanted:
+                    results[str(table.name)] = _load_table(spark, connection, pipeline, registry, table, progress)
+            _finish_handovers(connection, registry)
+    return {"tables": results, "seconds": round(time.monotonic() - started, 3)}
+
+
+def _choose(catalog: Catalog, names: Sequence[TableName]) -> list[CatalogTable]:
+    return [catalog.table(name) for name in names] if names else list(catalog.tables)
+
+
+def _is_loaded(registry: Registry, name: TableName) -> bool:
+    record = registry.tables.get(str(name))
+    return record is not None and (record.state in _LOADED or record.state == "suspended")
+
+
+def _skipped(record: TableRecord) -> dict[str, Any]:
+    capture = format_lsn(record.capture.lsn) if record.capture else None
+    return {"state": record.state, "rows": record.rows, "bytes": 0, "seconds": 0.0, "capture_lsn": capture}
+
+
+def _refuse_other_source(connection: Connection, registry: Registry) -> None:
+    known = registry.pipeline
+    now = identify(connection)
+    if known is not None and (known.system_id, known.timeline) != (now.system_id, now.timeline):
+        raise SourceChanged(
+            f"the lake was built from system {known.system_id} timeline {known.timeline}, this source is system "
+            f"{now.system_id} timeline {now.timeline}",
+            where="source.connection",
+            remedy="connect to the server the lake was built from, or use another lake.root",
+        )
+
+
+def _refuse_running(connection: Connection, pipeline: Pipeline) -> None:
+    slot = read_slot(connection, pipeline.source.slot)
+    if slot is not None and slot.active:
+        raise LostLease(
+            f"replicate is running (slot {slot.name} is in use by server process {slot.active_pid})",
+            code="already_running",
+            where=f"pipeline {pipeline.name}",
+            remedy="stop replicate first, or pause its DAG; load and replicate take turns",
+        )
+
+
+def _prepare_source(
+    connection: Connection, pipeline: Pipeline, registry: Registry, wanted: Sequence[CatalogTable]
+) -> None:
+    """Publications, slot, members, and the end of every transaction older than a membership."""
+    source = pipeline.source
+    made_publication = ensure_publications(connection, source.publication, pipeline=pipeline.name)
+    slot = read_slot(connection, source.slot)
+    known = registry.pipeline
+    if slot is None:
+        others = [
+            n for n, r in registry.tables.items() if r.state in _LOADED and n not in {str(t.name) for t in wanted}
+        ]
+        if others:
+            raise SlotGap(
+                f"the slot {source.slot} is gone, and with it the changes of {', '.join(sorted(others))}",
+                where=f"pipeline {pipeline.name}",
+                remedy="headwater load PIPELINE.yaml --again loads all tables anew under a new slot",
+            )
+        slot = create_slot(connection, source.slot, source.failover)
+        known = None
+    if known is None:
+        now = identify(connection)
+        assert slot.confirmed_lsn is not None
+        before = registry.pipeline
+        registry.write(
+            PipelineRecord(
+                system_id=now.system_id,
+                timeline=now.timeline,
+                slot=source.slot,
+                publication=source.publication,
+                start_lsn=slot.confirmed_lsn,
+                made_slot=True,
+                made_publication=made_publication or (before is not None and before.made_publication),
+            )
+        )
+    barrier = 0
+    for publication, insert_only in ((source.publication, False), (inserts_name(source.publication), True)):
+        names = [t.name for t in wanted if t.schema.insert_only == insert_only]
+        if names:
+            barrier = max(barrier, add_tables(connection, publication, names))
+    reach("load.after_publication")
+    if barrier:
+        wait_out(connection, barrier, pipeline.load.wait_for_old_transactions, where=f"pipeline {pipeline.name}")
+
+
+def _load_table(
+    spark: SparkSession,
+    connection: Connection,
+    pipeline: Pipeline,
+    registry: Registry,
+    table: CatalogTable,
+    progress: Report,
+) -> dict[str, Any]:
+    """Load one table; what cannot be loaded becomes suspended, with the reason, and the others go on."""
+    started = time.monotonic()
+    name = str(table.name)
+    for attempt in range(1, _ATTEMPTS + 1):
+        record = _begin(pipeline, registry, table)
+        try:
+            record, size = _attempt(spark, connection, pipeline, registry, record, progress)
+            break
+        except _Changed as changed:
+            progress(f"{name}: {changed}; loading it again with a new capture point ({attempt} of {_ATTEMPTS})")
+            try:
+                table = read_catalog(connection, pipeline).table(table.name)
+            except Refused as gone:  # dropped, or not replicable any more, since the command began
+                registry.write(record.entered("suspended", gone.message, gone.remedy))
+                return _result(registry.tables[name], 0, started)
+        except TableError as error:
+            registry.write(record.entered("suspended", error.message, error.remedy))
+            progress(f"{name}: suspended: {error.message}")
+            return _result(registry.tables[name], 0, started)
+    else:
+        reason = f"it was rewritten or altered during each of {_ATTEMPTS} attempts to load it"
+        remedy = f"headwater load PIPELINE.yaml --table {name} --again, when the schema rests"
+        registry.write(record.entered("suspended", reason, remedy))
+        return _result(registry.tables[name], 0, started)
+    progress(f"{name}: {record.rows} rows in {time.monotonic() - started:.1f} s")
+    return _result(record, size, started)
+
+
+def _result(record: TableRecord, size: int, started: float) -> dict[str, Any]:
+    return {**_skipped(record), "bytes": size, "seconds": round(time.monotonic() - started, 3)}
+
+
+class _Changed(Exception):
+    """The table changed under its snapshot."""
+
+
+def _begin(pipeline: Pipeline, registry: Registry, table: CatalogTable) -> TableRecord:
+    """Enter "loading" under a new incarnation: nothing of an earlier attempt can be taken for this one's."""
+    name = str(table.name)
+    before = registry.tables.get(name)
+    record = TableRecord(
+        name=name,
+        path=table.name.path,
+        state="loading",
+        since=now_text(),
+        incarnation=(before.incarnation if before else 0) + 1,
+        on_divergence=on_divergence(pipeline, table.entry),
+        schemas=((0, table.schema),),
+    )
+    registry.write(record)
+    return record
+
+
+def _attempt(
+    spark: SparkSession,
+    connection: Connection,
+    pipeline: Pipeline,
+    registry: Registry,
+    record: TableRecord,
+    progress: Report,
+) -> tuple[TableRecord, int]:
+    schema = record.schema
+    ids = [schema.relation_id, *(leaf.relation_id for leaf in schema.leaves)]
+    with capture_point(pipeline.conninfo()) as capture:
+        signatures = signature(connection, ids)
+        _refuse_changed_before_capture(connection, pipeline, schema)
+        slot = read_slot(connection, pipeline.source.slot)
+        if slot is None or slot.confirmed_lsn is None:
+            raise SlotGap("the slot vanished while loading", where=pipeline.source.slot, remedy="run load again")
+        reach("load.after_capture")
+        progress(f"{record.name}: reading at {format_lsn(capture.position.lsn)}")
+        path = table_path(pipeline.lake_path(), record.path)
+        rows, size = _copy(spark, connection, pipeline, record, capture, signatures, path, slot.confirmed_lsn)
+        # The last unit ended some time ago: a rewrite after it is seen here, one after this in the log's Relation.
+        if signature(connection, ids) != signatures:
+            raise _Changed("it was rewritten, truncated or altered during the load")
+        record = replace(
+            record.entered("catching up"),
+            start_lsn=capture.position.lsn,
+            rows=rows,
+            capture=Capture(capture.position.lsn, str(capture.snapshot), None, record.since),
+            schemas=((capture.position.lsn, schema),),
+        )
+    registry.write(record)
+    reach("load.after_registry")
+    return record, size
+
+
+def _refuse_changed_before_capture(connection: Connection, pipeline: Pipeline, schema: TableSchema) -> None:
+    """The catalog was read before the capture point: what changed in between starts the attempt over."""
+    found = [t for t in read_catalog(connection, pipeline).tables if t.schema.relation_id == schema.relation_id]
+    if not found or found[0].schema != schema:
+        raise _Changed("its definition changed")
+
+
+def _copy(
+    spark: SparkSession,
+    connection: Connection,
+    pipeline: Pipeline,
+    record: TableRecord,
+    capture: CapturePoint,
+    signatures: dict[int, Any],
+    path: str,
+    confirmed_lsn: int,
+) -> tuple[int, int]:
+    """Read all units and commit them as the table's whole content. Returns (rows, bytes)."""
+    schema = record.schema
+    units = [unit for leaf in schema.leaves for unit in cut_units(leaf, _pages(connection, leaf.relation_id))]
+    reader = UnitReader(pipeline.conninfo(), capture.snapshot_id, schema, signatures)
+    parallel = max(1, min(pipeline.load.connections, len(units)))
+    descriptions = spark.sparkContext.parallelize([(describe(u),) for u in _dealt(units, parallel)], parallel)
+    frame = spark.createDataFrame(descriptions, "unit string").mapInArrow(reader, lake_tables.struct_type(schema))
+    lake_tables.create(spark, path, schema)
+    reach("load.before_commit")
+    writer = frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
+    if schema.partition_by:
+        writer = writer.partitionBy(*schema.partition_by)
+    try:
+        (
+            writer.option("txnAppId", record.app_id(pipeline.name))
+            # The slot will send everything past this again: a load never makes anything be skipped by position.
+            .option("txnVersion", confirmed_lsn)
+            .save(path)
+        )
+    except PySparkException as error:
+        raise _named(error, record) from error
+    reach("load.after_commit")
+    found = lake_tables.current(path, record.app_id(pipeline.name))
+    assert found is not None
+    commit = lake_tables.read_commit(path, found[0])
+    metrics = commit.metrics if commit else {}
+    return int(metrics.get("numOutputRows", 0)), int(metrics.get("numOutputBytes", 0))
+
+
+def _dealt(units: list[Any], hands: int) -> list[Any]:
+    """Reordered so that consecutive shares of the list hold every `hands`-th unit: big tables end evenly."""
+    return [unit for hand in range(hands) for unit in units[hand::hands]]
+
+
+def _named(error: PySparkException, record: TableRecord) -> Exception:
+    text = str(error)
+    if CHANGED in text:
+        return _Changed("it was rewritten, truncated or altered during the load")
+    if BAD_VALUE in text:
+        found = json.loads(text.split(BAD_VALUE + ": ", 1)[1].splitlines()[0])
+        column = record.schema.column(found["column"])
+        return BadValue(
+            f"column {column.name} holds a value that the lake's type {column.value.lake} cannot hold ({found['key']})",
+            where=record.name,
+            remedy=f'set on_bad_value: {{{column.name}: "null"}} (or string), then headwater load PIPELINE.yaml '
+            f"--table {record.name} --again",
+        )
+    return error
+
+
+def _pages(connection: Connection, relation_id: int) -> int:
+    with errors_named("source"):
+        row = connection.execute(
+            "select pg_relation_size(%s::oid) / current_setting('block_size')::int", [relation_id]
+        ).fetchone()
+    return int(row[0] or 0) if row else 0
+
+
+def _finish_handovers(connection: Connection, registry: Registry) -> None:
+    """Note where visibility stops to matter, for tables whose concurrent transactions have all ended."""
+    for record in finished_handovers(connection, registry):
+        registry.write(record)
+
+
+def finished_handovers(connection: Connection, registry: Registry) -> list[TableRecord]:
+    """Records whose `handover_end` can be stated now; the others are asked again at the next start."""
+    done = []
+    for record in registry.tables.values():
+        if record.capture is not None and record.capture.handover_end is None:
+            end = handover_end(connection, VisibilitySnapshot.parse(record.capture.snapshot))
+            if end is not None:
+                done.append(replace(record, capture=replace(record.capture, handover_end=end)))
+    return done

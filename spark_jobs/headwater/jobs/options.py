@@ -1,0 +1,9 @@
+"""Options of one table as they hold: its own, else the pipeline's defaults."""
+
+from __future__ import annotations
+
+from headwater.config import Pipeline, TableEntry
+
+
+def on_divergence(pipeline: Pipeline, entry: TableEntry | None) -> str:
+    return (entry.on_divergence if entry is not None else None) or pipeline.defaults.on_divergence

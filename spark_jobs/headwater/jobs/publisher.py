@@ -1,0 +1,159 @@
+"""What pollers see while a driver runs: the position file, once a second and after each epoch, and the samples.
+
+A thread of its own asks the source for (clock, insert LSN) each second. The same session tells a shutdown of the
+server early: it is ended before the walsenders are, and the log connection must not hold the shutdown up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+
+from headwater.errors import Fenced, HeadwaterError
+from headwater.jobs.reader import LogReader
+from headwater.lake.ledger import Epoch, Ledger
+from headwater.lake.position_file import PositionFile, write_position_file
+from headwater.lake.registry import TableRecord, now_text
+from headwater.log.blocks import Chunk
+from headwater.position import Position
+from headwater.source.connection import Connection, connect
+from headwater.source.samples import emit_marker, take_sample
+
+log = logging.getLogger(__name__)
+
+_PERIOD = 1.0
+_SAMPLES = 300
+_LAGGING = 3.0  # seconds that an idle log may stand below a sample before a marker is written
+
+
+class Publisher:
+    """Keeps the position file true. `pending` is entered before the read position that covers it can be shown."""
+
+    def __init__(self, root: str, conninfo: str, table_of: Callable[[int], str | None]) -> None:
+        self._root = root
+        self._conninfo = conninfo
+        self._table_of = table_of
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._pending: dict[str, deque[tuple[int, int]]] = {}
+        self._samples: deque[tuple[str, int]] = deque(maxlen=_SAMPLES)
+        self.last_sample: tuple[datetime, int] | None = None
+        self._epoch: Epoch | None = None
+        self._states: dict[str, dict[str, str]] = {}
+        self._rates: dict[str, float] = {}
+        self._behind_since: float | None = None
+        self.failure: HeadwaterError | None = None
+
+    def arrived(self, chunk: Chunk) -> None:
+        """Note the tables that `chunk` touches as pending; called before the chunk's position becomes readable."""
+        transactions = chunk.transactions
+        if not len(transactions):
+            return
+        first = int(transactions.end_lsn[0])
+        last = int(transactions.end_lsn[-1])
+        names = {self._table_of(block.relation.relation_id) for block in chunk.blocks}
+        names |= {self._table_of(i) for truncate in chunk.truncates for i in truncate.relation_ids}
+        with self._lock:
+            for name in names - {None}:
+                assert name is not None
+                self._pending.setdefault(name, deque()).append((first, last))
+
+    @contextlib.contextmanager
+    def running(self, ledger: Ledger, reader: LogReader, position: Position) -> Iterator[None]:
+        """Publish while the block runs."""
+        self._ledger, self._reader, self._position = ledger, reader, position
+        self._epoch = ledger.newest
+        thread = threading.Thread(target=self._run, name="headwater-publisher", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            thread.join(timeout=10)
+
+    def published(self, epoch: Epoch, tables: Mapping[str, TableRecord], rates: dict[str, float]) -> None:
+        """An epoch is in the ledger: from now on the file may claim it."""
+        with self._lock:
+            self._epoch = epoch
+            self._rates = rates
+            for name in list(self._pending):
+                spans = self._pending[name]
+                while spans and spans[0][1] <= epoch.position.lsn:
+                    spans.popleft()
+                if not spans:
+                    del self._pending[name]
+        self.states(tables)
+        self.write()
+
+    def states(self, tables: Mapping[str, TableRecord]) -> None:
+        with self._lock:
+            self._states = {
+                name: {"state": record.state, "reason": record.reason, "since": record.since}
+                for name, record in tables.items()
+                if record.state not in ("active", "removed")
+            }
+
+    def write(self) -> None:
+        """Replace the file now, unless nothing was published yet or another driver has taken over."""
+        with self._lock:
+            epoch = self._epoch
+            if epoch is None:
+                return
+            # The read position first: whatever it covers has entered `pending` before.
+            read_position = max(self._reader.read_position, epoch.position.lsn)
+            content = PositionFile(
+                generation=self._ledger.generation,
+                epoch=epoch.epoch,
+                position=epoch.position,
+                read_position=read_position,
+                written_at=now_text(),
+                pending={name: spans[0][0] for name, spans in self._pending.items() if spans},
+                states=self._states,
+                samples=tuple(self._samples),
+                rates=self._rates,
+            )
+            self._ledger.check_fence()
+            write_position_file(self._root, content)
+
+    def _run(self) -> None:
+        connection: Connection | None = None
+        try:
+            while not self._stop.wait(_PERIOD):
+                try:
+                    if connection is None:
+                        connection = connect(self._conninfo, application_name="headwater sampler", statement_timeout=5)
+                    self._sample(connection)
+                except Exception as error:
+                    if connection is not None:
+                        connection.close()
+                    connection = None
+                    log.warning("the source does not answer the sampler: %s", error)
+                    self._reader.server_is_going()
+                self.write()
+        except Fenced as error:
+            self.failure = error
+        except Exception as error:
+            self.failure = HeadwaterError(f"the position file cannot be written: {error}", where=self._root)
+        finally:
+            if connection is not None:
+                connection.close()
+
+    def _sample(self, connection: Connection) -> None:
+        sample = take_sample(connection)
+        moment = sample.time.astimezone(UTC)
+        self.last_sample = (moment, sample.lsn)
+        with self._lock:
+            self._samples.append((moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"), sample.lsn))
+        if sample.lsn <= self._reader.read_position or self._pending:
+            self._behind_since = None
+        elif self._behind_since is None:
+            self._behind_since = time.monotonic()
+        elif time.monotonic() - self._behind_since > _LAGGING:
+            # The insert position may stand past a page header or an unflushed commit, where an idle log never comes.
+            emit_marker(connection)
+            self._behind_since = None

@@ -1,0 +1,298 @@
+"""`headwater replicate`: the way of the data, from the log to the published position.
+
+Order at start: the slot is taken (another replicate means exit 1), then the generation is raised (the fence), then
+tables are read. Order in the loop: every table of a batch commits, then the ledger row, then the position file, and
+only then is the slot confirmed: the source is the retry log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from headwater.config import Pipeline
+from headwater.errors import Fenced, LostLease, Refused, SlotGap, SourceChanged, Transient
+from headwater.failpoints import reach
+from headwater.jobs import lease
+from headwater.jobs.applying import Batch, Tables
+from headwater.jobs.load import finished_handovers
+from headwater.jobs.publisher import Publisher
+from headwater.jobs.reader import LogReader, ReaderOptions
+from headwater.lake.ledger import Ledger
+from headwater.lake.registry import PipelineRecord, Registry
+from headwater.position import Position, format_lsn, parse_lsn
+from headwater.session import build_session
+from headwater.source.connection import Connection, connect, identify
+from headwater.source.publication import inserts_name
+from headwater.source.samples import emit_marker
+from headwater.source.slot import read_slot
+
+log = logging.getLogger(__name__)
+
+IDLE_ROW_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class Totals:
+    """What the run has done, for its report."""
+
+    epochs: int = 0
+    transactions: int = 0
+    changes: int = 0
+    per_table: dict[str, int] = field(default_factory=dict)
+
+
+def replicate(
+    pipeline: Pipeline, until: str | None, max_seconds: float | None, stop: threading.Event
+) -> dict[str, Any]:
+    """Replicate until `until` ("now", an LSN), `max_seconds`, or `stop`. The JSON of interface "replicate"."""
+    deadline = time.monotonic() + max_seconds if max_seconds is not None else None
+    conninfo, root = pipeline.conninfo(), pipeline.lake_path()
+    registry = Registry.open(root, pipeline.name)
+    if registry is None or registry.pipeline is None or not any(_is_loaded(r.state) for r in registry.tables.values()):
+        raise Refused(
+            "no table is loaded",
+            code="nothing_loaded",
+            where=f"pipeline {pipeline.name}",
+            remedy="headwater load PIPELINE.yaml",
+        )
+    with contextlib.closing(connect(conninfo, application_name="headwater replicate")) as connection:
+        position, version = _same_source(connection, registry.pipeline)
+        ledger = Ledger(root, pipeline.name)
+        start = _continuity(connection, pipeline, registry.pipeline, ledger)
+        options = ReaderOptions(
+            conninfo,
+            pipeline.source.slot,
+            (pipeline.source.publication, inserts_name(pipeline.source.publication)),
+            start,
+            version,
+            pipeline.replicate.memory,
+        )
+        tables = Tables(pipeline, registry, connection, ledger)
+        publisher = Publisher(root, conninfo, tables.owner)
+        with LogReader(options, publisher.arrived) as reader:
+            lease.refuse_if_held(connection, registry, lease.LOAD)
+            ledger.begin_generation(position.at(start))
+            reach("replicate.after_generation")
+            for record in finished_handovers(connection, registry):
+                registry.write(record)
+            tables.resume(build_session(pipeline.name, app_name=f"headwater replicate {pipeline.name}"))
+            driver = _Driver(pipeline, ledger, tables, publisher, reader, position)
+            target = _target(connection, until, position)
+            with publisher.running(ledger, reader, position):
+                reason = driver.run(target, deadline, stop)
+    return driver.report(reason)
+
+
+def _is_loaded(state: str) -> bool:
+    return state in ("active", "catching up", "suspended")
+
+
+def _same_source(connection: Connection, known: PipelineRecord) -> tuple[Position, int]:
+    now = identify(connection)
+    if (now.system_id, now.timeline) != (known.system_id, known.timeline):
+        raise SourceChanged(
+            f"the lake was built from system {known.system_id} timeline {known.timeline}, this source is system "
+            f"{now.system_id} timeline {now.timeline}",
+            where="source.connection",
+            remedy="connect to the server the lake was built from; after a promotion or a restore load all tables anew "
+            "under another lake.root",
+        )
+    return Position(now.system_id, now.timeline, 0), now.version
+
+
+def _continuity(connection: Connection, pipeline: Pipeline, known: PipelineRecord, ledger: Ledger) -> int:
+    """Where to go on: the ledger's position; SlotGap when the slot cannot deliver what follows it."""
+    where = f"replication slot {pipeline.source.slot}"
+    anew = "headwater load PIPELINE.yaml --again loads all tables anew"
+    slot = read_slot(connection, pipeline.source.slot)
+    if slot is None:
+        raise SlotGap("the slot does not exist any more", where=where, remedy=anew)
+    if slot.plugin != "pgoutput" or slot.database != connection.info.dbname:
+        raise SlotGap(
+            f"the slot belongs to plugin {slot.plugin} and database {slot.database}",
+            code="foreign_slot",
+            where=where,
+            remedy="name another slot in source.slot",
+        )
+    if slot.wal_status == "lost" or slot.invalidation_reason:
+        raise SlotGap(
+            f"the server has given the slot up ({slot.invalidation_reason or 'lost'})", where=where, remedy=anew
+        )
+    if slot.active:
+        raise LostLease(
+            f"the slot is in use by server process {slot.active_pid}: another replicate is running",
+            code="already_running",
+            where=where,
+            remedy="stop the other one, or wait until it ends",
+        )
+    newest = ledger.newest.position.lsn if ledger.newest else 0
+    start = max(newest, known.start_lsn)
+    if slot.confirmed_lsn is not None and slot.confirmed_lsn > start:
+        raise SlotGap(
+            f"the slot stands at {format_lsn(slot.confirmed_lsn)}, past the ledger's {format_lsn(start)}: somebody "
+            "else has read from it, and the changes in between are lost to the lake",
+            where=where,
+            remedy=anew,
+        )
+    return start
+
+
+def _target(connection: Connection, until: str | None, position: Position) -> int | None:
+    if until is None:
+        return None
+    # The marker is written after the slot was taken: the log will certainly pass it.
+    marker = emit_marker(connection)
+    return marker if until == "now" else parse_lsn(until)
+
+
+class _Driver:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        ledger: Ledger,
+        tables: Tables,
+        publisher: Publisher,
+        reader: LogReader,
+        position: Position,
+    ) -> None:
+        self._limits = pipeline.replicate
+        self._ledger, self._tables, self._publisher, self._reader = ledger, tables, publisher, reader
+        self._at = position
+        self._totals = Totals()
+        self._processed = ledger.newest.position.lsn if ledger.newest else 0
+        self._last_row = 0.0
+
+    def run(self, target: int | None, deadline: float | None, stop: threading.Event) -> str:
+        """Batches until there is a reason to stop, which is returned."""
+        try:
+            self._publish_states()
+            while True:
+                reason = self._why_stop(target, deadline, stop)
+                if reason is not None:
+                    self._rest(force=True)
+                    return reason
+                patience = 0.2 if deadline is None else max(0.0, min(0.2, deadline - time.monotonic()))
+                self._reader.wait(patience)
+                self._refuse_silence()
+                batch = self._collect()
+                if batch is not None:
+                    self._process(batch)
+                else:
+                    self._rest(force=self._reader.reply_wanted)
+        except Fenced as fenced:
+            log.warning("%s", fenced)
+            return "fenced"
+
+    def report(self, reason: str) -> dict[str, Any]:
+        totals, newest = self._totals, self._ledger.newest
+        return {
+            "epochs": totals.epochs,
+            "transactions": totals.transactions,
+            "changes": totals.changes,
+            "position": newest.position.to_json() if newest else None,
+            "stopped_by": reason,
+            "tables": {
+                name: {"changes": totals.per_table.get(name, 0), "state": record.state}
+                for name, record in self._tables.records.items()
+            },
+        }
+
+    def _why_stop(self, target: int | None, deadline: float | None, stop: threading.Event) -> str | None:
+        if self._publisher.failure is not None:
+            raise self._publisher.failure
+        if stop.is_set():
+            return "signal"
+        idle = self._reader.idle_position
+        reached = max(self._processed, idle or 0)
+        if target is not None and reached >= target and not self._tables.withholding(reached):
+            return "until"
+        if deadline is not None and time.monotonic() >= deadline:
+            return "seconds"
+        return None
+
+    def _refuse_silence(self) -> None:
+        """A driver that has heard nothing from the server may have lost the slot: it commits nothing more."""
+        silence = time.monotonic() - self._reader.heard
+        if silence > self._tables.silence_limit:
+            raise Transient(
+                f"the server has not answered for {silence:.0f} s: the slot may be another driver's by now",
+                code="silent_source",
+                where="log connection",
+                remedy="run replicate again; it goes on from the ledger",
+            )
+
+    def _collect(self) -> Batch | None:
+        """The next batch: everything that waits, up to the limits. An idle applier never waits for more."""
+        batch = Batch()
+        deadline = time.monotonic() + self._limits.max_seconds
+        while (chunk := self._reader.take()) is not None:
+            batch.chunks.append(chunk)
+            self._reader.taken(chunk.size)
+            full = batch.changes >= self._limits.max_rows or batch.size >= self._limits.max_bytes
+            if full or chunk.demand or time.monotonic() >= deadline:
+                break
+        return batch if batch.chunks else None
+
+    def _process(self, batch: Batch) -> None:
+        started = time.monotonic()
+        outcome = self._tables.apply(batch, self._refuse_silence)
+        reach("replicate.after_all_tables")
+        applied = time.monotonic()
+        self._processed = max(self._processed, batch.read_position)
+        totals = self._totals
+        totals.transactions += batch.transaction_count
+        for name, version in outcome.touched.items():
+            totals.changes += version.rows
+            totals.per_table[name] = totals.per_table.get(name, 0) + version.rows
+        if outcome.touched or outcome.changed_states:
+            self._publish_row(batch.read_position, applied - started, batch)
+        else:
+            self._rest(force=False)
+
+    def _rest(self, *, force: bool) -> None:
+        """Nothing to apply: let ledger and slot follow a log that moved, at most every ten seconds unless forced."""
+        idle = self._reader.idle_position
+        if idle is not None:
+            self._processed = max(self._processed, idle)
+        newest = self._ledger.newest
+        moved = newest is None or self._processed > newest.position.lsn
+        due = newest is None or time.monotonic() - self._last_row >= IDLE_ROW_SECONDS
+        if moved and (force or due):
+            self._publish_row(self._processed, 0.0, None)
+        elif force:
+            # What the ledger holds may be confirmed again: a server that shuts down waits for it.
+            self._reader.confirm(newest.position.lsn if newest else 0)
+
+    def _publish_row(self, lsn: int, apply_seconds: float, batch: Batch | None) -> None:
+        tables = self._tables
+        if tables.withholding(lsn):
+            return
+        tables.join_cuts(lsn)
+        reach("replicate.before_ledger")
+        stages = {"apply": round(apply_seconds, 4)}
+        epoch = self._ledger.publish(
+            self._at.at(lsn),
+            tables.touched_since_row(),
+            all_tables=tables.versions(),
+            source_time=batch.source_time if batch is not None else None,
+            sample=self._publisher.last_sample,
+            stages=stages,
+        )
+        self._totals.epochs += 1
+        self._last_row = time.monotonic()
+        tables.row_written()
+        reach("replicate.after_ledger")
+        rate = batch.size / apply_seconds if batch is not None and apply_seconds > 0 else 0.0
+        self._publisher.published(epoch, tables.records, {"apply_bytes_per_second": round(rate, 1)})
+        reach("replicate.after_position_file")
+        reach("replicate.before_confirm")
+        self._reader.confirm(lsn)
+        reach("replicate.after_confirm")
+
+    def _publish_states(self) -> None:
+        self._publisher.states(self._tables.records)

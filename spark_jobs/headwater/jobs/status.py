@@ -1,0 +1,156 @@
+"""What `headwater status` shows: each table's state and lag, the slot, the stages. Changes nothing, needs no Spark.
+
+It works with the source down, from the lake alone: what only the source can tell is then null, and `reason` says
+why. Lags are measured with samples (the source's clock beside its log) and never with two clocks: an idle source
+that has been read to its end has no lag.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from datetime import datetime
+from typing import Any
+
+from headwater.config import Pipeline
+from headwater.errors import Transient
+from headwater.jobs.source_state import STATEMENT_SECONDS, SourceState, read_source_state
+from headwater.lake import freshness
+from headwater.lake.freshness import Look, TableState
+from headwater.lake.paths import table_path, table_uri
+from headwater.lake.status import LakeReader
+from headwater.names import TableName
+from headwater.position import format_lsn
+from headwater.source.connection import connect
+
+_FILE_SECONDS = 1.2  # a living driver replaces its position file at least once a second
+
+
+def status(pipeline: Pipeline) -> dict[str, Any]:
+    """The interface's status object."""
+    lake = LakeReader(pipeline.lake_path(), pipeline.name)
+    look = lake.look()
+    source, listed, unreachable = _ask(pipeline)
+    running = source.slot is not None and source.slot.active if source is not None else _file_moves(lake, look)
+    file = look.file
+    samples = [source.sample] if source is not None else []
+    newest = file.read_position if file is not None else None
+    same_log = source is not None and look.log == (source.position.system_id, source.position.timeline)
+
+    def lag(lsn: int | None) -> tuple[int | None, float | None]:
+        if source is None or file is None or lsn is None or not same_log:
+            return None, None
+        complete = freshness.complete_until(file, lsn, samples)
+        return max(0, source.position.lsn - lsn), _seconds_between(complete, source.now())
+
+    lag_bytes, lag_seconds = lag(newest)
+    return {
+        "pipeline": pipeline.name,
+        "running": running,
+        "generation": file.generation if file is not None else None,
+        "epoch": file.epoch if file is not None and file.epoch else None,
+        "position": file.position.to_json() if file is not None else None,
+        "read_position": format_lsn(newest) if newest is not None else None,
+        "lag_bytes": lag_bytes,
+        "lag_seconds": lag_seconds,
+        "tables": _tables(pipeline, lake, look, listed, lag, running),
+        "slot": _slot(pipeline, source, unreachable),
+        "stages": _stages(file.rates if file is not None else {}),
+    }
+
+
+def _ask(pipeline: Pipeline) -> tuple[SourceState | None, set[str], str]:
+    """The source's answers, the tables that the pipeline's entries match there now, and why there are none."""
+    from headwater.source.matching import match_entries
+    from headwater.source.relations import list_relations
+
+    try:
+        session = connect(pipeline.conninfo(), application_name="headwater status", statement_timeout=STATEMENT_SECONDS)
+        with closing(session) as connection:
+            state = read_source_state(connection, pipeline.source.slot)
+            matched, _ = match_entries(pipeline.tables, list_relations(connection))
+            return state, {str(relation.name) for relation, _ in matched}, ""
+    except Transient as error:
+        return None, set(), f"the source does not answer: {error.message}"
+
+
+def _file_moves(lake: LakeReader, look: Look) -> bool:
+    """Whether a driver lives, as far as the lake alone can tell."""
+    if look.file is None:
+        return False
+    deadline = time.monotonic() + _FILE_SECONDS
+    while time.monotonic() < deadline:
+        time.sleep(0.05)
+        if lake.file() != look.file:
+            return True
+    return False
+
+
+def _tables(
+    pipeline: Pipeline, lake: LakeReader, look: Look, listed: set[str], lag: Any, running: bool
+) -> dict[str, dict[str, Any]]:
+    from headwater.lake.row_count import row_count
+
+    named = {str(entry.name) for entry in pipeline.tables if isinstance(entry.name, TableName)}
+    versions = lake.epoch(look.file.epoch).tables if look.file is not None and look.file.epoch else {}
+    root = pipeline.lake_path()
+    shown: dict[str, dict[str, Any]] = {}
+    for name in sorted(named | listed | set(look.tables)):
+        table = look.tables.get(name, TableState("new", "it has not been loaded"))
+        version = versions.get(name)
+        relative = table.path or TableName.parse(name).path
+        # Only a table in step has everything up to what has been read; any other has what its last commit says.
+        covered = look.covered(name) if table.state == freshness.IN_STEP else None
+        reached = covered if covered is not None else (version.applied_lsn if version is not None else None)
+        lag_bytes, lag_seconds = lag(reached)
+        shown[name] = {
+            "state": table.state,
+            "reason": table.reason,
+            "since": table.since or None,
+            "remedy": table.remedy or _remedy(table.state, pipeline.file, running),
+            "applied_lsn": format_lsn(version.applied_lsn) if version is not None else None,
+            "version": version.version if version is not None else None,
+            "rows": row_count(table_path(root, relative), version.version) if version is not None else None,
+            "lag_bytes": lag_bytes,
+            "lag_seconds": lag_seconds,
+            "path": table_uri(root, relative),
+        }
+    return shown
+
+
+def _remedy(state: str, file: str, running: bool) -> str:
+    if state == "new":
+        return f"headwater load {file}"
+    return f"headwater replicate {file}" if state == "catching up" and not running else ""
+
+
+def _slot(pipeline: Pipeline, source: SourceState | None, unreachable: str) -> dict[str, Any]:
+    slot = source.slot if source is not None else None
+    shown: dict[str, Any] = {
+        "name": pipeline.source.slot,
+        "active": slot.active if slot is not None else None,
+        "confirmed_lsn": format_lsn(slot.confirmed_lsn)
+        if slot is not None and slot.confirmed_lsn is not None
+        else None,
+        "retained_wal_bytes": slot.retained_wal_bytes if slot is not None else None,
+        "wal_status": slot.wal_status if slot is not None else None,
+    }
+    if slot is None:
+        shown["reason"] = unreachable or "there is no such slot at the source"
+    elif slot.invalidation_reason:
+        shown["reason"] = f"the slot can never be read again: {slot.invalidation_reason}"
+    return shown
+
+
+def _stages(rates: dict[str, float]) -> dict[str, dict[str, float | None]]:
+    """`<stage>.rate` and `<stage>.busy` of the position file, by stage."""
+    stages: dict[str, dict[str, float | None]] = {}
+    for name, value in rates.items():
+        stage, dot, measure = name.rpartition(".")
+        if dot and measure in ("rate", "busy"):
+            stages.setdefault(stage, {"rate": None, "busy": None})[measure] = value
+    return stages
+
+
+def _seconds_between(complete: datetime | None, now: datetime) -> float | None:
+    return max(0.0, round((now - complete).total_seconds(), 3)) if complete is not None else None

@@ -1,0 +1,143 @@
+"""The units of a load: ranges of a relation, read by Spark tasks as COPY BINARY under one exported snapshot.
+
+The rows are decoded by the same code as the log's tuples, because COPY BINARY and pgoutput both carry what the
+type's send function writes: a value cannot differ between load and log. Runs inside Python workers; a unit is one short
+transaction that holds ACCESS SHARE for its own time only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+
+from headwater.errors import HeadwaterError
+from headwater.log.decode import decode_copy_rows
+from headwater.schema import PARTITION_COLUMN, Leaf, TableSchema
+from headwater.source.catalog import Signature, signature
+from headwater.source.connection import Connection, connect
+
+ROWS_PER_BATCH = 10_000
+PAGES_PER_UNIT = 4096
+_HEADER = 11 + 4
+CHANGED = "HEADWATER_TABLE_CHANGED"
+BAD_VALUE = "HEADWATER_BAD_VALUE"
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Pages `first` to `end` (exclusive; None: to the end, however long the relation has become) of one leaf."""
+
+    relation_id: int
+    schema: str
+    name: str
+    first: int
+    end: int | None
+
+
+class TableChanged(Exception):
+    """The relation is not what the capture point saw: its rows may be invisible to the old snapshot."""
+
+
+def cut_units(leaf: Leaf, pages: int) -> list[Unit]:
+    """Units of `PAGES_PER_UNIT` pages over `leaf`; the last one is open-ended."""
+    bounds: list[int | None] = [*range(0, max(pages, 1), PAGES_PER_UNIT), None]
+    return [Unit(leaf.relation_id, leaf.schema, leaf.name, first or 0, end) for first, end in pairwise(bounds)]
+
+
+@dataclass(frozen=True)
+class UnitReader:
+    """What a Spark task needs to read units; travels pickled, never as text."""
+
+    conninfo: str
+    snapshot_id: str
+    schema: TableSchema
+    signatures: dict[int, Signature]
+
+    def __repr__(self) -> str:  # the connection string holds a password
+        return f"UnitReader({self.schema.schema}.{self.schema.name})"
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """For `mapInArrow`: record batches of unit descriptions in, rows of the table out."""
+        with (
+            contextlib.closing(connect(self.conninfo, application_name="headwater load unit")) as reading,
+            contextlib.closing(connect(self.conninfo, application_name="headwater load unit")) as looking,
+        ):
+            for batch in batches:
+                for text in batch.column(0).to_pylist():
+                    yield from self._read(reading, looking, Unit(**json.loads(text)))
+
+    def _read(self, reading: Connection, looking: Connection, unit: Unit) -> Iterator[pa.RecordBatch]:
+        with reading.transaction():
+            try:
+                reading.execute("set transaction isolation level repeatable read, read only")
+                reading.execute(sql.SQL("set transaction snapshot {}").format(sql.Literal(self.snapshot_id)))
+                reading.execute("set local lock_timeout = '30s'")
+                table = sql.Identifier(unit.schema, unit.name)
+                reading.execute(sql.SQL("lock table only {} in access share mode").format(table))
+            except psycopg.errors.UndefinedTable as error:
+                raise TableChanged(f"{CHANGED}: the relation is gone or has another name") from error
+            # With the lock held no DDL is under way: what the catalog shows now holds for the whole unit.
+            now = signature(looking, [unit.relation_id]).get(unit.relation_id)
+            if now != self.signatures[unit.relation_id]:
+                raise TableChanged(f"{CHANGED}: it was rewritten, truncated or altered after the capture point")
+            yield from self._copy(reading, unit)
+
+    def _copy(self, connection: Connection, unit: Unit) -> Iterator[pa.RecordBatch]:
+        columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in self.schema.columns)
+        bounds = [sql.SQL("ctid >= {}").format(sql.Literal(f"({unit.first},0)"))]
+        if unit.end is not None:
+            bounds.append(sql.SQL("ctid < {}").format(sql.Literal(f"({unit.end},0)")))
+        statement = sql.SQL("copy (select {} from only {} where {}) to stdout (format binary)").format(
+            columns, sql.Identifier(unit.schema, unit.name), sql.SQL(" and ").join(bounds)
+        )
+        rows: list[bytes] = []
+        with connection.cursor().copy(statement) as copy:
+            first = True
+            for data in copy:
+                row = bytes(data)
+                if first:
+                    row, first = _without_header(row), False
+                if len(row) > 2:
+                    rows.append(row)
+                if len(rows) == ROWS_PER_BATCH:
+                    yield self._decoded(rows, unit)
+                    rows = []
+        if rows:
+            yield self._decoded(rows, unit)
+
+    def _decoded(self, rows: list[bytes], unit: Unit) -> pa.RecordBatch:
+        lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+        buffer = np.frombuffer(b"".join(rows), dtype=np.uint8)
+        decoded = decode_copy_rows(buffer, np.cumsum(lengths) - lengths, self.schema.columns)
+        if decoded.bad:
+            name, row = decoded.bad[0]
+            keys = ", ".join(f"{key} = {decoded.columns[key][row]}" for key in self.schema.key)
+            raise ValueError(f"{BAD_VALUE}: {json.dumps({'column': name, 'key': keys})}")
+        arrays = [decoded.columns[column.name] for column in self.schema.columns]
+        if self.schema.partitioned:
+            arrays.append(pa.array(np.full(decoded.rows, unit.relation_id, dtype=np.int64)))
+        return pa.RecordBatch.from_arrays(arrays, names=row_names(self.schema))
+
+
+def row_names(schema: TableSchema) -> list[str]:
+    return [column.name for column in schema.columns] + ([PARTITION_COLUMN] if schema.partitioned else [])
+
+
+def describe(unit: Unit) -> str:
+    return json.dumps(asdict(unit))
+
+
+def _without_header(message: bytes) -> bytes:
+    """The first CopyData message carries the file header before its row (documentation of COPY, "Binary Format")."""
+    if not message.startswith(b"PGCOPY\n\xff\r\n\0"):
+        raise HeadwaterError("the server did not answer COPY in binary format", where="load")
+    extension = int.from_bytes(message[_HEADER : _HEADER + 4], "big")
+    return message[_HEADER + 4 + extension :]

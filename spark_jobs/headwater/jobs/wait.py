@@ -1,0 +1,316 @@
+"""Wait until the lake is fresh enough, and hand out the cut that is: for the shell, Python, the sensor, the trigger.
+
+A `Waiter` takes its target once, and from then on `look` compares it with the lake: one small file and one stat
+of the registry per look. The source is visited only to take the target, and every few seconds while the target is
+not met: to ask whether the driver lives and to write a marker into the log, without which an idle source's log
+would never pass a position that lies just above its last record. `look` blocks for one look and never sleeps: the
+caller paces it. No Spark. Times are seconds of the monotonic clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from headwater.config import Pipeline, load_pipeline
+from headwater.errors import HeadwaterError, Refused, Transient
+from headwater.jobs.source_state import SourceState, ask_source
+from headwater.lake import freshness
+from headwater.lake.cuts import Cut, Pin, pin_cut, take_cut, time_text
+from headwater.lake.freshness import AtPosition, Look, MaxStaleness, Now, Outcome, Requirement, Target, Verdict
+from headwater.lake.position_file import PositionFile
+from headwater.lake.status import LakeReader
+from headwater.names import TableName
+from headwater.position import format_lsn
+from headwater.quantities import parse_duration
+
+LOOK_SECONDS = 0.05
+_VISIT_SECONDS = (1.0, 2.0, 4.0)  # between two visits to the source; the last one is repeated
+
+
+class NotFresh(HeadwaterError):
+    """A wait that ended otherwise than satisfied. `code` is the outcome, `exit_status` the command's."""
+
+    default_code = Outcome.TIMED_OUT
+
+    @property
+    def exit_status(self) -> int:  # type: ignore[override]
+        return Outcome(self.code).exit_status
+
+
+@dataclass(frozen=True, slots=True)
+class WaitResult:
+    """How a wait ended. `cut` and `pin` are set exactly when `outcome` is satisfied."""
+
+    outcome: Outcome
+    target: Target | None
+    waited_seconds: float
+    verdict: Verdict
+    pipeline: str
+    applied: Mapping[str, int] = field(default_factory=dict)
+    cut: Cut | None = None
+    pin: Pin | None = None
+
+    @property
+    def exit_status(self) -> int:
+        return self.outcome.exit_status
+
+    def to_json(self) -> dict[str, Any]:
+        """The interface's object: the cut and how long it took, or why not and what to do."""
+        common: dict[str, Any] = {
+            "outcome": str(self.outcome),
+            "target": str(self.target) if self.target is not None else None,
+            "waited_seconds": round(self.waited_seconds, 3),
+        }
+        if self.verdict.ignored:
+            common["ignored"] = list(self.verdict.ignored)
+        if self.cut is not None and self.pin is not None:
+            return {**self.cut, **common, "pin": {"id": self.pin.id, "expiry": time_text(self.pin.expiry)}}
+        result = {
+            **common,
+            "eta_seconds": self.verdict.eta_seconds,
+            "reason": self.verdict.reason,
+            "remedy": self.verdict.remedy,
+            "tables": {
+                name: {
+                    "applied_lsn": format_lsn(self.applied[name]) if name in self.applied else None,
+                    "gap_bytes": gap.gap_bytes,
+                    "state": gap.state,
+                    "reason": gap.reason,
+                }
+                for name, gap in self.verdict.tables.items()
+            },
+        }
+        # A refused wait is an error of its caller, and is shown as every command shows one.
+        return {**self.error().to_json(), **result} if self.exit_status == Refused.exit_status else result
+
+    def error(self) -> NotFresh:
+        return NotFresh(
+            self.verdict.reason or str(self.outcome),
+            code=str(self.outcome),
+            where=f"wait of pipeline {self.pipeline}, target {self.target if self.target is not None else 'not taken'}",
+            remedy=self.verdict.remedy,
+        )
+
+
+class Waiter:
+    """One wait. `requirement` may be a `Target` pinned by an earlier process: it is then not taken anew, and a
+    source that does not answer is asked again until the deadline.
+
+    `keep`: for how many seconds the cut is pinned, in the name of `owner`.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        requirement: Requirement | Target,
+        *,
+        timeout: float,
+        keep: float,
+        owner: str,
+        tables: Iterable[TableName] | None = None,
+        ignore_suspended: bool = False,
+    ) -> None:
+        self._pipeline = pipeline
+        self._requirement = requirement
+        self._keep, self._owner = keep, owner
+        self._ignore_suspended = ignore_suspended
+        self._lake = LakeReader(pipeline.lake_path(), pipeline.name)
+        self._began = time.monotonic()
+        self._deadline = self._began + timeout
+        self._visits, self._next_visit = 0, self._began
+        self._source: SourceState | None = None
+        self._last_file: PositionFile | None = None
+        self._seen_alive = False
+        self.target: Target | None = requirement if isinstance(requirement, Target) else None
+        self.tables: tuple[str, ...] | None = tuple(sorted(set(map(str, tables)))) if tables else None
+        self.waiting = Verdict(None, "no look has been taken yet")
+
+    def look(self) -> WaitResult | None:
+        """One look; None while waiting may still help (`waiting` then says why it is not met)."""
+        if self.target is None and (failed := self._take_target()) is not None:
+            return self._end(failed, Look(None, {}))
+        look = self._lake.look()
+        if self.tables is None:
+            self.tables = _all_tables(self._pipeline, look)
+        self._notice_life(look)
+        judged = self._judge(look)
+        late = time.monotonic() >= self._deadline
+        if judged.outcome is None and (time.monotonic() >= self._next_visit or (late and not self._seen_alive)):
+            judged = self._visit() or self._judge(look)
+        if judged.outcome is None and late:
+            judged = self._at_deadline(judged)
+        self.waiting = judged
+        return None if judged.outcome is None else self._end(judged, look)
+
+    def _take_target(self) -> Verdict | None:
+        """Pin the target; a verdict when the source, which has to be asked for it, gives none."""
+        requirement = self._requirement
+        if isinstance(requirement, AtPosition) and requirement.timeline is not None:
+            self.target = Target(requirement.lsn, requirement.timeline, requirement.system_id)
+            return None
+        try:
+            self._ask()
+        except Transient as error:
+            return self._without_source(error)
+        assert self._source is not None
+        position = self._source.position
+        if isinstance(requirement, Now):
+            self.target = Target(position.lsn, position.timeline, position.system_id)
+        elif isinstance(requirement, AtPosition):
+            self.target = Target(requirement.lsn, position.timeline, position.system_id)
+            return self._refusal()
+        elif isinstance(requirement, MaxStaleness):
+            self.target = Target(max_staleness=requirement.seconds)
+        return None
+
+    def _without_source(self, error: Transient) -> Verdict | None:
+        """What a source that cannot be asked means: a plain LSN is then one of the log that the lake follows."""
+        requirement = self._requirement
+        if isinstance(requirement, AtPosition):
+            log = self._lake.look().log
+            self.target = Target(requirement.lsn, log[1] if log else None, log[0] if log else None)
+            return None
+        return Verdict(Outcome.SOURCE_UNREACHABLE, f"the source does not answer: {error.message}", error.remedy)
+
+    def _ask(self) -> None:
+        # Counted before the question: a source that does not answer is not asked again at each look.
+        pause = _VISIT_SECONDS[min(self._visits, len(_VISIT_SECONDS) - 1)]
+        self._visits += 1
+        try:
+            self._source = ask_source(self._pipeline.conninfo(), self._pipeline.source.slot)
+        finally:
+            self._next_visit = time.monotonic() + pause
+        slot = self._source.slot
+        self._seen_alive = self._seen_alive or (slot is not None and slot.active)
+
+    def _visit(self) -> Verdict | None:
+        """Go to the source once more; a verdict when it says that the target can never be met."""
+        try:
+            self._ask()
+        except Transient:
+            return None  # an outage of the source: the lake may still get there, and the deadline holds
+        return self._refusal()
+
+    def _refusal(self) -> Verdict | None:
+        assert self._source is not None
+        assert self.target is not None
+        position = self._source.position
+        insert_lsn = None if self._source.in_recovery else position.lsn
+        return freshness.refuse_target(self.target, (position.system_id, position.timeline), insert_lsn)
+
+    def _judge(self, look: Look) -> Verdict:
+        assert self.target is not None
+        assert self.tables is not None
+        judged = freshness.verdict(
+            self.target,
+            look,
+            self.tables,
+            source_now=self._source.now() if self._source is not None else None,
+            samples=[self._source.sample] if self._source is not None else (),
+            ignore_suspended=self._ignore_suspended,
+        )
+        if judged.outcome is Outcome.SATISFIED and look.file is not None:
+            held = self._lake.epoch(look.file.epoch).tables
+            missing = [name for name in judged.tables if name not in held]
+            if missing:
+                return replace(judged, outcome=None, reason=f"no published epoch holds {missing[0]} yet")
+        return judged
+
+    def _notice_life(self, look: Look) -> None:
+        if self._last_file is not None and look.file != self._last_file:
+            self._seen_alive = True
+        self._last_file = look.file
+
+    def _at_deadline(self, judged: Verdict) -> Verdict:
+        if self.target is not None and self.target.max_staleness is not None and self._source is None:
+            return replace(judged, outcome=Outcome.SOURCE_UNREACHABLE, remedy="check the source's connection")
+        return freshness.at_deadline(judged, seen_alive=self._seen_alive, pipeline_file=self._pipeline.file)
+
+    def _end(self, judged: Verdict, look: Look) -> WaitResult:
+        assert judged.outcome is not None
+        epoch = self._lake.epoch(look.file.epoch) if look.file is not None and look.file.epoch else None
+        result = WaitResult(
+            judged.outcome,
+            self.target,
+            time.monotonic() - self._began,
+            judged,
+            self._pipeline.name,
+            {name: table.applied_lsn for name, table in epoch.tables.items()} if epoch is not None else {},
+        )
+        if judged.outcome is not Outcome.SATISFIED:
+            return result
+        assert epoch is not None
+        assert self.tables is not None
+        root = self._pipeline.lake_path()
+        cut = take_cut(root, self._pipeline.name, look, epoch, self.tables, judged.lsn)
+        pin = pin_cut(root, cut, self._owner, datetime.now(UTC) + timedelta(seconds=self._keep))
+        return replace(result, cut=cut, pin=pin)
+
+
+def _all_tables(pipeline: Pipeline, look: Look) -> tuple[str, ...]:
+    """Every table of the pipeline: those named in its file, and those that a pattern has brought into the lake."""
+    named = {str(entry.name) for entry in pipeline.tables if isinstance(entry.name, TableName)}
+    return tuple(sorted(named | {name for name, table in look.tables.items() if table.state not in ("new", "removed")}))
+
+
+def wait(
+    pipeline: Pipeline,
+    tables: Iterable[TableName] | None,
+    require: object,
+    timeout: float,
+    ignore_suspended: bool = False,
+) -> WaitResult:
+    """The command `headwater wait`: blocks until the wait has ended, at most about `timeout` seconds."""
+    waiter = Waiter(
+        pipeline,
+        freshness.parse_requirement(require),
+        timeout=timeout,
+        keep=pipeline.lake.keep_cuts,
+        owner=f"wait {socket.gethostname()}:{os.getpid()}",
+        tables=tables,
+        ignore_suspended=ignore_suspended,
+    )
+    while (result := waiter.look()) is None:
+        time.sleep(LOOK_SECONDS)
+    return result
+
+
+def wait_for_cut(
+    pipeline: str | os.PathLike[str] | Pipeline,
+    *,
+    tables: Iterable[str | TableName] | None = None,
+    require: object = "now",
+    timeout: float | str | timedelta = 60.0,
+    ignore_suspended: bool = False,
+) -> Cut:
+    """`headwater.wait`: the pinned cut, or NotFresh. `tables` as SQL writes them; None: every table of the pipeline."""
+    loaded = pipeline if isinstance(pipeline, Pipeline) else load_pipeline(pipeline)
+    names = [parse_table(name) for name in tables or ()]
+    result = wait(loaded, names, require, seconds(timeout), ignore_suspended)
+    if result.cut is None:
+        raise result.error()
+    return result.cut
+
+
+def parse_table(name: str | TableName) -> TableName:
+    """A wanted table's name; Refused when it is none."""
+    try:
+        return name if isinstance(name, TableName) else TableName.parse(name)
+    except ValueError as error:
+        raise Refused(str(error), code="bad_name", where="tables", remedy="write schema.table, as SQL does") from None
+
+
+def seconds(duration: float | str | timedelta) -> float:
+    """A time to wait as a number; Refused when it is none."""
+    if isinstance(duration, timedelta):
+        duration = duration.total_seconds()
+    with contextlib.suppress(ValueError):
+        return parse_duration(duration)
+    raise Refused(f"{duration!r} is no duration", code="bad_duration", where="timeout", remedy="give e.g. 60s or 5m")

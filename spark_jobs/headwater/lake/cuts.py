@@ -1,0 +1,159 @@
+"""Consistent cuts: which versions of the tables belong together, held by pins, read by Spark.
+
+A cut is plain JSON (the interface's form), so that it travels by XCom and on stdout. Its versions are those of one
+epoch; its position is the highest for which they are exact. `read` gives DataFrames at the cut and refuses tables
+that are not in step, since their rows belong to an earlier moment than the others'.
+
+A pin is a file `<root>/_headwater/pins/<id>.json` (cut, owner, expiry) that keeps the versions from vacuum and log
+clean-up until it expires. Standard library only at import; Spark is the caller's session.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headwater.errors import Refused
+from headwater.lake.freshness import IN_STEP, Look, TableState
+from headwater.lake.paths import pins_path, table_uri
+from headwater.names import TableName
+from headwater.position import format_lsn
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from headwater.lake.ledger import Epoch
+
+Cut = dict[str, Any]
+
+# Delta refuses a version older than the retention of deleted files even where nothing of it has been deleted:
+# a quiet table's newest cut would be unreadable after a week. Pins and the maintenance job keep what is needed.
+_NO_RETENTION_REFUSAL = "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration"
+
+
+def take_cut(root: str, pipeline: str, look: Look, epoch: Epoch, tables: Sequence[str], lsn: int) -> Cut:
+    """The cut of `tables` at `epoch`, exact at `lsn` (see `Verdict.lsn`) for those that are in step."""
+    return {
+        "pipeline": pipeline,
+        "epoch": epoch.epoch,
+        "position": epoch.position.at(lsn).to_json(),
+        "source_time": time_text(epoch.source_time) if epoch.source_time is not None else None,
+        "tables": {name: _table(root, look.tables.get(name), epoch, name) for name in sorted(tables)},
+    }
+
+
+def _table(root: str, state: TableState | None, epoch: Epoch, name: str) -> dict[str, Any]:
+    version = epoch.tables.get(name)
+    relative = state.path if state is not None and state.path else TableName.parse(name).path
+    entry: dict[str, Any] = {
+        "path": table_uri(root, relative),
+        "version": version.version if version is not None else None,
+        "applied_lsn": format_lsn(version.applied_lsn) if version is not None else None,
+    }
+    if version is None:
+        return {**entry, "state": "absent", "reason": f"epoch {epoch.epoch} does not hold it"}
+    if state is not None and state.state == IN_STEP:
+        return {**entry, "state": "in step"}
+    found = state or TableState("removed")
+    return {**entry, "state": "behind", "since": found.since, "reason": found.reason or f"it is {found.state}"}
+
+
+def time_text(time: datetime) -> str:
+    """ISO 8601, UTC with `Z`."""
+    return time.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A cut that is kept for `owner` until `expiry`."""
+
+    id: str
+    cut: Cut
+    owner: str
+    expiry: datetime
+
+
+def pin_cut(root: str, cut: Cut, owner: str, expiry: datetime) -> Pin:
+    """Keep the versions of `cut` until `expiry`. Refused when the lake cannot be written here."""
+    pin = Pin(uuid.uuid4().hex, cut, owner, expiry)
+    folder = Path(pins_path(root))
+    scratch = folder / f"{pin.id}.tmp"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        scratch.write_text(
+            json.dumps({"cut": cut, "owner": owner, "expiry": time_text(expiry)}, indent=1), encoding="utf-8"
+        )
+        # Whole or not at all: maintenance must never meet half a pin and take the cut for free.
+        os.replace(scratch, folder / f"{pin.id}.json")
+    except OSError as error:
+        raise Refused(
+            f"the cut cannot be pinned: {error.strerror or error}",
+            code="cannot_pin",
+            where=str(folder),
+            remedy="give the waiting user write access to this folder; else the cut may be vacuumed while it is read",
+        ) from error
+    return pin
+
+
+def list_pins(root: str, now: datetime | None = None) -> list[Pin]:
+    """The pins that have not expired at `now` (default: this moment), oldest expiry first."""
+    moment = now or datetime.now(UTC)
+    pins: list[Pin] = []
+    for path in Path(pins_path(root)).glob("*.json"):
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            continue  # released between listing and reading
+        pins.append(Pin(path.stem, value["cut"], value["owner"], datetime.fromisoformat(value["expiry"])))
+    return sorted((pin for pin in pins if pin.expiry > moment), key=lambda pin: (pin.expiry, pin.id))
+
+
+def release_pin(root: str, pin_id: str) -> None:
+    """Give a pin up before it expires; nothing happens when it is already gone."""
+    (Path(pins_path(root)) / f"{pin_id}.json").unlink(missing_ok=True)
+
+
+def read(spark: SparkSession, cut: Mapping[str, Any], *, allow_behind: bool = False) -> dict[str, DataFrame]:
+    """Each table of `cut` as a DataFrame at the cut's version, by name.
+
+    Refused when a table is not in step; with `allow_behind` such a table is read as it last was, and one that is
+    absent is left out. Refused as well when a version is no longer kept.
+    """
+    late = {name: table for name, table in cut["tables"].items() if table["state"] != "in step"}
+    if late and not allow_behind:
+        names = "; ".join(f"{name} is {table['state']}: {table.get('reason', '')}" for name, table in late.items())
+        raise Refused(
+            f"the cut does not hold every table in step: {names}",
+            code="not_in_step",
+            where=f"cut of pipeline {cut['pipeline']}, epoch {cut['epoch']}",
+            remedy="wait for these tables, leave them out, or read with allow_behind=True",
+        )
+    spark.conf.set(_NO_RETENTION_REFUSAL, "false")
+    return {
+        name: _read_table(spark, cut, name, table)
+        for name, table in cut["tables"].items()
+        if table["state"] != "absent"
+    }
+
+
+def _read_table(spark: SparkSession, cut: Mapping[str, Any], name: str, table: Mapping[str, Any]) -> DataFrame:
+    from pyspark.errors import AnalysisException
+
+    try:
+        return spark.read.format("delta").option("versionAsOf", table["version"]).load(table["path"])
+    except AnalysisException as error:
+        raise Refused(
+            f"version {table['version']} of {name} cannot be read any more ({error.getCondition() or 'not found'})",
+            code="cut_gone",
+            where=f"cut of pipeline {cut['pipeline']}, epoch {cut['epoch']}, {table['path']}",
+            remedy="wait again for a new cut; keep a cut longer by its pin or by lake.keep_cuts",
+        ) from error
+
+
+__all__ = ["Cut", "Pin", "list_pins", "pin_cut", "read", "release_pin", "take_cut", "time_text"]

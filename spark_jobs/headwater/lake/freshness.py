@@ -1,0 +1,390 @@
+"""Is the lake fresh enough for a task? The verdict, as pure functions over values: no I/O, no clock of its own.
+
+A requirement (now, a position, a greatest staleness) is turned once into a target; each look at the lake is then
+judged against it. The rule: a table covers every commit up to the read position of the pipeline or, when a change
+of it has been read and no published epoch holds it yet, everything below that change. The target is met when
+every wanted table is in step and covers it. Nothing else may satisfy a wait: above all no epoch number and no
+clock but the source's. The outcomes are one enum for the command line, Python, the sensor and the trigger.
+
+Times are aware datetimes of the source's clock, positions are LSNs of one log (`Look.log`). Standard library only.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from headwater.errors import EXIT_DONE, EXIT_NOT_FRESH, EXIT_REFUSED, EXIT_SUSPENDED, Refused
+from headwater.lake.position_file import PositionFile
+from headwater.position import Position, format_lsn, parse_lsn
+from headwater.quantities import parse_duration
+
+LOG_RATE = "log_bytes_per_second"
+"""The entry of the position file's `rates` from which the time still to wait is estimated."""
+
+IN_STEP = "active"
+
+
+class Outcome(StrEnum):
+    """How a wait can end. `paused` is set by callers that know of a pause; no look at the lake shows one."""
+
+    SATISFIED = "satisfied"
+    TIMED_OUT = "timed_out"
+    SUSPENDED = "suspended"
+    LOADING = "loading"
+    NOT_REPLICATED = "not_replicated"
+    PAUSED = "paused"
+    NOT_RUNNING = "not_running"
+    TIMELINE_CHANGED = "timeline_changed"
+    SOURCE_UNREACHABLE = "source_unreachable"
+    FUTURE_POSITION = "future_position"
+
+    @property
+    def exit_status(self) -> int:
+        return _EXIT_STATUS[self]
+
+
+_EXIT_STATUS = {
+    Outcome.SATISFIED: EXIT_DONE,
+    Outcome.TIMED_OUT: EXIT_NOT_FRESH,
+    Outcome.SUSPENDED: EXIT_SUSPENDED,
+    Outcome.LOADING: EXIT_SUSPENDED,
+    Outcome.NOT_REPLICATED: EXIT_REFUSED,
+    Outcome.PAUSED: EXIT_NOT_FRESH,
+    Outcome.NOT_RUNNING: EXIT_NOT_FRESH,
+    Outcome.TIMELINE_CHANGED: EXIT_REFUSED,
+    Outcome.SOURCE_UNREACHABLE: EXIT_NOT_FRESH,
+    Outcome.FUTURE_POSITION: EXIT_REFUSED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """Every transaction committed at the source before the question was asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtPosition:
+    """A position; without timeline and system id (an LSN that a person typed) that of the source's log as it is."""
+
+    lsn: int
+    timeline: int | None = None
+    system_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MaxStaleness:
+    """Everything committed up to `seconds` ago, by the source's clock; judged anew at each look."""
+
+    seconds: float
+
+
+Requirement = Now | AtPosition | MaxStaleness
+
+
+def parse_requirement(value: object) -> Requirement:
+    """What `--require` and the sensor's `require` say: `now`, `16/B374D848`, `30s`, a timedelta, a Position.
+
+    A position may also come as the mapping that XCom carries, or as the text into which a template renders that.
+    Refused when it is none of these.
+    """
+    if isinstance(value, Now | AtPosition | MaxStaleness):
+        return value
+    if isinstance(value, Position):
+        return AtPosition(value.lsn, value.timeline, value.system_id)
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    try:
+        if isinstance(value, str) and value.strip().startswith("{"):
+            value = _mapping_of(value)
+        if isinstance(value, Mapping):
+            return parse_requirement(Position.from_json(dict(value)))
+        if isinstance(value, str):
+            return _parse_text(value.strip())
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return MaxStaleness(parse_duration(value))
+    except (ValueError, KeyError, TypeError, SyntaxError):
+        pass
+    raise Refused(
+        f"{value!r} is no freshness requirement",
+        code="bad_requirement",
+        where="require",
+        remedy="give `now`, a log position such as 16/B374D848, or a duration such as 30s",
+    )
+
+
+def _parse_text(text: str) -> Requirement:
+    if text.lower() == "now":
+        return Now()
+    return AtPosition(parse_lsn(text)) if "/" in text else MaxStaleness(parse_duration(text))
+
+
+def _mapping_of(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return ast.literal_eval(text.strip())  # Jinja renders a dict as Python writes it
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A requirement once it is pinned: either `lsn` in the log (`system_id`, `timeline`), or `max_staleness`."""
+
+    lsn: int | None = None
+    timeline: int | None = None
+    system_id: str | None = None
+    max_staleness: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, so that a deferred wait resumes with the same target in another process."""
+        return {
+            "lsn": format_lsn(self.lsn) if self.lsn is not None else None,
+            "timeline": self.timeline,
+            "system_id": self.system_id,
+            "max_staleness": self.max_staleness,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Target:
+        lsn = value["lsn"]
+        return cls(
+            parse_lsn(lsn) if lsn is not None else None, value["timeline"], value["system_id"], value["max_staleness"]
+        )
+
+    @property
+    def log(self) -> tuple[str, int] | None:
+        return (self.system_id, self.timeline) if self.system_id is not None and self.timeline is not None else None
+
+    def __str__(self) -> str:
+        return format_lsn(self.lsn) if self.lsn is not None else f"{self.max_staleness:g}s"
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """A table as registry and position file together show it. `path` is relative to the lake's root."""
+
+    state: str
+    reason: str = ""
+    remedy: str = ""
+    since: str = ""
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one look at the lake showed. `log`: (system id, timeline) of its LSNs; None when there is no lake yet."""
+
+    file: PositionFile | None
+    tables: Mapping[str, TableState]
+    log: tuple[str, int] | None = None
+
+    def covered(self, name: str) -> int:
+        """The highest LSN up to which the newest published epoch holds every commit on table `name`."""
+        if self.file is None or self.file.epoch == 0:
+            return 0
+        # `pending` is a commit that may *not* be there: one below it is the last place that is known complete,
+        # unless the epoch itself, which holds everything up to its position, reaches further.
+        pending = self.file.pending.get(name)
+        known = self.file.read_position if pending is None else min(self.file.read_position, pending - 1)
+        return max(known, self.file.position.lsn)
+
+
+@dataclass(frozen=True, slots=True)
+class TableGap:
+    """How far one wanted table is from the target; `gap_bytes` is None where there is no position to compare."""
+
+    state: str
+    reason: str
+    gap_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`outcome` None: waiting may still cure it. `lsn`: the highest position for which the wanted tables are exact."""
+
+    outcome: Outcome | None
+    reason: str = ""
+    remedy: str = ""
+    tables: Mapping[str, TableGap] = field(default_factory=dict)
+    lsn: int = 0
+    eta_seconds: float | None = None
+    ignored: tuple[str, ...] = ()
+
+
+def verdict(
+    target: Target,
+    look: Look,
+    wanted: Sequence[str],
+    *,
+    source_now: datetime | None = None,
+    samples: Sequence[tuple[datetime, int]] = (),
+    ignore_suspended: bool = False,
+) -> Verdict:
+    """Judge one look. `source_now` and `samples` (clock, LSN; beyond those of the file) matter for staleness only."""
+    ignored = tuple(name for name in wanted if ignore_suspended and _state(look, name).state == "suspended")
+    required = [name for name in wanted if name not in ignored]
+    tables = {name: _gap(target, look, name) for name in required}
+    judged = _terminal(target, look, required, ignored) or _judge(target, look, required, source_now, samples)
+    return replace(judged, tables=tables, ignored=ignored, eta_seconds=_eta(judged, look, tables))
+
+
+def at_deadline(waiting: Verdict, *, seen_alive: bool, pipeline_file: str) -> Verdict:
+    """What a wait that is still waiting at its deadline ends as."""
+    if seen_alive:
+        return replace(
+            waiting,
+            outcome=Outcome.TIMED_OUT,
+            remedy="wait longer, or see with `headwater status` which stage is the slow one",
+        )
+    return replace(
+        waiting,
+        outcome=Outcome.NOT_RUNNING,
+        reason=f"no replicate driver was seen alive during the wait; {waiting.reason}",
+        remedy=f"headwater replicate {pipeline_file}",
+        eta_seconds=None,
+    )
+
+
+def refuse_target(target: Target, source: tuple[str, int], insert_lsn: int | None) -> Verdict | None:
+    """Why the source says that `target` can never be met; None when it can. `insert_lsn`: None on a standby,
+    whose own replay may lag behind a position that the primary has long written."""
+    if target.log is not None and target.log != source:
+        return _timeline_changed(target.log, source)
+    if target.lsn is not None and insert_lsn is not None and target.lsn > insert_lsn:
+        return Verdict(
+            Outcome.FUTURE_POSITION,
+            f"the position {format_lsn(target.lsn)} lies beyond the end of the source's log, "
+            f"{format_lsn(insert_lsn)}: nothing has been written there yet",
+            "give a position taken at this source, for example by headwater.commit_position",
+        )
+    return None
+
+
+def _state(look: Look, name: str) -> TableState:
+    return look.tables.get(name, TableState("new", "it has not been loaded"))
+
+
+def _terminal(target: Target, look: Look, required: Sequence[str], ignored: Sequence[str]) -> Verdict | None:
+    """What waiting cannot cure, the most fundamental first."""
+    if target.log is not None and look.log is not None and target.log != look.log:
+        return _timeline_changed(target.log, look.log)
+    if not required:
+        what = "every wanted table is suspended" if ignored else "the pipeline has no loaded table"
+        outcome = Outcome.SUSPENDED if ignored else Outcome.NOT_REPLICATED
+        return Verdict(outcome, what, "headwater status names each table's remedy" if ignored else "headwater load")
+    for states, outcome, remedy in _TERMINAL_STATES:
+        for name in required:
+            table = _state(look, name)
+            if table.state in states:
+                reason = f"{name} is {table.state}" + (f": {table.reason}" if table.reason else "")
+                return Verdict(outcome, reason, table.remedy or remedy)
+    return None
+
+
+_TERMINAL_STATES: tuple[tuple[frozenset[str], Outcome, str], ...] = (
+    (frozenset({"new", "removed"}), Outcome.NOT_REPLICATED, "name it in the pipeline file and run headwater load"),
+    (frozenset({"suspended"}), Outcome.SUSPENDED, "see headwater status; --ignore-suspended leaves it out"),
+    (frozenset({"loading"}), Outcome.LOADING, "wait until headwater load has ended"),
+)
+
+
+def _judge(
+    target: Target,
+    look: Look,
+    required: Sequence[str],
+    source_now: datetime | None,
+    samples: Sequence[tuple[datetime, int]],
+) -> Verdict:
+    lagging = [name for name in required if _state(look, name).state != IN_STEP]
+    if lagging:
+        name = lagging[0]
+        table = _state(look, name)
+        return Verdict(None, f"{name} is {table.state}" + (f": {table.reason}" if table.reason else ""))
+    if look.file is None or look.file.epoch == 0:
+        return Verdict(None, "no epoch has been published yet")
+    behind = min(required, key=look.covered)
+    lsn = look.covered(behind)
+    if target.lsn is not None:
+        met, reason = lsn >= target.lsn, f"{_whereabouts(look, behind)}; wanted: {format_lsn(target.lsn)}"
+    else:
+        met, reason = _fresh(target, look, lsn, source_now, samples)
+    return Verdict(Outcome.SATISFIED if met else None, "" if met else reason, lsn=lsn)
+
+
+def _fresh(
+    target: Target, look: Look, lsn: int, source_now: datetime | None, samples: Sequence[tuple[datetime, int]]
+) -> tuple[bool, str]:
+    """Whether the newest moment of which the lake holds everything is recent enough, and if not, why."""
+    assert look.file is not None
+    if source_now is None:
+        return False, "the source's clock is not known: it has not answered yet"
+    complete = complete_until(look.file, lsn, samples)
+    if complete is None:
+        return False, f"no sample of the source's clock lies at or below {format_lsn(lsn)}"
+    staleness = (source_now - complete).total_seconds()
+    limit = target.max_staleness or 0.0
+    return staleness <= limit, f"the tables are known complete up to {staleness:.1f} s ago; wanted: {limit:g} s"
+
+
+def complete_until(file: PositionFile, lsn: int, samples: Sequence[tuple[datetime, int]] = ()) -> datetime | None:
+    """The latest moment, by the source's clock, before which every commit ends at or below `lsn`; None: unknown."""
+    known = [*((datetime.fromisoformat(time), at) for time, at in file.samples), *samples]
+    return max((time for time, at in known if at <= lsn), default=None)
+
+
+def _whereabouts(look: Look, name: str) -> str:
+    assert look.file is not None
+    if name in look.file.pending:
+        return f"a change of {name} at {format_lsn(look.file.pending[name])} has been read and is not published yet"
+    return f"the log has been read up to {format_lsn(look.file.read_position)}"
+
+
+def _gap(target: Target, look: Look, name: str) -> TableGap:
+    table = _state(look, name)
+    known = target.lsn is not None and look.file is not None and target.log in (None, look.log)
+    gap = max(0, (target.lsn or 0) - look.covered(name)) if known else None
+    return TableGap(table.state, table.reason, gap)
+
+
+def _eta(judged: Verdict, look: Look, tables: Mapping[str, TableGap]) -> float | None:
+    rate = look.file.rates.get(LOG_RATE, 0.0) if look.file is not None else 0.0
+    gaps = [gap.gap_bytes for gap in tables.values() if gap.gap_bytes is not None]
+    return round(max(gaps) / rate, 3) if judged.outcome is None and rate > 0 and gaps else None
+
+
+def _timeline_changed(wanted: tuple[str, int], found: tuple[str, int]) -> Verdict:
+    if wanted[0] != found[0]:
+        reason = f"the position belongs to the server {wanted[0]}, the log here to {found[0]}"
+    else:
+        reason = f"the position belongs to timeline {wanted[1]}, the log here to timeline {found[1]}"
+    return Verdict(
+        Outcome.TIMELINE_CHANGED,
+        f"{reason}: positions of two logs cannot be compared",
+        "headwater check; headwater verify",
+    )
+
+
+__all__ = [
+    "IN_STEP",
+    "LOG_RATE",
+    "AtPosition",
+    "Look",
+    "MaxStaleness",
+    "Now",
+    "Outcome",
+    "Requirement",
+    "TableGap",
+    "TableState",
+    "Target",
+    "Verdict",
+    "at_deadline",
+    "complete_until",
+    "parse_requirement",
+    "refuse_target",
+    "verdict",
+]

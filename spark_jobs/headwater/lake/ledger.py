@@ -1,0 +1,263 @@
+"""The ledger of epochs: `<root>/_headwater/ledger`, the truth about what the lake contains at which position.
+
+A row `kind = "epoch"` says: at `to_lsn` the lake is exactly these table versions. A row carries the touched tables;
+the first of a generation and every hundredth epoch carry all (`complete`). A row `kind = "generation"` is the
+fence: it is committed when a driver starts, under `txn(headwater/<pipeline>/generation, g)`, and a driver that
+loses a commit race and finds a higher generation stops for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.errors import Fenced
+from headwater.lake.commits import DeltaTable, LostRace, append_once, create_table, open_table, select
+from headwater.lake.paths import ledger_path
+from headwater.position import Position
+
+COMPLETE_EVERY = 100
+
+_TABLE = pa.struct(
+    [
+        ("version", pa.int64()),
+        ("applied_lsn", pa.int64()),
+        ("state", pa.string()),
+        ("rows", pa.int64()),
+        ("apply_path", pa.string()),
+        ("touched", pa.bool_()),
+    ]
+)
+_TIME = pa.timestamp("us", "UTC")
+_SCHEMA = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("epoch", pa.int64()),
+        ("generation", pa.int64()),
+        ("timeline", pa.int64()),
+        ("system_id", pa.string()),
+        ("from_lsn", pa.int64()),
+        ("to_lsn", pa.int64()),
+        ("source_time", _TIME),
+        ("sample_time", _TIME),
+        ("sample_lsn", pa.int64()),
+        ("applied_at", _TIME),
+        ("complete", pa.bool_()),
+        ("tables", pa.map_(pa.string(), _TABLE)),
+        ("stages", pa.map_(pa.string(), pa.float64())),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TableVersion:
+    """A table in an epoch. `rows`: changes applied in it; `state`: the table's state at that moment."""
+
+    version: int
+    applied_lsn: int
+    state: str
+    rows: int = 0
+    apply_path: str = ""
+    touched: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One published epoch; `tables` is complete when read with `read_epoch`."""
+
+    epoch: int
+    generation: int
+    position: Position
+    from_lsn: int
+    source_time: datetime | None
+    sample: tuple[datetime, int] | None
+    applied_at: datetime
+    tables: Mapping[str, TableVersion] = field(default_factory=dict)
+
+
+class Ledger:
+    """The driver's hold on the ledger: one generation, rows strictly in order."""
+
+    def __init__(self, root: str, pipeline: str) -> None:
+        self._table = create_table(ledger_path(root), _SCHEMA)
+        self._pipeline = pipeline
+        self.generation = 0
+        self.newest = _newest_epoch(self._table)
+        self._first_of_generation = True
+
+    def begin_generation(self, position: Position) -> int:
+        """Raise the fence: from this commit on, every driver of an older generation is out."""
+        app = self._generation_app()
+        while True:
+            generation = (self._table.transaction_version(app) or 0) + 1
+            row = _row("generation", None, generation, position, {}, complete=False)
+            try:
+                append_once(self._table, [row], _SCHEMA, {app: generation})
+            except LostRace:
+                self._table.update_incremental()
+                continue
+            self.generation = generation
+            # Rows that a predecessor committed between our first look and the fence are part of the truth.
+            self.newest = _newest_epoch(self._table)
+            return generation
+
+    def publish(
+        self,
+        position: Position,
+        tables: Mapping[str, TableVersion],
+        *,
+        all_tables: Mapping[str, TableVersion],
+        source_time: datetime | None,
+        sample: tuple[datetime, int] | None,
+        stages: Mapping[str, float],
+    ) -> Epoch:
+        """Append the next epoch's row; Fenced when a newer generation has taken over."""
+        number = (self.newest.epoch if self.newest else 0) + 1
+        complete = self._first_of_generation or number % COMPLETE_EVERY == 0
+        row = _row(
+            "epoch",
+            number,
+            self.generation,
+            position,
+            dict(all_tables) if complete else dict(tables),
+            complete=complete,
+            from_lsn=self.newest.position.lsn if self.newest else 0,
+            source_time=source_time,
+            sample=sample,
+            stages=stages,
+        )
+        while True:
+            try:
+                append_once(self._table, [row], _SCHEMA, {f"headwater/{self._pipeline}/epoch": number})
+                break
+            except LostRace:
+                self._table.update_incremental()
+                self.refuse_if_fenced()
+        self._first_of_generation = False
+        self.newest = _epoch_of(row, all_tables)
+        return self.newest
+
+    def refuse_if_fenced(self) -> None:
+        current = self._table.transaction_version(self._generation_app()) or 0
+        if current != self.generation:
+            raise Fenced(
+                f"generation {current} has taken over from generation {self.generation}",
+                where=f"pipeline {self._pipeline}",
+                remedy="nothing: the newer driver goes on from the ledger",
+            )
+
+    def check_fence(self) -> None:
+        """Look at the ledger anew: Fenced when a newer generation has begun since the last look."""
+        self._table.update_incremental()
+        self.refuse_if_fenced()
+
+    def _generation_app(self) -> str:
+        return f"headwater/{self._pipeline}/generation"
+
+
+def read_epoch(root: str, epoch: int | None = None) -> Epoch | None:
+    """Epoch `epoch` (the newest: None) with all its tables; None when there is no such row."""
+    table = open_table(ledger_path(root))
+    if table is None:
+        return None
+    return _newest_epoch(table) if epoch is None else _epoch_at(table, epoch)
+
+
+def read_generation(root: str, pipeline: str) -> int:
+    """The newest generation; 0 when no driver ever started."""
+    table = open_table(ledger_path(root))
+    return (table.transaction_version(f"headwater/{pipeline}/generation") or 0) if table is not None else 0
+
+
+def read_all(root: str) -> list[Epoch]:
+    """Every published epoch in order, each with all its tables: for tests, verification and reports."""
+    table = open_table(ledger_path(root))
+    if table is None:
+        return []
+    rows = sorted(select(table, "kind = 'epoch'"), key=lambda row: row["epoch"])
+    epochs: list[Epoch] = []
+    tables: dict[str, TableVersion] = {}
+    for row in rows:
+        tables = {**({} if row["complete"] else tables), **_tables_of(row)}
+        epochs.append(_epoch_of(row, dict(tables)))
+    return epochs
+
+
+def _newest_epoch(table: DeltaTable) -> Epoch | None:
+    # File statistics hold every row's epoch: no data file is read to find the newest.
+    actions = pa.table(table.get_add_actions(flatten=True))
+    if "max.epoch" not in actions.column_names:
+        return None
+    newest = pc.max(actions["max.epoch"]).as_py()
+    return None if newest is None else _epoch_at(table, newest)
+
+
+def _epoch_at(table: DeltaTable, epoch: int) -> Epoch | None:
+    rows = select(table, f"kind = 'epoch' and epoch <= {epoch} and epoch > {epoch - COMPLETE_EVERY}")
+    rows.sort(key=lambda row: row["epoch"])
+    if not rows or rows[-1]["epoch"] != epoch:
+        return None
+    tables: dict[str, TableVersion] = {}
+    for row in rows:
+        tables = {**({} if row["complete"] else tables), **_tables_of(row)}
+    return _epoch_of(rows[-1], tables)
+
+
+def _tables_of(row: dict[str, Any]) -> dict[str, TableVersion]:
+    return {name: TableVersion(**value) for name, value in (row["tables"] or {}).items()}
+
+
+def _epoch_of(row: dict[str, Any], tables: Mapping[str, TableVersion]) -> Epoch:
+    return Epoch(
+        epoch=row["epoch"],
+        generation=row["generation"],
+        position=Position(row["system_id"], row["timeline"], row["to_lsn"]),
+        from_lsn=row["from_lsn"],
+        source_time=row["source_time"],
+        sample=(row["sample_time"], row["sample_lsn"]) if row["sample_time"] is not None else None,
+        applied_at=row["applied_at"],
+        tables=dict(tables),
+    )
+
+
+def _row(
+    kind: str,
+    epoch: int | None,
+    generation: int,
+    position: Position,
+    tables: dict[str, TableVersion],
+    *,
+    complete: bool,
+    from_lsn: int | None = None,
+    source_time: datetime | None = None,
+    sample: tuple[datetime, int] | None = None,
+    stages: Mapping[str, float] | None = None,
+) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "epoch": epoch,
+        "generation": generation,
+        "timeline": position.timeline,
+        "system_id": position.system_id,
+        "from_lsn": from_lsn,
+        "to_lsn": position.lsn,
+        "source_time": source_time,
+        "sample_time": sample[0] if sample else None,
+        "sample_lsn": sample[1] if sample else None,
+        "applied_at": datetime.now(UTC),
+        "complete": complete,
+        "tables": {name: _table_json(version) for name, version in tables.items()},
+        "stages": dict(stages or {}),
+    }
+
+
+def _table_json(version: TableVersion) -> dict[str, Any]:
+    return {name: getattr(version, name) for name in _TABLE_FIELDS}
+
+
+_TABLE_FIELDS = [_TABLE.field(index).name for index in range(_TABLE.num_fields)]

@@ -1,0 +1,193 @@
+"""The merge path: any table, any feature, by Delta's MERGE with literal key bounds.
+
+Three kinds of source rows: put over a stored row, put as a new row, remove. Delta's row counts must come out as
+the log foretold; where they do not, the table has diverged. Under `suspend` and by the clauses' conditions a row
+that contradicts the log changes nothing; under `repair` and `report` the log's row is written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from delta.tables import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import expr
+from pyspark.sql.types import BooleanType, IntegerType, LongType
+
+from headwater.changes import NetChanges
+from headwater.errors import Diverged
+from headwater.lake.plan import Plan
+from headwater.lake.tables import quoted, struct_type
+from headwater.schema import PARTITION_COLUMN, TableSchema
+
+_OPERATION = "_hw_op"
+_UNCHANGED = "_hw_unchanged_"
+_PUT_STORED, _PUT_NEW, _REMOVE = 1, 2, 3
+_EXAMPLES = 3
+
+
+def merge(spark: SparkSession, plan: Plan) -> tuple[int, str]:
+    """Commit the plan. Returns how many rows diverged, and a few of their keys."""
+    changes = _with_values_of_moved_rows(spark, plan)
+    schema = plan.record.schema
+    strict = plan.record.on_divergence == "suspend"
+    source = spark.createDataFrame(_source(schema, changes), schema=_source_type(schema, changes))
+    diverged, example = (0, "") if strict else _contradictions(spark, plan, source, at_version=None)
+    target = DeltaTable.forPath(spark, plan.path).alias("t")
+    names = [field.name for field in struct_type(schema).fields]
+    taken = {name: index for index, name in enumerate(changes.unchanged)}
+    assign: dict[str, Any] = {
+        quoted(name): f"CASE WHEN s.{_UNCHANGED}{taken[name]} THEN t.{quoted(name)} ELSE s.{quoted(name)} END"
+        if name in taken
+        else f"s.{quoted(name)}"
+        for name in names
+    }
+    whole = " AND ".join(f"NOT s.{_UNCHANGED}{index}" for index in taken.values()) or "true"
+    builder = (
+        target.merge(source.alias("s"), _condition(schema, changes))
+        .whenMatchedDelete(f"s.{_OPERATION} = {_REMOVE}")
+        .whenMatchedUpdate(_update_condition(changes, strict=strict), assign)
+        .whenNotMatchedInsert(
+            f"s.{_OPERATION} = {_PUT_NEW}" if strict else f"s.{_OPERATION} <> {_REMOVE} AND {whole}",
+            {quoted(name): f"s.{quoted(name)}" for name in names},
+        )
+    )
+    if changes.truncated_leaves:
+        leaves = ", ".join(str(leaf) for leaf in changes.truncated_leaves)
+        builder = builder.whenNotMatchedBySourceDelete(f"t.{PARTITION_COLUMN} IN ({leaves})")
+    counts = builder.execute().collect()[0]
+    if strict and not changes.truncated_leaves and not _as_foretold(changes, counts):
+        diverged, example = _contradictions(spark, plan, source, at_version=plan.version)
+    return diverged, example
+
+
+def _update_condition(changes: NetChanges, *, strict: bool) -> str:
+    if not strict:
+        return f"s.{_OPERATION} <> {_REMOVE}"
+    condition = f"s.{_OPERATION} = {_PUT_STORED}"
+    if changes.truncated_leaves:
+        # The row that a new one meets in a truncated leaf is the truncated row.
+        leaves = ", ".join(str(leaf) for leaf in changes.truncated_leaves)
+        condition = f"({condition} OR t.{PARTITION_COLUMN} IN ({leaves}) AND s.{_OPERATION} = {_PUT_NEW})"
+    return condition
+
+
+def _as_foretold(changes: NetChanges, counts: Any) -> bool:
+    over_stored = int(changes.stored.sum())
+    return bool(
+        counts["num_updated_rows"] == over_stored
+        and counts["num_inserted_rows"] == changes.rows.num_rows - over_stored
+        and counts["num_deleted_rows"] == changes.removed.num_rows
+    )
+
+
+def _contradictions(spark: SparkSession, plan: Plan, source: DataFrame, at_version: int | None) -> tuple[int, str]:
+    """Source rows whose stored row was to exist and did not, or the reverse, at the version planned on."""
+    keys = plan.record.schema.key
+    reader = spark.read.format("delta")
+    if at_version is not None:
+        reader = reader.option("versionAsOf", at_version)
+    stored = reader.load(plan.path).selectExpr(*(f"{quoted(k)} AS _hw_k{i}" for i, k in enumerate(keys)))
+    condition = " AND ".join(f"s.{quoted(k)} = t._hw_k{i}" for i, k in enumerate(keys))
+    joined = source.alias("s").join(stored.alias("t"), expr(condition), "left")
+    wrong = joined.where(f"(t._hw_k0 IS NULL) = (s.{_OPERATION} <> {_PUT_NEW})").selectExpr(
+        f"s.{_OPERATION} AS op", *(f"CAST(s.{quoted(k)} AS STRING) AS _hw_k{i}" for i, k in enumerate(keys))
+    )
+    rows = wrong.collect()
+    words = {_PUT_STORED: "update met no row", _REMOVE: "delete met no row", _PUT_NEW: "insert met a row"}
+    shown = [f"{words[row['op']]} at key ({', '.join(str(value) for value in row[1:])})" for row in rows[:_EXAMPLES]]
+    return len(rows), "; ".join(shown)
+
+
+def _source(schema: TableSchema, changes: NetChanges) -> pa.Table:
+    """One Arrow table: rows to put, then keys to remove, with the operation and the unchanged masks."""
+    rows, removed = changes.rows, changes.removed
+    operation = np.concatenate(
+        [np.where(changes.stored, _PUT_STORED, _PUT_NEW), np.full(removed.num_rows, _REMOVE)]
+    ).astype(np.int32)
+    table = pa.concat_tables([rows, removed.cast(rows.select(removed.column_names).schema)], promote_options="default")
+    table = table.append_column(_OPERATION, pa.array(operation))
+    for index, mask in enumerate(changes.unchanged.values()):
+        table = table.append_column(
+            f"{_UNCHANGED}{index}", pa.array(np.concatenate([mask, np.zeros(removed.num_rows, dtype=np.bool_)]))
+        )
+    return table
+
+
+def _source_type(schema: TableSchema, changes: NetChanges) -> Any:
+    kind = struct_type(schema).add(_OPERATION, IntegerType())
+    for index in range(len(changes.unchanged)):
+        kind = kind.add(f"{_UNCHANGED}{index}", BooleanType())
+    return kind
+
+
+def _condition(schema: TableSchema, changes: NetChanges) -> str:
+    """Key equality, and bounds that name target columns alone: only those prune files."""
+    parts = [f"t.{quoted(name)} = s.{quoted(name)}" for name in schema.key]
+    if not changes.truncated_leaves:
+        for name in schema.key:
+            chunks = [*changes.rows[name].chunks, *changes.removed[name].chunks]
+            parts += _bounds(name, pa.chunked_array(chunks, type=changes.rows.schema.field(name).type))
+    return " AND ".join(parts)
+
+
+def _bounds(name: str, values: pa.ChunkedArray) -> list[str]:
+    if not len(values):
+        return ["false"]
+    kind = values.type
+    if not (pa.types.is_integer(kind) or pa.types.is_date(kind)):
+        return []
+    extent = pc.min_max(values).as_py()
+    literal = "{}" if pa.types.is_integer(kind) else "DATE'{}'"
+    return [
+        f"t.{quoted(name)} >= {literal.format(extent['min'])}",
+        f"t.{quoted(name)} <= {literal.format(extent['max'])}",
+    ]
+
+
+def _with_values_of_moved_rows(spark: SparkSession, plan: Plan) -> NetChanges:
+    """A row that changed its key keeps its unchanged TOAST values: they lie under its old key."""
+    changes = plan.changes
+    if changes.origins is None:
+        return changes
+    schema = plan.record.schema
+    names = list(changes.unchanged)
+    key_type = struct_type(schema)
+    moved = np.flatnonzero(np.array(changes.origins[schema.key[0]].is_valid()))
+    wanted = changes.origins.take(pa.array(moved)).append_column("_hw_row", pa.array(moved))
+    wanted_type = type(key_type)([key_type[name] for name in schema.key]).add("_hw_row", LongType())
+    source = spark.createDataFrame(wanted, schema=wanted_type).alias("s")
+    stored = spark.read.format("delta").option("versionAsOf", plan.version).load(plan.path).alias("t")
+    condition = " AND ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in schema.key)
+    found = source.join(stored, expr(condition)).selectExpr("s._hw_row", *(f"t.{quoted(name)}" for name in names))
+    values = found.toArrow()
+    if values.num_rows != len(moved):
+        raise Diverged(
+            f"{len(moved) - values.num_rows} rows changed their key in the log but are not stored under the old one",
+            where=plan.record.name,
+            remedy=f"headwater load PIPELINE.yaml --table {plan.record.name} --again",
+        )
+    return _filled(changes, names, values)
+
+
+def _filled(changes: NetChanges, names: list[str], values: pa.Table) -> NetChanges:
+    rows, unchanged = changes.rows, dict(changes.unchanged)
+    at = values["_hw_row"].to_numpy()
+    for name in names:
+        mask = unchanged[name]
+        source = np.arange(rows.num_rows)
+        fill = mask[at]
+        source[at[fill]] = rows.num_rows + np.flatnonzero(fill)
+        field = rows.schema.field(name)
+        both = pa.concat_arrays([*rows[name].chunks, *values[name].cast(field.type).chunks])
+        rows = rows.set_column(rows.column_names.index(name), field, both.take(pa.array(source)))
+        left = mask.copy()
+        left[at] = False
+        unchanged[name] = left
+    return replace(
+        changes, rows=rows, unchanged={name: mask for name, mask in unchanged.items() if mask.any()}, origins=None
+    )

@@ -1,0 +1,80 @@
+"""`<root>/_headwater/position.json`: what pollers read instead of the ledger, replaced whole by one writer.
+
+A cache: every claim in it entered only after its ledger commit, so an old file is late, never false. Readers that
+have seen (generation, read position) ignore a file with a lower pair. Standard library only: triggers import this.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headwater.lake.paths import position_file_path
+from headwater.position import Position, format_lsn, parse_lsn
+
+
+@dataclass(frozen=True, slots=True)
+class PositionFile:
+    """The file's content.
+
+    `position`: of the newest published epoch. `read_position`: LSN on the same timeline; every commit up to it has
+    been read from the log. `pending`: per table the first commit LSN that no published epoch covers.
+    `states`: tables not in step, {"state", "reason", "since"}. `samples`: (source clock ISO 8601, LSN), oldest first.
+    """
+
+    generation: int
+    epoch: int
+    position: Position
+    read_position: int
+    written_at: str
+    pending: dict[str, int] = field(default_factory=dict)
+    states: dict[str, dict[str, str]] = field(default_factory=dict)
+    samples: tuple[tuple[str, int], ...] = ()
+    rates: dict[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "generation": self.generation,
+            "epoch": self.epoch,
+            "position": self.position.to_json(),
+            "read_position": format_lsn(self.read_position),
+            "written_at": self.written_at,
+            "pending": {name: format_lsn(lsn) for name, lsn in self.pending.items()},
+            "states": self.states,
+            "samples": [[time, format_lsn(lsn)] for time, lsn in self.samples],
+            "rates": self.rates,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> PositionFile:
+        return cls(
+            generation=value["generation"],
+            epoch=value["epoch"],
+            position=Position.from_json(value["position"]),
+            read_position=parse_lsn(value["read_position"]),
+            written_at=value["written_at"],
+            pending={name: parse_lsn(lsn) for name, lsn in value["pending"].items()},
+            states=value["states"],
+            samples=tuple((time, parse_lsn(lsn)) for time, lsn in value["samples"]),
+            rates=value["rates"],
+        )
+
+
+def read_position_file(root: str) -> PositionFile | None:
+    """The file under `root`; None when no driver has published yet."""
+    try:
+        text = Path(position_file_path(root)).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    return PositionFile.from_json(json.loads(text))
+
+
+def write_position_file(root: str, content: PositionFile) -> None:
+    """Replace the file atomically: a reader sees the old text or the new one, whole."""
+    path = position_file_path(root)
+    scratch = f"{path}.{os.getpid()}.tmp"
+    Path(scratch).write_text(json.dumps(content.to_json()), encoding="utf-8")
+    os.replace(scratch, path)

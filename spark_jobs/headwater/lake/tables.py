@@ -1,0 +1,117 @@
+"""The Delta tables that hold replicated rows: creation, applied position, and who committed what.
+
+A table's applied position is the `txn` version of its own appId, written by the same commit as the rows. Its
+version is expected to rise by one per commit of ours: anything else in between is looked at before going on.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from delta.tables import DeltaTable
+from deltalake import DeltaTable as RustTable
+from pyspark.sql import SparkSession
+from pyspark.sql.types import DataType, LongType, StructField, StructType
+
+from headwater.lake.commits import open_table
+from headwater.schema import PARTITION_COLUMN, TableSchema
+
+_PROPERTIES = {
+    "delta.enableDeletionVectors": "true",
+    # A checkpoint costs half a second; every tenth commit is too often at one commit a second.
+    "delta.checkpointInterval": "100",
+    # Old versions go only when no live cut needs them: never behind our back, by anybody's clean-up.
+    "delta.enableExpiredLogCleanup": "false",
+    "delta.logRetentionDuration": "interval 30 days",
+    "delta.deletedFileRetentionDuration": "interval 7 days",
+}
+_NEEDS_MAPPING = set(" ,;{}()\n\t=")
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One commit of a table's log, as far as ownership matters. `data`: it added or removed rows."""
+
+    version: int
+    transactions: dict[str, int]
+    data: bool
+    operation: str
+    metrics: dict[str, str]
+
+
+def quoted(name: str) -> str:
+    """`name` as an identifier of Spark SQL."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def struct_type(schema: TableSchema) -> StructType:
+    """The table's columns as Spark types, in order, with `_hw_partition` last where there are leaves.
+
+    Needs a running session: Spark parses its own type names.
+    """
+    fields = [StructField(c.name, DataType.fromDDL(c.value.lake), True) for c in schema.columns]
+    if schema.partitioned:
+        fields.append(StructField(PARTITION_COLUMN, LongType(), True))
+    return StructType(fields)
+
+
+def create(spark: SparkSession, path: str, schema: TableSchema) -> None:
+    """Create the empty Delta table at `path` unless there is one."""
+    builder = DeltaTable.createIfNotExists(spark).location(path)
+    for column in struct_type(schema).fields:
+        builder = builder.addColumn(column.name, column.dataType)
+    if schema.partition_by:
+        builder = builder.partitionedBy(*schema.partition_by)
+    for name, value in properties(schema).items():
+        builder = builder.property(name, value)
+    builder.execute()
+
+
+def properties(schema: TableSchema) -> dict[str, str]:
+    """The table's Delta properties at creation."""
+    chosen = dict(_PROPERTIES)
+    if any(set(column.name) & _NEEDS_MAPPING for column in schema.columns):
+        chosen["delta.columnMapping.mode"] = "name"
+    position = {column.name: index for index, column in enumerate(schema.columns)}
+    if any(position[name] >= 32 for name in schema.key):
+        # Statistics are collected for the first 32 columns only: without the key's, every look-up reads every file.
+        others = [c.name for c in schema.columns if c.name not in schema.key][: 32 - len(schema.key)]
+        chosen["delta.dataSkippingStatsColumns"] = ",".join(quoted(name) for name in (*schema.key, *others))
+    return chosen
+
+
+def current(path: str, app_id: str) -> tuple[int, int] | None:
+    """(version, applied position) of the table at `path`; position 0 when it has none. None: there is no table."""
+    table: RustTable | None = open_table(path)
+    if table is None:
+        return None
+    return table.version(), table.transaction_version(app_id) or 0
+
+
+def commits_after(path: str, version: int) -> list[Commit]:
+    """The commits above `version`, oldest first; empty in the usual case, for the price of one look at a name."""
+    found = []
+    while (commit := read_commit(path, version + 1)) is not None:
+        found.append(commit)
+        version += 1
+    return found
+
+
+def read_commit(path: str, version: int) -> Commit | None:
+    """The commit `version` as its log file tells it; None when it does not exist (yet)."""
+    try:
+        text = (Path(path) / "_delta_log" / f"{version:020d}.json").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    actions = [json.loads(line) for line in text.splitlines() if line]
+    info: dict[str, Any] = next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
+    return Commit(
+        version,
+        {a["txn"]["appId"]: a["txn"]["version"] for a in actions if "txn" in a},
+        any(a[kind].get("dataChange", True) for a in actions for kind in ("add", "remove") if kind in a),
+        info.get("operation", "unknown"),
+        {name: str(value) for name, value in (info.get("operationMetrics") or {}).items()},
+    )

@@ -1,0 +1,26 @@
+"""The apply paths without look-up: `append` for inserts that cannot collide, `replace` after a truncate."""
+
+from __future__ import annotations
+
+from pyspark.sql import SparkSession
+
+from headwater.lake.plan import Plan
+from headwater.lake.tables import struct_type
+
+
+def append(spark: SparkSession, plan: Plan) -> tuple[int, str]:
+    """Append the plan's rows. Returns (divergence, example): never any here."""
+    return _write(spark, plan, "append")
+
+
+def replace(spark: SparkSession, plan: Plan) -> tuple[int, str]:
+    """Make the plan's rows the whole content."""
+    return _write(spark, plan, "overwrite")
+
+
+def _write(spark: SparkSession, plan: Plan, mode: str) -> tuple[int, str]:
+    rows = plan.changes.rows
+    frame = spark.createDataFrame(rows, schema=struct_type(plan.record.schema))
+    # A batch is at most max_rows: one file, not one per core.
+    frame.coalesce(1).write.format("delta").mode(mode).save(plan.path)
+    return 0, ""

@@ -1,0 +1,168 @@
+"""Framed tuples to Arrow, column by column over all rows of a block.
+
+Two framings of the same values (the server's send functions write both, so load and log are equal by
+construction):
+
+- TupleData of pgoutput with `binary 'true'` (PostgreSQL documentation, "Logical Replication Message Formats"):
+  int16 count of columns, then for each a kind byte: `n` NULL (in an old tuple: absent), `u` unchanged TOAST,
+  `t` text or `b` binary, the last two with int32 length and bytes.
+- a row of `COPY ... (FORMAT binary)`: int16 count of fields, then for each int32 length (-1: NULL) and bytes.
+
+Columns are walked in order, all rows at once: a column begins where the one before it ended. Every position is
+checked against the buffer before it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headwater.log.values import TEXT_WIRES, convert
+from headwater.log.wire import Bytes, Ints, MalformedMessage, Mask, gather
+from headwater.schema import Column
+
+__all__ = ["DecodedTuples", "MalformedMessage", "decode_copy_rows", "decode_tuples", "frame_copy"]
+
+_NULL, _UNCHANGED, _TEXT, _BINARY = (ord(kind) for kind in "nutb")
+_COPY_SIGNATURE = b"PGCOPY\n\xff\r\n\0"
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedTuples:
+    """The rows of one block.
+
+    `columns`: an Arrow array for each column that was asked for. `unchanged`: only columns with an unchanged
+    TOAST value anywhere, and in which rows; the value there is NULL. `bad`: column name and row of each value
+    that the lake cannot hold and whose column says "suspend"; NULL in the array. `ends`: where each tuple ends.
+    """
+
+    rows: int
+    columns: dict[str, Any]
+    unchanged: dict[str, Mask]
+    bad: list[tuple[str, int]]
+    ends: Ints
+
+
+def decode_tuples(buffer: Bytes, starts: Ints, columns: Sequence[Column | None]) -> DecodedTuples:
+    """The TupleData that begin at `starts`. `columns` in the message's order; None is stepped over."""
+    decoded = _begin(buffer, starts, len(columns))
+    at = decoded.ends
+    for column in columns:
+        _reach(buffer, at, 1)
+        kinds = buffer[at]
+        values, lengths = at + 1, np.full(len(at), -1, dtype=np.int64)
+        binary = kinds == _BINARY
+        sized = binary if binary.all() else binary | (kinds == _TEXT)
+        if not sized.all():
+            _known_kinds(kinds, sized, at)
+        values, lengths = _sized(buffer, values, sized)
+        if column is not None:
+            if sized is not binary:
+                _text_only_where_text(column, kinds, at)
+                unchanged = kinds == _UNCHANGED
+                if unchanged.any():
+                    decoded.unchanged[column.name] = unchanged
+            _convert(decoded, column, buffer, values, lengths)
+        at = values + np.maximum(lengths, 0)
+    decoded.ends[:] = at
+    return decoded
+
+
+def decode_copy_rows(buffer: Bytes, starts: Ints, columns: Sequence[Column | None]) -> DecodedTuples:
+    """The rows of a binary COPY that begin at `starts`; neither header nor trailer may be among them."""
+    decoded = _begin(buffer, starts, len(columns))
+    at = decoded.ends
+    every = np.ones(len(at), dtype=np.bool_)
+    for column in columns:
+        values, lengths = _sized(buffer, at, every, null_allowed=True)
+        if column is not None:
+            _convert(decoded, column, buffer, values, lengths)
+        at = values + np.maximum(lengths, 0)
+    decoded.ends[:] = at
+    return decoded
+
+
+def frame_copy(messages: Iterable[bytes | bytearray | memoryview]) -> tuple[Bytes, Ints]:
+    """A buffer and the starts of its rows from CopyData messages, of which the server sends one a row.
+
+    The header comes with the first row (or, of an empty table, with the trailer) and the trailer alone; both
+    are left out, so any run of a stream's messages may be framed on its own.
+    """
+    parts: list[bytes] = []
+    starts: list[int] = []
+    size = 0
+    for message in messages:
+        row = bytes(message)
+        if row.startswith(_COPY_SIGNATURE):
+            extension = int.from_bytes(row[15:19], "big")
+            row = row[19 + extension :]
+        if not row or row == b"\xff\xff":
+            continue
+        parts.append(row)
+        starts.append(size)
+        size += len(row)
+    return np.frombuffer(b"".join(parts), dtype=np.uint8), np.array(starts, dtype=np.int64)
+
+
+def _begin(buffer: Bytes, starts: Ints, count: int) -> DecodedTuples:
+    """Checks the column count of each tuple; `ends` is where its first column begins."""
+    at = np.array(starts, dtype=np.int64)
+    _reach(buffer, at, 2)
+    counts = gather(buffer, at, ">i2")
+    wrong = counts != count
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise MalformedMessage(f"a tuple of {counts[row]} columns where {count} are expected", int(at[row]))
+    return DecodedTuples(len(at), {}, {}, [], at + 2)
+
+
+def _reach(buffer: Bytes, at: Ints, size: int) -> None:
+    """Every range of `size` bytes at `at` lies inside the buffer."""
+    if len(at) and (at.max() + size > len(buffer) or at.min() < 0):
+        row = int(np.argmax((at + size > len(buffer)) | (at < 0)))
+        raise MalformedMessage(f"a tuple (row {row}) that goes on behind the end of the buffer", int(at[row]))
+
+
+def _sized(buffer: Bytes, at: Ints, sized: Mask, null_allowed: bool = False) -> tuple[Ints, Ints]:
+    """Starts and lengths of the values whose int32 length stands at `at`, for the rows that are `sized`."""
+    if sized.all():
+        _reach(buffer, at, 4)
+        values, lengths = at + 4, gather(buffer, at, ">i4").astype(np.int64)
+    else:
+        rows = np.flatnonzero(sized)
+        _reach(buffer, at[rows], 4)
+        lengths = np.full(len(at), -1, dtype=np.int64)
+        lengths[rows] = gather(buffer, at[rows], ">i4")
+        values = at + 4 * sized
+    wrong = sized & (lengths < (-1 if null_allowed else 0)) if len(lengths) and lengths.min() < 0 else None
+    if wrong is not None and wrong.any():
+        raise MalformedMessage("a value of negative length", int(at[np.argmax(wrong)]))
+    over = values + np.maximum(lengths, 0) > len(buffer)
+    if over.any():
+        raise MalformedMessage("a value that goes on behind the end of the buffer", int(at[np.argmax(over)]))
+    return values, lengths
+
+
+def _known_kinds(kinds: Bytes, sized: Mask, at: Ints) -> None:
+    unknown = ~sized & (kinds != _NULL) & (kinds != _UNCHANGED)
+    if unknown.any():
+        row = int(np.argmax(unknown))
+        raise MalformedMessage(f"a column of unknown kind {bytes([kinds[row]])!r}", int(at[row]))
+
+
+def _text_only_where_text(column: Column, kinds: Bytes, at: Ints) -> None:
+    """The server writes text for a type without a send function; of all that we read only texts look the same."""
+    text = kinds == _TEXT
+    if column.value.wire not in TEXT_WIRES and text.any():
+        where = int(at[np.argmax(text)])
+        raise MalformedMessage(f"column {column.name} ({column.value.wire}) came as text instead of binary", where)
+
+
+def _convert(decoded: DecodedTuples, column: Column, buffer: Bytes, values: Ints, lengths: Ints) -> None:
+    array, bad = convert(column.value, buffer, values, lengths)
+    decoded.columns[column.name] = array
+    if bad is not None and column.on_bad_value != "null":
+        decoded.bad.extend((column.name, row) for row in np.flatnonzero(bad).tolist())

@@ -1,0 +1,410 @@
+"""The net effect of a batch on one table: per key the one surviving change, as Arrow rows.
+
+An update is delete(old key) + insert(new row); per key the last event wins; insert then delete leaves nothing. The
+*first* event of a key says whether a stored row must exist, which is what lets the applier notice divergence.
+Unchanged TOAST values are taken from earlier in the batch, along key changes, else named as "from the stored row".
+Everything ordinary is numpy over whole columns; Python loops only over rows with unchanged values and history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.changes import NetChanges
+from headwater.errors import BadValue
+from headwater.log.blocks import DELETE, INSERT, UPDATE, Block, Truncate
+from headwater.log.decode import DecodedTuples, decode_tuples
+from headwater.log.values import arrow_type
+from headwater.schema import PARTITION_COLUMN, TableSchema
+
+Int64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+
+_REMOVE, _PUT_OVER_STORED, _PUT_NEW = 0, 1, 2
+
+
+@dataclass(slots=True)
+class _Decoded:
+    """All changes of the table in commit order; `new`/`old` are row numbers in the tables below, -1 for none."""
+
+    operation: npt.NDArray[np.uint8]
+    sequence: Int64
+    relation: Int64
+    new: Int64
+    old: Int64
+    rows: pa.Table
+    old_keys: pa.Table
+    unchanged: dict[str, Bool] = field(default_factory=dict)
+
+
+def net_effect(
+    schema: TableSchema,
+    blocks: Sequence[tuple[Block, Bool]],
+    truncates: Sequence[Truncate],
+    describe: Callable[[int], str],
+) -> NetChanges:
+    """The net effect of `blocks` (each with the mask of changes that count) and `truncates` on the table `schema`.
+
+    `describe(sequence)` names a change's position for messages. Raises BadValue for a value that the lake cannot
+    hold, naming column and position.
+    """
+    decoded = _decode_all(schema, blocks, describe)
+    leaves = {leaf.relation_id for leaf in schema.leaves}
+    whole = {schema.relation_id} if schema.partitioned else leaves
+    cuts = [(t.sequence, frozenset(t.relation_ids)) for t in truncates]
+    emptied = [sequence for sequence, ids in cuts if ids & whole or leaves <= ids]
+    start = max(emptied, default=-1)
+    partial = [(s, tuple(sorted(ids & leaves))) for s, ids in cuts if s > start and ids & leaves]
+    if start >= 0:
+        decoded = _after(decoded, start)
+    changes = len(decoded.sequence)
+    if not schema.key:
+        return _insert_only(schema, decoded, changes, truncated=start >= 0, partial=partial)
+    events = _Events.of(schema, decoded)
+    for sequence, relation_ids in partial:
+        events = events.with_leaves_emptied(sequence, relation_ids, decoded)
+    return _survivors(schema, decoded, events, changes, truncated=start >= 0, partial=partial)
+
+
+def _decode_all(schema: TableSchema, blocks: Sequence[tuple[Block, Bool]], describe: Callable[[int], str]) -> _Decoded:
+    columns = {column.name: column for column in schema.columns}
+    keys = set(schema.key)
+    rows_parts: list[pa.Table] = []
+    old_parts: list[pa.Table] = []
+    unchanged_parts: list[tuple[int, dict[str, Bool]]] = []
+    parts: list[tuple[npt.NDArray[np.uint8], Int64, Int64, Int64, Int64]] = []
+    row_count = old_count = 0
+    for block, mask in blocks:
+        starts, sequence = block.starts[mask], block.sequence[mask]
+        if not len(starts):
+            continue
+        buffer = np.frombuffer(block.data, dtype=np.uint8)
+        layout = [columns.get(c.name) for c in block.relation.columns]
+        key_layout = [column if column is not None and column.name in keys else None for column in layout]
+        operation = buffer[starts]
+        tuple_kind = buffer[starts + 5]
+        has_old = (operation != INSERT) & (tuple_kind != ord("N"))
+        tuple_starts = starts + 6
+        old = decode_tuples(buffer, tuple_starts[has_old], key_layout)
+        new_starts = tuple_starts.copy()
+        new_starts[has_old] = old.ends + 1
+        has_new = operation != DELETE
+        new = decode_tuples(buffer, new_starts[has_new], layout)
+        _refuse_bad(schema, new, sequence[has_new], describe)
+        _refuse_bad(schema, old, sequence[has_old], describe)
+        new_index = np.full(len(starts), -1, dtype=np.int64)
+        new_index[has_new] = row_count + np.arange(new.rows)
+        old_index = np.full(len(starts), -1, dtype=np.int64)
+        old_index[has_old] = old_count + np.arange(old.rows)
+        relation = np.full(len(starts), block.relation.relation_id, dtype=np.int64)
+        rows_parts.append(_lake_rows(schema, new, block.relation.relation_id))
+        old_parts.append(_key_rows(schema, old))
+        unchanged_parts.append((new.rows, new.unchanged))
+        parts.append((operation, sequence, relation, new_index, old_index))
+        row_count += new.rows
+        old_count += old.rows
+    if not parts:
+        empty = np.zeros(0, dtype=np.int64)
+        no_rows = _lake_schema(schema).empty_table()
+        return _Decoded(empty.astype(np.uint8), empty, empty, empty, empty, no_rows, no_rows.select(list(schema.key)))
+    operation, sequence, relation, new_index, old_index = (
+        np.concatenate(column) for column in zip(*parts, strict=True)
+    )
+    order = np.argsort(sequence, kind="stable")
+    unchanged: dict[str, Bool] = {}
+    for name in {name for _, part in unchanged_parts for name in part}:
+        unchanged[name] = np.concatenate(
+            [part.get(name, np.zeros(count, dtype=np.bool_)) for count, part in unchanged_parts]
+        )
+    return _Decoded(
+        operation[order],
+        sequence[order],
+        relation[order],
+        new_index[order],
+        old_index[order],
+        pa.concat_tables(rows_parts).combine_chunks(),
+        pa.concat_tables(old_parts).combine_chunks(),
+        unchanged,
+    )
+
+
+def _lake_schema(schema: TableSchema) -> pa.Schema:
+    fields = [pa.field(column.name, arrow_type(column.value)) for column in schema.columns]
+    if schema.partitioned:
+        fields.append(pa.field(PARTITION_COLUMN, pa.int64()))
+    return pa.schema(fields)
+
+
+def _lake_rows(schema: TableSchema, decoded: DecodedTuples, relation_id: int) -> pa.Table:
+    arrays = [decoded.columns[column.name] for column in schema.columns]
+    if schema.partitioned:
+        arrays.append(pa.array(np.full(decoded.rows, relation_id, dtype=np.int64)))
+    return pa.Table.from_arrays(arrays, schema=_lake_schema(schema))
+
+
+def _key_rows(schema: TableSchema, decoded: DecodedTuples) -> pa.Table:
+    return pa.Table.from_arrays([decoded.columns[name] for name in schema.key], names=list(schema.key))
+
+
+def _refuse_bad(schema: TableSchema, decoded: DecodedTuples, sequence: Int64, describe: Callable[[int], str]) -> None:
+    if not decoded.bad:
+        return
+    name, row = decoded.bad[0]
+    raise BadValue(
+        f"column {name} holds a value that the lake's type {schema.column(name).value.lake} cannot hold "
+        f"({describe(int(sequence[row]))})",
+        where=f"{schema.schema}.{schema.name}",
+        remedy=f'set on_bad_value: {{{name}: "null"}} or string in the pipeline file, then load the table again',
+    )
+
+
+def _after(decoded: _Decoded, sequence: int) -> _Decoded:
+    kept = decoded.sequence > sequence
+    return _Decoded(
+        decoded.operation[kept],
+        decoded.sequence[kept],
+        decoded.relation[kept],
+        decoded.new[kept],
+        decoded.old[kept],
+        decoded.rows,
+        decoded.old_keys,
+        decoded.unchanged,
+    )
+
+
+def _insert_only(
+    schema: TableSchema, decoded: _Decoded, changes: int, *, truncated: bool, partial: list[tuple[int, tuple[int, ...]]]
+) -> NetChanges:
+    kept = decoded.operation == INSERT
+    for sequence, relation_ids in partial:
+        kept &= ~(np.isin(decoded.relation, relation_ids) & (decoded.sequence < sequence))
+    rows = decoded.rows.take(pa.array(decoded.new[kept]))
+    return NetChanges(
+        rows=rows,
+        stored=np.zeros(rows.num_rows, dtype=np.bool_),
+        unchanged={},
+        origins=None,
+        removed=rows.select([]).slice(0, 0),
+        changes=changes,
+        truncated=truncated,
+        truncated_leaves=_leaves_of(partial),
+    )
+
+
+def _leaves_of(partial: list[tuple[int, tuple[int, ...]]]) -> tuple[int, ...]:
+    return tuple(sorted({leaf for _, leaves in partial for leaf in leaves}))
+
+
+@dataclass(slots=True)
+class _Events:
+    """What happens to keys, in order: `code` numbers the key, `row` the new row (-1: removal).
+
+    `order` is twice the change's sequence, plus one for a put, so that an update's removal comes before its put.
+    `came_from`: for the put of an update that changed the key, the code of the old key; else -1.
+    """
+
+    order: Int64
+    code: Int64
+    kind: npt.NDArray[np.int8]
+    row: Int64
+    came_from: Int64
+    codes: int
+
+    @classmethod
+    def of(cls, schema: TableSchema, decoded: _Decoded) -> _Events:
+        new_codes, old_codes, count = _key_codes(decoded.rows.select(list(schema.key)), decoded.old_keys)
+        old = np.where(decoded.old >= 0, old_codes[decoded.old] if len(old_codes) else -1, -1)
+        new = np.where(decoded.new >= 0, new_codes[decoded.new] if len(new_codes) else -1, -1)
+        moved = (decoded.operation == UPDATE) & (decoded.old >= 0) & (old != new)
+        removal = moved | (decoded.operation == DELETE)
+        put = decoded.operation != DELETE
+        put_kind = np.where((decoded.operation == UPDATE) & ~moved, _PUT_OVER_STORED, _PUT_NEW).astype(np.int8)
+        order = np.concatenate([decoded.sequence[removal] * 2, decoded.sequence[put] * 2 + 1])
+        events = cls(
+            order,
+            np.concatenate([old[removal], new[put]]),
+            np.concatenate([np.full(int(removal.sum()), _REMOVE, dtype=np.int8), put_kind[put]]),
+            np.concatenate([np.full(int(removal.sum()), -1, dtype=np.int64), decoded.new[put]]),
+            np.concatenate([np.full(int(removal.sum()), -1, dtype=np.int64), np.where(moved, old, -1)[put]]),
+            count,
+        )
+        return events._sorted()
+
+    def _sorted(self) -> _Events:
+        by = np.argsort(self.order, kind="stable")
+        return _Events(self.order[by], self.code[by], self.kind[by], self.row[by], self.came_from[by], self.codes)
+
+    def last(self) -> Int64:
+        """Per code the index of its last event, -1 for codes without one."""
+        result = np.full(self.codes, -1, dtype=np.int64)
+        result[self.code] = np.arange(len(self.code))
+        return result
+
+    def first(self) -> Int64:
+        result = np.full(self.codes, -1, dtype=np.int64)
+        result[self.code[::-1]] = np.arange(len(self.code))[::-1]
+        return result
+
+    def with_leaves_emptied(self, sequence: int, relation_ids: tuple[int, ...], decoded: _Decoded) -> _Events:
+        """Truncating leaves removes the keys whose row, at that moment, was put there earlier in the batch."""
+        before = self.order < sequence * 2
+        last = np.full(self.codes, -1, dtype=np.int64)
+        last[self.code[before]] = np.flatnonzero(before)
+        alive = last[last >= 0]
+        alive = alive[self.row[alive] >= 0]
+        leaf = np.zeros(decoded.rows.num_rows, dtype=np.int64)
+        puts = decoded.new >= 0
+        leaf[decoded.new[puts]] = decoded.relation[puts]
+        gone = self.code[alive[np.isin(leaf[self.row[alive]], relation_ids)]]
+        extra = len(gone)
+        return _Events(
+            np.concatenate([self.order, np.full(extra, sequence * 2, dtype=np.int64)]),
+            np.concatenate([self.code, gone]),
+            np.concatenate([self.kind, np.full(extra, _REMOVE, dtype=np.int8)]),
+            np.concatenate([self.row, np.full(extra, -1, dtype=np.int64)]),
+            np.concatenate([self.came_from, np.full(extra, -1, dtype=np.int64)]),
+            self.codes,
+        )._sorted()
+
+
+def _key_codes(new: pa.Table, old: pa.Table) -> tuple[Int64, Int64, int]:
+    """Number the distinct keys of both tables together: codes of `new`, codes of `old`, how many there are."""
+    total = new.num_rows + old.num_rows
+    codes = np.zeros(total, dtype=np.int64)
+    count = 1
+    for name in new.column_names:
+        values = pa.concat_arrays([*new[name].chunks, *old[name].chunks]) if total else pa.array([], new[name].type)
+        encoded = _comparable(values).dictionary_encode(null_encoding="encode")
+        column = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        codes = codes * max(len(encoded.dictionary), 1) + column
+        # Renumbering keeps the product of the columns' sizes within 64 bits.
+        distinct, codes = np.unique(codes, return_inverse=True)
+        count = len(distinct)
+    return codes[: new.num_rows], codes[new.num_rows :], count
+
+
+def _comparable(values: pa.Array) -> pa.Array:
+    """Floats as keys compare as in PostgreSQL: -0 equals 0."""
+    return pc.add(values, pa.scalar(0.0, values.type)) if pa.types.is_floating(values.type) else values
+
+
+def _survivors(
+    schema: TableSchema,
+    decoded: _Decoded,
+    events: _Events,
+    changes: int,
+    *,
+    truncated: bool,
+    partial: list[tuple[int, tuple[int, ...]]],
+) -> NetChanges:
+    last, first = events.last(), events.first()
+    touched = np.flatnonzero(last >= 0)
+    stored_before = events.kind[first[touched]] != _PUT_NEW
+    if truncated:
+        stored_before &= False
+    present = events.row[last[touched]] >= 0
+    put_codes = touched[present]
+    removed_codes = touched[~present & stored_before]
+    row_numbers = events.row[last[put_codes]]
+    keys = list(schema.key)
+    rows = decoded.rows.take(pa.array(row_numbers))
+    unchanged = {
+        name: mask[row_numbers]
+        for name, mask in decoded.unchanged.items()
+        if name not in keys and mask[row_numbers].any()
+    }
+    origins: pa.Table | None = None
+    if unchanged:
+        rows, unchanged, origin_codes = _fill(decoded, events, last, put_codes, rows, unchanged)
+        origins = _keys_of(decoded, events, origin_codes, keys) if (origin_codes >= 0).any() else None
+    return NetChanges(
+        rows=rows,
+        stored=stored_before[present],
+        unchanged=unchanged,
+        origins=origins,
+        removed=_keys_of(decoded, events, removed_codes, keys),
+        changes=changes,
+        truncated=truncated,
+        truncated_leaves=_leaves_of(partial),
+    )
+
+
+def _keys_of(decoded: _Decoded, events: _Events, codes: Int64, keys: list[str]) -> pa.Table:
+    """The key columns behind `codes`; null for -1. Any event of a code may lend its key: a new row or an old tuple."""
+    new, old, count = _key_codes(decoded.rows.select(keys), decoded.old_keys)
+    place = np.full(count + 1, -1, dtype=np.int64)
+    place[old] = np.arange(len(old)) + len(new)
+    place[new] = np.arange(len(new))
+    indices = place[codes]
+    both = pa.concat_tables([decoded.rows.select(keys), decoded.old_keys.select(keys)])
+    return both.take(pa.array(indices, mask=codes < 0))
+
+
+def _fill(
+    decoded: _Decoded,
+    events: _Events,
+    last: Int64,
+    put_codes: Int64,
+    rows: pa.Table,
+    unchanged: dict[str, Bool],
+) -> tuple[pa.Table, dict[str, Bool], Int64]:
+    """Give rows their unchanged values from earlier in the batch; what remains unchanged is the stored row's.
+
+    Returns the rows, the masks that remain, and per row the code of the stored row to take from, when that is another
+    key than the row's own (-1: its own, or none needed).
+    """
+    previous = _previous_of_same_code(events)
+    event_at_order = (
+        {int(order): index for index, order in enumerate(events.order)} if (events.came_from >= 0).any() else {}
+    )
+    wanted = np.zeros(rows.num_rows, dtype=np.bool_)
+    for mask in unchanged.values():
+        wanted |= mask
+    origin_codes = np.full(rows.num_rows, -1, dtype=np.int64)
+    sources = {name: np.arange(rows.num_rows) for name in unchanged}
+    remaining = {name: mask.copy() for name, mask in unchanged.items()}
+    lent: list[int] = []
+    for index in np.flatnonzero(wanted):
+        event = int(last[put_codes[index]])
+        open_names = [name for name, mask in unchanged.items() if mask[index]]
+        code = int(put_codes[index])
+        while open_names:
+            if events.came_from[event] >= 0:
+                code = int(events.came_from[event])
+                event = event_at_order[int(events.order[event]) - 1]
+            event = int(previous[event])
+            if event < 0:
+                break
+            row = int(events.row[event])
+            if row < 0:
+                break  # the log updates a row that it removed before: the stored row decides, as divergence
+            for name in list(open_names):
+                if not decoded.unchanged[name][row]:
+                    sources[name][index] = rows.num_rows + len(lent)
+                    remaining[name][index] = False
+                    open_names.remove(name)
+            lent.append(row)
+        if open_names and code != put_codes[index]:
+            origin_codes[index] = code
+    if lent:
+        lenders = decoded.rows.take(pa.array(lent))
+        for name, source in sources.items():
+            values = pa.concat_arrays([*rows[name].chunks, *lenders[name].chunks])
+            rows = rows.set_column(
+                rows.column_names.index(name), rows.schema.field(name), values.take(pa.array(source))
+            )
+    return rows, {name: mask for name, mask in remaining.items() if mask.any()}, origin_codes
+
+
+def _previous_of_same_code(events: _Events) -> Int64:
+    by_code = np.argsort(events.code, kind="stable")
+    previous = np.full(len(events.code), -1, dtype=np.int64)
+    same = events.code[by_code][1:] == events.code[by_code][:-1]
+    previous[by_code[1:][same]] = by_code[:-1][same]
+    return previous

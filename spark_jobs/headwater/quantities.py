@@ -1,0 +1,46 @@
+"""Durations and sizes as people write them: `500ms`, `1.5h`, `256MiB`.
+
+Durations are seconds (a bare number too), sizes are bytes. Kept apart from the pipeline file, since the command
+line takes durations without reading one. The errors do not repeat the text: it may come from the environment.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+_QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*", re.ASCII)
+_SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_BYTES = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "kB": 10**3, "MB": 10**6, "GB": 10**9}
+
+DURATION_FORM = "a duration: a number with ms, s, m, h or d, for example 500ms or 10m (a bare number is seconds)"
+SIZE_FORM = "a size: a number with B, KiB, MiB, GiB, kB, MB or GB, for example 256MiB (a bare number is bytes)"
+
+
+def parse_duration(value: str | float) -> float:
+    """Seconds; ValueError when `value` is no duration. Never negative, never infinite."""
+    seconds = _scale(value, _SECONDS, DURATION_FORM)
+    # 5 ms must not become 0.005000000000000001 in output.
+    return round(seconds, 9)
+
+
+def parse_size(value: str | float) -> int:
+    """Bytes; ValueError when `value` is no size or no whole number of bytes."""
+    size = _scale(value, _BYTES, SIZE_FORM)
+    if size != int(size):
+        raise ValueError("a size must be a whole number of bytes")
+    return int(size)
+
+
+def _scale(value: str | float, units: Mapping[str, float], form: str) -> float:
+    match = _QUANTITY.fullmatch(value if isinstance(value, str) else repr(value))
+    # repr of a float may be 1e-05 or inf: no form that the file allows, except through this door.
+    if match is None and isinstance(value, float) and math.isfinite(value) and value >= 0:
+        return value
+    if match is None or match[2] not in units:
+        raise ValueError(f"expected {form}")
+    scaled = float(match[1]) * units[match[2]]
+    if not math.isfinite(scaled):
+        raise ValueError(f"expected {form}")
+    return scaled

@@ -1,0 +1,64 @@
+"""Results of commands for a person: one table per command, made from the same object that `--json` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TextIO
+
+_COLUMNS = {
+    "load": ("state", "rows", "bytes", "seconds", "capture_lsn"),
+    "replicate": ("state", "changes"),
+    "wait": ("state", "version", "applied_lsn", "gap_bytes", "reason"),
+    "status": ("state", "applied_lsn", "version", "rows", "lag_bytes", "lag_seconds", "reason", "remedy"),
+    "verify": ("rows", "missing", "extra", "different", "keys"),
+}
+
+
+def render(command: str, result: dict[str, Any], out: TextIO) -> None:
+    """Writes `result` of `command` to `out`."""
+    from rich.console import Console
+    from rich.table import Table
+
+    # Into a file or pipe nothing is cut or folded: there is no width to respect.
+    console = Console(file=out, highlight=False, markup=False, width=None if out.isatty() else 1000)
+    if command == "check":
+        _render_check(console, result)
+        return
+    tables = result.get("tables") or {}
+    summary = [f"{key}: {_cell(value)}" for key, value in result.items() if key != "tables" and value not in (None, {})]
+    if tables:
+        columns = [c for c in _COLUMNS.get(command, ()) if any(row.get(c) is not None for row in tables.values())]
+        grid = Table("table", *columns, box=None, pad_edge=False)
+        for name, row in tables.items():
+            grid.add_row(*_texts([name, *(row.get(column) for column in columns)]))
+        console.print(grid)
+    for line in summary:
+        console.print(line, soft_wrap=True)
+
+
+def _render_check(console: Any, result: dict[str, Any]) -> None:
+    for problem in result["problems"]:
+        where = f"{problem['where']}: " if problem["where"] else ""
+        console.print(f"{problem['severity']}: {where}{problem['message']} [{problem['code']}]", soft_wrap=True)
+        if problem["remedy"]:
+            console.print(f"  what to do: {problem['remedy']}", soft_wrap=True)
+    console.print("ready" if result["ok"] else "not ready")
+
+
+def _texts(values: Iterable[Any]) -> Iterable[Any]:
+    from rich.text import Text
+
+    # Text, not str: a table may be called [bold].
+    return (Text(_cell(value)) for value in values)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.3f}".rstrip("0").rstrip(".")
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_cell(item)}" for key, item in value.items())
+    if isinstance(value, list):
+        return "; ".join(_cell(item) for item in value)
+    return str(value)

@@ -1,0 +1,113 @@
+"""Tables and columns as every part of Headwater speaks of them: plain values, no engine behind them.
+
+`source` makes them from the catalog, the registry stores them as JSON, `log` decodes by them and `lake`
+creates Delta tables from them. Columns are identified by `attnum`: names change, attnums do not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+PARTITION_COLUMN = "_hw_partition"
+"""Column of the lake for partitioned tables: the relation id (oid) of the leaf that holds the row."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValueType:
+    """How one type looks on the wire and in the lake.
+
+    `wire` names the binary form (what the type's send function writes); `lake` is the Spark SQL type name.
+    `precision` and `scale` are set for decimals only; `element` for arrays only.
+    """
+
+    wire: str
+    lake: str
+    precision: int | None = None
+    scale: int | None = None
+    element: ValueType | None = None
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> ValueType:
+        element = value.get("element")
+        return cls(
+            value["wire"],
+            value["lake"],
+            value.get("precision"),
+            value.get("scale"),
+            cls.from_json(element) if element else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One replicated column of a source table.
+
+    `type_oid` is the declared type (of a domain: the domain's own oid), `typmod` its modifier (-1: none): both
+    as a Relation message shows them. `on_bad_value`: suspend | null | string (string: `value` is then already text).
+    """
+
+    name: str
+    attnum: int
+    type_oid: int
+    typmod: int
+    value: ValueType
+    not_null: bool = False
+    on_bad_value: str = "suspend"
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Column:
+        return cls(**{**value, "value": ValueType.from_json(value["value"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One relation that holds rows: the table itself, or a leaf partition of it."""
+
+    relation_id: int
+    schema: str
+    name: str
+    relfilenode: int
+    replica_identity: str = "d"
+
+
+@dataclass(frozen=True, slots=True)
+class TableSchema:
+    """A source table as the lake replicates it. `key` is empty for insert-only tables without one.
+
+    `leaves` has one entry, the table itself, unless `partitioned`.
+    """
+
+    relation_id: int
+    schema: str
+    name: str
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+    leaves: tuple[Leaf, ...] = field(default=())
+    partitioned: bool = False
+    insert_only: bool = False
+    partition_by: tuple[str, ...] = ()
+
+    def column(self, name: str) -> Column:
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise KeyError(name)
+
+    def with_leaves(self, leaves: tuple[Leaf, ...]) -> TableSchema:
+        return replace(self, leaves=leaves)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> TableSchema:
+        return cls(
+            **{
+                **value,
+                "columns": tuple(Column.from_json(c) for c in value["columns"]),
+                "leaves": tuple(Leaf(**leaf) for leaf in value["leaves"]),
+                "key": tuple(value["key"]),
+                "partition_by": tuple(value["partition_by"]),
+            }
+        )

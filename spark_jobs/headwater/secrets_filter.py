@@ -1,0 +1,70 @@
+"""Takes passwords out of text that is about to be printed or logged.
+
+A second line of defence: no message is written with a secret in it, but libraries put what they were given into
+their errors. Only the secrets it has learned and the usual forms of connection strings are found.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from typing import Any
+from urllib.parse import quote, quote_plus
+
+_HIDDEN = "***"
+_URI_PASSWORD = re.compile(r"(://[^\s:/@]*:)[^\s@]+(?=@)")
+_KEY_PASSWORD = re.compile(r"((?:ssl)?password\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&'\",)]+)", re.IGNORECASE)
+
+
+class Scrubber:
+    """Replaces the passwords it knows, in every spelling they may have, by three stars."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+        self._add(os.environ.get("PGPASSWORD", ""))
+
+    def learn(self, conninfo: str) -> None:
+        """Takes note of `conninfo` and of the passwords in it."""
+        from psycopg import ProgrammingError
+        from psycopg.conninfo import conninfo_to_dict
+
+        try:
+            options = conninfo_to_dict(conninfo)
+        except (ProgrammingError, ValueError):
+            options = {}
+        for key in ("password", "sslpassword"):
+            self._add(str(options.get(key) or ""))
+        # A connection string as a whole is a secret only if it holds one.
+        if options.get("password"):
+            self._known.add(conninfo)
+
+    def _add(self, secret: str) -> None:
+        if secret:
+            escaped = secret.replace("\\", "\\\\").replace("'", "\\'")
+            self._known |= {secret, quote(secret, safe=""), quote_plus(secret), escaped, repr(secret)[1:-1]}
+
+    def scrub(self, text: str) -> str:
+        # The longest first: one spelling may contain another.
+        for secret in sorted(self._known, key=len, reverse=True):
+            text = text.replace(secret, _HIDDEN)
+        return _KEY_PASSWORD.sub(rf"\1{_HIDDEN}", _URI_PASSWORD.sub(rf"\1{_HIDDEN}", text))
+
+    def scrub_all(self, value: Any) -> Any:
+        """`value` with every text in it scrubbed; keys stay."""
+        if isinstance(value, str):
+            return self.scrub(value)
+        if isinstance(value, dict):
+            return {key: self.scrub_all(item) for key, item in value.items()}
+        return [self.scrub_all(item) for item in value] if isinstance(value, list) else value
+
+
+class ScrubbingFormatter(logging.Formatter):
+    """Log lines, exceptions included, without passwords."""
+
+    def __init__(self, scrubber: Scrubber) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        self._scrubber = scrubber
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._scrubber.scrub(super().format(record))

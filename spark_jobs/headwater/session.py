@@ -1,0 +1,202 @@
+"""The one place that builds Spark: which jars, which settings, and why each of them.
+
+`build_session` serves a job in its own process, started by `python`, by the command line or by spark-submit.
+`submit_conf` and `submit_environment` are what a SparkSubmitOperator passes on. Only `build_session` imports
+pyspark, so this module costs nothing where Airflow parses DAG files.
+
+Three kinds of settings. *Launch* settings must be known before the JVM starts: under spark-submit they come from
+`submit_conf`, or from the user. *Required* settings decide what is stored and read: they always hold. *Tuning*
+settings give way to what spark-submit or spark-defaults.conf says.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headwater.errors import Refused
+from headwater.jars import jar_paths
+from headwater.java import require_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+
+_REQUIRED = {
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # Any other zone shifts dates, and makes each commit to a small table rebuild its state (75 -> 973 ms).
+    "spark.sql.session.timeZone": "UTC",
+    # `timestamp` is a point in time everywhere, as in the type table; PostgreSQL's zoneless one is timestamp_ntz.
+    "spark.sql.timestampType": "TIMESTAMP_LTZ",
+    # Years before 1582 and 1900 as they are: proleptic Gregorian, no rebase, and never the deprecated INT96.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+    "spark.sql.parquet.int96RebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.int96RebaseModeInRead": "CORRECTED",
+    # Delta refuses a version whose commit is older than the retention, even when it was current a second ago: that
+    # would refuse a fresh cut of a quiet table. Our own pins decide what vacuum may take.
+    "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration": "false",
+}
+
+_TUNING = {
+    # Batches are small: planning again while running, and many partitions, cost more than the work itself.
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.databricks.delta.snapshotPartitions": "1",
+    # The default of 100 compiles the same plans again and again as soon as there are many tables.
+    "spark.sql.codegen.cache.maxEntries": "20000",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "WARN",
+}
+
+
+def submit_conf() -> dict[str, str]:
+    """What `spark-submit --conf` needs, everything included. The master is the Spark connection's matter."""
+    return {
+        "spark.jars": ",".join(jar_paths()),
+        "spark.driver.memory": os.environ.get("HEADWATER_DRIVER_MEMORY", "1g"),
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_log4j_file()}",
+        "spark.pyspark.python": sys.executable,
+        "spark.sql.extensions": _DELTA_EXTENSION,
+        **_REQUIRED,
+        **_TUNING,
+    }
+
+
+def submit_environment() -> dict[str, str]:
+    """Environment variables for spark-submit itself.
+
+    Its shell scripts look for Spark beside the first python3 of PATH, so the `bin` folder of our own environment
+    must come first there.
+    """
+    folder = str(Path(sys.executable).parent)
+    path = os.environ.get("PATH", os.defpath)
+    if path.split(os.pathsep)[0] != folder:
+        path = folder + os.pathsep + path
+    return {"PATH": path, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+
+
+def build_session(pipeline_name: str | None = None, app_name: str = "headwater") -> SparkSession:
+    """The process's Spark session: the running one, brought to the required settings, or a new one.
+
+    Not to be called by several threads at once; work in threads on `session.newSession()`, which has settings of
+    its own and shares all else. Without Java or jars: `Refused`.
+    """
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import SparkSession
+
+    if SparkContext._active_spark_context is not None:
+        session = SparkSession.builder.getOrCreate()
+        if _DELTA_EXTENSION not in (session.conf.get("spark.sql.extensions", "") or ""):
+            raise Refused(
+                "the running Spark session has no Delta Lake",
+                code="no_delta",
+                remedy=f"start it by headwater.session.build_session, or with spark.sql.extensions={_DELTA_EXTENSION}",
+            )
+        for name, value in _REQUIRED.items():
+            if session.conf.isModifiable(name):
+                session.conf.set(name, value)
+        return session
+
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    settings = submit_conf()
+    if submitted:
+        SparkContext._ensure_initialized()
+        given = dict(SparkConf().getAll())
+        settings = {name: value for name, value in settings.items() if name not in given} | _REQUIRED
+        extensions = given.get("spark.sql.extensions", "")
+        if _DELTA_EXTENSION not in extensions:
+            settings["spark.sql.extensions"] = f"{extensions},{_DELTA_EXTENSION}".lstrip(",")
+        master = given.get("spark.master", "")
+    else:
+        require_java()
+        os.environ.update(submit_environment())
+        master = os.environ.get("HEADWATER_SPARK_MASTER", "local[*]")
+        settings["spark.master"] = master
+        given = {}
+
+    settings["spark.app.name"] = f"{app_name} {pipeline_name}" if pipeline_name else app_name
+    if master.startswith("local"):
+        # Nobody else has business with this driver; a host name that does not resolve must not matter either.
+        for name in ("spark.driver.host", "spark.driver.bindAddress"):
+            if name not in given:
+                settings[name] = "127.0.0.1"
+    work = _work_folder()
+    settings["spark.sql.warehouse.dir"] = Path(work, "warehouse").as_uri()
+    if "spark.local.dir" not in given:
+        settings["spark.local.dir"] = work
+    # Registered before the start: a start that fails must leave nothing behind either.
+    atexit.register(_end, os.getpid(), work)
+
+    builder = SparkSession.builder
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    if not _has_delta(session):
+        session.stop()
+        raise Refused(
+            "Spark was started without the Delta Lake jars",
+            code="no_jars",
+            remedy=f"add to spark-submit: --jars {','.join(jar_paths())}",
+        )
+    return session
+
+
+def _has_delta(session: SparkSession) -> bool:
+    from py4j.java_gateway import JavaClass
+
+    jvm = session._jvm
+    return jvm is not None and isinstance(jvm.io.delta.tables.DeltaTable, JavaClass)
+
+
+def _work_folder() -> str:
+    """A new folder for Spark's own files; those that killed processes left behind are removed on the way.
+
+    A living owner holds a lock on its folder, which ends with the process, however it ends.
+    """
+    for left in Path(tempfile.gettempdir()).glob("headwater-spark-*"):
+        # Locked: in use; not ours to open: another user's. Both are OSErrors.
+        with contextlib.suppress(OSError), (left / "owner").open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left)
+    work = tempfile.mkdtemp(prefix="headwater-spark-")
+    owner = os.open(os.path.join(work, "owner"), os.O_RDWR | os.O_CREAT, 0o600)  # open, and locked, until the end
+    fcntl.flock(owner, fcntl.LOCK_EX)
+    return work
+
+
+def _log4j_file() -> str:
+    return Path(__file__).with_name("log4j2.properties").as_uri()
+
+
+def _end(owner: int, work: str) -> None:
+    """Stops Spark, waits for a JVM that this process started, and removes its folder: nothing stays behind."""
+    if os.getpid() != owner:
+        return  # a forked child: the session is not its own
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    try:
+        if SparkContext._active_spark_context is not None:
+            SparkSession.builder.getOrCreate().stop()
+        gateway = SparkContext._gateway
+        process = getattr(gateway, "proc", None)
+        if gateway is not None and process is not None:
+            gateway.shutdown()
+            process.stdin.close()
+            process.wait(timeout=20)
+    except Exception as error:  # the process is ending: there is no caller left to raise to
+        print(f"headwater: Spark did not end cleanly: {error}", file=sys.stderr)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)

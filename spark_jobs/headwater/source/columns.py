@@ -1,0 +1,129 @@
+"""Which columns of a table are replicated, as what, and which of them cannot be.
+
+Stored generated columns are in the log from server 18 on, where the publication publishes them; virtual ones never
+are. Delta does not tell columns apart by case, and `_hw_…` names are Headwater's own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+
+from headwater.config import Pipeline, TableEntry
+from headwater.errors import Refused
+from headwater.names import TableName, quote_ident
+from headwater.schema import Column
+from headwater.source.problems import Problem, error, warning
+from headwater.source.relations import Attribute, Relation
+from headwater.source.types import PgType, value_type
+
+RESERVED_PREFIX = "_hw_"
+_NO_PARTITION_TYPES = ("float", "double", "binary", "array")
+
+
+def replicated_columns(
+    relation: Relation, entry: TableEntry, pipeline: Pipeline, types: dict[int, PgType], publishes_generated: bool
+) -> tuple[tuple[Column, ...], list[Problem]]:
+    """The columns in attnum order, and one problem per column that is left out or has no type in the lake."""
+    columns: list[Column] = []
+    problems: list[Problem] = []
+    for attribute in relation.attributes:
+        where = f"{relation.name}.{quote_ident(attribute.name)}"
+        if attribute.generated and not (attribute.generated == "s" and publishes_generated):
+            problems.append(_left_out(where, attribute))
+            continue
+        policy = bad_value_policy(entry, pipeline, attribute.name)
+        try:
+            pg_type = replace(types[attribute.type_oid], typmod=attribute.typmod)
+            value = value_type(pg_type, entry.types.get(attribute.name), policy, where)
+        except Refused as refusal:
+            problems.append(error(refusal.code, where, refusal.message, refusal.remedy))
+            continue
+        columns.append(
+            Column(
+                attribute.name,
+                attribute.attnum,
+                attribute.type_oid,
+                attribute.typmod,
+                value,
+                not_null=attribute.not_null,
+                on_bad_value=policy,
+            )
+        )
+    return tuple(columns), problems
+
+
+def bad_value_policy(entry: TableEntry, pipeline: Pipeline, column: str) -> str:
+    """`on_bad_value` of one column: its own, else the table's, else the pipeline's."""
+    declared = entry.on_bad_value
+    if isinstance(declared, str):
+        return declared
+    default: str = pipeline.defaults.on_bad_value
+    return default if declared is None else declared.get(column, default)
+
+
+def column_problems(
+    relation: Relation, entry: TableEntry, columns: tuple[Column, ...], key: tuple[str, ...]
+) -> list[Problem]:
+    """What is wrong with names, and with what the pipeline file says about columns."""
+    where = str(relation.name)
+    problems = [*_name_problems(relation), *_unknown_columns(relation, entry)]
+    replicated = {column.name: column for column in columns}
+    for name in key:
+        attribute = relation.attribute(name)
+        if attribute is not None and attribute.generated and name not in replicated:
+            message = f"the key needs {quote_ident(name)}, a generated column that the log does not carry"
+            problems.append(error("key_not_replicated", where, message, "declare a key of ordinary columns"))
+    for name in entry.partition_by:
+        if name in replicated and replicated[name].value.lake.startswith(_NO_PARTITION_TYPES):
+            message = f"partition_by {quote_ident(name)}: {replicated[name].value.lake} cannot partition a Delta table"
+            problems.append(error("partition_by_type", where, message, "choose a column of another type"))
+        elif name not in replicated and relation.attribute(name) is not None:
+            message = f"partition_by {quote_ident(name)}: the column is not replicated"
+            problems.append(error("partition_by_type", where, message, "choose another column"))
+    if columns and set(entry.partition_by) >= set(replicated):
+        message = "partition_by names every column; Delta needs one that is not a partition column"
+        problems.append(error("partition_by_type", where, message, "leave a column out"))
+    if not columns and not problems:
+        problems.append(error("no_columns", where, "it has no column that can be replicated"))
+    return problems
+
+
+def _name_problems(relation: Relation) -> list[Problem]:
+    where = str(relation.name)
+    problems = []
+    same: defaultdict[str, list[str]] = defaultdict(list)
+    for attribute in relation.attributes:
+        same[attribute.name.lower()].append(attribute.name)
+        if attribute.name.lower().startswith(RESERVED_PREFIX):
+            message = f"the column name {quote_ident(attribute.name)} is reserved: it begins with {RESERVED_PREFIX}"
+            problems.append(error("column_reserved", where, message, "rename the column"))
+    for names in same.values():
+        if len(names) > 1:
+            message = (
+                f"the columns {', '.join(map(quote_ident, names))} differ only by case, which Delta does not tell apart"
+            )
+            problems.append(error("column_case", where, message, "rename one of them"))
+    return problems
+
+
+def _unknown_columns(relation: Relation, entry: TableEntry) -> list[Problem]:
+    # A pattern's policies speak of all its tables: not each of them has every column.
+    per_column = (
+        entry.on_bad_value if isinstance(entry.name, TableName) and isinstance(entry.on_bad_value, dict) else ()
+    )
+    where = str(relation.name)
+    options = {"partition_by": entry.partition_by, "types": entry.types, "on_bad_value": per_column}
+    return [
+        error("unknown_column", where, f"{option} names {quote_ident(name)}, which the table does not have")
+        for option, names in options.items()
+        for name in names
+        if relation.attribute(name) is None
+    ]
+
+
+def _left_out(where: str, attribute: Attribute) -> Problem:
+    if attribute.generated == "v":
+        return warning("generated_column", where, "it is a virtual generated column, never in the log: left out")
+    message = "it is a stored generated column, which this source does not publish: left out"
+    return warning("generated_column", where, message, "server 18 and publish_generated_columns = stored publish it")

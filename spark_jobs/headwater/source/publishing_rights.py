@@ -1,0 +1,78 @@
+"""Whether the two publications of a pipeline exist with its tables, or the role may make them so. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headwater.names import TableName, quote_ident
+from headwater.source.connection import Connection, errors_named
+from headwater.source.problems import Problem, error
+from headwater.source.publication import create_statement, inserts_name, publication_problems, read_publication
+from headwater.source.relations import Relation
+
+
+@errors_named("source")
+def publishing_problems(
+    connection: Connection, name: str, tables: Sequence[Relation], insert_only: Sequence[Relation]
+) -> list[Problem]:
+    """What stands in the way of publishing `tables` by `name` and `insert_only` by its companion."""
+    return [
+        *_one(connection, name, tables),
+        *_one(connection, inserts_name(name), insert_only),
+        *_updates_published(connection, name, insert_only),
+    ]
+
+
+def _one(connection: Connection, name: str, tables: Sequence[Relation]) -> list[Problem]:
+    publication = read_publication(connection, name)
+    names = [table.name for table in tables]
+    if publication is None:
+        return _creation(connection, name, tables, names)
+    problems = publication_problems(publication)
+    missing = [table for table in tables if table.name not in publication.members]
+    # FOR ALL TABLES is refused by itself: its tables are no members to be added.
+    if missing and not (publication.for_all_tables or publication.for_schemas):
+        foreign = [table.name for table in missing if not table.owned]
+        if foreign or not publication.owned:
+            what = "the role does not own the publication" if not publication.owned else _not_owned(foreign)
+            members = ", ".join(f"ONLY {table.name}" for table in missing)
+            remedy = f"a DBA can run: ALTER PUBLICATION {quote_ident(name)} ADD TABLE {members}"
+            problems.append(
+                error("missing_rights", f"publication {quote_ident(name)}", f"tables are missing and {what}", remedy)
+            )
+    return problems
+
+
+def _updates_published(connection: Connection, name: str, insert_only: Sequence[Relation]) -> list[Problem]:
+    """Insert-only tables that `name` publishes with their updates: these would come, and may fail at the source."""
+    publication = read_publication(connection, name)
+    return [
+        error(
+            "insert_only_published",
+            str(table.name),
+            f"it is insert-only, but publication {quote_ident(name)} publishes its updates and deletes",
+            f"ALTER PUBLICATION {quote_ident(name)} DROP TABLE ONLY {table.name}",
+        )
+        for table in insert_only
+        if publication is not None and table.name in publication.members
+    ]
+
+
+def _creation(
+    connection: Connection, name: str, tables: Sequence[Relation], names: Sequence[TableName]
+) -> list[Problem]:
+    row = connection.execute(
+        "select pg_catalog.has_database_privilege(current_database(), 'CREATE'), current_database()"
+    ).fetchone()
+    assert row is not None
+    may_create, database = row
+    foreign = [table.name for table in tables if not table.owned]
+    if may_create and not foreign:
+        return []
+    what = _not_owned(foreign) if may_create else f"the role may not create publications in {quote_ident(database)}"
+    remedy = f"a DBA can run: {create_statement(name, connection.info.server_version, names)}"
+    return [error("missing_rights", f"publication {quote_ident(name)}", f"it does not exist and {what}", remedy)]
+
+
+def _not_owned(names: Sequence[TableName]) -> str:
+    return f"the role does not own {', '.join(str(name) for name in sorted(names))}"

@@ -1,0 +1,171 @@
+"""What must hold at the server before a pipeline can run: version, WAL, room, the role, the slot, the way there.
+
+Each function returns problems and changes nothing. Tables are `catalog`'s subject, publications `publication`'s.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from headwater.names import quote_ident
+from headwater.source.connection import Connection, errors_named, identify
+from headwater.source.problems import Problem, error, warning
+from headwater.source.slot import PLUGIN, SlotState, read_slot
+
+OLDEST_VERSION = 150000
+_RESTART = "and restart the server"
+# The roles by which managed services hand out REPLICATION.
+_REPLICATION_ROLES = ("rds_replication",)
+
+
+@errors_named("source")
+def server_problems(connection: Connection, slot_name: str, application_names: Iterable[str]) -> list[Problem]:
+    """All findings about the server, as the current role sees it."""
+    slot = read_slot(connection, slot_name)
+    return [
+        *_database_problems(connection),
+        *_wal_problems(connection, slot),
+        *_role_problems(connection),
+        *_standby_problems(connection, [*application_names, slot_name]),
+        *_slot_problems(connection, slot),
+        *pooler_problems(connection),
+    ]
+
+
+def version_problems(connection: Connection) -> list[Problem]:
+    """Asked first and alone: an older server has no answer to the other questions."""
+    if connection.info.server_version >= OLDEST_VERSION:
+        return []
+    message = f"server version {_setting(connection, 'server_version')}: at least 15 is needed"
+    return [error("server_version", "source", message, "upgrade the server")]
+
+
+def _database_problems(connection: Connection) -> list[Problem]:
+    problems = []
+    if identify(connection).in_recovery:
+        message = "the server is a standby; reading the log from one is not supported yet"
+        problems.append(error("in_recovery", "source", message, "connect to the primary"))
+    if _setting(connection, "server_encoding") == "SQL_ASCII":
+        message = "the database has no encoding (SQL_ASCII): text that is not UTF-8 cannot be replicated"
+        problems.append(warning("encoding", "source", message, "keep its text UTF-8"))
+    return problems
+
+
+def _wal_problems(connection: Connection, slot: SlotState | None) -> list[Problem]:
+    problems = []
+    level = _setting(connection, "wal_level")
+    if level != "logical":
+        message = f"wal_level is {level}: the log does not hold what logical decoding needs"
+        problems.append(error("wal_level", "wal_level", message, f"ALTER SYSTEM SET wal_level = logical, {_RESTART}"))
+    row = connection.execute(
+        """
+        select (select count(*) from pg_catalog.pg_replication_slots),
+               (select count(*) from pg_catalog.pg_stat_get_wal_senders())
+        """
+    ).fetchone()
+    assert row is not None
+    if slot is None:
+        problems += _room(connection, "max_replication_slots", row[0], "replication slots")
+    if slot is None or not slot.active:
+        problems += _room(connection, "max_wal_senders", row[1], "log connections")
+    if _setting(connection, "max_slot_wal_keep_size") == "-1":
+        message = "max_slot_wal_keep_size is -1: while nothing replicates, retained WAL may fill the source's disk"
+        remedy = "ALTER SYSTEM SET max_slot_wal_keep_size = '20GB', then SELECT pg_reload_conf()"
+        problems.append(warning("slot_wal_unlimited", "max_slot_wal_keep_size", message, remedy))
+    row = connection.execute(
+        "select setting, unit from pg_catalog.pg_settings"
+        " where name = 'idle_replication_slot_timeout' and setting <> '0'"
+    ).fetchone()
+    if row is not None:
+        message = f"a slot that nobody reads for {row[0]} {row[1]} is given up: a pipeline must not pause longer"
+        remedy = "ALTER SYSTEM SET idle_replication_slot_timeout = 0, then SELECT pg_reload_conf()"
+        problems.append(warning("slot_idle_timeout", "idle_replication_slot_timeout", message, remedy))
+    return problems
+
+
+def _room(connection: Connection, setting: str, used: int, what: str) -> list[Problem]:
+    limit = int(_setting(connection, setting))
+    if used < limit:
+        return []
+    message = f"all {limit} {what} are in use"
+    return [error(setting, setting, message, f"ALTER SYSTEM SET {setting} = {limit + 10}, {_RESTART}")]
+
+
+def _role_problems(connection: Connection) -> list[Problem]:
+    row = connection.execute(
+        """
+        select current_user, exists (
+            select from pg_catalog.pg_roles r where
+            (r.rolname = current_user and (r.rolsuper or r.rolreplication))
+            or (r.rolname = any(%s) and pg_catalog.pg_has_role(current_user, r.oid, 'USAGE')))
+        """,
+        [list(_REPLICATION_ROLES)],
+    ).fetchone()
+    assert row is not None
+    role, may_replicate = row
+    if may_replicate:
+        return []
+    remedy = f"ALTER ROLE {quote_ident(role)} REPLICATION (on a managed service: GRANT rds_replication or its like)"
+    return [error("no_replication_right", f"role {quote_ident(role)}", "it may not read the log", remedy)]
+
+
+def _standby_problems(connection: Connection, application_names: Iterable[str]) -> list[Problem]:
+    setting = _setting(connection, "synchronous_standby_names")
+    ours = {name.lower() for name in application_names}
+    caught = sorted(name for name in standby_names(setting) if name == "*" or name.lower() in ours)
+    if not caught:
+        return []
+    message = (
+        f"synchronous_standby_names ({setting}) makes Headwater a synchronous standby: "
+        "commits at the source would wait for the lake"
+    )
+    remedy = (
+        "name the standbys that are meant: ALTER SYSTEM SET synchronous_standby_names = '...', then pg_reload_conf()"
+    )
+    return [error("synchronous_standby", "synchronous_standby_names", message, remedy)]
+
+
+def standby_names(setting: str) -> list[str]:
+    """The names in a value of `synchronous_standby_names`, without FIRST, ANY and the count before a bracket."""
+    names = re.sub(r"\A\s*(?:(?:first|any)\s+)?\d+\s*\(", "", setting, flags=re.IGNORECASE)
+    tokens = re.findall(r'"(?:[^"]|"")*"|[^\s,()"]+', names)
+    return [token[1:-1].replace('""', '"') if token.startswith('"') else token for token in tokens]
+
+
+def _slot_problems(connection: Connection, slot: SlotState | None) -> list[Problem]:
+    if slot is None:
+        return []
+    where = f"slot {slot.name}"
+    other = "choose another name under source.slot, or drop that slot if nobody needs it"
+    if slot.plugin != PLUGIN:
+        kind = f"uses the output plugin {slot.plugin}" if slot.plugin else "is a physical slot"
+        return [error("foreign_slot", where, f"it exists and {kind}; needed is {PLUGIN}", other)]
+    if slot.database != connection.info.dbname:
+        message = f"it exists for the database {slot.database}, not {connection.info.dbname}"
+        return [error("foreign_slot", where, message, other)]
+    if slot.wal_status == "lost" or slot.invalidation_reason:
+        message = f"the server has given it up ({slot.invalidation_reason or 'its WAL is gone'})"
+        remedy = f"SELECT pg_drop_replication_slot('{slot.name}'), then load the tables again"
+        return [error("slot_lost", where, message, remedy)]
+    return []
+
+
+def pooler_problems(connection: Connection) -> list[Problem]:
+    """Whether something between us and the server answers in its place.
+
+    A server names its process at connect; a pooler makes that name up and hands our statements to processes of its
+    own choice, so session settings and exported snapshots would be lost.
+    """
+    row = connection.execute("select pg_catalog.pg_backend_pid()").fetchone()
+    assert row is not None
+    if row[0] == connection.info.backend_pid:
+        return []
+    message = "a connection pooler stands in between: it does not keep one server session for one connection"
+    return [error("connection_pooler", "source.connection", message, "connect to the PostgreSQL server itself")]
+
+
+def _setting(connection: Connection, name: str) -> str:
+    row = connection.execute("select pg_catalog.current_setting(%s)", [name]).fetchone()
+    assert row is not None
+    return str(row[0])

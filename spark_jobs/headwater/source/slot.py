@@ -1,0 +1,160 @@
+"""The replication slot: create, look at, drop. Confirming is the log connection's work; its room `check`'s.
+
+Always through SQL functions: the replication command that creates a slot ignores `statement_timeout`, and creating
+one waits for every transaction that is open then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from psycopg import errors as server_errors
+
+from headwater.errors import LostLease, Refused
+from headwater.position import parse_lsn
+from headwater.source.connection import Connection, errors_named
+
+PLUGIN = "pgoutput"
+_FAILOVER_SINCE = 170000
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """One row of pg_replication_slots. None: not known to this server version, or not (any more) kept.
+
+    `retained_wal_bytes`: how far the log is kept back for it. `invalidation_reason`: why it can never be read again.
+    """
+
+    name: str
+    plugin: str
+    database: str
+    active: bool
+    active_pid: int | None
+    confirmed_lsn: int | None
+    restart_lsn: int | None
+    retained_wal_bytes: int | None
+    wal_status: str | None
+    invalidation_reason: str | None
+    two_phase: bool
+    failover: bool | None
+
+
+def read_slot(connection: Connection, name: str) -> SlotState | None:
+    """The slot `name` of the whole server; a physical one has an empty plugin and database."""
+    with errors_named(_where(name)):
+        # As JSON: columns came with 16 and 17, and a missing one is then a missing key.
+        found = connection.execute(
+            """
+            select to_jsonb(slot), pg_wal_lsn_diff(
+                     case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_insert_lsn() end,
+                     slot.restart_lsn)::bigint
+              from pg_replication_slots as slot where slot_name = %s
+            """,
+            (name,),
+        ).fetchone()
+    if found is None:
+        return None
+    row, retained = found
+    return SlotState(
+        name=row["slot_name"],
+        plugin=row["plugin"] or "",
+        database=row["database"] or "",
+        active=row["active"],
+        active_pid=row["active_pid"],
+        confirmed_lsn=_lsn(row["confirmed_flush_lsn"]),
+        restart_lsn=_lsn(row["restart_lsn"]),
+        retained_wal_bytes=None if retained is None else max(retained, 0),
+        wal_status=row["wal_status"],
+        invalidation_reason=_invalidation(row),
+        two_phase=row["two_phase"],
+        failover=row.get("failover"),
+    )
+
+
+def create_slot(connection: Connection, name: str, failover: Literal["auto", "on", "off"] = "auto") -> SlotState:
+    """A permanent `pgoutput` slot in the connection's database; waits for the transactions open now, as long as
+    the session's `statement_timeout` lets it (then `Transient`, code "timeout", and nothing is left).
+
+    `auto` makes it a failover slot where the server can: since 17, on a primary.
+    """
+    capable = connection.info.server_version >= _FAILOVER_SINCE
+    if failover == "on" and not capable:
+        raise Refused(
+            "failover slots need PostgreSQL 17 or newer",
+            code="no_failover_slots",
+            where=_where(name),
+            remedy="set source.failover to auto or off",
+        )
+    with errors_named(_where(name)):
+        try:
+            if capable and failover != "off":
+                connection.execute(
+                    "select pg_create_logical_replication_slot(%s, %s, false, false, %s or not pg_is_in_recovery())",
+                    (name, PLUGIN, failover == "on"),
+                )
+            else:
+                connection.execute("select pg_create_logical_replication_slot(%s, %s, false, false)", (name, PLUGIN))
+            refusal = None
+        except (
+            server_errors.DuplicateObject,
+            server_errors.InvalidName,
+            server_errors.ConfigurationLimitExceeded,
+            server_errors.ObjectNotInPrerequisiteState,
+            server_errors.FeatureNotSupported,
+        ) as error:
+            refusal = _refusal(error, name)
+    if refusal is not None:
+        raise refusal
+    created = read_slot(connection, name)
+    assert created is not None
+    return created
+
+
+def drop_slot(connection: Connection, name: str) -> bool:
+    """False when there was none. `LostLease` while somebody reads it: dropping would pull the log from under them."""
+    busy = None
+    with errors_named(_where(name)):
+        try:
+            dropped = connection.execute(
+                "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s", (name,)
+            ).fetchone()
+        except server_errors.UndefinedObject:  # gone between the two halves of the query
+            dropped = None
+        except server_errors.ObjectInUse as error:
+            dropped, busy = None, error.diag.message_primary or "the slot is in use"
+    if busy is not None:
+        raise LostLease(busy, where=_where(name), remedy="stop the replicate that reads it, then try again")
+    return dropped is not None
+
+
+_REFUSALS = {
+    "42710": ("slot_exists", "use another name for source.slot, or drop the slot if nobody needs it"),
+    "42602": ("bad_slot_name", "use lower-case letters, digits and underscores for source.slot"),
+    "53400": ("no_slot_room", "raise max_replication_slots and restart the server, or drop a slot that nobody needs"),
+    "55000": ("source_settings", "set wal_level = logical and restart the server"),
+}
+
+
+def _refusal(error: Exception, name: str) -> Refused:
+    state = getattr(error, "sqlstate", "") or ""
+    message = getattr(getattr(error, "diag", None), "message_primary", None) or "the server refused to create the slot"
+    code, remedy = _REFUSALS.get(state, ("source_settings", "see the server's message"))
+    return Refused(message, code=code, where=_where(name), remedy=remedy)
+
+
+def _invalidation(row: dict[str, Any]) -> str | None:
+    """17 names the reason; 16 tells only that a standby's slot was in conflict; before, only lost WAL ends a slot."""
+    if row.get("invalidation_reason"):
+        return str(row["invalidation_reason"])
+    if row.get("conflicting"):
+        return "conflicting"
+    return "wal_removed" if row["wal_status"] == "lost" else None
+
+
+def _lsn(text: str | None) -> int | None:
+    return None if text is None else parse_lsn(text)
+
+
+def _where(name: str) -> str:
+    return f"replication slot {name}"

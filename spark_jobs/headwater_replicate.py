@@ -1,0 +1,10 @@
+"""Spark job: `headwater replicate`, for spark-submit. Takes the command's own arguments."""
+
+from __future__ import annotations
+
+import sys
+
+from headwater.cli import main
+
+if __name__ == "__main__":
+    raise SystemExit(main(["replicate", *sys.argv[1:]]))

@@ -1,0 +1,74 @@
+"""Reading a cut with Spark: the versions of the cut, whatever came after, and a clear word when they are gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import headwater
+from headwater.errors import Refused
+from headwater.lake.row_count import row_count
+from headwater.session import build_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[SparkSession]:
+    yield build_session()
+
+
+@pytest.fixture
+def table(session: SparkSession, tmp_path: Path) -> Path:
+    """A Delta table of three versions: empty, 10 rows, 7 rows by a deletion vector."""
+    path = tmp_path / "public" / "Order~20Lines"
+    properties = "'delta.enableDeletionVectors' = 'true', 'delta.deletedFileRetentionDuration' = 'interval 0 hours'"
+    session.sql(f"create table delta.`{path}` (id bigint) using delta tblproperties ({properties})")
+    session.range(10).coalesce(1).write.format("delta").mode("append").save(str(path))
+    session.sql(f"delete from delta.`{path}` where id < 3")
+    return path
+
+
+def cut_of(path: Path, version: int, state: str = "in step") -> dict[str, Any]:
+    entry = {"path": path.as_uri(), "version": version, "applied_lsn": "0/10", "state": state, "reason": "why"}
+    return {"pipeline": "shop", "epoch": 3, "tables": {'public."Order Lines"': entry}}
+
+
+def test_a_cut_is_read_at_its_versions_also_past_deltas_own_retention(session: SparkSession, table: Path) -> None:
+    for version, rows in enumerate((0, 10, 7)):
+        frames = headwater.read(session, cut_of(table, version))
+        assert list(frames) == ['public."Order Lines"']
+        assert frames['public."Order Lines"'].count() == rows
+
+
+def test_a_version_that_is_gone_is_refused(session: SparkSession, table: Path) -> None:
+    for path, version in ((table, 99), (table.parent / "nothing", 0)):
+        with pytest.raises(Refused, match=rf'version {version} of public\."Order Lines" cannot be read') as refused:
+            headwater.read(session, cut_of(path, version))
+        assert refused.value.code == "cut_gone"
+
+
+def test_a_table_that_is_behind_is_read_only_on_request_and_an_absent_one_never(
+    session: SparkSession, table: Path
+) -> None:
+    with pytest.raises(Refused):
+        headwater.read(session, cut_of(table, 1, "behind"))
+    behind = headwater.read(session, cut_of(table, 1, "behind"), allow_behind=True)
+    assert behind['public."Order Lines"'].count() == 10
+    assert headwater.read(session, cut_of(table, 1, "absent"), allow_behind=True) == {}
+
+
+def test_the_rows_that_status_counts_are_those_that_spark_reads(session: SparkSession, table: Path) -> None:
+    assert [row_count(str(table), version) for version in range(3)] == [0, 10, 7]
+    session.sql(f"alter table delta.`{table}` set tblproperties ('delta.checkpointInterval' = '1')")
+    session.range(100, 104).coalesce(1).write.format("delta").mode("append").save(str(table))
+    session.sql(f"delete from delta.`{table}` where id = 100")
+    assert list((table / "_delta_log").glob("*.checkpoint.parquet"))
+    newest = 5
+    assert row_count(str(table), newest) == session.read.format("delta").load(str(table)).count() == 10

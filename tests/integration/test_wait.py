@@ -1,0 +1,307 @@
+"""`wait` against a real source: it never succeeds early, it ends on a quiet source, and it says why it did not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+import headwater
+from fixtures.lakes import HandLake, LogFollower
+from fixtures.pipelines import write_pipeline
+from fixtures.postgres import Database
+from headwater.config import Pipeline
+from headwater.errors import EXIT_NOT_FRESH, EXIT_REFUSED, EXIT_SUSPENDED
+from headwater.jobs.source_state import ask_source
+from headwater.jobs.status import status
+from headwater.jobs.wait import NotFresh, WaitResult, wait
+from headwater.lake.cuts import list_pins
+from headwater.lake.freshness import Outcome
+from headwater.lake.ledger import read_epoch
+from headwater.lake.position_file import write_position_file
+from headwater.names import TableName
+from headwater.position import format_lsn, parse_lsn
+
+pytestmark = pytest.mark.postgres
+
+ORDERS, QUIET = "public.orders", "public.quiet"
+
+
+@dataclass
+class Shop:
+    """A source with two tables, a slot and a lake that stands at the source's present end."""
+
+    database: Database
+    pipeline: Pipeline
+    lake: HandLake
+
+    def follow(self, pace: float = 0.02) -> LogFollower:
+        source = self.pipeline.source
+        return LogFollower(self.database, self.lake, source.slot, source.publication, pace)
+
+    def wait(self, require: object = "now", timeout: float = 20, **options: bool) -> WaitResult:
+        return wait(self.pipeline, None, require, timeout, **options)
+
+    def with_source_down(self, folder: Path) -> Pipeline:
+        """The same pipeline, with an address where nobody listens."""
+        source = {"connection": "postgresql://nobody@127.0.0.1:1/none", "slot": self.pipeline.source.slot}
+        return write_pipeline(folder, self.database, ORDERS, QUIET, source=source)
+
+
+@pytest.fixture
+def shop(database: Database, tmp_path: Path) -> Shop:
+    database.execute("create table orders (id int primary key)", "create table quiet (id int primary key)")
+    database.publish("headwater_shop", "orders", "quiet")
+    pipeline = write_pipeline(tmp_path, database, ORDERS, QUIET)
+    with database.superuser() as connection:
+        connection.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (pipeline.source.slot,))
+    start = ask_source(database.conninfo, pipeline.source.slot).position
+    lake = HandLake(Path(pipeline.lake_path()), start, [ORDERS, QUIET])
+    lake.publish(start.lsn)
+    return Shop(database, pipeline, lake)
+
+
+def test_waiting_for_now_on_an_idle_source_ends_with_a_pinned_cut(shop: Shop) -> None:
+    with shop.database.connect() as connection:
+        connection.execute("insert into orders values (1)")
+        committed = headwater.commit_position(connection)
+    with shop.follow():
+        result = shop.wait()
+    assert (result.outcome, result.exit_status) == (Outcome.SATISFIED, 0)
+    cut = result.to_json()
+    assert parse_lsn(cut["target"]) >= committed.lsn
+    assert parse_lsn(cut["position"]["lsn"]) >= parse_lsn(cut["target"])
+    assert cut["tables"][ORDERS]["state"] == "in step"
+    assert [pin.cut for pin in list_pins(shop.pipeline.lake_path())] == [result.cut]
+
+
+@pytest.mark.parametrize("writing", [0, 2])
+def test_a_wait_never_succeeds_before_the_commits_that_preceded_it(shop: Shop, writing: int) -> None:
+    stop = threading.Event()
+
+    def write(first: int) -> None:
+        with shop.database.connect() as connection:
+            for number in range(first, first + 1_000_000):
+                if stop.is_set():
+                    return
+                connection.execute("insert into orders values (%s)", (number,))
+
+    writers = [threading.Thread(target=write, args=(first * 1_000_000,)) for first in range(writing)]
+    # Slower than a look: a wait that ended too early would be seen.
+    with shop.follow(pace=0.2) as follower, shop.database.connect() as connection:
+        for writer in writers:
+            writer.start()
+        try:
+            for marker in range(10):
+                connection.execute("insert into quiet values (%s)", (marker,))
+                committed = connection.execute("select count(*) from orders").fetchone()
+                assert committed is not None
+                cut = shop.wait().to_json()
+                assert cut["outcome"] == "satisfied"
+                published = follower.published[cut["epoch"]]
+                assert published[QUIET] == marker + 1
+                assert published.get(ORDERS, 0) >= committed[0]
+        finally:
+            stop.set()
+            for writer in writers:
+                writer.join()
+
+
+def test_a_wait_ends_after_the_log_was_switched_to_a_new_segment(shop: Shop) -> None:
+    with shop.follow(), shop.database.superuser() as connection:
+        connection.execute("select pg_switch_wal()")
+        assert shop.wait().outcome is Outcome.SATISFIED
+
+
+def test_a_wait_ends_where_only_another_database_writes(shop: Shop) -> None:
+    with shop.follow(), shop.database.server.connect() as elsewhere:
+        elsewhere.execute("create table if not exists noise (id int)")
+        try:
+            elsewhere.execute("insert into noise select generate_series(1, 1000)")
+            assert shop.wait().outcome is Outcome.SATISFIED
+        finally:
+            elsewhere.execute("drop table noise")
+
+
+def test_the_position_of_a_commit_can_be_waited_for_elsewhere(shop: Shop) -> None:
+    with shop.follow() as follower, shop.database.connect() as connection:
+        connection.execute("insert into quiet values (7)")
+        position = headwater.commit_position(connection)
+        cut = headwater.wait(shop.pipeline.file, tables=[QUIET], require=position.to_json(), timeout="20s")
+        assert follower.published[cut["epoch"]][QUIET] == 1
+    assert set(cut["tables"]) == {QUIET}
+
+
+def test_a_position_that_the_lake_has_passed_needs_neither_driver_nor_source(shop: Shop, tmp_path: Path) -> None:
+    position = shop.lake.position
+    assert shop.wait(position, timeout=0).outcome is Outcome.SATISFIED
+    down = shop.with_source_down(tmp_path)
+    assert wait(down, None, format_lsn(position.lsn), 0).outcome is Outcome.SATISFIED
+
+
+def test_now_is_not_known_without_the_source(shop: Shop, tmp_path: Path) -> None:
+    for requirement in ("now", "30s"):
+        result = wait(shop.with_source_down(tmp_path), None, requirement, 5)
+        assert (result.outcome, result.exit_status) == (Outcome.SOURCE_UNREACHABLE, EXIT_NOT_FRESH)
+        assert result.to_json()["target"] is None
+
+
+def test_a_position_beyond_the_sources_log_is_refused(shop: Shop) -> None:
+    result = shop.wait("FFFFFFFF/0")
+    assert (result.outcome, result.exit_status) == (Outcome.FUTURE_POSITION, EXIT_REFUSED)
+    assert result.to_json()["error"]["code"] == "future_position"
+
+
+def test_a_position_of_another_timeline_is_refused(shop: Shop) -> None:
+    result = shop.wait(replace(shop.lake.position, timeline=9))
+    assert (result.outcome, result.exit_status) == (Outcome.TIMELINE_CHANGED, EXIT_REFUSED)
+
+
+def test_a_lake_of_another_timeline_than_the_source_is_not_waited_for(shop: Shop) -> None:
+    assert shop.lake.file is not None
+    position = replace(shop.lake.position, timeline=shop.lake.position.timeline + 1)
+    write_position_file(shop.lake.root, replace(shop.lake.file, position=position))
+    assert shop.wait().outcome is Outcome.TIMELINE_CHANGED
+
+
+def test_without_a_driver_the_wait_ends_at_its_deadline_as_not_running(shop: Shop) -> None:
+    shop.database.execute("insert into orders values (1)")
+    result = shop.wait(timeout=0.3)
+    assert (result.outcome, result.exit_status) == (Outcome.NOT_RUNNING, EXIT_NOT_FRESH)
+    shown = result.to_json()
+    assert shown["remedy"] == f"headwater replicate {shop.pipeline.file}"
+    assert shown["tables"][ORDERS]["gap_bytes"] > 0
+    assert shown["tables"][ORDERS]["applied_lsn"] == format_lsn(shop.lake.versions[ORDERS].applied_lsn)
+    assert 0.3 <= shown["waited_seconds"] < 5
+
+
+def test_a_driver_that_lives_but_cannot_publish_makes_it_timed_out(shop: Shop) -> None:
+    with shop.follow() as follower:
+        follower.held.add(ORDERS)
+        shop.database.execute("insert into orders values (1)")
+        result = shop.wait(timeout=1)
+        assert (result.outcome, result.exit_status) == (Outcome.TIMED_OUT, EXIT_NOT_FRESH)
+        assert "has been read and is not published yet" in result.verdict.reason
+        # Nothing of the other table is missing: its readers go on.
+        assert headwater.wait(shop.pipeline, tables=[QUIET])["tables"][QUIET]["state"] == "in step"
+        with pytest.raises(NotFresh) as late:
+            headwater.wait(shop.pipeline, tables=[ORDERS], timeout=0.2)
+        assert (late.value.code, late.value.exit_status) == ("timed_out", EXIT_NOT_FRESH)
+
+
+def test_a_suspended_table_ends_the_wait_unless_it_is_left_out(shop: Shop) -> None:
+    shop.lake.enter(ORDERS, "suspended", "column x was dropped", "headwater load --table public.orders --again")
+    result = shop.wait()
+    assert (result.outcome, result.exit_status) == (Outcome.SUSPENDED, EXIT_SUSPENDED)
+    assert result.to_json()["remedy"] == "headwater load --table public.orders --again"
+    with shop.follow():
+        cut = shop.wait(ignore_suspended=True).to_json()
+    assert (cut["outcome"], cut["ignored"]) == ("satisfied", [ORDERS])
+    assert (cut["tables"][ORDERS]["state"], cut["tables"][QUIET]["state"]) == ("behind", "in step")
+
+
+def test_a_table_that_catches_up_is_waited_for_and_one_that_loads_is_not(shop: Shop) -> None:
+    shop.lake.enter(ORDERS, "loading")
+    assert shop.wait().outcome is Outcome.LOADING
+    shop.lake.enter(ORDERS, "catching up")
+    with shop.follow():
+        assert shop.wait(timeout=0.3).outcome is Outcome.TIMED_OUT
+
+
+def test_a_table_that_is_not_replicated_is_refused(shop: Shop) -> None:
+    result = wait(shop.pipeline, [TableName("public", "other")], "now", 5)
+    assert (result.outcome, result.exit_status) == (Outcome.NOT_REPLICATED, EXIT_REFUSED)
+
+
+def test_staleness_is_measured_by_the_sources_clock_alone(shop: Shop) -> None:
+    # Read to its end, an idle source is fresh, whoever runs or not.
+    end = ask_source(shop.database.conninfo, shop.pipeline.source.slot)
+    shop.lake.publish(shop.lake.position.lsn, read=end.position.lsn + (1 << 20))
+    assert shop.wait("1s", timeout=0).outcome is Outcome.SATISFIED
+
+
+def test_a_lake_that_is_too_stale_is_waited_for_until_it_no_longer_is(shop: Shop) -> None:
+    shop.database.execute("insert into orders values (1)")
+    assert shop.wait("100ms", timeout=0.2).outcome is Outcome.NOT_RUNNING
+    with shop.follow() as follower:
+        cut = shop.wait("5s").to_json()
+        assert follower.published[cut["epoch"]][ORDERS] == 1
+
+
+def test_a_loaded_lake_without_any_epoch_is_waited_for(database: Database, tmp_path: Path) -> None:
+    database.execute("create table orders (id int primary key)")
+    pipeline = write_pipeline(tmp_path, database, ORDERS)
+    assert wait(pipeline, None, "now", 0).outcome is Outcome.NOT_REPLICATED
+    start = ask_source(database.conninfo, pipeline.source.slot).position
+    HandLake(Path(pipeline.lake_path()), start, [ORDERS])
+    result = wait(pipeline, None, "now", 0)
+    assert result.outcome is Outcome.NOT_RUNNING
+    assert "no epoch has been published yet" in result.verdict.reason
+
+
+def test_a_source_where_no_marker_can_be_written_is_still_waited_for(shop: Shop) -> None:
+    with shop.database.superuser() as connection:
+        for arguments in ("boolean, text, text, boolean", "boolean, text, text"):
+            exists = connection.execute(
+                "select to_regprocedure(%s) is not null", (f"pg_logical_emit_message({arguments})",)
+            ).fetchone()
+            if exists == (True,):
+                # In this database alone: the fixture drops it.
+                connection.execute(f"revoke execute on function pg_logical_emit_message({arguments}) from public")
+    with shop.follow(), shop.database.connect() as writer:
+        stop = threading.Event()
+        pulse = threading.Thread(target=_pulse, args=(stop, writer.execute))
+        pulse.start()
+        try:
+            assert shop.wait().outcome is Outcome.SATISFIED
+        finally:
+            stop.set()
+            pulse.join()
+
+
+def _pulse(stop: threading.Event, execute: Callable[[str], object]) -> None:
+    number = 0
+    while not stop.wait(0.05):
+        number += 1
+        execute(f"insert into quiet values ({number})")
+
+
+def test_status_shows_states_lags_and_the_slot(shop: Shop) -> None:
+    shop.lake.enter(QUIET, "suspended", "why", "remedy")
+    shop.database.execute("insert into orders values (1)")
+    shown = status(shop.pipeline)
+    assert shown["running"] is False
+    assert shown["epoch"] == 1
+    assert shown["lag_bytes"] > 0
+    assert shown["tables"][ORDERS]["state"] == "active"
+    assert shown["tables"][QUIET]["remedy"] == "remedy"
+    assert shown["slot"]["active"] is False
+    assert shown["slot"]["retained_wal_bytes"] > 0
+    with shop.follow():
+        shop.wait(ignore_suspended=True)
+    later = status(shop.pipeline)
+    assert later["tables"][ORDERS]["applied_lsn"] == format_lsn(shop.lake.versions[ORDERS].applied_lsn)
+    newest = read_epoch(shop.lake.root)
+    assert newest is not None
+    assert later["epoch"] == newest.epoch
+
+
+def test_status_lists_tables_that_a_pattern_matches_as_new(database: Database, tmp_path: Path) -> None:
+    database.execute("create table log_a (id int primary key)", "create table other (id int primary key)")
+    shown = status(write_pipeline(tmp_path, database, "public.log_*", ORDERS))
+    assert {name: table["state"] for name, table in shown["tables"].items()} == {
+        "public.log_a": "new",
+        ORDERS: "new",
+    }
+    assert shown["tables"]["public.log_a"]["remedy"].startswith("headwater load ")
+
+
+def test_status_works_with_the_source_down(shop: Shop, tmp_path: Path) -> None:
+    shown = status(shop.with_source_down(tmp_path))
+    assert (shown["running"], shown["lag_bytes"], shown["lag_seconds"]) == (False, None, None)
+    assert shown["slot"]["active"] is None
+    assert "does not answer" in shown["slot"]["reason"]
+    assert shown["tables"][ORDERS]["state"] == "active"

@@ -1,0 +1,187 @@
+"""The command line: parsing, errors, and how little it imports."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headwater import cli
+from headwater.errors import HeadwaterError, SourceUnreachable
+from headwater.secrets_filter import Scrubber
+
+SECRET = "hunter2'hidden"
+HEAVY = ("pyspark", "pandas", "pyarrow", "deltalake", "numpy")
+
+
+@pytest.fixture
+def pipeline_file(tmp_path: Path) -> Path:
+    """A pipeline whose source nobody listens at: port 1 of this machine."""
+    file = tmp_path / "shop.yaml"
+    file.write_text(
+        "pipeline: shop\n"
+        "source: {connection: 'postgresql://shop:hunter2%27hidden@127.0.0.1:1/shop?connect_timeout=2'}\n"
+        f"lake: {{root: '{tmp_path}/lake'}}\n"
+        "tables: [public.orders]\n"
+    )
+    return file
+
+
+def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """`headwater` in a process of its own, as a person starts it."""
+    path = os.pathsep.join(sys.path)
+    return subprocess.run(
+        [sys.executable, "-m", "headwater.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": path, **environ},
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["reload", "x.yaml", "--table", "public.a"],  # a command of a later issue
+        ["check"],
+        ["check", "x.yaml", "--nope"],
+        ["verify", "x.yaml", "--repair"],
+        ["load", "x.yaml", "--tab", "public.a"],  # no abbreviations: they change meaning with the next option
+        ["load", "x.yaml", "--table", "public.order lines"],
+        ["replicate", "x.yaml", "--until", "tomorrow"],
+        ["replicate", "x.yaml", "--max-seconds", "-1"],
+        ["wait", "x.yaml", "--require", "soon"],
+        ["wait", "x.yaml", "--require", "xyz/1"],
+        ["wait", "x.yaml", "--timeout", "1w"],
+        ["status", "x.yaml", "--table", "public.a"],
+    ],
+)
+def test_what_is_not_understood_is_refused_with_usage(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    assert cli.main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "usage: headwater" in err
+
+
+def test_a_usage_error_is_an_error_object_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["wait", "x.yaml", "--json", "--require", "soon"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert set(error) == {"code", "message", "where", "remedy"}
+    assert "--require" in error["message"]
+
+
+def test_help_ends_with_0(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    out = capsys.readouterr().out
+    for command in ("check", "load", "replicate", "wait", "status", "verify", "drop", "demo"):
+        assert command in out
+
+
+def test_a_bad_pipeline_file_is_an_error_object_and_a_sentence(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text("pipeline: shop\nwal: 1\n")
+    assert cli.main(["status", str(file), "--json"]) == 2
+    out, err = capsys.readouterr()
+    error = json.loads(out)["error"]
+    assert error["code"] == "bad_configuration"
+    assert error["where"] == str(file)
+    assert "wal: unknown key" in error["message"]
+    assert "wal: unknown key" in err
+
+
+def test_check_lists_the_faults_of_a_bad_file_as_its_problems(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text("pipeline: shop\nwal: 1\n")
+    assert cli.main(["check", str(file), "--json"]) == 2
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is False
+    wal = next(problem for problem in report["problems"] if "wal" in problem["message"])
+    assert wal["where"] == f"{file}:2"
+    assert wal["severity"] == "error"
+
+
+@pytest.mark.parametrize("command", ["load", "verify"])
+def test_a_table_outside_the_pipeline_is_refused(
+    capsys: pytest.CaptureFixture[str], pipeline_file: Path, command: str
+) -> None:
+    assert cli.main([command, str(pipeline_file), "--json", "--table", "Orders", "--table", 'public."Nope"']) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["code"] == "not_replicated"
+    assert error["message"].startswith('public."Nope": ')
+
+
+def test_nothing_but_the_json_object_reaches_stdout_and_no_password_anything(pipeline_file: Path) -> None:
+    done = run("drop", str(pipeline_file), "--json", HEADWATER_DEBUG="1")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["error"]["code"] == "source_unreachable"
+    assert "Traceback" in done.stderr
+    assert "hunter2" not in done.stdout + done.stderr
+
+
+def test_an_unreachable_source_is_3_for_wait_and_1_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    error = SourceUnreachable("nobody listens")
+    parser = cli._parser()
+    for command, expected in (("wait", 3), ("status", 1)):
+        args = parser.parse_args([command, "x.yaml"])
+        assert cli._report(error, args, Scrubber(), sys.stdout) == expected
+    assert "nobody listens" in capsys.readouterr().err
+
+
+def test_an_unexpected_error_is_one_sentence_without_the_password(capsys: pytest.CaptureFixture[str]) -> None:
+    scrubber = Scrubber()
+    scrubber.learn("postgresql://shop:hunter2%27hidden@db/shop")
+    args = cli._parser().parse_args(["status", "x.yaml", "--json"])
+    text = f"cannot use {SECRET}, hunter2%27hidden, password='other' or postgres://a:b@c/d"
+    assert cli._report(RuntimeError(text), args, scrubber, sys.stdout) == 1
+    out, err = capsys.readouterr()
+    message = json.loads(out)["error"]["message"]
+    assert message == "RuntimeError: cannot use ***, ***, password=*** or postgres://a:***@c/d"
+    assert "hunter2" not in err
+    assert "Traceback" not in err
+    assert err.count("\n") == 1
+
+
+def test_the_exit_status_of_an_error_is_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    class Odd(HeadwaterError):
+        exit_status = 4
+
+    assert cli._report(Odd("x"), cli._parser().parse_args(["load", "x.yaml"]), Scrubber(), sys.stdout) == 4
+    assert capsys.readouterr().err == "headwater load: x\n"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["check", "--help"], ["wait", "--help"]])
+def test_help_imports_neither_an_engine_nor_the_file_reader(arguments: list[str]) -> None:
+    assert _imported(arguments, (*HEAVY, "pydantic", "psycopg", "yaml", "rich")) == []
+
+
+@pytest.mark.parametrize("command", ["check", "drop"])
+def test_commands_for_people_start_without_an_engine(pipeline_file: Path, command: str) -> None:
+    assert _imported([command, str(pipeline_file)], ("pyspark", "pandas", "deltalake", "pyarrow")) == []
+
+
+def _imported(arguments: list[str], modules: tuple[str, ...]) -> list[str]:
+    """Which of `modules` a run of the command line imports."""
+    program = (
+        "import json, sys; from headwater.cli import main; "
+        f"main({arguments!r}); print('\\n' + json.dumps([m for m in {modules!r} if m in sys.modules]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=True,
+    )
+    found: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return found

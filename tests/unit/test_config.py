@@ -1,0 +1,301 @@
+"""The pipeline file: what may stand in it, and one error for all that may not."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from headwater.config import BadPipelineFile, Pipeline, load_pipeline
+from headwater.errors import EXIT_REFUSED, BadConfiguration, Refused
+from headwater.names import TableName, TablePattern
+
+SECRET = "hunter2-hidden"
+ENVIRON = {"SOURCE": f"postgresql://shop:{SECRET}@db:5432/shop"}
+HEAD = "pipeline: shop\nsource: {connection: '${SOURCE}'}\nlake: {root: file:///data/lake}\n"
+
+
+def read(tmp_path: Path, text: str, environ: dict[str, str] | None = None) -> Pipeline:
+    file = tmp_path / "shop.yaml"
+    file.write_text(text)
+    return load_pipeline(file, ENVIRON if environ is None else environ)
+
+
+def refused(tmp_path: Path, text: str, environ: dict[str, str] | None = None) -> str:
+    """What the file is refused with; never holding the secret."""
+    with pytest.raises(BadConfiguration) as error:
+        read(tmp_path, text, environ)
+    assert error.value.exit_status == EXIT_REFUSED
+    assert SECRET not in str(error.value)
+    assert SECRET not in repr(error.value)
+    return str(error.value)
+
+
+def test_a_short_file_gets_every_default(tmp_path: Path) -> None:
+    pipeline = read(tmp_path, HEAD + "tables: [public.orders]\n")
+    assert pipeline.name == "shop"
+    assert (pipeline.source.publication, pipeline.source.slot) == ("headwater_shop", "headwater_shop")
+    assert (pipeline.source.failover, pipeline.source.on_timeline_change) == ("auto", "refuse")
+    assert pipeline.lake.keep_cuts == 3600
+    assert (pipeline.load.connections, pipeline.load.wait_for_old_transactions) == (2, 600)
+    replicate = pipeline.replicate
+    assert (replicate.max_rows, replicate.max_bytes) == (500_000, 256 * 1024**2)
+    assert (replicate.max_seconds, replicate.memory) == (1, 1024**3)
+    assert (pipeline.defaults.on_bad_value, pipeline.defaults.on_divergence) == ("suspend", "suspend")
+    assert pipeline.tables[0].name == TableName("public", "orders")
+    assert (pipeline.tables[0].key, pipeline.tables[0].types, pipeline.tables[0].partition_by) == (None, {}, ())
+    assert pipeline.file == str(tmp_path / "shop.yaml")
+    assert pipeline.conninfo() == ENVIRON["SOURCE"]
+    assert pipeline.lake_path() == "/data/lake"
+
+
+def test_a_long_entry_takes_its_options(tmp_path: Path) -> None:
+    entry = read(
+        tmp_path,
+        HEAD
+        + """
+tables:
+  - name: public."Order Lines"
+    key: [Id, '"No"']
+    types: {amount: "decimal(38, 9)", tags: string}
+    partition_by: [region]
+    insert_only: false
+    on_bad_value: {created: null, amount: "null", x: string}
+    on_divergence: report
+""",
+    ).tables[0]
+    assert entry.name == TableName("public", "Order Lines")
+    assert entry.key == ("id", "No")
+    assert entry.types == {"amount": "decimal(38,9)", "tags": "string"}
+    assert entry.partition_by == ("region",)
+    assert entry.insert_only is False
+    assert entry.on_bad_value == {"created": "null", "amount": "null", "x": "string"}
+    assert entry.on_divergence == "report"
+
+
+@pytest.mark.parametrize("written", ["null", '"null"', "~"])
+def test_null_for_a_bad_value_may_stand_with_or_without_quotes(tmp_path: Path, written: str) -> None:
+    pipeline = read(
+        tmp_path,
+        f"{HEAD}defaults: {{on_bad_value: {written}}}\ntables: [{{name: public.a, on_bad_value: {written}}}]\n",
+    )
+    assert pipeline.defaults.on_bad_value == "null"
+    assert pipeline.tables[0].on_bad_value == "null"
+
+
+@pytest.mark.parametrize("choice", ["auto", "on", "off"])
+def test_on_and_off_are_words_not_truth_values(tmp_path: Path, choice: str) -> None:
+    head = HEAD.replace("'${SOURCE}'", f"'${{SOURCE}}', failover: {choice}")
+    assert read(tmp_path, head + "tables: [public.a]\n").source.failover == choice
+
+
+def test_every_fault_is_reported_at_once_with_path_and_line(tmp_path: Path) -> None:
+    message = refused(
+        tmp_path,
+        """pipeline: Shop-1
+source:
+  connection: ${SOURCE}
+  slot: Bad-Slot
+  wal_ceiling: 20GiB
+  on_timeline_change: follow
+lake: {root: "s3a://bucket/lake"}
+replicate: {max_rows: 0, max_bytes: 10XB, max_seconds: true}
+defaults: {freshness: 60s}
+tables:
+  - orders
+  - name: public.customers
+    columns: {exclude: [secret]}
+    types: {amount: "decimal(39,9)"}
+    key: []
+  - public.CUSTOMERS
+  - {name: public.log_*, key: [id], exclude: [other.x]}
+  - {name: public.z, exclude: [public.y]}
+""",
+    )
+    for expected in (
+        "pipeline: expected a name of a-z",
+        "source.slot: expected 1 to 63 of a-z, 0-9 and _; got 'Bad-Slot' (line 4)",
+        "source.wal_ceiling: unknown key",
+        "source.on_timeline_change: expected one of: refuse; got 'follow' (line 6)",
+        "lake.root: s3a:// is not possible yet",
+        "replicate.max_rows: expected a whole number, at least 1; got 0 (line 8)",
+        "replicate.max_bytes: expected a size",
+        "replicate.max_seconds: expected a duration",
+        "defaults.freshness: unknown key",
+        "tables[0]: the schema is missing: write schema.table, for example public.orders; got 'orders' (line 11)",
+        "tables[1].columns: unknown key",
+        "tables[1].types.amount: unknown type",
+        "tables[1].key: expected at least one column; got an empty list (line 15)",
+        "tables[2]: 'public.CUSTOMERS' is listed twice (first: tables[1], line 12) (line 16)",
+        "tables[3].key: not possible for a pattern",
+        "tables[3].exclude[0]: 'other.x' is not matched by the pattern anyway",
+        "tables[4].exclude: possible only beside a pattern",
+    ):
+        assert expected in message
+    assert "17 problems" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "it is empty"),
+        ("- a\n- b\n", "found a list"),
+        ("just text\n", "found 'just text'"),
+        ("pipeline: [\n", "not valid YAML"),
+        ("a: 1\n b: 2\n", "not valid YAML"),
+        ("pipeline: shop\ntables:\n  - *.orders\n", "in quotes"),
+        ("pipeline: a\npipeline: b\n", "pipeline: the key is there twice, first in line 1 (line 2)"),
+        ("pipeline: shop\nname: x\n", "name: unknown key"),
+        ("pipeline: shop\nfile: x\n", "file: unknown key"),
+        ("pipeline: shop\n", "source: is missing"),
+        ("pipeline: shop\nsource: {}\n", "source.connection: is missing"),
+        ("pipeline: 5\n", "pipeline: expected text, in quotes; got 5 (line 1)"),
+        ("pipeline: !!python/name:os.system x\n", "YAML tag that is not understood"),
+        (HEAD + "tables: []\n", "tables: expected at least one table"),
+        (HEAD + "tables: public.a\n", "tables: expected a list; got 'public.a' (line 4)"),
+        (HEAD + "tables: [7]\n", "tables[0]: expected a mapping with the keys name"),
+        (HEAD + "tables: &t [public.a, *t]\n", "tables[1]: holds itself"),
+        (HEAD + "tables: [{name: public.a, on_bad_value: {x: nope}}]\n", "tables[0].on_bad_value.x: expected one of"),
+        (HEAD + "tables: [{name: public.a, types: {A: int, a: int}}]\n", "tables[0].types.a: the same column"),
+        (HEAD + "tables: [{name: public.a, key: [a b]}]\n", "tables[0].key[0]: a blank needs double quotes"),
+        (HEAD + "tables: [{name: public.a, insert_only: maybe}]\n", "tables[0].insert_only: expected true or false"),
+    ],
+)
+def test_a_file_that_cannot_be_used_says_where_and_why(tmp_path: Path, text: str, expected: str) -> None:
+    assert expected in refused(tmp_path, text)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadConfiguration, match="No such file"):
+        load_pipeline(tmp_path / "none.yaml", {})
+    with pytest.raises(BadConfiguration, match="directory"):
+        load_pipeline(tmp_path, {})
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_bytes(b"pipeline: \xff\xfe\n")
+    with pytest.raises(BadConfiguration, match="not valid YAML"):
+        load_pipeline(tmp_path / "x.yaml", {})
+
+
+def test_a_missing_variable_is_named_and_hides_no_other_fault(tmp_path: Path) -> None:
+    message = refused(tmp_path, HEAD + "tables: ['${TABLE}', orders]\n", {})
+    assert "source.connection: the environment variable SOURCE is not set" in message
+    assert "tables[0]: the environment variable TABLE is not set" in message
+    assert "tables[1]: the schema is missing" in message
+    assert "3 problems" in message
+
+
+def test_what_came_from_the_environment_is_never_printed(tmp_path: Path) -> None:
+    tables = "tables: [{name: '${X}', on_divergence: '${X}', types: {a: '${X}'}}]\nreplicate: {max_rows: '${X}'}\n"
+    assert "got '${X}'" in refused(tmp_path, HEAD + tables, {**ENVIRON, "X": SECRET})
+
+
+def test_numbers_may_come_from_the_environment(tmp_path: Path) -> None:
+    text = HEAD + "replicate: {max_rows: '${N}', max_seconds: '${S}'}\ntables: [public.a]\n"
+    replicate = read(tmp_path, text, {**ENVIRON, "N": "10", "S": "250ms"}).replicate
+    assert (replicate.max_rows, replicate.max_seconds) == (10, 0.25)
+
+
+def test_a_dollar_can_be_written(tmp_path: Path) -> None:
+    head = HEAD.replace("${SOURCE}", "host=db password=a$b$${c}")
+    assert read(tmp_path, head + "tables: [public.a]\n").conninfo() == "host=db password=a$b${c}"
+
+
+@pytest.mark.parametrize(
+    "connection",
+    [f"postgresql://shop:{SECRET}@[db/shop", f"host=db passwrd={SECRET}", f"{SECRET}", f"mysql://u:{SECRET}@h/d", "  "],
+)
+def test_a_connection_string_that_libpq_refuses_is_refused_without_it(tmp_path: Path, connection: str) -> None:
+    assert "source.connection: " in refused(tmp_path, HEAD + "tables: [public.a]\n", {"SOURCE": connection})
+    assert "source.connection: " in refused(
+        tmp_path, HEAD.replace("${SOURCE}", connection) + "tables: [public.a]\n", {}
+    )
+
+
+def test_the_connection_is_shown_nowhere(tmp_path: Path) -> None:
+    pipeline = read(tmp_path, HEAD + "tables: [public.a]\n")
+    for shown in (repr(pipeline), str(pipeline), repr(pipeline.source), pipeline.model_dump_json()):
+        assert SECRET not in shown
+
+
+@pytest.mark.parametrize("written", ["{airflow: shop-db}", "'airflow:shop-db'", "'airflow: shop-db'"])
+def test_an_airflow_connection_is_taken_from_what_the_operator_hands_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str
+) -> None:
+    text = HEAD.replace("'${SOURCE}'", written) + "tables: [public.a]\n"
+    variable = "HEADWATER_CONNECTION_SHOP_DB"
+    monkeypatch.delenv(variable, raising=False)
+    pipeline = read(tmp_path, text, {variable: ENVIRON["SOURCE"]})
+    assert pipeline.source.airflow_connection == "shop-db"
+    assert pipeline.conninfo() == ENVIRON["SOURCE"]
+    assert SECRET not in repr(pipeline)
+    with pytest.raises(Refused, match=variable):
+        read(tmp_path, text).conninfo()
+    with pytest.raises(Refused, match="holds no libpq") as error:
+        read(tmp_path, text, {variable: SECRET}).conninfo()
+    assert SECRET not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("root", "path"),
+    [("file:///data/lake/", "/data/lake"), ("/data/lake", "/data/lake"), ("file:/data/my%20lake", "/data/my lake")],
+)
+def test_a_local_root_is_a_path(tmp_path: Path, root: str, path: str) -> None:
+    assert read(tmp_path, HEAD.replace("file:///data/lake", root) + "tables: [public.a]\n").lake_path() == path
+
+
+@pytest.mark.parametrize("root", ["lake", "./lake", "file://host/lake", "s3://b/l", "abfss://c@a/l", "file:lake"])
+def test_any_other_root_is_refused(tmp_path: Path, root: str) -> None:
+    assert "lake.root: " in refused(tmp_path, HEAD.replace("file:///data/lake", root) + "tables: [public.a]\n")
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"), [("500ms", 0.5), ("1.5h", 5400), ("2 m", 120), ("1d", 86400), ("3", 3), (".5s", 0.5)]
+)
+def test_durations_are_read_as_seconds(tmp_path: Path, written: str, seconds: float) -> None:
+    text = HEAD + f"load: {{wait_for_old_transactions: {written}}}\ntables: [public.a]\n"
+    assert read(tmp_path, text).load.wait_for_old_transactions == seconds
+
+
+@pytest.mark.parametrize("written", ["-1s", "1w", "1H", "ten", "1s2", ".inf", "true", "null", "[1]", "1e400", "''"])
+def test_other_durations_are_refused(tmp_path: Path, written: str) -> None:
+    text = HEAD + f"load: {{wait_for_old_transactions: {written}}}\ntables: [public.a]\n"
+    assert "load.wait_for_old_transactions: " in refused(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("written", "size"), [("1KiB", 1024), ("1kB", 1000), ("1.5GiB", 3 << 29), ("2 MB", 2 * 10**6), ("7", 7), ("8B", 8)]
+)
+def test_sizes_are_read_as_bytes(tmp_path: Path, written: str, size: int) -> None:
+    assert read(tmp_path, HEAD + f"replicate: {{memory: {written}}}\ntables: [public.a]\n").replicate.memory == size
+
+
+@pytest.mark.parametrize("written", ["1TB", "1kb", "0", "-1", "0.5B", "1KB"])
+def test_other_sizes_are_refused(tmp_path: Path, written: str) -> None:
+    assert "replicate.memory: " in refused(tmp_path, HEAD + f"replicate: {{memory: {written}}}\ntables: [public.a]\n")
+
+
+def test_a_name_comes_before_a_pattern_and_excluded_tables_are_nobodys(tmp_path: Path) -> None:
+    pipeline = read(
+        tmp_path,
+        HEAD + "tables:\n  - {name: public.log_*, exclude: [public.log_old, public.log_tmp_*]}\n  - public.log_a\n",
+    )
+    a, b = pipeline.entry_for(TableName("public", "log_a")), pipeline.entry_for(TableName("public", "log_b"))
+    assert a is pipeline.tables[1]
+    assert b is pipeline.tables[0]
+    assert b is not None
+    assert isinstance(b.name, TablePattern)
+    for name in ("log_old", "log_tmp_1", "other"):
+        assert pipeline.entry_for(TableName("public", name)) is None
+
+
+def test_pipeline_and_its_errors_cross_processes(tmp_path: Path) -> None:
+    pipeline = read(tmp_path, HEAD + "tables: [public.a, public.log_*]\n")
+    copy = pickle.loads(pickle.dumps(pipeline))
+    assert copy == pipeline
+    assert copy.file == pipeline.file
+    with pytest.raises(BadPipelineFile) as error:
+        read(tmp_path, "x: 1\n")
+    assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)

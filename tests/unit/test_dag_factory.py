@@ -1,0 +1,180 @@
+"""The Airflow side without a running Airflow: the DAGs made from pipeline files, and what parsing imports."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from headwater.errors import BadConfiguration
+
+if TYPE_CHECKING:
+    from airflow.sdk import DAG
+
+ROOT = Path(__file__).resolve().parents[2]
+PASSWORD = "not-to-be-seen"
+SOURCE = f"postgresql://someone:{PASSWORD}@127.0.0.1:1/nowhere"
+
+BLOCKED_IMPORTS = """
+import importlib, pkgutil, runpy, sys
+heavy = {"pyspark", "pandas", "pyarrow", "great_expectations", "deltalake", "numpy", "delta", "py4j"}
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in heavy:
+            raise ImportError(f"{name} is imported while Airflow parses")
+
+sys.meta_path.insert(0, Blocker())
+import headwater_airflow
+for module in pkgutil.walk_packages(headwater_airflow.__path__, "headwater_airflow."):
+    importlib.import_module(module.name)
+found = set()
+for file in sys.argv[1:]:
+    found |= {name for name in runpy.run_path(file) if "." in name or name == "__name__"}
+print(sorted(found - {"__name__"}))
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def airflow_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Airflow writes a configuration file when it is imported first: not into the home of whoever runs the tests."""
+    home = tmp_path_factory.mktemp("airflow")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AIRFLOW_HOME", str(home))
+        patch.setenv("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
+        yield home
+
+
+def write_pipeline(folder: Path, name: str, file: str | None = None) -> Path:
+    path = folder / f"{file or name}.yaml"
+    path.write_text(
+        f"pipeline: {name}\nsource: {{connection: '{SOURCE}'}}\nlake: {{root: 'file://{folder}/lake'}}\n"
+        "tables: [public.a]\n"
+    )
+    return path
+
+
+def headwater_dags(files: str | Path, **options: float) -> dict[str, DAG]:
+    from headwater_airflow import dag_factory
+
+    return dag_factory.headwater_dags(files, **options)  # type: ignore[arg-type]
+
+
+def serialized(dag: DAG) -> str:
+    from airflow.serialization.serialized_objects import DagSerialization
+
+    return json.dumps(DagSerialization.to_dict(dag))
+
+
+def test_a_pipeline_is_loaded_on_request_and_replicated_continuously(tmp_path: Path) -> None:
+    dags = headwater_dags(write_pipeline(tmp_path, "shop"), slice_seconds=90)
+    assert set(dags) == {"shop.load", "shop.replicate"}
+    load, replicate = dags["shop.load"], dags["shop.replicate"]
+    assert load.schedule is None
+    assert replicate.schedule == "@continuous"
+    assert replicate.max_active_runs == 1
+    assert replicate.max_consecutive_failed_dag_runs > 0
+    assert replicate.catchup is False
+    arguments = replicate.get_task("replicate").application_args
+    assert arguments[arguments.index("--max-seconds") + 1] == "90"
+
+
+def test_replication_waits_paused_for_the_first_load(tmp_path: Path) -> None:
+    dags = headwater_dags(write_pipeline(tmp_path, "shop"))
+    assert dags["shop.replicate"].is_paused_upon_creation is True
+    assert dags["shop.load"].is_paused_upon_creation is False
+
+
+def test_a_load_holds_replication_before_it_and_lets_it_go_even_when_it_failed(tmp_path: Path) -> None:
+    load = headwater_dags(write_pipeline(tmp_path, "shop"))["shop.load"]
+    pause, loading, resume = (load.get_task(name) for name in ("pause_replication", "load", "resume_replication"))
+    assert loading.upstream_task_ids == {"pause_replication"}
+    assert resume.upstream_task_ids == {"pause_replication", "load"}
+    assert pause.is_setup
+    assert resume.is_teardown
+    assert not resume.on_failure_fail_dagrun
+
+
+def test_a_faulty_file_among_others_is_left_out_and_reported_elsewhere(tmp_path: Path) -> None:
+    from headwater_airflow.dag_factory import report_faults
+
+    write_pipeline(tmp_path, "shop")
+    report_faults(tmp_path / "*.yaml")
+    (tmp_path / "warehouse.yaml").write_text("pipeline: warehouse\nsauce: {}\n")
+    assert set(headwater_dags(tmp_path / "*.yaml")) == {"shop.load", "shop.replicate"}
+    with pytest.raises(BadConfiguration, match=r"(?s)warehouse\.yaml.*sauce"):
+        report_faults(tmp_path / "*.yaml")
+
+
+def test_a_faulty_file_that_is_named_raises(tmp_path: Path) -> None:
+    faulty = tmp_path / "warehouse.yaml"
+    faulty.write_text("pipeline: warehouse\nsauce: {}\n")
+    with pytest.raises(BadConfiguration, match="sauce"):
+        headwater_dags(faulty)
+
+
+def test_of_two_files_with_the_same_pipeline_name_the_second_is_faulty(tmp_path: Path) -> None:
+    from headwater_airflow.dag_factory import report_faults
+
+    first = write_pipeline(tmp_path, "shop", "one")
+    second = write_pipeline(tmp_path, "shop", "two")
+    dags = headwater_dags(tmp_path / "*.yaml")
+    assert set(dags) == {"shop.load", "shop.replicate"}
+    assert str(first) in str(dags["shop.load"].doc_md)
+    with pytest.raises(BadConfiguration, match=f"{second}.*{first} has the same pipeline name"):
+        report_faults(tmp_path / "*.yaml")
+
+
+def test_a_stored_dag_holds_no_secret(tmp_path: Path) -> None:
+    for dag in headwater_dags(write_pipeline(tmp_path, "shop")).values():
+        assert PASSWORD not in serialized(dag)
+
+
+def test_every_module_that_the_provider_names_exists() -> None:
+    from headwater_airflow.plugin import HeadwaterPlugin
+    from headwater_airflow.provider_info import get_provider_info
+
+    info = get_provider_info()
+    for kind in ("operators", "sensors", "triggers", "hooks"):
+        for entry in info[kind]:
+            for module in entry["python-modules"]:
+                importlib.import_module(module)
+    assert info["package-name"] == "headwater"
+    assert HeadwaterPlugin.name == "headwater"
+
+
+def test_airflow_parses_plugin_and_dags_without_any_engine(tmp_path: Path) -> None:
+    write_pipeline(tmp_path, "shop")
+    environment = {
+        **os.environ,
+        "HEADWATER_PIPELINES": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "spark_jobs"), str(ROOT / "plugins")]),
+    }
+    files = [str(file) for file in sorted((ROOT / "dags").glob("*.py"))]
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED_IMPORTS, *files], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "shop.load" in done.stdout
+
+
+def test_a_checkout_alone_is_enough_for_the_plugins_folder(tmp_path: Path) -> None:
+    """Airflow puts the plugins folder on the path, and nothing else: the engine beside it is found from there."""
+    code = "import headwater_airflow, headwater.errors; print(headwater.errors.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "plugins")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "headwater" in done.stdout
