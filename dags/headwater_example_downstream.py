@@ -31,7 +31,7 @@ if os.path.exists(pipeline):
             pipeline=pipeline,
             tables=["public.customers", "public.orders", "public.order_lines"],
             require="now",
-            max_wait=300,
+            max_wait=600,
         )
         SparkOnCutOperator(
             task_id="revenue_per_region",

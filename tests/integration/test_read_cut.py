@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +19,8 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.fixture(scope="module")
-def session() -> Iterator[SparkSession]:
-    yield build_session()
+def session() -> SparkSession:
+    return build_session()
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ class SparkSubmission(SparkSubmitHook):  # type: ignore[misc]  # the provider is
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.result: dict[str, Any] | None = None
+        self._application = ""
         self._stop = threading.Event()
 
     @property
@@ -50,6 +51,7 @@ class SparkSubmission(SparkSubmitHook):  # type: ignore[misc]  # the provider is
         return self._stop.is_set()
 
     def submit(self, application: str = "", **arguments: Any) -> str | None:
+        self._application = application
         driver_id: str | None = super().submit(application, start_new_session=True, **arguments)
         return driver_id
 
@@ -60,7 +62,7 @@ class SparkSubmission(SparkSubmitHook):  # type: ignore[misc]  # the provider is
         if process is None or process.poll() is not None:
             return
         # Before the driver has started there is nothing to stop cleanly: the JVM alone is ended.
-        for pid in _python_children(process.pid) or [process.pid]:
+        for pid in _drivers(process.pid, self._application) or [process.pid]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
 
@@ -91,20 +93,22 @@ def submission_environment() -> dict[str, str]:
     return {**submit_environment(), "PYTHONPATH": os.pathsep.join(modules)}
 
 
-def _python_children(jvm: int) -> list[int]:
-    """The Python driver below the JVM; read from /proc, since the JVM does not tell."""
+def _drivers(jvm: int, application: str) -> list[int]:
+    """The Python driver below the JVM (one, or none yet), read from /proc: the JVM does not tell.
+
+    Not its other children: Spark's Python workers must outlive the driver's last batch.
+    """
     with contextlib.suppress(OSError):
         children = [
             int(pid)
             for thread in Path(f"/proc/{jvm}/task").iterdir()
             for pid in (thread / "children").read_text().split()
         ]
-        return [pid for pid in children if _runs_python(pid)]
+        return [pid for pid in children if _runs(pid, application)]
     return []
 
 
-def _runs_python(pid: int) -> bool:
+def _runs(pid: int, application: str) -> bool:
     with contextlib.suppress(OSError):
-        program = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
-        return b"python" in os.path.basename(program)
+        return os.fsencode(application) in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     return False

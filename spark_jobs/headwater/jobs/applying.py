@@ -7,7 +7,7 @@ registry, and the others go on. Here, too, is kept what the ledger will say: ver
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -20,12 +20,12 @@ from headwater.config import Pipeline
 from headwater.errors import Diverged, ForeignWrite, SchemaChanged, TableError, Transient
 from headwater.failpoints import reach
 from headwater.jobs.relations import Relations, new_leaf, refuse_difference, with_leaf
-from headwater.lake.apply import Applier, PlanAgain
+from headwater.lake.apply import Applier
 from headwater.lake.ledger import Ledger, TableVersion
 from headwater.lake.paths import table_path
-from headwater.lake.plan import Applied, Plan, choose
+from headwater.lake.plan import Applied, Plan, PlanAgain, choose
 from headwater.lake.registry import Registry, TableRecord
-from headwater.lake.tables import commits_after, current
+from headwater.lake.tables import Commit, commits_after, current
 from headwater.log.blocks import Block, Chunk, Relation, Transactions, Truncate
 from headwater.log.net_effect import net_effect
 from headwater.position import format_lsn
@@ -52,6 +52,10 @@ class Batch:
     @property
     def size(self) -> int:
         return sum(chunk.size for chunk in self.chunks)
+
+    @property
+    def demand(self) -> bool:
+        return any(chunk.demand for chunk in self.chunks)
 
     @property
     def transaction_count(self) -> int:
@@ -104,8 +108,8 @@ class Tables:
     def records(self) -> dict[str, TableRecord]:
         return self._registry.tables
 
-    def owner(self, relation_id: int) -> str | None:
-        return self._relations.owner(relation_id)
+    def owners(self, relation_ids: Iterable[int]) -> set[str]:
+        return self._relations.owners(relation_ids)
 
     def resume(self, spark: SparkSession) -> None:
         """Read every table's version and applied position; whoever else wrote to a table suspends it."""
@@ -196,6 +200,7 @@ class Tables:
             return name
         again = self._relations.owner_by_name(relation)
         if again is not None:
+            self._relations.disown(relation.relation_id)
             if self._is_replicated(again):
                 refused = SchemaChanged(
                     "the table was dropped and created again at the source",
@@ -210,15 +215,15 @@ class Tables:
         try:
             found = new_leaf(self._connection, relation)
         except SchemaChanged as error:
+            self._relations.disown(relation.relation_id)
             parent = self._parent_of(relation)
             if parent is not None and self._is_replicated(parent):
                 self._suspend(parent, error)
             return None
-        if found is None:
-            return None
-        root, leaf = found
+        root, leaf = found if found is not None else (0, None)
         name = self._relations.owner(root)
-        if name is None:
+        if name is None or leaf is None:
+            self._relations.disown(relation.relation_id)
             return None
         self._registry.write(with_leaf(self.records[name], leaf))
         self._relations.adopt(name, self.records[name])
@@ -247,7 +252,7 @@ class Tables:
             try:
                 applied = self._applier.apply(plan)
             except PlanAgain:
-                self._ledger_still_ours()
+                self._ledger.check_fence()
                 self._read_version(record, version)
                 if self.records[name].state == "suspended":
                     return None
@@ -318,9 +323,6 @@ class Tables:
         )
         raise Diverged(message, where=record.name, remedy=f"headwater load PIPELINE.yaml --table {record.name} --again")
 
-    def _ledger_still_ours(self) -> None:
-        self._ledger.check_fence()
-
     def _read_version(self, record: TableRecord, known: TableVersion | None) -> None:
         """Where the table stands now; a data commit that is not ours suspends it."""
         path, app_id = table_path(self._root, record.path), record.app_id(self._pipeline.name)
@@ -336,13 +338,13 @@ class Tables:
             )
             return
         version, applied_lsn = found
-        state = record.state
-        self._versions[record.name] = TableVersion(version, applied_lsn, state)
+        ours = app_id.rpartition("/")[0] + "/"
+        self._versions[record.name] = TableVersion(version, applied_lsn, record.state)
         # A table loaded again since has another incarnation: its commits up to the load are history.
         same = known is not None and known.applied_lsn <= applied_lsn and record.state != "catching up"
         if known is not None and same:
             for commit in commits_after(path, known.version):
-                if commit.data and app_id not in commit.transactions and record.state != "suspended":
+                if commit.data and not _is_ours(commit, ours) and record.state != "suspended":
                     self._suspend(
                         record.name,
                         ForeignWrite(
@@ -354,6 +356,7 @@ class Tables:
                     return
 
     def _suspend(self, name: str, error: TableError) -> None:
+        self._ledger.check_fence()  # what a fenced driver believes of a table is of no interest any more
         log.error("%s: suspended: %s", name, error)
         self._enter(self.records[name].entered("suspended", error.message, error.remedy))
 
@@ -364,6 +367,11 @@ class Tables:
             self._versions[name] = replace(self._versions[name], state=record.state)
         self._unwritten.add(name)
         self._changed.add(name)
+
+
+def _is_ours(commit: Commit, prefix: str) -> bool:
+    """Whether the commit carries an applied position of this table, of whatever incarnation."""
+    return any(app_id.startswith(prefix) for app_id in commit.transactions)
 
 
 def _silence_limit(connection: Connection) -> float:

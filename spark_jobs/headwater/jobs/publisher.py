@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 
 from headwater.errors import Fenced, HeadwaterError
@@ -34,10 +34,10 @@ _LAGGING = 3.0  # seconds that an idle log may stand below a sample before a mar
 class Publisher:
     """Keeps the position file true. `pending` is entered before the read position that covers it can be shown."""
 
-    def __init__(self, root: str, conninfo: str, table_of: Callable[[int], str | None]) -> None:
+    def __init__(self, root: str, conninfo: str, owners: Callable[[Iterable[int]], set[str]]) -> None:
         self._root = root
         self._conninfo = conninfo
-        self._table_of = table_of
+        self._owners = owners
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._pending: dict[str, deque[tuple[int, int]]] = {}
@@ -56,11 +56,11 @@ class Publisher:
             return
         first = int(transactions.end_lsn[0])
         last = int(transactions.end_lsn[-1])
-        names = {self._table_of(block.relation.relation_id) for block in chunk.blocks}
-        names |= {self._table_of(i) for truncate in chunk.truncates for i in truncate.relation_ids}
+        relations = {block.relation.relation_id for block in chunk.blocks}
+        relations |= {relation_id for truncate in chunk.truncates for relation_id in truncate.relation_ids}
+        names = self._owners(relations)
         with self._lock:
-            for name in names - {None}:
-                assert name is not None
+            for name in names:
                 self._pending.setdefault(name, deque()).append((first, last))
 
     @contextlib.contextmanager
@@ -81,22 +81,27 @@ class Publisher:
         with self._lock:
             self._epoch = epoch
             self._rates = rates
-            for name in list(self._pending):
-                spans = self._pending[name]
-                while spans and spans[0][1] <= epoch.position.lsn:
-                    spans.popleft()
-                if not spans:
-                    del self._pending[name]
-        self.states(tables)
+            self._drop_pending(epoch.position.lsn)
+            self._states = _not_in_step(tables)
         self.write()
 
-    def states(self, tables: Mapping[str, TableRecord]) -> None:
+    def passed(self, lsn: int) -> None:
+        """The log up to `lsn` changed no table: the newest epoch still says it all."""
         with self._lock:
-            self._states = {
-                name: {"state": record.state, "reason": record.reason, "since": record.since}
-                for name, record in tables.items()
-                if record.state not in ("active", "removed")
-            }
+            self._drop_pending(lsn)
+
+    def _drop_pending(self, lsn: int) -> None:
+        for name in list(self._pending):
+            spans = self._pending[name]
+            while spans and spans[0][1] <= lsn:
+                spans.popleft()
+            if not spans:
+                del self._pending[name]
+
+    def states(self, tables: Mapping[str, TableRecord]) -> None:
+        """What the file says of tables that are not in step, from its next writing on."""
+        with self._lock:
+            self._states = _not_in_step(tables)
 
     def write(self) -> None:
         """Replace the file now, unless nothing was published yet or another driver has taken over."""
@@ -157,3 +162,11 @@ class Publisher:
             # The insert position may stand past a page header or an unflushed commit, where an idle log never comes.
             emit_marker(connection)
             self._behind_since = None
+
+
+def _not_in_step(tables: Mapping[str, TableRecord]) -> dict[str, dict[str, str]]:
+    return {
+        name: {"state": record.state, "reason": record.reason, "since": record.since}
+        for name, record in tables.items()
+        if record.state not in ("active", "removed")
+    }

@@ -251,9 +251,11 @@ class LogReader:
         threading.Thread(target=self._receive, name="headwater-receiver", daemon=True).start()
         threading.Thread(target=self._beat, name="headwater-heartbeat", daemon=True).start()
         with self._changed:
-            self._changed.wait_for(lambda: self._started or self._ended is not None, timeout=60)
+            answered = self._changed.wait_for(lambda: self._started or self._ended is not None, timeout=60)
         try:
             self._raise_if_ended()
+            if not answered:
+                raise SourceUnreachable("the log connection did not start within 60 s", where="reader")
         except BaseException:
             self.__exit__()
             raise

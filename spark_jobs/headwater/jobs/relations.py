@@ -6,6 +6,7 @@ whatever differs suspends the table, because a guess would put values under the 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from headwater.errors import SchemaChanged
@@ -22,6 +23,7 @@ class Relations:
     def __init__(self, tables: dict[str, TableRecord]) -> None:
         self._tables = tables
         self._owner: dict[int, str] = {}
+        self._foreign: set[int] = set()
         for name, record in tables.items():
             self.adopt(name, record)
 
@@ -34,6 +36,21 @@ class Relations:
     def owner(self, relation_id: int) -> str | None:
         """The table that the relation belongs to; None: none of ours, or not known yet."""
         return self._owner.get(relation_id)
+
+    def owners(self, relation_ids: Iterable[int]) -> set[str]:
+        """The tables that changes of these relations may belong to: of a relation not met before, any of ours."""
+        found: set[str] = set()
+        for relation_id in relation_ids:
+            owner = self._owner.get(relation_id)
+            if owner is not None:
+                found.add(owner)
+            elif relation_id not in self._foreign:
+                return set(self._tables)
+        return found
+
+    def disown(self, relation_id: int) -> None:
+        """The relation was looked up, and is none of ours: the publication holds more than this pipeline."""
+        self._foreign.add(relation_id)
 
     def owner_by_name(self, relation: Relation) -> str | None:
         """A table of ours with the name of an unknown relation: it was dropped and made again."""

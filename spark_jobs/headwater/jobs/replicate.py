@@ -73,7 +73,7 @@ def replicate(
             pipeline.replicate.memory,
         )
         tables = Tables(pipeline, registry, connection, ledger)
-        publisher = Publisher(root, conninfo, tables.owner)
+        publisher = Publisher(root, conninfo, tables.owners)
         with LogReader(options, publisher.arrived) as reader:
             lease.refuse_if_held(connection, registry, lease.LOAD)
             ledger.begin_generation(position.at(start))
@@ -249,10 +249,13 @@ class _Driver:
         for name, version in outcome.touched.items():
             totals.changes += version.rows
             totals.per_table[name] = totals.per_table.get(name, 0) + version.rows
-        if outcome.touched or outcome.changed_states:
+        if self._tables.touched_since_row() or outcome.changed_states:
             self._publish_row(batch.read_position, applied - started, batch)
         else:
+            self._publisher.passed(batch.read_position)
             self._rest(force=False)
+            if batch.demand:
+                self._publisher.write()  # somebody waits for exactly this position
 
     def _rest(self, *, force: bool) -> None:
         """Nothing to apply: let ledger and slot follow a log that moved, at most every ten seconds unless forced."""

@@ -143,12 +143,12 @@ def _slot(pipeline: Pipeline, source: SourceState | None, unreachable: str) -> d
 
 
 def _stages(rates: dict[str, float]) -> dict[str, dict[str, float | None]]:
-    """`<stage>.rate` and `<stage>.busy` of the position file, by stage."""
+    """`<stage>_bytes_per_second` and `<stage>_busy` of the position file, by stage."""
     stages: dict[str, dict[str, float | None]] = {}
     for name, value in rates.items():
-        stage, dot, measure = name.rpartition(".")
-        if dot and measure in ("rate", "busy"):
-            stages.setdefault(stage, {"rate": None, "busy": None})[measure] = value
+        for suffix, measure in (("_bytes_per_second", "rate"), ("_busy", "busy")):
+            if name.endswith(suffix):
+                stages.setdefault(name.removesuffix(suffix), {"rate": None, "busy": None})[measure] = value
     return stages
 
 

@@ -16,16 +16,12 @@ from pyspark.sql import SparkSession
 
 from headwater.errors import ForeignWrite
 from headwater.lake import merge, write
-from headwater.lake.plan import Applied, Plan
+from headwater.lake.plan import Applied, Plan, PlanAgain
 from headwater.lake.tables import commits_after
 
 _APP = "spark.databricks.delta.write.txnAppId"
 _VERSION = "spark.databricks.delta.write.txnVersion"
 _LAST_COMMIT = "spark.databricks.delta.lastCommitVersionInSession"
-
-
-class PlanAgain(Exception):
-    """The table does not stand at the planned version; nothing of this plan was committed."""
 
 
 class Applier:

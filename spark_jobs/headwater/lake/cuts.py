@@ -143,17 +143,25 @@ def read(spark: SparkSession, cut: Mapping[str, Any], *, allow_behind: bool = Fa
 
 
 def _read_table(spark: SparkSession, cut: Mapping[str, Any], name: str, table: Mapping[str, Any]) -> DataFrame:
+    from py4j.protocol import Py4JJavaError
     from pyspark.errors import AnalysisException
 
     try:
         return spark.read.format("delta").option("versionAsOf", table["version"]).load(table["path"])
     except AnalysisException as error:
-        raise Refused(
-            f"version {table['version']} of {name} cannot be read any more ({error.getCondition() or 'not found'})",
-            code="cut_gone",
-            where=f"cut of pipeline {cut['pipeline']}, epoch {cut['epoch']}, {table['path']}",
-            remedy="wait again for a new cut; keep a cut longer by its pin or by lake.keep_cuts",
-        ) from error
+        reason = error.getCondition() or ""
+        if not reason.startswith("DELTA_"):
+            raise  # not about the version: a session without Delta, for example
+    except Py4JJavaError as error:
+        if not str(error.java_exception).startswith("java.io.FileNotFoundException"):
+            raise
+        reason = "there is no table"
+    raise Refused(
+        f"version {table['version']} of {name} cannot be read any more ({reason})",
+        code="cut_gone",
+        where=f"cut of pipeline {cut['pipeline']}, epoch {cut['epoch']}, {table['path']}",
+        remedy="wait again for a new cut; keep a cut longer by its pin or by lake.keep_cuts",
+    )
 
 
 __all__ = ["Cut", "Pin", "list_pins", "pin_cut", "read", "release_pin", "take_cut", "time_text"]

@@ -24,7 +24,7 @@ from headwater.lake.position_file import PositionFile
 from headwater.position import Position, format_lsn, parse_lsn
 from headwater.quantities import parse_duration
 
-LOG_RATE = "log_bytes_per_second"
+LOG_RATE = "apply_bytes_per_second"
 """The entry of the position file's `rates` from which the time still to wait is estimated."""
 
 IN_STEP = "active"

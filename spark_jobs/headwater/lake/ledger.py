@@ -8,6 +8,7 @@ loses a commit race and finds a higher generation stops for good.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -84,7 +85,11 @@ class Ledger:
     """The driver's hold on the ledger: one generation, rows strictly in order."""
 
     def __init__(self, root: str, pipeline: str) -> None:
+        # Two handles: what `publish` commits on may only move by our own commits, or behind a look at the fence. Were
+        # it moved by a mere look, a row of ours could land on top of a successor's generation without a lost race.
         self._table = create_table(ledger_path(root), _SCHEMA)
+        self._watched = create_table(ledger_path(root), _SCHEMA)
+        self._watching = threading.Lock()
         self._pipeline = pipeline
         self.generation = 0
         self.newest = _newest_epoch(self._table)
@@ -136,25 +141,27 @@ class Ledger:
                 append_once(self._table, [row], _SCHEMA, {f"headwater/{self._pipeline}/epoch": number})
                 break
             except LostRace:
+                self.check_fence()
                 self._table.update_incremental()
-                self.refuse_if_fenced()
+                self._refuse_if_fenced(self._table)
         self._first_of_generation = False
         self.newest = _epoch_of(row, all_tables)
         return self.newest
 
-    def refuse_if_fenced(self) -> None:
-        current = self._table.transaction_version(self._generation_app()) or 0
+    def check_fence(self) -> None:
+        """Look at the ledger anew: Fenced when a newer generation has begun. From any thread."""
+        with self._watching:
+            self._watched.update_incremental()
+            self._refuse_if_fenced(self._watched)
+
+    def _refuse_if_fenced(self, table: DeltaTable) -> None:
+        current = table.transaction_version(self._generation_app()) or 0
         if current != self.generation:
             raise Fenced(
                 f"generation {current} has taken over from generation {self.generation}",
                 where=f"pipeline {self._pipeline}",
                 remedy="nothing: the newer driver goes on from the ledger",
             )
-
-    def check_fence(self) -> None:
-        """Look at the ledger anew: Fenced when a newer generation has begun since the last look."""
-        self._table.update_incremental()
-        self.refuse_if_fenced()
 
     def _generation_app(self) -> str:
         return f"headwater/{self._pipeline}/generation"

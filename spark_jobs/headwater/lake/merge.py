@@ -20,7 +20,7 @@ from pyspark.sql.types import BooleanType, IntegerType, LongType
 
 from headwater.changes import NetChanges
 from headwater.errors import Diverged
-from headwater.lake.plan import Plan
+from headwater.lake.plan import Plan, PlanAgain
 from headwater.lake.tables import quoted, struct_type
 from headwater.schema import PARTITION_COLUMN, TableSchema
 
@@ -59,7 +59,11 @@ def merge(spark: SparkSession, plan: Plan) -> tuple[int, str]:
     if changes.truncated_leaves:
         leaves = ", ".join(str(leaf) for leaf in changes.truncated_leaves)
         builder = builder.whenNotMatchedBySourceDelete(f"t.{PARTITION_COLUMN} IN ({leaves})")
-    counts = builder.execute().collect()[0]
+    counted = builder.execute().collect()
+    if not counted:
+        # Delta saw this position, or a later one, in the table already and did nothing.
+        raise PlanAgain
+    counts = counted[0]
     if strict and not changes.truncated_leaves and not _as_foretold(changes, counts):
         diverged, example = _contradictions(spark, plan, source, at_version=plan.version)
     return diverged, example

@@ -46,3 +46,7 @@ def choose(changes: NetChanges, *, insert_only: bool) -> tuple[ApplyPath, str]:
     if insert_only and not changes.truncated_leaves:
         return "append", "the table is declared insert-only"
     return "merge", "rows are looked up by key"
+
+
+class PlanAgain(Exception):
+    """The table does not stand at the planned version; nothing of this plan was committed."""

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from headwater.errors import EXIT_DIFFERENCES, EXIT_DONE
 
-_WRITES_PER_SECOND = 8.0
+_WRITES_PER_SECOND = 5.0
 
 
 def main(argv: Sequence[str]) -> int:

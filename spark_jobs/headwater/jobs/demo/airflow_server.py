@@ -25,7 +25,7 @@ from typing import Self
 from headwater.errors import Refused, Transient
 from headwater.jobs.demo.rest import AirflowClient
 
-_HEALTHY_SECONDS = 180.0
+_HEALTHY_SECONDS = 300.0
 
 
 class AirflowServer:
@@ -172,7 +172,7 @@ def _environment(home: Path, dags_folder: Path, port: int, parallelism: int) -> 
         "SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
         "SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "2",
         "DAG_PROCESSOR__REFRESH_INTERVAL": "5",
-        "DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "5",
+        "DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "20",
         "DAG_PROCESSOR__PARSING_PROCESSES": "1",
         "LOGGING__BASE_LOG_FOLDER": str(home / "logs"),
         "USAGE_DATA_COLLECTION__ENABLED": "False",

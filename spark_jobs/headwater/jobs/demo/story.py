@@ -20,7 +20,7 @@ from headwater.position import format_lsn, parse_lsn
 
 LOAD, REPLICATE = f"{PIPELINE}.load", f"{PIPELINE}.replicate"
 DOWNSTREAM, SENSOR, AGGREGATE = "headwater_example_downstream", "wait_for_fresh_lake", "revenue_per_region"
-_RUN_SECONDS = 300.0
+_RUN_SECONDS = 900.0
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Story:
         airflow = self._demo.airflow
         self.say("Airflow is starting (the longest part of the demo)")
         airflow.wait_until_healthy()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while not {LOAD, REPLICATE, DOWNSTREAM} <= airflow.client.dag_ids():
             if time.monotonic() > deadline or airflow.client.import_errors():
                 raise Transient(f"Airflow does not show the DAGs: {airflow.client.import_errors()}")

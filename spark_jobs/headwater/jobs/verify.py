@@ -1,0 +1,276 @@
+"""`headwater verify`: does the lake hold what the source held, row for row, while the source goes on writing?
+
+Per table: a capture point at the source, the first lake version that holds everything up to it, and a full compare
+by key. Rows that the log changed in between look different; so every key that does is looked at again, at a second
+capture point and then at further ones, until either both sides agree or neither has moved and they still differ.
+Nothing is changed, neither here nor there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from headwater.config import Pipeline
+from headwater.errors import Refused, SourceChanged, Transient
+from headwater.jobs.comparison import Candidates, Comparison
+from headwater.jobs.differences import Settled, State, settle
+from headwater.jobs.key_reader import KeyReader
+from headwater.jobs.units import BAD_VALUE, CHANGED, TableChanged, UnitReader, cut_units, describe
+from headwater.jobs.verify_version import DEFAULT_PATIENCE, Patience, StoredVersion, version_holding
+from headwater.lake.registry import Registry, TableRecord
+from headwater.lake.tables import struct_type
+from headwater.names import TableName
+from headwater.position import Position, format_lsn
+from headwater.schema import TableSchema
+from headwater.session import build_session
+from headwater.source.catalog import Signature, read_catalog, signature
+from headwater.source.connection import Connection, connect, errors_named, identify
+from headwater.source.snapshots import CapturePoint, capture_point
+
+log = logging.getLogger(__name__)
+
+ROUNDS = 8
+SHOWN_KEYS = 20
+_CANDIDATES = 100_000
+_KEYS_PER_READ = 2_000
+_ATTEMPTS = 5
+_COMPARED = ("active", "catching up", "suspended")
+
+Found = TypeVar("Found")
+
+
+class _NotCompared(Exception):
+    """This table cannot be compared now, for the reason given."""
+
+
+class _Moved(Exception):
+    """The table was rewritten or altered between the capture point and the reading: take another capture point."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """Both sides at one moment, readable inside the block that gave it."""
+
+    capture: CapturePoint
+    schema: TableSchema
+    signatures: dict[int, Signature]
+    stored: StoredVersion
+
+
+def verify(
+    pipeline: Pipeline, tables: Sequence[TableName] = (), *, patience: Patience = DEFAULT_PATIENCE
+) -> dict[str, Any]:
+    """Compare `tables` (none: every table of the pipeline). The JSON of interface "verify".
+
+    A table that cannot be compared is listed with `compared: false`, its state and the reason. Transient when the
+    lake does not reach the capture point in time.
+    """
+    with contextlib.closing(connect(pipeline.conninfo(), application_name="headwater verify")) as connection:
+        registry = _open(pipeline, connection, tables)
+        checks = {str(name): _Table(pipeline, registry, connection, str(name), patience) for name in tables}
+        if not tables:
+            known = {str(table.name) for table in read_catalog(connection, pipeline).tables}
+            known |= {name for name, record in registry.tables.items() if record.state != "removed"}
+            checks = {n: _Table(pipeline, registry, connection, n, patience) for n in sorted(known)}
+        results = {name: check.run() for name, check in checks.items()}
+    first = min((check.first for check in checks.values() if check.first), key=lambda seen: seen[0].lsn, default=None)
+    return {
+        "position": first[0].to_json() if first else None,
+        "epoch": first[1] if first else None,
+        "tables": results,
+    }
+
+
+def _open(pipeline: Pipeline, connection: Connection, tables: Sequence[TableName]) -> Registry:
+    registry = Registry.open(pipeline.lake_path(), pipeline.name)
+    loaded = [] if registry is None else [n for n, r in registry.tables.items() if r.state in _COMPARED]
+    missing = [str(name) for name in tables if str(name) not in loaded]
+    if registry is None or registry.pipeline is None or not loaded or missing:
+        raise Refused(
+            f"not loaded: {', '.join(missing)}" if missing else "no table is loaded",
+            code="nothing_loaded",
+            where=f"pipeline {pipeline.name}",
+            remedy="headwater load PIPELINE.yaml",
+        )
+    known, now = registry.pipeline, identify(connection)
+    if (known.system_id, known.timeline) != (now.system_id, now.timeline):
+        raise SourceChanged(
+            f"the lake was built from system {known.system_id} timeline {known.timeline}, this source is system "
+            f"{now.system_id} timeline {now.timeline}",
+            where="source.connection",
+            remedy="connect to the server the lake was built from",
+        )
+    return registry
+
+
+class _Table:
+    """The check of one table. `first`: capture position and epoch of the full compare."""
+
+    def __init__(
+        self, pipeline: Pipeline, registry: Registry, connection: Connection, name: str, patience: Patience
+    ) -> None:
+        self._pipeline, self._registry, self._connection = pipeline, registry, connection
+        self._name, self._patience = name, patience
+        self.first: tuple[Position, int | None] | None = None
+
+    def run(self) -> dict[str, Any]:
+        record = self._registry.tables.get(self._name)
+        if record is None or record.state not in _COMPARED:
+            return self._result(record.state if record else "new", record.reason if record else "it was never loaded")
+        try:
+            rows, candidates, settled = self._compare(record.schema)
+        except _NotCompared as reason:
+            return self._result(self._record().state, str(reason))
+        return self._result(self._record().state, self._record().reason, rows, candidates, settled)
+
+    def _record(self) -> TableRecord:
+        return self._registry.tables[self._name]
+
+    def _compare(self, schema: TableSchema) -> tuple[int, Candidates, Settled]:
+        def full(look: _Look) -> tuple[int, Candidates]:
+            self.first = (look.capture.position, look.stored.epoch)
+            spark = self._spark()
+            return Comparison(spark, schema).first_look(
+                self._source(spark, look), _stored(spark, look.stored), _CANDIDATES
+            )
+
+        rows, candidates = self._look(full)
+        count = candidates.keys.num_rows
+        log.info("%s: %s rows, %s keys to look at again", self._name, rows, count)
+        comparison = Comparison(self._spark(), schema)
+
+        def again(numbers: Sequence[int]) -> dict[int, State]:
+            return self._look(lambda look: self._states(comparison, candidates, look, numbers))
+
+        return rows, candidates, settle(range(count), again, ROUNDS)
+
+    def _spark(self) -> SparkSession:
+        """Started when the lake is known to have what is to be compared: refusals and outages come at once."""
+        return build_session(self._pipeline.name, app_name="headwater verify")
+
+    def _look(self, work: Callable[[_Look], Found]) -> Found:
+        """`work` at a new capture point; again at another one when the table was rewritten meanwhile."""
+        for _ in range(_ATTEMPTS):
+            try:
+                with self._both_sides() as look:
+                    return work(look)
+            except (_Moved, TableChanged) as moved:
+                log.info("%s: %s; taking another capture point", self._name, moved)
+            except PySparkException as error:
+                if BAD_VALUE in str(error):
+                    raise _NotCompared("the source holds a value that the lake's type cannot hold") from error
+                if CHANGED not in str(error):
+                    raise
+                log.info("%s: it changed while it was read; taking another capture point", self._name)
+        raise Transient(
+            f"the table was rewritten or altered during each of {_ATTEMPTS} attempts to read it",
+            where=self._name,
+            remedy="verify again when the schema rests",
+        )
+
+    @contextlib.contextmanager
+    def _both_sides(self) -> Iterator[_Look]:
+        before = self._schema_now()
+        with capture_point(self._pipeline.conninfo()) as capture:
+            signatures = signature(self._connection, [leaf.relation_id for leaf in before.leaves])
+            # An old snapshot sees a rewritten table as empty: nothing may have happened between these two looks.
+            if self._schema_now() != before:
+                raise _Moved("its definition changed")
+            with version_holding(
+                self._pipeline, self._registry, self._connection, self._name, capture.position, self._patience
+            ) as stored:
+                if stored is None:
+                    raise _NotCompared(self._record().reason or f"it is {self._record().state}")
+                yield _Look(capture, before, signatures, stored)
+
+    def _schema_now(self) -> TableSchema:
+        """The lake's schema of the table with the leaves that it has at the source now."""
+        stored = self._record().schema
+        name = TableName.parse(self._name)
+        catalog = read_catalog(self._connection, self._pipeline)
+        found = next((table.schema for table in catalog.tables if table.name == name), None)
+        if found is None:
+            reasons = "; ".join(problem.message for problem in catalog.problems if problem.where == self._name)
+            raise _NotCompared(reasons or "the source has no such table any more")
+        if found.relation_id != stored.relation_id:
+            raise _NotCompared("the table was dropped and created again at the source")
+        kinds = [[(c.name, c.attnum, c.type_oid, c.typmod) for c in schema.columns] for schema in (found, stored)]
+        if kinds[0] != kinds[1]:
+            raise _NotCompared("its columns changed at the source")
+        return stored.with_leaves(found.leaves)
+
+    def _source(self, spark: SparkSession, look: _Look) -> DataFrame:
+        """Every row at the capture point, read as a load reads them."""
+        schema = look.schema
+        units = [unit for leaf in schema.leaves for unit in cut_units(leaf, self._pages(leaf.relation_id))]
+        reader = UnitReader(self._pipeline.conninfo(), look.capture.snapshot_id, schema, look.signatures)
+        parallel = max(1, min(self._pipeline.load.connections, len(units)))
+        descriptions = spark.sparkContext.parallelize([(describe(unit),) for unit in units], parallel)
+        return spark.createDataFrame(descriptions, "unit string").mapInArrow(reader, struct_type(schema))
+
+    def _pages(self, relation_id: int) -> int:
+        with errors_named("source"):
+            row = self._connection.execute(
+                "select pg_relation_size(%s::oid) / current_setting('block_size')::int", [relation_id]
+            ).fetchone()
+        return int(row[0] or 0) if row else 0
+
+    def _states(
+        self, comparison: Comparison, candidates: Candidates, look: _Look, numbers: Sequence[int]
+    ) -> dict[int, State]:
+        spark = self._spark()
+        lake = _stored(spark, look.stored)
+        if comparison.multiset:
+            chosen = comparison.numbered(candidates, numbers)
+            return comparison.look_again(self._source(spark, look), lake, chosen)
+        states: dict[int, State] = {}
+        for start in range(0, len(numbers), _KEYS_PER_READ):
+            part = numbers[start : start + _KEYS_PER_READ]
+            reader = KeyReader(
+                self._pipeline.conninfo(),
+                look.capture.snapshot_id,
+                look.schema,
+                look.signatures,
+                candidates.texts(part),
+            )
+            rows = comparison.frame(list(reader.read()))
+            states |= comparison.look_again(rows, lake, comparison.numbered(candidates, part))
+        return states
+
+    def _result(
+        self,
+        state: str,
+        reason: str,
+        rows: int | None = None,
+        candidates: Candidates | None = None,
+        settled: Settled | None = None,
+    ) -> dict[str, Any]:
+        differing = settled.differing if settled is not None else {}
+        listed = sorted(differing)[:SHOWN_KEYS]
+        assert candidates is not None or not listed
+        position, epoch = self.first or (None, None)
+        return {
+            "rows": rows,
+            "missing": sum(found.missing for found in differing.values()),
+            "extra": sum(found.extra for found in differing.values()),
+            "different": sum(found.different for found in differing.values()),
+            "repaired": 0,
+            "keys": [{"key": candidates.shown(i), "kind": differing[i].kind} for i in listed] if candidates else [],
+            "unsettled": (len(settled.unsettled) if settled else 0) + (candidates.more if candidates else 0),
+            "compared": rows is not None,
+            "state": state,
+            "reason": reason,
+            "capture_lsn": format_lsn(position.lsn) if position and rows is not None else None,
+            "epoch": epoch if rows is not None else None,
+        }
+
+
+def _stored(spark: SparkSession, stored: StoredVersion) -> DataFrame:
+    return spark.read.format("delta").option("versionAsOf", stored.version).load(stored.path)

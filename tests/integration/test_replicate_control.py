@@ -1,0 +1,389 @@
+"""What stops replicate, and what suspends one table while the others go on, each with a remedy that exists.
+
+One source and one lake for the whole file: everything that can go wrong with a table goes wrong with a table of its
+own, replicate runs over all of it once, and the tests look at what came of it. Refusals at the start need no Spark:
+there the lake's control files are made by hand.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from fixtures.jobs import (
+    Job,
+    assert_equal,
+    catch_up,
+    in_thread,
+    lake_path_of,
+    lake_rows,
+    load_tables,
+    record_of,
+    registry_of,
+    source_rows,
+    states_of,
+    until,
+)
+from fixtures.lakes import HandLake
+from fixtures.pipelines import write_pipeline
+from fixtures.postgres import Database, new_database
+from headwater.config import Pipeline, load_pipeline
+from headwater.embedded import EmbeddedServer
+from headwater.errors import LostLease, Refused, SlotGap, SourceChanged
+from headwater.jobs.replicate import replicate
+from headwater.lake.ledger import read_all
+from headwater.position import Position, format_lsn, parse_lsn
+from headwater.source.connection import connect, identify
+from headwater.source.samples import commit_position
+from headwater.source.stream import LogStream
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+HEALTHY = ("public.orders", "public.optimized", "public.repaired", "public.reported", "public.nulled", "public.texts")
+SUSPENDED = {
+    "public.appended": "was written by somebody else",
+    "public.emptied": "was written by somebody else",
+    "public.renamed": "renamed to public.renamed_now",
+    "public.recreated": "dropped and created again",
+    "public.added": "new columns extra",
+    "public.retyped": "other types: n",
+    "public.nans": "column amount holds a value that the lake's type decimal(5,2) cannot hold",
+    "public.infinities": "column at holds a value that the lake's type timestamp cannot hold",
+    "public.lost": "update met no row at key (2)",
+    "public.doubled": "insert met a row at key (1)",
+}
+
+
+@dataclass(frozen=True)
+class Shop:
+    database: Database
+    pipeline: Pipeline
+    result: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def shop(postgres: EmbeddedServer, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    """Loaded, followed once, harmed in every way, and replicated over that."""
+    with new_database(postgres) as database:
+        plain = [n for n in (*HEALTHY, *SUSPENDED) if n.split(".")[1] not in ("nans", "infinities", "nulled", "texts")]
+        database.execute(
+            *(f"create table {name} (id int primary key, n int, note text)" for name in plain),
+            *(f"insert into {name} select i, i, 'row ' || i from generate_series(1, 20) i" for name in plain),
+        )
+        for name in ("nans", "infinities", "nulled", "texts"):
+            database.execute(
+                f"create table {name} (id int primary key, amount numeric(5,2), at timestamptz)",
+                f"insert into {name} select i, i, '2024-02-29' from generate_series(1, 3) i",
+            )
+        database.allow_publishing()
+        pipeline = write_pipeline(
+            tmp_path_factory.mktemp("shop"),
+            database,
+            *(name for name in plain if name.split(".")[1] not in ("repaired", "reported")),
+            {"name": "public.repaired", "on_divergence": "repair"},
+            {"name": "public.reported", "on_divergence": "report"},
+            "public.nans",
+            "public.infinities",
+            {"name": "public.nulled", "on_bad_value": "null"},
+            {"name": "public.texts", "on_bad_value": "string"},
+        )
+        load_tables(pipeline)
+        database.execute(*(f"update {name} set n = n + 100 where id < 4" for name in plain))
+        assert set(states_of(catch_up(pipeline)).values()) == {"active"}
+        _harm(database, pipeline, spark)
+        yield Shop(database, pipeline, catch_up(pipeline))
+
+
+def _harm(database: Database, pipeline: Pipeline, spark: SparkSession) -> None:
+    row = pa.table({"id": pa.array([99], pa.int32()), "n": pa.array([1], pa.int32()), "note": ["foreign"]})
+    write_deltalake(lake_path_of(pipeline, "public.appended"), row, mode="append")
+    spark.sql(f"delete from delta.`{lake_path_of(pipeline, 'public.emptied')}`")
+    spark.sql(f"optimize delta.`{lake_path_of(pipeline, 'public.optimized')}`")
+    database.execute(
+        "alter table renamed rename to renamed_now",
+        "drop table recreated",
+        "create table recreated (id int primary key, n int, note text)",
+        f"grant select on recreated to {database.role}",
+        f"alter publication {pipeline.source.publication} add table recreated",
+        "alter table added add column extra int default 5",
+        "alter table retyped alter column n type bigint",
+        "insert into nans values (50, 'NaN', now())",
+        "insert into infinities values (50, 1, 'infinity')",
+        "insert into nulled values (50, 'NaN', '-infinity')",
+        "insert into texts values (50, 'NaN', 'infinity')",
+    )
+    # What an unpublished table does not tell: a row gone and a row come, of which the lake knows nothing.
+    for name in ("lost", "doubled", "repaired", "reported"):
+        database.execute(
+            f"alter publication {pipeline.source.publication} drop table {name}",
+            f"insert into {name} values (1000, 1, 'untold')",
+            f"delete from {name} where id = 1",
+            f"alter publication {pipeline.source.publication} add table {name}",
+        )
+    database.execute(
+        "delete from lost where id = 2",
+        "insert into lost values (2, 2, 'anew')",
+        "update lost set n = 5 where id = 1000",
+        "insert into doubled values (1, 1, 'came back')",
+        "update repaired set n = 5 where id = 1000",
+        "insert into repaired values (1, 1, 'came back')",
+        "delete from reported where id = 1000",
+        "insert into reported values (1, 1, 'came back')",
+    )
+    for name in ("appended", "emptied", "optimized", "renamed_now", "added", "retyped", "orders"):
+        database.execute(f"update {name} set note = 'after' where id between 5 and 8")
+    database.execute("insert into recreated values (1, 1, 'second life')")
+
+
+def test_a_table_fails_alone(shop: Shop) -> None:
+    states = states_of(shop.result)
+    assert {name for name, state in states.items() if state == "suspended"} == set(SUSPENDED)
+    assert {name for name, state in states.items() if state == "active"} == set(HEALTHY)
+
+
+@pytest.mark.parametrize(("name", "reason"), SUSPENDED.items())
+def test_a_suspended_table_says_why_and_names_a_remedy(shop: Shop, name: str, reason: str) -> None:
+    record = record_of(shop.pipeline, name)
+    assert reason.replace("(2)", "(1000)") in record.reason
+    if name == "public.renamed":
+        assert "name public.renamed_now in the pipeline file" in record.remedy
+    elif name in ("public.nans", "public.infinities"):
+        assert "on_bad_value" in record.remedy
+    else:
+        assert record.remedy == f"headwater load PIPELINE.yaml --table {name} --again"
+
+
+def test_nothing_is_applied_on_top_of_a_foreign_commit(shop: Shop) -> None:
+    assert (99, 1, "foreign") in lake_rows(shop.pipeline, "public.appended")
+    assert not [row for row in lake_rows(shop.pipeline, "public.appended") if row[2] == "after"]
+    assert lake_rows(shop.pipeline, "public.emptied") == []
+
+
+def test_files_rearranged_by_somebody_else_are_accepted(shop: Shop) -> None:
+    assert_equal(shop.database, shop.pipeline, "public.orders", "public.optimized")
+
+
+def test_a_row_that_contradicts_the_log_is_repaired_on_request(shop: Shop) -> None:
+    assert_equal(shop.database, shop.pipeline, "public.repaired", "public.reported")
+
+
+def test_a_value_that_the_lake_cannot_hold_is_null_or_text_on_request(shop: Shop) -> None:
+    assert (50, None, None) in lake_rows(shop.pipeline, "public.nulled")
+    texts = lake_rows(shop.pipeline, "public.texts")
+    assert (50, "NaN", "infinity") in texts
+    assert (1, "1.00", "2024-02-29 00:00:00+00") in texts
+
+
+def test_cuts_hold_suspended_tables_as_they_were_and_say_so(shop: Shop) -> None:
+    newest = read_all(shop.pipeline.lake_path())[-1]
+    for name in SUSPENDED:
+        assert newest.tables[name].state == "suspended"
+
+
+def test_every_remedy_cures(shop: Shop) -> None:
+    """Ran last of the tests of suspended tables: afterwards none is."""
+    text = Path(shop.pipeline.file).read_text()
+    text = text.replace("- public.renamed\n", "- public.renamed_now\n")
+    for name in ("nans", "infinities"):
+        text = text.replace(f"- public.{name}\n", f"- {{name: public.{name}, on_bad_value: string}}\n")
+    Path(shop.pipeline.file).write_text(text)
+    pipeline = load_pipeline(shop.pipeline.file)
+    load_tables(pipeline)  # the renamed table under its new name; loaded ones, suspended ones too, are skipped
+    for name in SUSPENDED:
+        if name != "public.renamed":
+            assert states_of(load_tables(pipeline, name, again=True)) == {name: "catching up"}
+    states = states_of(catch_up(pipeline))
+    assert {name for name, state in states.items() if state == "suspended"} <= {"public.renamed"}
+    cured = [name for name in SUSPENDED if name not in ("public.renamed", "public.nans", "public.infinities")]
+    assert_equal(shop.database, pipeline, *cured, "public.renamed_now", "public.orders")
+    assert (50, "NaN") in lake_rows(pipeline, "public.nans", ["id", "amount"])
+
+
+def test_a_foreign_commit_between_load_and_the_first_replicate_suspends(shop: Shop) -> None:
+    pipeline = load_pipeline(shop.pipeline.file)
+    load_tables(pipeline, "public.doubled", again=True)
+    row = pa.table({"id": pa.array([99], pa.int32()), "n": pa.array([1], pa.int32()), "note": ["foreign"]})
+    write_deltalake(lake_path_of(pipeline, "public.doubled"), row, mode="append")
+    shop.database.execute("update doubled set n = 7 where id = 3")
+    assert states_of(catch_up(pipeline))["public.doubled"] == "suspended"
+    assert "written by somebody else" in record_of(pipeline, "public.doubled").reason
+
+
+def test_a_foreign_commit_while_replicate_runs_suspends_before_anything_is_applied_on_top(shop: Shop) -> None:
+    pipeline = load_pipeline(shop.pipeline.file)
+    stop = threading.Event()
+    running = in_thread(lambda: replicate(pipeline, None, None, stop))
+    generation = read_all(pipeline.lake_path())[-1].generation
+    until(lambda: _generation(pipeline) > generation or running.done(), "replicate runs")
+    shop.database.execute("update orders set n = 1 where id = 1", "update optimized set n = 1 where id = 1")
+    until(lambda: _source_equals(shop, pipeline, "public.optimized") or running.done(), "the first change has come")
+    row = pa.table({"id": pa.array([99], pa.int32()), "n": pa.array([1], pa.int32()), "note": ["foreign"]})
+    write_deltalake(lake_path_of(pipeline, "public.optimized"), row, mode="append")
+    shop.database.execute("update optimized set n = 2 where id = 1", "update orders set n = 2 where id = 1")
+    until(lambda: record_of(pipeline, "public.optimized").state == "suspended" or running.done(), "it is suspended")
+    until(lambda: _source_equals(shop, pipeline, "public.orders") or running.done(), "the other table goes on")
+    stop.set()
+    assert running.result(60)["stopped_by"] == "signal"
+    assert (1, 1, "row 1") in lake_rows(pipeline, "public.optimized")
+
+
+def _generation(pipeline: Pipeline) -> int:
+    from headwater.lake.position_file import read_position_file
+
+    file = read_position_file(pipeline.lake_path())
+    return file.generation if file is not None else 0
+
+
+def _source_equals(shop: Shop, pipeline: Pipeline, name: str) -> bool:
+    columns, rows = source_rows(shop.database, name)
+    return lake_rows(pipeline, name, columns) == rows
+
+
+def test_until_an_lsn_ends_there_and_seconds_end_in_time(shop: Shop) -> None:
+    pipeline = load_pipeline(shop.pipeline.file)
+    with shop.database.connect() as connection:
+        connection.execute("update orders set n = 3 where id = 1")
+        target = commit_position(connection)
+        connection.execute("update orders set n = 4 where id = 1")
+    result = replicate(pipeline, format_lsn(target.lsn), None, threading.Event())
+    assert result["stopped_by"] == "until"
+    assert parse_lsn(result["position"]["lsn"]) >= target.lsn
+    assert replicate(pipeline, None, 0.5, threading.Event())["stopped_by"] == "seconds"
+    assert_equal(shop.database, pipeline, "public.orders")
+
+
+def test_a_loaded_table_is_left_alone_by_another_load(shop: Shop) -> None:
+    pipeline = load_pipeline(shop.pipeline.file)
+    before = record_of(pipeline, "public.orders")
+    assert load_tables(pipeline, "public.orders")["tables"]["public.orders"]["state"] == "active"
+    assert record_of(pipeline, "public.orders") == before
+
+
+def test_sigterm_is_a_clean_stop_and_load_and_replicate_take_turns(shop: Shop) -> None:
+    pipeline = load_pipeline(shop.pipeline.file)
+    generation = _generation(pipeline)
+    with Job(pipeline, "replicate") as job:
+        until(lambda: _generation(pipeline) > generation or job.process.poll() is not None, "it publishes")
+        shop.database.execute("update orders set n = 9 where id = 9")
+        until(lambda: _source_equals(shop, pipeline, "public.orders"), "the change has come")
+        for another in (lambda: catch_up(pipeline), lambda: load_tables(pipeline, "public.orders", again=True)):
+            with pytest.raises(LostLease) as refused:
+                another()
+            assert (refused.value.code, refused.value.exit_status) == ("already_running", 1)
+        with Job(pipeline, "load", "--table", "public.orders", "--again") as load:
+            assert load.wait() == 1
+            assert load.result["error"]["code"] == "already_running"
+        os.kill(job.pid, signal.SIGTERM)
+        assert job.wait(30) == (4 if "suspended" in states_of(job.result).values() else 0)
+        assert job.result["stopped_by"] == "signal"
+        assert parse_lsn(job.result["position"]["lsn"]) == read_all(pipeline.lake_path())[-1].position.lsn
+        assert not job.left
+
+
+# Refusals at the start: the lake's control files are made by hand, and nothing gets as far as Spark.
+
+
+@pytest.fixture
+def by_hand(database: Database, tmp_path: Path) -> tuple[Pipeline, HandLake]:
+    """A pipeline whose slot stands where the ledger does."""
+    database.execute("create table orders (id int primary key)")
+    database.publish("headwater_shop", "orders")
+    pipeline = write_pipeline(tmp_path, database, "public.orders")
+    with connect(database.conninfo) as connection:
+        connection.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (pipeline.source.slot,))
+        server = identify(connection)
+    lake = HandLake(tmp_path / "lake", Position(server.system_id, server.timeline, 1), ["public.orders"])
+    with database.superuser() as connection:
+        row = connection.execute("select (pg_current_wal_insert_lsn() - '0/0')::bigint").fetchone()
+    assert row is not None
+    lake.publish(int(row[0]))
+    return pipeline, lake
+
+
+def refusal(pipeline: Pipeline) -> Exception:
+    generation = _generation(pipeline)
+    with pytest.raises(Exception) as caught:
+        catch_up(pipeline)
+    assert _generation(pipeline) == generation, "a refused start must not raise the fence"
+    return caught.value
+
+
+def test_a_slot_that_somebody_else_has_read_is_refused(by_hand: tuple[Pipeline, HandLake], database: Database) -> None:
+    pipeline, lake = by_hand
+    with database.superuser() as connection:
+        connection.execute("select pg_logical_emit_message(false, 'x', 'x'), pg_switch_wal()")
+        connection.execute(
+            "select pg_replication_slot_advance(%s, pg_current_wal_flush_lsn())", (pipeline.source.slot,)
+        )
+    error = refusal(pipeline)
+    assert isinstance(error, SlotGap)
+    assert error.exit_status == 2
+    assert f"past the ledger's {format_lsn(lake.position.lsn)}" in str(error)
+    assert "load PIPELINE.yaml --again" in error.remedy
+
+
+def test_a_slot_that_is_gone_is_refused(by_hand: tuple[Pipeline, HandLake], database: Database) -> None:
+    pipeline, _ = by_hand
+    with database.superuser() as connection:
+        connection.execute("select pg_drop_replication_slot(%s)", (pipeline.source.slot,))
+    error = refusal(pipeline)
+    assert isinstance(error, SlotGap)
+    assert error.exit_status == 2
+    assert "does not exist any more" in str(error)
+
+
+def test_a_slot_of_another_plugin_is_refused(by_hand: tuple[Pipeline, HandLake], database: Database) -> None:
+    pipeline, _ = by_hand
+    with database.superuser() as connection:
+        connection.execute("select pg_drop_replication_slot(%s)", (pipeline.source.slot,))
+        connection.execute("select pg_create_logical_replication_slot(%s, 'test_decoding')", (pipeline.source.slot,))
+    error = refusal(pipeline)
+    assert isinstance(error, SlotGap)
+    assert error.code == "foreign_slot"
+
+
+def test_another_server_is_refused(by_hand: tuple[Pipeline, HandLake]) -> None:
+    pipeline, _ = by_hand
+    registry = registry_of(pipeline)
+    assert registry.pipeline is not None
+    for changed in ({"system_id": "1"}, {"timeline": 7}):
+        known = registry.pipeline
+        registry.write(replace(known, **changed))
+        error = refusal(pipeline)
+        assert isinstance(error, SourceChanged)
+        assert error.exit_status == 2
+        registry.write(known)
+
+
+def test_another_reader_of_the_slot_means_try_again(by_hand: tuple[Pipeline, HandLake], database: Database) -> None:
+    pipeline, _ = by_hand
+    stream = LogStream(database.conninfo)
+    with connect(database.conninfo) as connection:
+        version = identify(connection).version
+    stream.start(pipeline.source.slot, ("headwater_shop", "headwater_shop_inserts"), 0, version)
+    try:
+        error = refusal(pipeline)
+    finally:
+        stream.close()
+    assert isinstance(error, LostLease)
+    assert (error.code, error.exit_status) == ("already_running", 1)
+
+
+def test_replicate_without_a_loaded_table_is_refused(database: Database, tmp_path: Path) -> None:
+    database.execute("create table orders (id int primary key)")
+    with pytest.raises(Refused) as refused:
+        catch_up(write_pipeline(tmp_path, database, "public.orders"))
+    assert (refused.value.code, refused.value.exit_status) == ("nothing_loaded", 2)
+    assert not (tmp_path / "lake").exists()

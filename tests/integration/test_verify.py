@@ -1,0 +1,273 @@
+"""`verify` against a real source and a real lake: it finds what is there, and nothing that only looks so."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fixtures.pipelines import write_pipeline
+from fixtures.postgres import Database, new_database
+from headwater.cli import main
+from headwater.config import Pipeline
+from headwater.embedded import EmbeddedServer
+from headwater.errors import EXIT_DIFFERENCES, EXIT_DONE, EXIT_FAILED, Refused, Transient
+from headwater.jobs.load import load
+from headwater.jobs.replicate import replicate
+from headwater.jobs.verify import verify
+from headwater.jobs.verify_version import Patience
+from headwater.lake.cuts import list_pins
+from headwater.names import TableName
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.postgres]
+
+PEOPLE, PAIRS, EVENTS, PARTED = "public.people", "public.pairs", "public.events", "public.parted"
+CLEAN = {"missing": 0, "extra": 0, "different": 0, "unsettled": 0, "keys": []}
+SOURCE = [
+    "create table people (id bigint primary key, name text, score float8, amount numeric(12,2), tags text[],"
+    " seen timestamptz, raw bytea)",
+    "insert into people select i, 'name ' || i, i / 3.0, i / 7.0, array['a', null, i::text],"
+    " '2020-01-01 00:00:00.123456+00'::timestamptz + i * interval '1 day', int4send(i) from generate_series(1, 50) i",
+    "insert into people values (101, null, '-0', null, '{}', null, null), (102, '', 'NaN', 0, null, null, '')",
+    "create table pairs (a int, b text, note text, primary key (a, b))",
+    "insert into pairs select i % 5, 'k' || i, 'note' from generate_series(1, 20) i",
+    "create table events (kind text, number int)",
+    "insert into events select 'tick', i % 3 from generate_series(1, 9) i",
+    "create table parted (id int, region text, primary key (id, region)) partition by list (region)",
+    "create table parted_eu partition of parted for values in ('eu')",
+    "create table parted_us partition of parted for values in ('us')",
+    "insert into parted select i, case when i % 2 = 0 then 'eu' else 'us' end from generate_series(1, 10) i",
+]
+TABLES: list[str | dict[str, Any]] = [PEOPLE, PAIRS, {"name": EVENTS, "insert_only": True}, PARTED]
+PATIENCE = Patience(timeout=60, without_driver=0.5)
+
+
+@dataclass
+class Shop:
+    """A database whose tables have all been loaded and replicated; nobody replicates now."""
+
+    database: Database
+    pipeline: Pipeline
+    spark: SparkSession
+
+    def path(self, table: str) -> str:
+        return str(Path(self.pipeline.lake_path()) / TableName.parse(table).path)
+
+    def damage(self, table: str, statement: str) -> None:
+        self.spark.sql(statement.replace("TABLE", f"delta.`{self.path(table)}`"))
+
+    def verify(self, *tables: str) -> dict[str, Any]:
+        found = verify(self.pipeline, [TableName.parse(t) for t in tables], patience=PATIENCE)
+        return dict(found["tables"])
+
+
+def until_now(pipeline: Pipeline) -> None:
+    replicate(pipeline, "now", None, threading.Event())
+
+
+@pytest.fixture(scope="module")
+def origin(
+    postgres: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory, spark: SparkSession
+) -> Iterator[tuple[Database, Path]]:
+    folder = tmp_path_factory.mktemp("origin")
+    with new_database(postgres) as database:
+        database.execute(*SOURCE)
+        database.allow_publishing()
+        pipeline = write_pipeline(folder, database, *TABLES)
+        load(pipeline)
+        until_now(pipeline)
+        yield database, Path(pipeline.lake_path())
+
+
+@pytest.fixture
+def shop(origin: tuple[Database, Path], tmp_path: Path, spark: SparkSession) -> Shop:
+    """A copy of the lake: each test damages its own."""
+    database, lake = origin
+    shutil.copytree(lake, tmp_path / "lake")
+    return Shop(database, write_pipeline(tmp_path, database, *TABLES), spark)
+
+
+def shown(table: dict[str, Any]) -> dict[str, Any]:
+    return {name: table[name] for name in CLEAN}
+
+
+def test_a_lake_in_step_has_no_differences_and_no_pin_stays_behind(
+    shop: Shop, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", shop.pipeline.file, "--json"]) == EXIT_DONE
+    result = json.loads(capfd.readouterr().out)
+    assert {name: table["rows"] for name, table in result["tables"].items()} == {
+        PEOPLE: 52,
+        PAIRS: 20,
+        EVENTS: 9,
+        PARTED: 10,
+    }
+    for table in result["tables"].values():
+        assert (shown(table), table["compared"], table["state"]) == (CLEAN, True, "active")
+    assert result["epoch"] >= 1
+    assert result["position"]["timeline"] == 1
+    assert list_pins(shop.pipeline.lake_path()) == []
+
+
+def test_missing_extra_and_different_rows_are_found_with_their_keys(
+    shop: Shop, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shop.damage(PEOPLE, "delete from TABLE where id = 7")
+    shop.damage(PEOPLE, "update TABLE set name = 'other' where id = 8")
+    shop.damage(PEOPLE, "insert into TABLE (id, name) values (900, 'nobody')")
+    shop.damage(PAIRS, "insert into TABLE select * from TABLE where a = 1 and b = 'k1'")
+    assert main(["verify", shop.pipeline.file, "--json"]) == EXIT_DIFFERENCES
+    tables = json.loads(capfd.readouterr().out)["tables"]
+    assert shown(tables[PEOPLE]) == {
+        **CLEAN,
+        "missing": 1,
+        "extra": 1,
+        "different": 1,
+        "keys": tables[PEOPLE]["keys"],
+    }
+    found = {(key["key"]["id"], key["kind"]) for key in tables[PEOPLE]["keys"]}
+    assert found == {(7, "missing"), (8, "different"), (900, "extra")}
+    assert shown(tables[PAIRS]) == {**CLEAN, "extra": 1, "keys": [{"key": {"a": 1, "b": "k1"}, "kind": "extra"}]}
+    assert shown(tables[PARTED]) == CLEAN
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ("score = 0.0 where id = 101", 101),
+        ("score = null where id = 102", 102),
+        ("name = '' where id = 101", 101),
+        ("name = null where id = 102", 102),
+        ("tags = null where id = 101", 101),
+        ("tags = array('a', '', '3') where id = 3", 3),
+        ("seen = seen + interval 1 microsecond where id = 4", 4),
+        ("amount = amount + 0.01 where id = 5", 5),
+        ("raw = X'' where id = 101", 101),
+    ],
+)
+def test_values_are_compared_exactly(shop: Shop, change: str, key: int) -> None:
+    shop.damage(PEOPLE, f"update TABLE set {change}")
+    table = shop.verify(PEOPLE)[PEOPLE]
+    assert shown(table) == {**CLEAN, "different": 1, "keys": [{"key": {"id": key}, "kind": "different"}]}
+
+
+def test_a_row_under_the_wrong_leaf_is_different(shop: Shop) -> None:
+    shop.damage(PARTED, "update TABLE set _hw_partition = 1 where id = 3")
+    table = shop.verify(PARTED)[PARTED]
+    assert shown(table) == {
+        **CLEAN,
+        "different": 1,
+        "keys": [{"key": {"id": 3, "region": "us"}, "kind": "different"}],
+    }
+
+
+def test_insert_only_tables_are_compared_as_multisets(shop: Shop) -> None:
+    shop.damage(EVENTS, "delete from TABLE where number = 2")
+    shop.damage(EVENTS, "insert into TABLE values ('tick', 0), ('tick', 0)")
+    table = shop.verify(EVENTS)[EVENTS]
+    assert (table["rows"], table["missing"], table["extra"], table["different"]) == (9, 3, 2, 0)
+    found = sorted((key["kind"], key["key"]["kind"], key["key"]["number"]) for key in table["keys"])
+    assert found == [("extra", "tick", "0"), ("missing", "tick", "2")]
+
+
+def test_at_most_twenty_keys_are_listed_and_all_are_counted(shop: Shop) -> None:
+    shop.damage(PEOPLE, "delete from TABLE where id <= 30")
+    table = shop.verify(PEOPLE)[PEOPLE]
+    assert (table["missing"], len(table["keys"])) == (30, 20)
+
+
+def test_what_the_lake_has_not_got_yet_is_late_and_not_different(
+    database: Database, tmp_path: Path, spark: SparkSession, capfd: pytest.CaptureFixture[str]
+) -> None:
+    database.execute("create table people (id int primary key, name text)", "insert into people values (1, 'a')")
+    database.allow_publishing()
+    pipeline = write_pipeline(tmp_path, database, PEOPLE)
+    with pytest.raises(Refused, match="no table is loaded"):
+        verify(pipeline)
+    load(pipeline)
+    with pytest.raises(Transient, match="no replicate is running"):
+        verify(pipeline, patience=PATIENCE)
+    until_now(pipeline)
+    assert shown(verify(pipeline, patience=PATIENCE)["tables"][PEOPLE]) == CLEAN
+    database.execute("insert into people values (2, 'b')")
+    with pytest.raises(Transient, match="--until now") as late:
+        verify(pipeline, patience=PATIENCE)
+    assert late.value.exit_status == EXIT_FAILED
+    until_now(pipeline)
+    assert shown(verify(pipeline, patience=PATIENCE)["tables"][PEOPLE]) == CLEAN
+    database.execute("drop table people")
+    table = verify(pipeline, patience=PATIENCE)["tables"][PEOPLE]
+    assert (table["compared"], table["rows"]) == (False, None)
+    assert "no such table" in table["reason"]
+
+
+@contextmanager
+def running(work: Callable[[threading.Event], object]) -> Iterator[None]:
+    """`work` in a thread until the block ends; its failure fails the test."""
+    stop, failures = threading.Event(), list[BaseException]()
+
+    def run() -> None:
+        try:
+            work(stop)
+        except BaseException as failure:
+            failures.append(failure)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(60)
+    assert not failures
+    assert not thread.is_alive()
+
+
+def test_it_works_while_the_source_writes_and_still_sees_a_true_difference(
+    database: Database, tmp_path: Path, spark: SparkSession
+) -> None:
+    database.execute(
+        "create table people (id int primary key, name text, n int)",
+        "insert into people select i, 'name', 0 from generate_series(1, 300) i",
+        "create table events (kind text, number int)",
+    )
+    database.allow_publishing()
+    pipeline = write_pipeline(tmp_path, database, PEOPLE, {"name": EVENTS, "insert_only": True})
+    load(pipeline)
+    until_now(pipeline)
+
+    def write(stop: threading.Event) -> None:
+        with database.connect() as connection:
+            number = 0
+            while not stop.wait(0.005):
+                number += 1
+                # Toggling values and a key that comes and goes: equal at two moments does not mean unchanged.
+                connection.execute("update people set n = 1 - n where id = %s", (number % 20,))
+                connection.execute("insert into people values (1000, 'x', 0) on conflict do nothing")
+                connection.execute("delete from people where id = 1000")
+                connection.execute("insert into people values (%s, 'new', 0)", (2000 + number,))
+                connection.execute("insert into events values ('tick', %s)", (number % 5,))
+
+    def follow(stop: threading.Event) -> None:
+        replicate(pipeline, None, None, stop)
+
+    with running(follow), running(write):
+        clean = verify(pipeline)["tables"]
+        for table in clean.values():
+            assert (table["missing"], table["extra"], table["different"], table["keys"]) == (0, 0, 0, [])
+    spark.sql(f"update delta.`{pipeline.lake_path()}/public/people` set name = 'wrong' where id = 250")
+    with running(write):
+        until_now(pipeline)  # the driver meets the foreign commit: the table is suspended and stands still
+        table = verify(pipeline, [TableName.parse(PEOPLE)])["tables"][PEOPLE]
+    assert table["state"] == "suspended"
+    assert table["different"] >= 1
