@@ -67,12 +67,10 @@ def bank(postgres: EmbeddedServer, spark: SparkSession, tmp_path_factory: pytest
 @pytest.mark.parametrize("name", NAMES)
 def test_killed_at_a_failpoint_and_started_again_the_lake_equals_the_source(bank: Bank, name: str) -> None:
     bank.writer.write(25)
-    if name.startswith("load."):
-        arguments = ("load", "--again")
-    else:
+    if name.startswith("replicate.") and not bank.checked_epoch:
         bank.recover()
         bank.writer.write(25)
-        arguments = ("replicate", "--until", "now")
+    arguments = ("load", "--again") if name.startswith("load.") else ("replicate", "--until", "now")
     with Job(bank.pipeline, *arguments, failpoint=f"{name}:{OCCASION.get(name, 1)}=kill") as job:
         assert job.wait() == -signal.SIGKILL, job.log[-3000:]
         until(lambda: not job.left, f"reader and JVM of the killed driver have ended: {job.left}", GONE_SECONDS)

@@ -54,6 +54,8 @@ class Applier:
         session: SparkSession | None = getattr(self._local, "session", None)
         if session is None:
             session = self._local.session = self._spark.newSession()
+            # The source of a MERGE is an Arrow table of ours: the same at every reading, so no copy need be kept of it.
+            session.conf.set("spark.databricks.delta.merge.materializeSource", "none")
         return session
 
 

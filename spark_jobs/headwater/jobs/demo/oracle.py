@@ -33,6 +33,6 @@ class Oracle:
 
     def answer_at(self, position: int, answers: dict[int, Revenue]) -> tuple[Revenue, int]:
         """The source's answer at `position`, and how many of its transactions that includes."""
-        by_xid = {xid & _XID_BITS: answer for xid, answer in answers.items()}
+        by_xid = {xid & _XID_BITS: answer for xid, answer in dict(answers).items()}  # a copy: the writer goes on
         covered = [xid for lsn, xid in self.commits() if lsn <= position and xid in by_xid]
         return (by_xid[covered[-1]] if covered else self._before), len(covered)

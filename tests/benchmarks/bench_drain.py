@@ -1,0 +1,88 @@
+"""Draining a mixed backlog (10 tables, 20/60/20, single-row commits): `replicate --until now`, and the reader process
+alone, against `pg_recvlogical` on the same backlog with the same options. Commits by HEADWATER_BENCH_CHANGES."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from mixed_load import make_mixed_tables, pipeline, report, server
+
+from headwater.embedded import EmbeddedServer
+from headwater.jobs.load import load
+from headwater.jobs.reader import LogReader, ReaderOptions
+from headwater.jobs.replicate import replicate
+from headwater.position import format_lsn, parse_lsn
+
+CHANGES = int(os.environ.get("HEADWATER_BENCH_CHANGES", "200000"))
+PUBLICATIONS = ("headwater_bench", "headwater_bench_inserts")
+
+
+def receive(source: EmbeddedServer, end: int) -> float:
+    """Seconds that `pg_recvlogical` needs to `end`."""
+    environment = {**os.environ, "PGPASSWORD": (source.folder / "superuser_password").read_text()}
+    command = [
+        *(str(source.tool("pg_recvlogical")), "-h", "127.0.0.1", "-p", str(source.port), "-U", "postgres"),
+        *("-d", "postgres", "--slot", "reference", "--start", "-f", os.devnull, "--endpos", format_lsn(end)),
+        *("-o", "proto_version=4", "-o", f"publication_names={','.join(PUBLICATIONS)}"),
+        *("-o", "binary=true", "-o", "messages=true", "-s", "1"),
+    ]
+    started = time.perf_counter()
+    subprocess.run(command, check=True, env=environment, capture_output=True)
+    return time.perf_counter() - started
+
+
+def read(source: EmbeddedServer, start: int, end: int) -> float:
+    """Seconds that our reader process needs to `end`, its chunks taken and dropped."""
+    options = ReaderOptions(source.conninfo("postgres"), "reader_only", PUBLICATIONS, start, 180000, 1 << 30)
+    with LogReader(options) as reader:
+        started = time.perf_counter()
+        while reader.read_position < end or reader.idle_position is None:
+            reader.wait(0.1)
+            while (chunk := reader.take()) is not None:
+                reader.taken(chunk.size)
+        return time.perf_counter() - started
+
+
+def main() -> None:
+    with server() as source, tempfile.TemporaryDirectory(prefix="headwater-bench-") as scratch:
+        wanted = pipeline(Path(scratch), source, *make_mixed_tables(source))
+        load(wanted)
+        with source.connect("postgres") as connection:
+            connection.execute("call mixed(1, 2000)")
+        replicate(wanted, "now", None, threading.Event())  # warm: the JVM has seen a batch
+        with source.connect("postgres") as connection:
+            for slot in ("reference", "reader_only"):
+                connection.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
+            row = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()
+            assert row is not None
+            start = parse_lsn(row[0])
+            connection.execute("set synchronous_commit = off")
+            connection.execute(f"call mixed(10000, {CHANGES})")
+            row = connection.execute("select pg_current_wal_flush_lsn()::text").fetchone()
+            assert row is not None
+            end = parse_lsn(row[0])
+        reference = receive(source, end)
+        reading = read(source, start, end)
+        started = time.perf_counter()
+        result = replicate(wanted, "now", None, threading.Event())
+        whole = time.perf_counter() - started
+        report(
+            "drain",
+            changes=result["changes"],
+            epochs=result["epochs"],
+            changes_per_second=round(result["changes"] / whole),
+            reader_alone_changes_per_second=round(CHANGES / reading),
+            reference="pg_recvlogical",
+            reference_changes_per_second=round(CHANGES / reference),
+            share_of_reference=round(reference / whole, 3),
+            reader_share_of_reference=round(reference / reading, 3),
+        )
+
+
+if __name__ == "__main__":
+    main()

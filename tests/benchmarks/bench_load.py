@@ -1,0 +1,55 @@
+"""Bulk load against re-encoding the same rows Delta to Delta, in one session. Rows by HEADWATER_BENCH_ROWS."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+
+from mixed_load import pipeline, report, server
+
+from headwater.jobs.load import load
+from headwater.names import TableName
+from headwater.session import build_session
+
+ROWS = int(os.environ.get("HEADWATER_BENCH_ROWS", "2000000"))
+
+
+def main() -> None:
+    with server() as source, tempfile.TemporaryDirectory(prefix="headwater-bench-") as scratch:
+        folder = Path(scratch)
+        with source.connect("postgres") as connection:
+            for table, rows in (("wide", ROWS), ("warm", 1000)):
+                connection.execute(
+                    f"create table {table} as select g as id, (g % 1000)::int as a, 'note ' || g as note, "
+                    "(g * 1.25)::numeric(12,2) as amount, now() - g * interval '1 second' as at, date '2020-01-01' + "
+                    "(g % 1000)::int as day, g % 2 = 0 as flag, g * 0.5::float8 as ratio, md5(g::text)::uuid as tag, "
+                    f"'category ' || g % 50 as category from generate_series(1, {rows}::bigint) g"
+                )
+                connection.execute(f"alter table {table} add primary key (id)")
+        wanted = pipeline(folder, source, "public.wide", "public.warm")
+        spark = build_session()
+        load(wanted, [TableName("public", "warm")])
+        started = time.perf_counter()
+        result = load(wanted)["tables"]["public.wide"]
+        seconds = time.perf_counter() - started
+        started = time.perf_counter()
+        frame = spark.read.format("delta").load(str(folder / "lake" / "public" / "wide"))
+        frame.write.format("delta").save(str(folder / "again"))
+        again = time.perf_counter() - started
+        report(
+            "bulk load",
+            rows=result["rows"],
+            columns=10,
+            load_seconds=round(seconds, 2),
+            copy_and_commit_seconds=result["seconds"],
+            rows_per_second=round(ROWS / seconds),
+            reference="re-encoding Delta to Delta",
+            reference_seconds=round(again, 2),
+            times_reference=round(seconds / again, 2),
+        )
+
+
+if __name__ == "__main__":
+    main()
