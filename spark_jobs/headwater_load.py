@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 
 from headwater.cli import main
+from headwater.parent_watch import watch_parent
 
 if __name__ == "__main__":
+    watch_parent()
     raise SystemExit(main(["load", *sys.argv[1:]]))

@@ -7,6 +7,7 @@ registry, and the others go on. Here, too, is kept what the ledger will say: ver
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,7 @@ from headwater.lake.ledger import Ledger, TableVersion
 from headwater.lake.paths import table_path
 from headwater.lake.plan import Applied, Plan, PlanAgain, choose
 from headwater.lake.registry import Registry, TableRecord
-from headwater.lake.tables import Commit, commits_after, current
+from headwater.lake.tables import current, foreign_data, own_history
 from headwater.log.blocks import Block, Chunk, Relation, Transactions, Truncate
 from headwater.log.net_effect import net_effect
 from headwater.position import format_lsn
@@ -102,6 +103,7 @@ class Tables:
         self._versions: dict[str, TableVersion] = {}
         self._unwritten: set[str] = set()
         self._changed: set[str] = set()
+        self._lock = threading.Lock()
         self.silence_limit = _silence_limit(connection)
 
     @property
@@ -136,16 +138,19 @@ class Tables:
 
     def withholding(self, lsn: int) -> bool:
         """Whether a row at `lsn` must wait: some table in step already holds changes above it."""
-        return any(
-            version.applied_lsn > lsn
-            for name, version in self._versions.items()
-            if self.records[name].state in ("active", "catching up")
-        )
+        return any(self._is_ahead(name, version, lsn) for name, version in self._versions.items())
+
+    def _is_ahead(self, name: str, version: TableVersion, lsn: int) -> bool:
+        record = self.records[name]
+        # A driver that died between "active" and its ledger row leaves a table whose load lies above the ledger.
+        loaded_ahead = record.state == "active" and record.capture is not None and record.capture.lsn > lsn
+        return loaded_ahead or (record.state in ("active", "catching up") and version.applied_lsn > lsn)
 
     def join_cuts(self, lsn: int) -> None:
         """Tables whose capture point the position has reached become active: from this row on they are in cuts."""
         for record in list(self.records.values()):
             if record.state == "catching up" and record.capture is not None and record.capture.lsn <= lsn:
+                self._ledger.check_fence()
                 self._enter(record.entered("active"))
 
     def apply(self, batch: Batch, still_alive: Callable[[], None]) -> Outcome:
@@ -338,22 +343,19 @@ class Tables:
             )
             return
         version, applied_lsn = found
-        ours = app_id.rpartition("/")[0] + "/"
         self._versions[record.name] = TableVersion(version, applied_lsn, record.state)
-        # A table loaded again since has another incarnation: its commits up to the load are history.
-        same = known is not None and known.applied_lsn <= applied_lsn and record.state != "catching up"
-        if known is not None and same:
-            for commit in commits_after(path, known.version):
-                if commit.data and not _is_ours(commit, ours) and record.state != "suspended":
-                    self._suspend(
-                        record.name,
-                        ForeignWrite(
-                            f"version {commit.version} ({commit.operation}) was written by somebody else",
-                            where=record.name,
-                            remedy=f"headwater load PIPELINE.yaml --table {record.name} --again",
-                        ),
-                    )
-                    return
+        if record.state == "suspended":
+            return
+        problem = foreign_data(own_history(path, version, app_id, known.version if known is not None else None), app_id)
+        if problem:
+            self._suspend(
+                record.name,
+                ForeignWrite(
+                    problem,
+                    where=record.name,
+                    remedy=f"headwater load PIPELINE.yaml --table {record.name} --again",
+                ),
+            )
 
     def _suspend(self, name: str, error: TableError) -> None:
         self._ledger.check_fence()  # what a fenced driver believes of a table is of no interest any more
@@ -361,17 +363,13 @@ class Tables:
         self._enter(self.records[name].entered("suspended", error.message, error.remedy))
 
     def _enter(self, record: TableRecord) -> None:
-        self._registry.write(record)
         name = record.name
-        if name in self._versions:
-            self._versions[name] = replace(self._versions[name], state=record.state)
-        self._unwritten.add(name)
-        self._changed.add(name)
-
-
-def _is_ours(commit: Commit, prefix: str) -> bool:
-    """Whether the commit carries an applied position of this table, of whatever incarnation."""
-    return any(app_id.startswith(prefix) for app_id in commit.transactions)
+        with self._lock:  # tables are applied in parallel, and the registry has one writer
+            self._registry.write(record)
+            if name in self._versions:
+                self._versions[name] = replace(self._versions[name], state=record.state)
+            self._unwritten.add(name)
+            self._changed.add(name)
 
 
 def _silence_limit(connection: Connection) -> float:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -289,7 +290,7 @@ def _copy(
             .option("txnVersion", confirmed_lsn)
             .save(path)
         )
-    except PySparkException as error:
+    except (PySparkException, Py4JJavaError) as error:
         raise _named(error, record) from error
     reach("load.after_commit")
     found = lake_tables.current(path, record.app_id(pipeline.name))
@@ -304,7 +305,7 @@ def _dealt(units: list[Any], hands: int) -> list[Any]:
     return [unit for hand in range(hands) for unit in units[hand::hands]]
 
 
-def _named(error: PySparkException, record: TableRecord) -> Exception:
+def _named(error: PySparkException | Py4JJavaError, record: TableRecord) -> Exception:
     text = str(error)
     if CHANGED in text:
         return _Changed("it was rewritten, truncated or altered during the load")

@@ -264,7 +264,9 @@ class _Driver:
             self._processed = max(self._processed, idle)
         newest = self._ledger.newest
         moved = newest is None or self._processed > newest.position.lsn
-        due = newest is None or time.monotonic() - self._last_row >= IDLE_ROW_SECONDS
+        # Tables found ahead of the ledger (after a crash) are published as soon as the log has reached them.
+        waiting = bool(self._tables.touched_since_row())
+        due = newest is None or waiting or time.monotonic() - self._last_row >= IDLE_ROW_SECONDS
         if moved and (force or due):
             self._publish_row(self._processed, 0.0, None)
         elif force:

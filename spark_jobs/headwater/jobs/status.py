@@ -43,7 +43,9 @@ def status(pipeline: Pipeline) -> dict[str, Any]:
         complete = freshness.complete_until(file, lsn, samples)
         return max(0, source.position.lsn - lsn), _seconds_between(complete, source.now())
 
-    lag_bytes, lag_seconds = lag(newest)
+    # The pipeline is as far behind as the last of its tables in step: what was read and not published is no use.
+    covered = [look.covered(name) for name, table in look.tables.items() if table.state == freshness.IN_STEP]
+    lag_bytes, lag_seconds = lag(min((lsn for lsn in covered if lsn is not None), default=newest))
     return {
         "pipeline": pipeline.name,
         "running": running,

@@ -3,6 +3,9 @@
 Waits for it as `wait` does. Where no driver runs there is one more way: if the slot has nothing to deliver between
 the newest epoch and the capture point, that epoch is the source's state at the capture point, too. Only looked at,
 never consumed. Otherwise the lake is merely late, and what is late must not be reported as different: Transient.
+
+Commits of others stand above every epoch's version until a driver meets them, and whoever reads the table without
+a cut sees them already: they are compared, too.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from headwater.lake.ledger import Epoch, read_epoch
 from headwater.lake.paths import table_path
 from headwater.lake.registry import Registry, TableRecord
 from headwater.lake.status import LakeReader
-from headwater.lake.tables import current
+from headwater.lake.tables import commits_after, current
 from headwater.names import TableName
 from headwater.position import Position, format_lsn, parse_lsn
 from headwater.source.connection import Connection
@@ -77,8 +80,14 @@ def version_holding(
         return
     try:
         table = pin.cut["tables"][name]
-        path = table_path(pipeline.lake_path(), registry.tables[name].path)
-        yield StoredVersion(path, table["version"], pin.cut["epoch"])
+        record = registry.tables[name]
+        path = table_path(pipeline.lake_path(), record.path)
+        foreign = [
+            commit.version
+            for commit in commits_after(path, table["version"])
+            if commit.data and record.app_id(pipeline.name) not in commit.transactions
+        ]
+        yield StoredVersion(path, max([table["version"], *foreign]), pin.cut["epoch"])
     finally:
         release_pin(pipeline.lake_path(), pin.id)
 

@@ -11,17 +11,19 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from headwater.errors import ForeignWrite
+from headwater.errors import Fenced, ForeignWrite
 from headwater.lake import merge, write
 from headwater.lake.plan import Applied, Plan, PlanAgain
-from headwater.lake.tables import commits_after
+from headwater.lake.tables import PLANNED_ON, commits_after
 
 _APP = "spark.databricks.delta.write.txnAppId"
 _VERSION = "spark.databricks.delta.write.txnVersion"
 _LAST_COMMIT = "spark.databricks.delta.lastCommitVersionInSession"
+_NOTE = "spark.databricks.delta.commitInfo.userMetadata"
 
 
 class Applier:
@@ -32,15 +34,16 @@ class Applier:
         self._local = threading.local()
 
     def apply(self, plan: Plan) -> Applied:
-        """Commit `plan`. PlanAgain when another commit came first; ForeignWrite when one slipped in between."""
+        """Commit `plan`. PlanAgain when another commit came first; ForeignWrite (or Fenced, if it was a newer driver's)
+        when one slipped in between."""
         if commits_after(plan.path, plan.version):
             raise PlanAgain
         spark = self._session()
         paths = {"append": write.append, "replace": write.replace, "merge": merge.merge}
-        with _transaction(spark, plan.app_id, plan.to_lsn):
+        with _transaction(spark, plan):
             try:
                 divergence, example = paths[plan.apply_path](spark, plan)
-            except PySparkException as error:
+            except (PySparkException, Py4JJavaError) as error:
                 if "DELTA_CONCURRENT" in str(error) or "Concurrent" in type(error).__name__:
                     raise PlanAgain from error
                 raise
@@ -60,20 +63,30 @@ class Applier:
 
 
 @contextmanager
-def _transaction(spark: SparkSession, app_id: str, to_lsn: int) -> Iterator[None]:
-    spark.conf.set(_APP, app_id)
-    spark.conf.set(_VERSION, str(to_lsn))
+def _transaction(spark: SparkSession, plan: Plan) -> Iterator[None]:
+    spark.conf.set(_APP, plan.app_id)
+    spark.conf.set(_VERSION, str(plan.to_lsn))
+    spark.conf.set(_NOTE, f"{PLANNED_ON}{plan.version}")
     spark.conf.unset(_LAST_COMMIT)
     try:
         yield
     finally:
         spark.conf.unset(_APP)
         spark.conf.unset(_VERSION)
+        spark.conf.unset(_NOTE)
 
 
 def _note_others(plan: Plan, version: int) -> str:
+    """What others did between the planned version and ours. Delta itself refuses to commit over a commit of our appId
+    that came after its own look at the table; between our look and Delta's there is a moment left."""
     between = [c for c in commits_after(plan.path, plan.version) if c.version < version]
     for commit in between:
+        if commit.data and plan.app_id in commit.transactions:
+            raise Fenced(
+                f"version {commit.version} was committed by another driver while version {version} was being written",
+                where=plan.record.name,
+                remedy="nothing: the newer driver goes on",
+            )
         if commit.data:
             raise ForeignWrite(
                 f"version {commit.version} ({commit.operation}) was committed by somebody else while version {version} "

@@ -28,18 +28,26 @@ _PROPERTIES = {
     "delta.logRetentionDuration": "interval 30 days",
     "delta.deletedFileRetentionDuration": "interval 7 days",
 }
+PLANNED_ON = "headwater planned on "
+"""Begins the user metadata of our commits; the version follows."""
 _NEEDS_MAPPING = set(" ,;{}()\n\t=")
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One commit of a table's log, as far as ownership matters. `data`: it added or removed rows."""
+    """One commit of a table's log, as far as ownership matters. `data`: it added or removed rows.
+
+    `overwrites`: what the table held before does not matter any more. `planned_on`: the version that one of our
+    commits was planned on, and whose next it should be.
+    """
 
     version: int
     transactions: dict[str, int]
     data: bool
     operation: str
     metrics: dict[str, str]
+    overwrites: bool = False
+    planned_on: int | None = None
 
 
 def quoted(name: str) -> str:
@@ -108,10 +116,47 @@ def read_commit(path: str, version: int) -> Commit | None:
         return None
     actions = [json.loads(line) for line in text.splitlines() if line]
     info: dict[str, Any] = next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
+    parameters = info.get("operationParameters") or {}
+    note = str(info.get("userMetadata") or "")
     return Commit(
         version,
         {a["txn"]["appId"]: a["txn"]["version"] for a in actions if "txn" in a},
         any(a[kind].get("dataChange", True) for a in actions for kind in ("add", "remove") if kind in a),
         info.get("operation", "unknown"),
         {name: str(value) for name, value in (info.get("operationMetrics") or {}).items()},
+        parameters.get("mode") == "Overwrite" and not parameters.get("predicate"),
+        int(note.removeprefix(PLANNED_ON)) if note.startswith(PLANNED_ON) else None,
     )
+
+
+def own_history(path: str, version: int, app_id: str, since: int | None) -> list[Commit]:
+    """The commits up to `version` that decide what its rows are, oldest first: those above `since`, but none below
+    the newest one of this incarnation that replaced the whole content (its load, a truncate)."""
+    found: list[Commit] = []
+    while version > (since if since is not None else -1) and (commit := read_commit(path, version)) is not None:
+        found.append(commit)
+        if commit.overwrites and app_id in commit.transactions:
+            break
+        version -= 1
+    return found[::-1]
+
+
+def foreign_data(commits: list[Commit], app_id: str) -> str:
+    """Why the rows of these commits are not the log's; empty if they are.
+
+    A commit of ours stands just above the version it was planned on, but for commits that only rearrange files. One
+    that does not is a stopped driver's that woke up between its look at the table and Delta's: what it wrote was
+    computed for other rows.
+    """
+    data: list[Commit] = []
+    for commit in commits:
+        if commit.data and app_id not in commit.transactions:
+            return f"version {commit.version} ({commit.operation}) was written by somebody else"
+        planned_on = commit.planned_on
+        if planned_on is not None and any(before.version > planned_on for before in data):
+            return (
+                f"version {commit.version} of an earlier driver was planned on version {planned_on} and came too late"
+            )
+        if commit.data:
+            data.append(commit)
+    return ""

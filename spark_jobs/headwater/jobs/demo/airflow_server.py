@@ -24,6 +24,7 @@ from typing import Self
 
 from headwater.errors import Refused, Transient
 from headwater.jobs.demo.rest import AirflowClient
+from headwater.session import SHORT_LIVED_JVM
 
 _HEALTHY_SECONDS = 300.0
 
@@ -182,6 +183,7 @@ def _environment(home: Path, dags_folder: Path, port: int, parallelism: int) -> 
         **kept,
         **{f"AIRFLOW__{name}": value for name, value in settings.items()},
         "AIRFLOW_HOME": str(home),
+        "JDK_JAVA_OPTIONS": SHORT_LIVED_JVM,
         "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(spark),
         "PATH": os.pathsep.join(paths),
         "PYTHONPATH": os.pathsep.join([*modules, *filter(None, [kept.get("PYTHONPATH")])]),
