@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 from fixtures.postgres import Database
+from fixtures.type_values import BAD, GOOD, PREPARE
 from headwater.errors import Refused
 from headwater.log.decode import DecodedTuples, decode_copy_rows, decode_tuples, frame_copy
 from headwater.schema import Column, ValueType
@@ -29,116 +30,6 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 SETTINGS = (
     "set datestyle = 'ISO'; set intervalstyle = 'postgres'; set timezone = 'UTC'; set extra_float_digits = 1; "
     "set bytea_output = 'hex'; set lc_monetary = 'C'; set client_encoding = 'UTF8'"
-)
-
-# SQL type -> values as SQL literals' text; each type becomes a column of one wide table. Every value fits the lake.
-GOOD: dict[str, list[str]] = {
-    "bool": ["t", "f"],
-    "int2": ["0", "1", "-1", "32767", "-32768"],
-    "int4": ["0", "-1", "2147483647", "-2147483648"],
-    "int8": ["0", "-1", "9223372036854775807", "-9223372036854775808"],
-    "oid": ["0", "1", "4294967295"],
-    "float4": ["0", "-0", "1.5", "NaN", "Infinity", "-Infinity", "1e-45", "3.4e38", "123456", "1234567", "0.0001"],
-    "float8": ["0", "-0", "0.1", "NaN", "Infinity", "-Infinity", "5e-324", "1.7976931348623157e308", "1e15", "1e14"],
-    "text": ["", "a", "ÄÖ€😀", "tab\t'\"\\\n", "NULL", "x" * 5000],
-    "varchar(10)": ["", "abc", "ÄÖÜ"],
-    "char(5)": ["", "ab", "abcde"],
-    "name": ["", "column_name"],
-    '"char"': ["", "a", "~"],
-    "bytea": ["\\x", "\\x00ff10", "\\x" + "ab" * 3000],
-    "uuid": ["00000000-0000-0000-0000-000000000000", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"],
-    "json": ['{"a":  1}', "[]", '"ü"'],
-    "jsonb": ['{"a":  1}', "[1,2,null]", '"ü"', "1.10"],
-    "xml": ["<a>1</a>", "text", '<?xml version="1.0" encoding="UTF-8"?><a>ü</a>', '<?xml version="1.1"?><a/>'],
-    "mood": ["sad", "very happy", "Ü"],
-    "date": ["2000-01-01", "1970-01-01", "0001-01-01", "9999-12-31", "2024-02-29", "1582-10-10", "1900-03-01"],
-    "timestamp": ["2000-01-01 00:00:00", "0001-01-01", "9999-12-31 23:59:59.999999", "1969-12-31 23:59:59.5"],
-    "timestamp(3)": ["2024-02-29 12:34:56.789", "1582-10-04 01:02:03.1"],
-    "timestamptz": ["2000-01-01 00:00+02", "0001-01-01 00:00+0", "9999-12-31 23:59:59.999999+00", "2024-03-31 02:30+1"],
-    "time": ["00:00", "24:00", "12:34:56.789", "23:59:59.999999", "00:00:00.000001"],
-    "timetz": ["00:00+00", "12:34:56.7+05:30", "23:59:59.999999-15:59:59", "24:00-03", "01:02+15:59"],
-    "interval": [
-        "0", "1 year", "1 mon", "-1 year -2 mons +3 days -04:05:06.789", "1 year -1 day", "-1 days +02:03:04", "1 day",
-        "178000000 years", "00:00:00.000001", "-00:00:00.000001", "25:00:00", "-13 mons 5 days",
-        "2 years 1 mon -3 days", "-1 day 5 secs", "1000000 hours",
-    ],
-    "numeric": [
-        "0", "0.00", "-0.5", "1", "10000", "123456789012345678901234567890.123456789", "1e-30", "NaN", "Infinity",
-        "-Infinity", "1e1000", "1e-1000", "0.00001000", "-99999999.99990000", "100000000", "1e60",
-        "9999.9999", "0.0001",
-    ],
-    "numeric(10,2)": ["0", "-0.01", "99999999.99", "-99999999.99", "1.10", "12345.6"],
-    "numeric(18,4)": ["0", "99999999999999.9999", "-99999999999999.9999", "0.0001", "10000"],
-    "numeric(19,0)": ["9999999999999999999", "-9999999999999999999", "10000", "1"],
-    "numeric(38,9)": ["99999999999999999999999999999.999999999", "-0.000000001", "1", "12345678901234.5"],
-    "numeric(38,38)": ["0." + "9" * 38, "-0." + "0" * 37 + "1", "0"],
-    "numeric(50,10)": ["1" * 40 + ".5", "-0.0000000001"],
-    "numeric(3,-2)": ["12300", "-99900", "0", "149"],
-    "numeric(2,4)": ["0.0099", "-0.0001", "0"],
-    "pg_lsn": ["0/0", "16/B374D848", "FFFFFFFF/FFFFFFFF"],
-    "xid8": ["0", "18446744073709551615"],
-    "inet": [
-        "1.2.3.4", "1.2.3.4/24", "0.0.0.0/0", "::", "::1", "::1/64", "1::", "2001:db8::ff00:42:8329", "::ffff:1.2.3.4",
-        "::1.2.3.4", "1:0:0:2::3", "0:0:1::", "1:2:3:4:5:6:7:8", "::2", "fe80::1/10", "1:0:2:3:4:5:6:7",
-        "::1:0", "::1:1:1",
-    ],
-    "cidr": ["10.0.0.0/8", "1.2.3.4/32", "::/0", "2001:db8::/32", "::1/128", "0.0.0.0/0"],
-    "macaddr": ["08:00:2b:01:02:03"],
-    "macaddr8": ["08:00:2b:01:02:03:04:05"],
-    "money": ["0", "1234567.89", "-0.01", "92233720368547758.07", "-92233720368547758.08", "999.99"],
-    "bit(10)": ["1010101010", "0000000000"],
-    "varbit": ["", "1", "111100001"],
-    "positive": ["1", "2147483647"],
-    "amount": ["1.10", "-99.99"],
-    "bool[]": ["{}", "{t,f,NULL}"],
-    "int2[]": ["{1,-2,NULL}"],
-    "int4[]": ["{}", "{1}", "{1,2,3,NULL,5}", "{" + ",".join(map(str, range(2000))) + "}"],
-    "int8[]": ["{9223372036854775807,NULL}"],
-    "float4[]": ["{1.5,NaN,-0}"],
-    "float8[]": ["{1.5,NaN,-Infinity,1e300}"],
-    "text[]": ["{}", '{a,"b c",NULL,"NULL","","q\\"\\\\x","{}",ü,"a,b","null"}', "{x}"],
-    "varchar(5)[]": ["{ab,cde}"],
-    "char(3)[]": ["{a,bcd}"],
-    "name[]": ["{a,b}"],
-    "uuid[]": ["{a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11,NULL}"],
-    "jsonb[]": ['{"{\\"a\\": [1, \\"x\\"]}",NULL}'],
-    "mood[]": ['{sad,"very happy",NULL}'],
-    "date[]": ["{2024-02-29,0001-01-01,NULL}"],
-    "timestamp[]": ['{"2024-02-29 12:34:56.7"}'],
-    "timestamptz[]": ['{"2024-02-29 12:34:56.7+00"}'],
-    "numeric[]": ["{1.10,NaN,NULL,1e50}"],
-    "numeric(10,3)[]": ["{1.100,-5,NULL}"],
-    "positive[]": ["{1,2,NULL}"],
-    "inet[]": ["{1.2.3.4/24,::1,NULL}", "{{1.2.3.4,::1}}"],
-    "interval[]": ['{"1 day -00:00:01",NULL}', "[0:1]={1 day,2 days}"],
-    "bytea[]": ['{"\\\\x00ff",NULL}'],
-    "time[]": ["{12:00,NULL}"],
-}  # fmt: skip
-
-# Values that the lake's type cannot hold; their text form is exact all the same.
-BAD: dict[str, list[str]] = {
-    "date": ["infinity", "-infinity", "0001-12-31 BC", "4713-01-01 BC", "10000-01-01", "5874897-12-31"],
-    "timestamp": [
-        "infinity",
-        "-infinity",
-        "0044-03-15 12:00:00.5 BC",
-        "10000-01-01 00:00",
-        "294276-12-31 23:59:59.999999",
-    ],
-    "timestamptz": ["infinity", "-infinity", "4714-11-24 00:00+00 BC", "294276-12-31 23:59:59.999999+00"],
-    "numeric(10,2)": ["NaN"],
-    "numeric(38,9)": ["NaN"],
-    "int4[]": ["{{1,2},{3,4}}", "[0:1]={1,2}", "[-1:0][2:3]={{1,2},{3,NULL}}", "[2:2]={7}"],
-    "text[]": ['{{a,"b c"},{NULL,"}"}}'],
-    "date[]": ["{2024-01-01,infinity}"],
-    "numeric(10,2)[]": ["{1.1,NaN}"],
-}
-
-PREPARE = (
-    "create type mood as enum ('sad', 'very happy', 'Ü')",
-    "create domain positive as int check (value > 0)",
-    "create domain amount_base as numeric(6,2)",
-    "create domain amount as amount_base",
 )
 
 

@@ -19,6 +19,7 @@ from headwater.errors import Fenced, LostLease, Refused, SlotGap, SourceChanged,
 from headwater.failpoints import reach
 from headwater.jobs import lease
 from headwater.jobs.applying import Batch, Tables
+from headwater.jobs.check import APPLICATION_NAME
 from headwater.jobs.load import finished_handovers
 from headwater.jobs.publisher import Publisher
 from headwater.jobs.reader import LogReader, ReaderOptions
@@ -27,8 +28,10 @@ from headwater.lake.registry import PipelineRecord, Registry
 from headwater.position import Position, format_lsn, parse_lsn
 from headwater.session import build_session
 from headwater.source.connection import Connection, connect, identify
+from headwater.source.problems import refuse_errors
 from headwater.source.publication import inserts_name
 from headwater.source.samples import emit_marker
+from headwater.source.settings import server_problems
 from headwater.source.slot import read_slot
 
 log = logging.getLogger(__name__)
@@ -64,6 +67,8 @@ def replicate(
         position, version = _same_source(connection, registry.pipeline)
         ledger = Ledger(root, pipeline.name)
         start = _continuity(connection, pipeline, registry.pipeline, ledger)
+        # Settings change under a running pipeline: as a synchronous standby we would hold up the source's commits.
+        refuse_errors(server_problems(connection, pipeline.source.slot, [APPLICATION_NAME]))
         options = ReaderOptions(
             conninfo,
             pipeline.source.slot,

@@ -1,0 +1,183 @@
+"""The pages say nothing that is not there: links, modules, tests, error codes, keys and example files are looked up."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headwater.config import Defaults, Lake, Load, Pipeline, Replicate, Source, TableEntry, load_pipeline
+from headwater.failpoints import NAMES
+from headwater.lake.freshness import Outcome
+from headwater.source import connection, slot
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+CODE = sorted([*(ROOT / "spark_jobs").rglob("*.py"), *(ROOT / "plugins").rglob("*.py")])
+
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
+_MODULE = re.compile(r"(?<![\w/.])(headwater(?:_airflow)?(?:\.[A-Za-z_]\w*)+)")
+_FILE = re.compile(r"`((?:dags|docs|plugins|spark_jobs)/[\w./-]+)`")
+_YAML = re.compile(r"^```yaml\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_PYTHON = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
+
+# Codes that the code puts together: `f"{kind}_table"`, and the name of a setting without room.
+_COMPOSED = {"unlogged_table", "temporary_table", "max_replication_slots", "max_wal_senders"}
+
+
+def _page_id(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_page_id)
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    broken = []
+    for target in _LINK.findall(page.read_text(encoding="utf-8")):
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        found = page if not file else Path(os.path.normpath(page.parent / file))
+        if not found.exists() or not found.is_relative_to(ROOT):
+            broken.append(target)
+        elif anchor and anchor not in map(_anchor, _HEADING.findall(found.read_text(encoding="utf-8"))):
+            broken.append(target)
+    assert not broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_page_id)
+def test_every_test_and_file_that_a_page_names_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    missing = [name for name in _FILE.findall(text) if not (ROOT / name).exists()]
+    for file, test in _TEST.findall(text):
+        path = ROOT / file
+        if not path.is_file() or (test and test not in _functions(path)):
+            missing.append(f"{file}::{test}")
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_page_id)
+def test_every_module_that_a_page_names_exists(page: Path) -> None:
+    missing = [name for name in _MODULE.findall(page.read_text(encoding="utf-8")) if not _exists(name)]
+    assert not missing
+
+
+def test_every_error_code_is_in_the_operations_page() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    described = set(re.findall(r"`(\w+)`", page[page.index("## Error codes") :]))
+    assert _codes() - described == set()
+
+
+def test_every_code_that_the_operations_page_lists_can_occur() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    rows = [line for line in page[page.index("## Error codes") :].splitlines() if line.startswith("| `")]
+    listed = {code for row in rows for code in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert listed - _codes() == set()
+
+
+def test_every_key_of_the_pipeline_file_is_in_the_reference() -> None:
+    page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    described = set(re.findall(r"^\| `([\w.\[\]]+)` \|", page[: page.index("## JSON")], re.MULTILINE))
+    sections = {"source": Source, "lake": Lake, "load": Load, "replicate": Replicate, "defaults": Defaults}
+    keys = {
+        *(f"{name}.{field.alias or key}" for name, s in sections.items() for key, field in s.model_fields.items()),
+        *(f"tables[].{field.alias or key}" for key, field in TableEntry.model_fields.items()),
+        *(field.alias or key for key, field in Pipeline.model_fields.items() if key not in sections),
+    }
+    assert described - {"tables[]"} == keys - {"tables"}
+    assert "tables[]" in described
+
+
+def test_every_pipeline_file_in_the_pages_is_a_valid_one(tmp_path: Path) -> None:
+    examples = [text for page in PAGES for text in _YAML.findall(page.read_text(encoding="utf-8"))]
+    assert examples
+    for number, text in enumerate(examples):
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(text, encoding="utf-8")
+        load_pipeline(file, {"HEADWATER_SOURCE": "postgresql://headwater@localhost/shop"})
+
+
+def test_every_python_example_in_the_pages_is_python() -> None:
+    for page in PAGES:
+        for text in _PYTHON.findall(page.read_text(encoding="utf-8")):
+            compile(text, _page_id(page), "exec")
+
+
+def test_every_failpoint_is_a_point_that_the_code_reaches() -> None:
+    reached = {name for path in CODE for name in re.findall(r'reach\("([\w.]+)"\)', path.read_text(encoding="utf-8"))}
+    assert reached == set(NAMES)
+
+
+def _functions(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def _exists(name: str) -> bool:
+    """Whether `name` is a module of ours, or something in one; found in the source, so that no engine is imported."""
+    parts = name.split(".")
+    base = ROOT / ("plugins" if parts[0] == "headwater_airflow" else "spark_jobs")
+    for end in range(len(parts), 0, -1):
+        path = base.joinpath(*parts[:end])
+        module = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        if module.is_file():
+            return _defines(module, parts[end:]) or (end == 1 and _is_public(parts))
+    return False
+
+
+def _is_public(parts: list[str]) -> bool:
+    return len(parts) == 2 and parts[1] in importlib.import_module(parts[0]).__all__
+
+
+def _defines(module: Path, names: list[str]) -> bool:
+    body: list[ast.stmt] = ast.parse(module.read_text(encoding="utf-8")).body
+    for name in names:
+        found = [node for node in body if _name_of(node) == name]
+        if not found:
+            return False
+        body = found[0].body if isinstance(found[0], ast.ClassDef) else []
+    return True
+
+
+def _name_of(node: ast.stmt) -> str:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return node.name
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return targets[0].id if targets and isinstance(targets[0], ast.Name) else ""
+
+
+def _codes() -> set[str]:
+    """Every code that an error, a finding or a wait can have."""
+    return {
+        *(code for path in CODE for code in _codes_in(ast.parse(path.read_text(encoding="utf-8")))),
+        *_COMPOSED,
+        *(str(outcome) for outcome in Outcome if outcome is not Outcome.SATISFIED),
+        *connection._CANCELLED.values(),
+        *(code for _, code, _ in connection._LOGIN_FAILURES),
+        *(code for code, _ in slot._REFUSALS.values()),
+    }
+
+
+def _codes_in(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        found: ast.expr | None = None
+        if isinstance(node, ast.keyword) and node.arg == "code":
+            found = node.value
+        elif isinstance(node, ast.Assign) and any(
+            isinstance(t, ast.Name) and t.id == "default_code" for t in node.targets
+        ):
+            found = node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("error", "warning"):
+            found = node.args[0] if node.args else None
+        if isinstance(found, ast.Constant) and isinstance(found.value, str):
+            yield found.value

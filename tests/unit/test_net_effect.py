@@ -1,0 +1,343 @@
+"""The net effect of any sequence of changes is what a table that replays them one by one comes to.
+
+Changes are written as pgoutput messages and framed by the real framer. The model is a dict that knows nothing of
+batches; the net changes are applied to the rows that were stored before, as the lake's paths do it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headwater.changes import NetChanges
+from headwater.errors import BadValue
+from headwater.log.blocks import Chunk
+from headwater.log.framing import XLOG_HEADER, Framer
+from headwater.log.net_effect import net_effect
+from headwater.schema import PARTITION_COLUMN, Column, Leaf, TableSchema, ValueType
+
+INT, TEXT = ValueType("int4", "int"), ValueType("text", "string")
+COLUMNS = (
+    Column("note", 1, 25, -1, TEXT),
+    Column("id", 2, 23, -1, INT),
+    Column("big", 3, 25, -1, TEXT),
+    Column("code", 4, 25, -1, TEXT),
+    Column("wide", 5, 25, -1, TEXT),
+)
+NAMES = tuple(column.name for column in COLUMNS)
+TOASTED = ("big", "wide")
+ROOT = 100
+
+Key = tuple[Any, ...]
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A kind of table: its key, whether it has leaves, and which old tuples its updates carry."""
+
+    key: tuple[str, ...]
+    leaves: tuple[int, ...] = (1,)
+    full: bool = False
+
+    @property
+    def schema(self) -> TableSchema:
+        partitioned = len(self.leaves) > 1
+        leaves = tuple(Leaf(i, "public", f"leaf_{i}", i) for i in self.leaves)
+        root = ROOT if partitioned else self.leaves[0]
+        return TableSchema(
+            root, "public", "t", COLUMNS, self.key, leaves, partitioned=partitioned, insert_only=not self.key
+        )
+
+
+SHAPES = [
+    Shape(("id",)),
+    Shape(("id",), full=True),
+    Shape(("code", "id")),
+    Shape(("id",), leaves=(1, 2, 3)),
+    Shape(("id", "code"), leaves=(1, 2), full=True),
+]
+
+
+@dataclass
+class Log:
+    """Writes pgoutput messages; `model` is the table's content after them, by key."""
+
+    shape: Shape
+    framer: Framer = field(default_factory=Framer)
+    model: dict[Key, Row] = field(default_factory=dict)
+    history: list[dict[Key, Row]] = field(default_factory=list)
+    commits: int = 0
+
+    def __post_init__(self) -> None:
+        for leaf in self.shape.leaves:
+            self._describe(leaf)
+
+    def begin(self) -> None:
+        self._send(b"B" + struct.pack(">qqI", 0, 0, 700 + self.commits))
+
+    def commit(self) -> None:
+        self.commits += 1
+        end = 1000 * self.commits
+        self._send(b"C" + struct.pack(">Bqqq", 0, end - 10, end, 0))
+
+    def key_of(self, row: Row) -> Key:
+        return tuple(row[name] for name in self.shape.key)
+
+    def insert(self, row: Row) -> None:
+        self.model[self.key_of(row)] = row
+        self._change(b"I" + _relation(row["leaf"]) + b"N" + _tuple(row))
+
+    def update(self, key: Key, new: Row, unchanged: tuple[str, ...]) -> None:
+        before = self.model.pop(key)
+        row = {**before, **new, **{name: before[name] for name in unchanged}, "leaf": before["leaf"]}
+        self.model[self.key_of(row)] = row
+        old = b""
+        if self.shape.full:
+            old = b"O" + _tuple(before)
+        elif self.key_of(row) != key:
+            old = b"K" + _tuple({name: before[name] if name in self.shape.key else None for name in NAMES})
+        self._change(b"U" + _relation(row["leaf"]) + old + b"N" + _tuple(row, unchanged))
+
+    def delete(self, key: Key) -> None:
+        before = self.model.pop(key)
+        kind = b"O" if self.shape.full else b"K"
+        old = before if self.shape.full else {n: before[n] if n in self.shape.key else None for n in NAMES}
+        self._change(b"D" + _relation(before["leaf"]) + kind + _tuple(old))
+
+    def truncate(self, relation_ids: tuple[int, ...]) -> None:
+        gone = set(self.shape.leaves) if ROOT in relation_ids else set(relation_ids)
+        self.model = {key: row for key, row in self.model.items() if row["leaf"] not in gone}
+        body = struct.pack(">IB", len(relation_ids), 0) + b"".join(map(_relation, relation_ids))
+        self._change(b"T" + body)
+
+    def cut(self) -> Chunk:
+        return self.framer.cut()
+
+    def _change(self, message: bytes) -> None:
+        self._send(message)
+        self.history.append(dict(self.model))
+
+    def _describe(self, leaf: int) -> None:
+        columns = b"".join(
+            bytes([column.name in self.shape.key or self.shape.full])
+            + column.name.encode()
+            + b"\0"
+            + struct.pack(">Ii", column.type_oid, -1)
+            for column in COLUMNS
+        )
+        name = f"public\0leaf_{leaf}\0".encode()
+        self._send(b"R" + _relation(leaf) + name + b"d" + struct.pack(">H", len(COLUMNS)) + columns)
+
+    def _send(self, message: bytes) -> None:
+        self.framer.feed(b"w" + bytes(XLOG_HEADER - 1) + message)
+
+
+def _relation(leaf: int) -> bytes:
+    return struct.pack(">I", leaf)
+
+
+def _tuple(row: Row, unchanged: tuple[str, ...] = ()) -> bytes:
+    parts = [struct.pack(">h", len(COLUMNS))]
+    for column in COLUMNS:
+        value = row[column.name]
+        if column.name in unchanged:
+            parts.append(b"u")
+        elif value is None:
+            parts.append(b"n")
+        else:
+            data = struct.pack(">i", value) if column.value is INT else value.encode()
+            parts.append(b"b" + struct.pack(">i", len(data)) + data)
+    return b"".join(parts)
+
+
+def rows() -> st.SearchStrategy[Row]:
+    text = st.one_of(st.none(), st.text("xyz", max_size=3))
+    return st.fixed_dictionaries(
+        {"id": st.integers(0, 4), "code": st.sampled_from("ab"), "note": text, "big": text, "wide": text}
+    )
+
+
+@st.composite
+def logs(draw: st.DrawFn, shapes: list[Shape] = SHAPES) -> Log:
+    """A valid log: inserts of absent keys, changes of present ones."""
+    shape = draw(st.sampled_from(shapes))
+    log = Log(shape)
+    for _ in range(draw(st.integers(1, 6))):
+        log.begin()
+        for _ in range(draw(st.integers(0, 6))):
+            _operation(draw, log)
+        log.commit()
+    return log
+
+
+def _operation(draw: st.DrawFn, log: Log) -> None:
+    shape = log.shape
+    what = draw(st.sampled_from(["insert", "update", "key", "delete", "again", "move", "truncate", "insert", "update"]))
+    row = draw(rows()) | {"leaf": draw(st.sampled_from(shape.leaves))}
+    unchanged = tuple(name for name in TOASTED if draw(st.booleans()))
+    if what == "truncate":
+        if draw(st.integers(0, 2)):
+            return
+        ids = [(leaf,) for leaf in shape.leaves] + [shape.leaves]
+        log.truncate(draw(st.sampled_from(ids + ([(ROOT, *shape.leaves)] if len(shape.leaves) > 1 else []))))
+    elif what == "insert" or not log.model:
+        if log.key_of(row) not in log.model:
+            log.insert(row)
+    else:
+        key = draw(st.sampled_from(sorted(log.model)))
+        same_key = dict(zip(shape.key, key, strict=True))
+        if what == "update":
+            log.update(key, row | same_key, unchanged)
+        elif what == "key" and log.key_of(row) not in log.model:
+            log.update(key, row, unchanged)
+        elif what == "delete":
+            log.delete(key)
+        elif what in ("again", "move"):
+            log.delete(key)
+            log.insert(row | same_key)
+
+
+def applied(shape: Shape, stored: dict[Key, Row], changes: NetChanges) -> dict[Key, Row]:
+    """`changes` on top of `stored`, with every promise of NetChanges checked."""
+    leaves = set(changes.truncated_leaves)
+    before = {} if changes.truncated else stored
+    result = {key: row for key, row in before.items() if row["leaf"] not in leaves}
+    keys = list(shape.key)
+    removed = [tuple(row[name] for name in keys) for row in changes.removed.select(keys).to_pylist()]
+    assert len(set(removed)) == len(removed)
+    for key in removed:
+        assert key in before, "a removed key must be stored"
+        result.pop(key, None)
+    origins = changes.origins.to_pylist() if changes.origins is not None else [None] * changes.rows.num_rows
+    assert len(origins) == changes.rows.num_rows == len(changes.stored)
+    put = set()
+    for index, row in enumerate(changes.rows.to_pylist()):
+        key = tuple(row[name] for name in keys)
+        assert key not in put
+        assert key not in removed
+        put.add(key)
+        if changes.stored[index]:
+            assert key in before, "a row to be put over a stored one must find it"
+        else:
+            assert key not in before or before[key]["leaf"] in leaves, "a new row must not find a stored one"
+        origin = origins[index]
+        moved = origin is not None and origin[keys[0]] is not None
+        taken = [name for name, mask in changes.unchanged.items() if mask[index]]
+        assert taken or not moved
+        for name in taken:
+            source = tuple(origin[k] for k in keys) if moved and origin is not None else key
+            row[name] = before[source][name]
+        leaf = row.pop(PARTITION_COLUMN, shape.leaves[0])
+        result[key] = {**row, "leaf": leaf}
+    return result
+
+
+def net(shape: Shape, chunk: Chunk, above: int) -> NetChanges:
+    """The net effect of the changes whose number is `above` or higher."""
+    blocks = [(block, np.asarray(block.sequence >= above)) for block in chunk.blocks]
+    truncates = [truncate for truncate in chunk.truncates if truncate.sequence >= above]
+    return net_effect(shape.schema, blocks, truncates, str)
+
+
+@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(logs(), st.data())
+def test_applying_the_net_effect_gives_what_replaying_every_change_gives(log: Log, data: st.DataObject) -> None:
+    above = data.draw(st.integers(0, len(log.history)))
+    stored = log.history[above - 1] if above else {}
+    chunk = log.cut()
+    changes = net(log.shape, chunk, above)
+    assert applied(log.shape, stored, changes) == log.model
+    if changes.is_empty:
+        assert stored == log.model
+
+
+@settings(max_examples=200, deadline=None)
+@given(logs(), st.data())
+def test_batches_may_be_cut_anywhere(log: Log, data: st.DataObject) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(log.history)), max_size=3)))
+    chunk = log.cut()
+    table: dict[Key, Row] = {}
+    for start, end in zip([0, *cuts], [*cuts, len(log.history)], strict=True):
+        blocks = [(block, np.asarray((block.sequence >= start) & (block.sequence < end))) for block in chunk.blocks]
+        truncates = [truncate for truncate in chunk.truncates if start <= truncate.sequence < end]
+        table = applied(log.shape, table, net_effect(log.shape.schema, blocks, truncates, str))
+        assert table == (log.history[end - 1] if end else {})
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from([Shape(()), Shape((), leaves=(1, 2))]), st.data())
+def test_an_insert_only_table_is_the_multiset_of_its_inserts_since_its_truncates(
+    shape: Shape, data: st.DataObject
+) -> None:
+    log = Log(shape)
+    expected: list[Row] = []
+    log.begin()
+    for row in data.draw(st.lists(st.one_of(rows(), st.none()), max_size=12)):
+        leaf = data.draw(st.sampled_from(shape.leaves))
+        if row is None:
+            everything = data.draw(st.booleans())
+            log.truncate(shape.leaves if everything else (leaf,))
+            expected = [] if everything else [one for one in expected if one["leaf"] != leaf]
+        else:
+            log.insert(row | {"leaf": leaf})
+            expected.append(row | {"leaf": leaf})
+    log.commit()
+    changes = net(shape, log.cut(), 0)
+    found = changes.rows.to_pylist()
+    leaves = [row.pop(PARTITION_COLUMN, shape.leaves[0]) for row in found]
+    assert _counted([{**row, "leaf": leaf} for row, leaf in zip(found, leaves, strict=True)]) == _counted(expected)
+    assert not changes.stored.any()
+
+
+def _counted(found: list[Row]) -> Counter[tuple[Any, ...]]:
+    return Counter(tuple(row[name] for name in (*NAMES, "leaf")) for row in found)
+
+
+def a_row(**values: Any) -> Row:
+    return {"id": 1, "code": "a", "note": "n", "big": "B", "wide": "W", "leaf": 1, **values}
+
+
+def test_a_key_swap_through_a_temporary_key_keeps_the_unchanged_values_of_both_rows() -> None:
+    shape = Shape(("id",))
+    stored = {(1,): a_row(), (2,): a_row(id=2, big="B2", wide="W2")}
+    log = Log(shape, model=dict(stored))
+    log.begin()
+    for old, new in ((1, 9), (2, 1), (9, 2)):
+        log.update((old,), a_row(id=new, note=f"was {old}"), TOASTED)
+    log.commit()
+    changes = net(shape, log.cut(), 0)
+    assert changes.origins is not None
+    assert applied(shape, stored, changes) == log.model
+    assert log.model[(1,)]["big"] == "B2"
+
+
+def test_insert_and_partial_update_in_one_batch_need_nothing_that_is_stored() -> None:
+    log = Log(Shape(("id",)))
+    log.begin()
+    log.insert(a_row())
+    log.update((1,), a_row(note="later"), TOASTED)
+    log.update((1,), a_row(id=5), TOASTED)
+    log.commit()
+    changes = net(log.shape, log.cut(), 0)
+    assert (changes.unchanged, changes.origins, changes.removed.num_rows) == ({}, None, 0)
+    assert applied(log.shape, {}, changes) == log.model
+
+
+def test_a_value_that_the_lake_cannot_hold_is_named_with_column_and_change() -> None:
+    shape = Shape(("id",))
+    log = Log(shape)
+    log.begin()
+    log.insert(a_row(note="ok"))
+    log.commit()
+    message = log.cut()
+    block = replace(message.blocks[0], data=message.blocks[0].data.replace(b"ok", b"\xff\xfe"))
+    with pytest.raises(BadValue, match="column note .* change 0"):
+        net_effect(shape.schema, [(block, np.ones(1, dtype=np.bool_))], [], lambda sequence: f"change {sequence}")
