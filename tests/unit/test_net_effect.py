@@ -339,5 +339,5 @@ def test_a_value_that_the_lake_cannot_hold_is_named_with_column_and_change() -> 
     log.commit()
     message = log.cut()
     block = replace(message.blocks[0], data=message.blocks[0].data.replace(b"ok", b"\xff\xfe"))
-    with pytest.raises(BadValue, match="column note .* change 0"):
+    with pytest.raises(BadValue, match=r"column note .*change 0"):
         net_effect(shape.schema, [(block, np.ones(1, dtype=np.bool_))], [], lambda sequence: f"change {sequence}")

@@ -28,6 +28,7 @@ from headwater.jobs.check import check, require_ok
 from headwater.jobs.options import on_divergence
 from headwater.jobs.units import BAD_VALUE, CHANGED, UnitReader, cut_units, describe
 from headwater.lake import tables as lake_tables
+from headwater.lake.ledger import read_epoch
 from headwater.lake.paths import table_path
 from headwater.lake.registry import Capture, PipelineRecord, Registry, TableRecord, now_text
 from headwater.names import TableName
@@ -37,7 +38,7 @@ from headwater.session import build_session
 from headwater.source.catalog import Catalog, CatalogTable, read_catalog, signature
 from headwater.source.connection import Connection, connect, errors_named, identify
 from headwater.source.publication import add_tables, ensure_publications, inserts_name
-from headwater.source.slot import create_slot, read_slot
+from headwater.source.slot import SlotState, create_slot, drop_slot, read_slot
 from headwater.source.snapshots import CapturePoint, VisibilitySnapshot, capture_point, handover_end
 from headwater.source.snapshots import wait_for_old_transactions as wait_out
 
@@ -64,6 +65,7 @@ def load(
         # Creating the registry is the first change, and it is ours: source and lake were looked at before.
         registry = existing or Registry.create(root, pipeline.name)
         with lease.hold(conninfo, registry, lease.LOAD):
+            _retire(pipeline, registry)
             wanted = [t for t in chosen if again or not _is_loaded(registry, t.name)]
             _refuse_running(connection, pipeline)
             _prepare_source(connection, pipeline, registry, wanted)
@@ -83,6 +85,13 @@ def _choose(catalog: Catalog, names: Sequence[TableName]) -> list[CatalogTable]:
 def _is_loaded(registry: Registry, name: TableName) -> bool:
     record = registry.tables.get(str(name))
     return record is not None and (record.state in _LOADED or record.state == "suspended")
+
+
+def _retire(pipeline: Pipeline, registry: Registry) -> None:
+    """Tables that have left the pipeline file are removed: the lake keeps their rows, nobody waits for them."""
+    for name, record in list(registry.tables.items()):
+        if record.state != "removed" and pipeline.entry_for(TableName.parse(name)) is None:
+            registry.write(record.entered("removed", "it is not in the pipeline file any more"))
 
 
 def _skipped(record: TableRecord) -> dict[str, Any]:
@@ -121,22 +130,22 @@ def _prepare_source(
     made_publication = ensure_publications(connection, source.publication, pipeline=pipeline.name)
     slot = read_slot(connection, source.slot)
     known = registry.pipeline
-    if slot is None:
-        others = [
-            n for n, r in registry.tables.items() if r.state in _LOADED and n not in {str(t.name) for t in wanted}
-        ]
-        if others:
-            raise SlotGap(
-                f"the slot {source.slot} is gone, and with it the changes of {', '.join(sorted(others))}",
-                where=f"pipeline {pipeline.name}",
-                remedy="headwater load PIPELINE.yaml --again loads all tables anew under a new slot",
-            )
-        slot = create_slot(connection, source.slot, source.failover)
-        known = None
-    if known is None:
+    loaded = {name: record for name, record in registry.tables.items() if record.state in _LOADED}
+    others = sorted(set(loaded) - {str(table.name) for table in wanted})
+    gap = _gap(slot, registry, pipeline)
+    if gap and others:
+        raise SlotGap(
+            f"{gap}, and with it the changes of {', '.join(others)}",
+            where=f"replication slot {source.slot}",
+            remedy="headwater load PIPELINE.yaml --again loads all tables anew",
+        )
+    if slot is not None and (slot.wal_status == "lost" or slot.invalidation_reason or slot.confirmed_lsn is None):
+        drop_slot(connection, source.slot)
+        slot = None
+    slot = slot or create_slot(connection, source.slot, source.failover)
+    if known is None or gap:
         now = identify(connection)
         assert slot.confirmed_lsn is not None
-        before = registry.pipeline
         registry.write(
             PipelineRecord(
                 system_id=now.system_id,
@@ -145,8 +154,10 @@ def _prepare_source(
                 publication=source.publication,
                 start_lsn=slot.confirmed_lsn,
                 made_slot=True,
-                made_publication=made_publication or (before is not None and before.made_publication),
-            )
+                made_publication=made_publication or (known is not None and known.made_publication),
+            ),
+            # In the same commit: once the pipeline starts behind the gap, no table may be taken for whole.
+            *(record.entered("loading", gap) for record in loaded.values() if gap),
         )
     barrier = 0
     for publication, insert_only in ((source.publication, False), (inserts_name(source.publication), True)):
@@ -156,6 +167,22 @@ def _prepare_source(
     reach("load.after_publication")
     if barrier:
         wait_out(connection, barrier, pipeline.load.wait_for_old_transactions, where=f"pipeline {pipeline.name}")
+
+
+def _gap(slot: SlotState | None, registry: Registry, pipeline: Pipeline) -> str:
+    """Why the slot cannot deliver what follows the lake's position; empty when it can, or nothing was loaded yet."""
+    known = registry.pipeline
+    if known is None:
+        return ""
+    if slot is None:
+        return "the slot is gone"
+    if slot.wal_status == "lost" or slot.invalidation_reason or slot.confirmed_lsn is None:
+        return f"the server has given the slot up ({slot.invalidation_reason or 'lost'})"
+    newest = read_epoch(pipeline.lake_path())
+    start = max(known.start_lsn, newest.position.lsn if newest else 0)
+    if slot.confirmed_lsn > start:
+        return f"the slot was moved to {format_lsn(slot.confirmed_lsn)}, past the lake's {format_lsn(start)}"
+    return ""
 
 
 def _load_table(

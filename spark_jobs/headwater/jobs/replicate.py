@@ -239,7 +239,10 @@ class _Driver:
             batch.chunks.append(chunk)
             self._reader.taken(chunk.size)
             full = batch.changes >= self._limits.max_rows or batch.size >= self._limits.max_bytes
-            if full or chunk.demand or time.monotonic() >= deadline:
+            # Up to the newest demand that waits: a batch for each would let the log outrun a slow lake, as waiters
+            # repeat their markers faster than a batch can be applied.
+            sealed = chunk.demand and not any(waiting.demand for waiting in self._reader.waiting())
+            if full or sealed or time.monotonic() >= deadline:
                 break
         return batch if batch.chunks else None
 

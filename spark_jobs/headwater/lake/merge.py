@@ -1,8 +1,8 @@
 """The merge path: any table, any feature, by Delta's MERGE with literal key bounds.
 
 Three kinds of source rows: put over a stored row, put as a new row, remove. Delta's row counts must come out as
-the log foretold; where they do not, the table has diverged. Under `suspend` and by the clauses' conditions a row
-that contradicts the log changes nothing; under `repair` and `report` the log's row is written.
+the log foretold; where they do not, the table has diverged. Under `suspend` and `report` the clauses' conditions let a
+row that contradicts the log change nothing; under `repair` the log's row is written.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def merge(spark: SparkSession, plan: Plan) -> tuple[int, str]:
     """Commit the plan. Returns how many rows diverged, and a few of their keys."""
     changes = _with_values_of_moved_rows(spark, plan)
     schema = plan.record.schema
-    strict = plan.record.on_divergence == "suspend"
+    strict = plan.record.on_divergence != "repair"
     source = spark.createDataFrame(_source(schema, changes), schema=_source_type(schema, changes))
-    diverged, example = (0, "") if strict else _contradictions(spark, plan, source, at_version=None)
+    diverged, example = (0, "") if strict else _contradictions(spark, plan, source, changes)
     target = DeltaTable.forPath(spark, plan.path).alias("t")
     names = [field.name for field in struct_type(schema).fields]
     taken = {name: index for index, name in enumerate(changes.unchanged)}
@@ -65,7 +65,7 @@ def merge(spark: SparkSession, plan: Plan) -> tuple[int, str]:
         raise PlanAgain
     counts = counted[0]
     if strict and not changes.truncated_leaves and not _as_foretold(changes, counts):
-        diverged, example = _contradictions(spark, plan, source, at_version=plan.version)
+        diverged, example = _contradictions(spark, plan, source, changes)
     return diverged, example
 
 
@@ -89,22 +89,34 @@ def _as_foretold(changes: NetChanges, counts: Any) -> bool:
     )
 
 
-def _contradictions(spark: SparkSession, plan: Plan, source: DataFrame, at_version: int | None) -> tuple[int, str]:
-    """Source rows whose stored row was to exist and did not, or the reverse, at the version planned on."""
+def _contradictions(spark: SparkSession, plan: Plan, source: DataFrame, changes: NetChanges) -> tuple[int, str]:
+    """Source rows whose stored row was to exist and did not, or the reverse, at the version planned on.
+
+    Diverged, with nothing written, when `repair` is asked for and a row is not whole in the log.
+    """
     keys = plan.record.schema.key
-    reader = spark.read.format("delta")
-    if at_version is not None:
-        reader = reader.option("versionAsOf", at_version)
+    reader = spark.read.format("delta").option("versionAsOf", plan.version)
     stored = reader.load(plan.path).selectExpr(*(f"{quoted(k)} AS _hw_k{i}" for i, k in enumerate(keys)))
     condition = " AND ".join(f"s.{quoted(k)} = t._hw_k{i}" for i, k in enumerate(keys))
+    partial = " OR ".join(f"s.{_UNCHANGED}{index}" for index in range(len(changes.unchanged))) or "false"
     joined = source.alias("s").join(stored.alias("t"), expr(condition), "left")
     wrong = joined.where(f"(t._hw_k0 IS NULL) = (s.{_OPERATION} <> {_PUT_NEW})").selectExpr(
-        f"s.{_OPERATION} AS op", *(f"CAST(s.{quoted(k)} AS STRING) AS _hw_k{i}" for i, k in enumerate(keys))
+        f"s.{_OPERATION} AS op",
+        f"({partial}) AS partial",
+        *(f"CAST(s.{quoted(k)} AS STRING) AS _hw_k{i}" for i, k in enumerate(keys)),
     )
     rows = wrong.collect()
     words = {_PUT_STORED: "update met no row", _REMOVE: "delete met no row", _PUT_NEW: "insert met a row"}
-    shown = [f"{words[row['op']]} at key ({', '.join(str(value) for value in row[1:])})" for row in rows[:_EXAMPLES]]
-    return len(rows), "; ".join(shown)
+    shown = [f"{words[row['op']]} at key ({', '.join(str(value) for value in row[2:])})" for row in rows[:_EXAMPLES]]
+    example = "; ".join(shown)
+    if plan.record.on_divergence == "repair" and any(row["partial"] and row["op"] == _PUT_STORED for row in rows):
+        raise Diverged(
+            f"{len(rows)} rows contradict the lake and cannot all be repaired, because the log does not carry their "
+            f"unchanged large values: {example}",
+            where=plan.record.name,
+            remedy=f"headwater load PIPELINE.yaml --table {plan.record.name} --again",
+        )
+    return len(rows), example
 
 
 def _source(schema: TableSchema, changes: NetChanges) -> pa.Table:

@@ -11,7 +11,8 @@ suspended; `load --again` suspended -> loading. "removed" is set when a table ha
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -126,6 +127,8 @@ class Registry:
     def __init__(self, table: DeltaTable, pipeline: str) -> None:
         self._table = table
         self._pipeline = pipeline
+        # Tables are applied in parallel, and each may have something to say about its state.
+        self._lock = threading.RLock()
         self._revisions: dict[tuple[str, str], int] = {}
         self.pipeline: PipelineRecord | None = None
         self.tables: dict[str, TableRecord] = {}
@@ -143,10 +146,11 @@ class Registry:
         return cls(create_table(registry_path(root), _SCHEMA), pipeline)
 
     def refresh(self) -> None:
-        before = self._table.version()
-        self._table.update_incremental()
-        if self._table.version() != before:
-            self._read()
+        with self._lock:
+            before = self._table.version()
+            self._table.update_incremental()
+            if self._table.version() != before:
+                self._read()
 
     def record(self, name: str) -> TableRecord:
         return self.tables[name]
@@ -154,24 +158,28 @@ class Registry:
     def write(self, *records: PipelineRecord | TableRecord | Lease) -> None:
         """Store the records as one commit. The caller is the one driver entitled to change them (lease, slot):
         a lost race against a writer of *other* records is retried, one against the same record raises."""
-        while True:
-            rows = [self._row(record) for record in records]
-            try:
-                self._commit(rows)
-            except LostRace:
-                seen = {key: self._revisions.get(key, 0) for key in map(_key_of, records)}
-                self.refresh()
-                if any(self._revisions.get(key, 0) != revision for key, revision in seen.items()):
-                    raise LostLease(
-                        "another Headwater job changed the same registry record at the same moment",
-                        where=f"registry of pipeline {self._pipeline}",
-                        remedy="run the command again",
-                    ) from None
-                continue
-            for record in records:
-                self._keep(record)
-                self._revisions[_key_of(record)] = self._revisions.get(_key_of(record), 0) + 1
-            return
+        with self._lock:
+            while not self._written(records):
+                pass
+
+    def _written(self, records: Sequence[PipelineRecord | TableRecord | Lease]) -> bool:
+        """One attempt of `write`: False when it is to be tried again."""
+        try:
+            self._commit([self._row(record) for record in records])
+        except LostRace:
+            seen = {key: self._revisions.get(key, 0) for key in map(_key_of, records)}
+            self.refresh()
+            if any(self._revisions.get(key, 0) != revision for key, revision in seen.items()):
+                raise LostLease(
+                    "another Headwater job changed the same registry record at the same moment",
+                    where=f"registry of pipeline {self._pipeline}",
+                    remedy="run the command again",
+                ) from None
+            return False
+        for record in records:
+            self._keep(record)
+            self._revisions[_key_of(record)] = self._revisions.get(_key_of(record), 0) + 1
+        return True
 
     def _commit(self, rows: list[dict[str, Any]]) -> None:
         if len(self._table.file_uris()) <= _COMPACT_ABOVE:
