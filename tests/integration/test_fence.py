@@ -84,10 +84,12 @@ def bank(postgres: EmbeddedServer, spark: SparkSession, tmp_path_factory: pytest
 
 
 @pytest.mark.parametrize("place", ["replicate.before_table_commit", "replicate.before_ledger"])
-def test_a_stopped_driver_that_wakes_up_after_its_successor_publishes_nothing(bank: Bank, place: str) -> None:
+def test_a_stopped_driver_that_wakes_up_after_its_successor_publishes_nothing(
+    bank: Bank, spark: SparkSession, place: str
+) -> None:
     bank.writer.write(30)
     hold = Hold(bank.folder / place)
-    with Job(bank.pipeline, "replicate", failpoint=f"{place}={hold.action}") as job:
+    with Job(bank.pipeline, "replicate", failpoint=f"{place}={hold.action}", spark=spark) as job:
         until(lambda: hold.is_reached or job.process.poll() is not None, "the first driver stands", 120)
         stopped = [job.pid, *job.family]
         for process in stopped:

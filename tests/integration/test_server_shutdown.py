@@ -95,8 +95,9 @@ def _writing_until_the_server_goes(database: Database) -> Iterator[threading.Eve
     def write() -> None:
         with contextlib.suppress(psycopg.OperationalError), database.connect() as connection:
             writer = Writer(connection, seed=5)
-            while True:
-                writer.write(5)
+            pace = threading.Event()
+            while not pace.wait(0.01):
+                writer.write(2)
                 wrote.set()
 
     thread = threading.Thread(target=write, name="writer", daemon=True)

@@ -321,7 +321,8 @@ class Tables:
         message = f"{rows}: {applied.example}"
         if record.on_divergence != "suspend":
             log.warning("%s: diverged (%s): %s", record.name, record.on_divergence, message)
-            self._registry.write(replace(record, reason=f"diverged ({record.on_divergence}): {message}"))
+            with self._lock:
+                self._registry.write(replace(record, reason=f"diverged ({record.on_divergence}): {message}"))
             return
         # The commit exists: the table stands at it, and stays there.
         self._versions[record.name] = TableVersion(

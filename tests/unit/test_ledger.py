@@ -1,0 +1,97 @@
+"""The ledger's rows stand in order, say what every table is at each epoch, and let no fenced driver write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headwater.errors import Fenced
+from headwater.lake.ledger import Epoch, Ledger, TableVersion, read_all, read_epoch, read_generation
+from headwater.position import Position
+
+START = Position("7318", 1, 100)
+
+
+def _publish(ledger: Ledger, lsn: int, touched: dict[str, TableVersion], everything: dict[str, TableVersion]) -> Epoch:
+    return ledger.publish(
+        START.at(lsn), touched, all_tables=everything, source_time=None, sample=None, stages={"apply": 0.5}
+    )
+
+
+def _driver(root: Path) -> Ledger:
+    ledger = Ledger(str(root), "shop")
+    ledger.begin_generation(START)
+    return ledger
+
+
+def test_an_epoch_is_read_back_with_the_tables_it_did_not_touch(tmp_path: Path) -> None:
+    ledger = _driver(tmp_path)
+    a, b = TableVersion(1, 110, "active", 5, "merge", True), TableVersion(4, 90, "active")
+    _publish(ledger, 110, {"a": a}, {"a": a, "b": b})
+    later = TableVersion(2, 120, "active", 1, "append", True)
+    _publish(ledger, 120, {"a": later}, {"a": later, "b": b})
+    newest = read_epoch(str(tmp_path))
+    assert newest is not None
+    assert (newest.epoch, newest.position, newest.from_lsn) == (2, START.at(120), 110)
+    assert newest.tables == {"a": later, "b": b}
+    first = read_epoch(str(tmp_path), 1)
+    assert first is not None
+    assert first.tables == {"a": a, "b": b}
+    assert read_epoch(str(tmp_path), 3) is None
+
+
+def test_the_tables_are_whole_however_long_ago_a_row_carried_them_all(tmp_path: Path) -> None:
+    ledger = _driver(tmp_path)
+    still = TableVersion(0, 90, "active")
+    for number in range(1, 131):
+        moving = TableVersion(number, 100 + number, "active", 1, "merge", True)
+        _publish(ledger, 100 + number, {"moving": moving}, {"moving": moving, "still": still})
+    for epoch in (1, 99, 100, 101, 130):
+        found = read_epoch(str(tmp_path), epoch)
+        assert found is not None
+        assert found.tables["still"] == still
+        assert found.tables["moving"].version == epoch
+    assert [epoch.epoch for epoch in read_all(str(tmp_path))] == list(range(1, 131))
+
+
+def test_a_driver_whose_successor_has_begun_writes_no_row(tmp_path: Path) -> None:
+    first = _driver(tmp_path)
+    _publish(first, 110, {}, {})
+    second = _driver(tmp_path)
+    assert (first.generation, second.generation) == (1, 2)
+    for _ in range(2):  # also when it tries again, having seen the newer generation
+        with pytest.raises(Fenced):
+            _publish(first, 120, {}, {})
+        with pytest.raises(Fenced):
+            first.check_fence()
+    _publish(second, 115, {}, {})
+    assert [epoch.position.lsn for epoch in read_all(str(tmp_path))] == [110, 115]
+    assert read_generation(str(tmp_path), "shop") == 2
+
+
+def test_a_look_at_the_fence_does_not_open_the_way_past_it(tmp_path: Path) -> None:
+    """The publisher thread looks at the ledger beside `publish`: what it sees must not let a row land on top."""
+    first = _driver(tmp_path)
+    _driver(tmp_path)
+    with pytest.raises(Fenced):
+        first.check_fence()
+    with pytest.raises(Fenced):
+        _publish(first, 120, {}, {})
+    assert read_all(str(tmp_path)) == []
+
+
+def test_a_successor_goes_on_from_its_predecessors_last_row(tmp_path: Path) -> None:
+    first = _driver(tmp_path)
+    a = TableVersion(1, 110, "active", 5, "merge", True)
+    second = Ledger(str(tmp_path), "shop")
+    _publish(first, 110, {"a": a}, {"a": a})  # between the successor's first look and its generation
+    second.begin_generation(START)
+    assert second.newest is not None
+    assert (second.newest.epoch, second.newest.tables) == (1, {"a": a})
+
+
+def test_an_empty_ledger_has_no_epoch(tmp_path: Path) -> None:
+    assert read_epoch(str(tmp_path)) is None
+    _driver(tmp_path)
+    assert read_epoch(str(tmp_path)) is None

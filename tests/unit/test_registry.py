@@ -1,0 +1,122 @@
+"""The registry keeps the newest record of each thing, and lets no other pipeline, format or writer pass unnoticed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headwater.errors import LostLease, Refused
+from headwater.lake import registry as registry_module
+from headwater.lake.registry import Capture, Lease, PipelineRecord, Registry, TableRecord
+from headwater.schema import Column, Leaf, TableSchema, ValueType
+
+SCHEMA = TableSchema(
+    relation_id=7,
+    schema="public",
+    name="orders",
+    columns=(
+        Column("id", 1, 23, -1, ValueType("int4", "int"), not_null=True),
+        Column("tags", 2, 1009, -1, ValueType("array", "array<string>", element=ValueType("text", "string"))),
+    ),
+    key=("id",),
+    leaves=(Leaf(7, "public", "orders", 4711),),
+)
+TABLE = TableRecord(
+    "public.orders",
+    "public/orders",
+    "catching up",
+    incarnation=2,
+    start_lsn=2**40,
+    capture=Capture(2**40, "10:20:10,14", None, "2026-01-01T00:00:00Z"),
+    schemas=((2**40, SCHEMA),),
+)
+PIPELINE = PipelineRecord("7318", 1, "slot", "publication", 5, True, True)
+
+
+def test_what_is_written_is_read_back_by_another_process(tmp_path: Path) -> None:
+    written = Registry.create(str(tmp_path), "shop")
+    lease = Lease("load", "a1", "headwater load a1", "host", 1, "2026-01-01T00:00:00Z")
+    written.write(PIPELINE, TABLE, lease)
+    read = Registry.open(str(tmp_path), "shop")
+    assert read is not None
+    assert (read.pipeline, read.tables, read.leases) == (PIPELINE, {"public.orders": TABLE}, {"load": lease})
+    assert read.tables["public.orders"].app_id("shop") == "headwater/shop/public.orders/2"
+
+
+def test_a_reader_sees_the_newest_record_after_a_refresh(tmp_path: Path) -> None:
+    writer = Registry.create(str(tmp_path), "shop")
+    writer.write(TABLE)
+    reader = Registry.open(str(tmp_path), "shop")
+    assert reader is not None
+    writer.write(TABLE.entered("suspended", "its columns changed", "headwater load"))
+    assert reader.record("public.orders") == TABLE
+    reader.refresh()
+    seen = reader.record("public.orders")
+    assert (seen.state, seen.reason, seen.remedy) == ("suspended", "its columns changed", "headwater load")
+
+
+def test_where_nothing_was_loaded_there_is_no_registry(tmp_path: Path) -> None:
+    assert Registry.open(str(tmp_path), "shop") is None
+
+
+def test_two_writers_of_different_records_both_succeed(tmp_path: Path) -> None:
+    first = Registry.create(str(tmp_path), "shop")
+    first.write(PIPELINE)
+    second = Registry.open(str(tmp_path), "shop")
+    assert second is not None
+    first.write(TABLE)
+    second.write(replace(TABLE, name="public.customers"))
+    first.refresh()
+    assert set(first.tables) == {"public.orders", "public.customers"}
+
+
+def test_two_writers_of_one_record_are_told_apart(tmp_path: Path) -> None:
+    first = Registry.create(str(tmp_path), "shop")
+    first.write(TABLE)
+    second = Registry.open(str(tmp_path), "shop")
+    assert second is not None
+    first.write(TABLE.entered("active"))
+    with pytest.raises(LostLease):
+        second.write(TABLE.entered("suspended"))
+    second.refresh()
+    assert second.tables["public.orders"].state == "active"
+
+
+def test_a_second_pipeline_under_the_same_root_is_refused(tmp_path: Path) -> None:
+    Registry.create(str(tmp_path), "shop").write(PIPELINE)
+    with pytest.raises(Refused) as refused:
+        Registry.open(str(tmp_path), "billing")
+    assert refused.value.code == "foreign_root"
+    assert "'shop'" in str(refused.value)
+
+
+def test_a_lake_of_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as newer:
+        newer.setattr(registry_module, "FORMAT_VERSION", 2)
+        Registry.create(str(tmp_path), "shop").write(PIPELINE)
+    with pytest.raises(Refused) as refused:
+        Registry.open(str(tmp_path), "shop")
+    assert refused.value.code == "newer_format"
+
+
+def test_a_registry_of_many_changes_stays_small_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry_module, "_COMPACT_ABOVE", 5)
+    writer = Registry.create(str(tmp_path), "shop")
+    writer.write(PIPELINE, replace(TABLE, name="public.customers"))
+    for number in range(20):
+        writer.write(replace(TABLE, rows=number))
+    read = Registry.open(str(tmp_path), "shop")
+    assert read is not None
+    assert read.pipeline == PIPELINE
+    assert {name: record.rows for name, record in read.tables.items()} == {
+        "public.orders": 19,
+        "public.customers": None,
+    }
+    assert len(read._table.file_uris()) <= 7
+    read.write(replace(TABLE, rows=20))
+    writer.refresh()
+    assert writer.tables["public.orders"].rows == 20
