@@ -11,6 +11,9 @@ import random
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.postgres]
 
 SOAK = os.environ.get("HEADWATER_SOAK") == "1"
-ROUNDS, TRANSACTIONS = (12, 400) if SOAK else (2, 60)
+ROUNDS, SLICES, TRANSACTIONS = (8, 12, 400) if SOAK else (2, 4, 60)
 SEEDS = int(os.environ.get("HEADWATER_SOAK_SEEDS", "20")) if SOAK else 1
 
 
@@ -55,6 +58,7 @@ def test_after_any_operations_the_lake_is_the_source_and_every_cut_a_state_it_ha
         writers = RandomWriters(database, seed)
         writers.run(TRANSACTIONS)
         load(pipeline)
+        writers.loaded = True
         newest = 0
         for _ in range(ROUNDS):
             write_while_replicating(pipeline, writers)
@@ -66,10 +70,31 @@ def test_after_any_operations_the_lake_is_the_source_and_every_cut_a_state_it_ha
 
 
 def write_while_replicating(pipeline: Pipeline, writers: RandomWriters) -> None:
+    """Slices of writing on a few tables each, transactions left open between them, each with an epoch of its own."""
+    with running_driver(pipeline):
+        for _ in range(SLICES):
+            before = newest_epoch(pipeline)
+            writers.run(TRANSACTIONS // SLICES, tables=3, finish=False)
+            # A slice whose transactions are all open still, or rolled back, is followed by no epoch at once.
+            deadline = time.monotonic() + 10
+            while newest_epoch(pipeline) == before and time.monotonic() < deadline:
+                time.sleep(0.05)
+        writers.run(2)
+
+
+def newest_epoch(pipeline: Pipeline) -> int:
+    epoch = read_epoch(pipeline.lake_path())
+    return epoch.epoch if epoch is not None else 0
+
+
+@contextmanager
+def running_driver(pipeline: Pipeline) -> Iterator[None]:
+    """A driver beside the block: in the soak a process of its own, which ends when its time is over."""
     if SOAK:
-        command = [sys.executable, "-m", "headwater.cli", "replicate", pipeline.file, "--max-seconds", "20"]
+        command = [sys.executable, "-m", "headwater.cli", "replicate", pipeline.file, "--max-seconds", "60"]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL) as driver:
-            writers.run(TRANSACTIONS)
+            yield
+            driver.terminate()
             assert driver.wait(timeout=180) == 0
         return
     stop, failures = threading.Event(), list[Exception]()
@@ -83,7 +108,7 @@ def write_while_replicating(pipeline: Pipeline, writers: RandomWriters) -> None:
     thread = threading.Thread(target=follow)
     thread.start()
     try:
-        writers.run(TRANSACTIONS)
+        yield
     finally:
         stop.set()
         thread.join(120)

@@ -205,9 +205,16 @@ def test_files_rearranged_by_somebody_else_are_accepted(shop: Shop) -> None:
     assert [row for row in shop.lake["public.optimized"] if row[2] == "after"]
 
 
-@pytest.mark.parametrize("name", ["public.repaired", "public.reported"])
-def test_the_row_of_the_log_is_stored_where_divergence_does_not_suspend(shop: Shop, name: str) -> None:
-    assert shop.lake[name] == shop.source[name]
+def test_divergence_is_repaired_by_the_rows_of_the_log_on_request(shop: Shop) -> None:
+    assert shop.lake["public.repaired"] == shop.source["public.repaired"]
+    assert "diverged (repair)" in shop.records["public.repaired"].reason
+
+
+def test_divergence_that_is_only_reported_changes_no_row_that_contradicts_the_log(shop: Shop) -> None:
+    rows = shop.lake["public.reported"]
+    assert (1, 101, "row 1") in rows
+    assert not [row for row in rows if row[0] in (1000, 1001)]
+    assert "diverged (report)" in shop.records["public.reported"].reason
 
 
 def test_a_value_that_the_lake_cannot_hold_is_null_or_text_on_request(shop: Shop) -> None:
@@ -293,10 +300,10 @@ def test_a_loaded_table_is_left_alone_by_another_load(shop: Shop) -> None:
     assert record_of(pipeline, "public.orders") == before
 
 
-def test_sigterm_is_a_clean_stop_and_load_and_replicate_take_turns(shop: Shop) -> None:
+def test_sigterm_is_a_clean_stop_and_load_and_replicate_take_turns(shop: Shop, spark: SparkSession) -> None:
     pipeline = shop.now()
     generation = _generation(pipeline)
-    with Job(pipeline, "replicate") as job:
+    with Job(pipeline, "replicate", spark=spark) as job:
         until(lambda: _generation(pipeline) > generation or job.process.poll() is not None, "it publishes")
         shop.database.execute("update orders set n = 9 where id = 9")
         until(lambda: _source_equals(shop, pipeline, "public.orders"), "the change has come")
@@ -304,7 +311,7 @@ def test_sigterm_is_a_clean_stop_and_load_and_replicate_take_turns(shop: Shop) -
             with pytest.raises(LostLease) as refused:
                 another()
             assert (refused.value.code, refused.value.exit_status) == ("already_running", 1)
-        with Job(pipeline, "load", "--table", "public.orders", "--again") as load:
+        with Job(pipeline, "load", "--table", "public.orders", "--again", spark=spark) as load:
             assert load.wait() == 1
             assert load.result["error"]["code"] == "already_running"
         os.kill(job.pid, signal.SIGTERM)

@@ -17,13 +17,16 @@ from headwater.config import Pipeline
 from headwater.errors import EXIT_NOT_FRESH, EXIT_REFUSED, EXIT_SUSPENDED
 from headwater.jobs.source_state import ask_source
 from headwater.jobs.status import status
-from headwater.jobs.wait import NotFresh, WaitResult, wait
+from headwater.jobs.wait import NotFresh, Waiter, WaitResult, wait
+from headwater.lake import freshness
 from headwater.lake.cuts import list_pins
 from headwater.lake.freshness import Outcome
 from headwater.lake.ledger import read_epoch
 from headwater.lake.position_file import write_position_file
 from headwater.names import TableName
 from headwater.position import format_lsn, parse_lsn
+from headwater.source.catalog import read_catalog
+from headwater.source.connection import connect
 
 pytestmark = pytest.mark.postgres
 
@@ -209,6 +212,59 @@ def test_a_table_that_catches_up_is_waited_for_and_one_that_loads_is_not(shop: S
     shop.lake.enter(ORDERS, "catching up")
     with shop.follow():
         assert shop.wait(timeout=0.3).outcome is Outcome.TIMED_OUT
+
+
+SILENCED = [
+    (["alter publication headwater_shop drop table orders"], "is not in the publication"),
+    (["drop table orders", "create table orders (id int primary key)"], "was dropped and created again"),
+    (["alter table orders rename to sold", "create table orders (id int primary key)"], "was renamed to public.sold"),
+]
+
+
+def _register(shop: Shop) -> None:
+    """Enter the tables of now into the registry, as a load does."""
+    shop.database.grant("orders", "quiet")
+    with connect(shop.pipeline.conninfo()) as connection:
+        for table in read_catalog(connection, shop.pipeline).tables:
+            record = shop.lake.registry.record(str(table.name))
+            shop.lake.registry.write(replace(record, schemas=((0, table.schema),)))
+
+
+@pytest.mark.parametrize(("statements", "reason"), SILENCED)
+def test_a_wait_never_succeeds_on_a_table_that_fell_silent_at_the_source(
+    shop: Shop, statements: list[str], reason: str
+) -> None:
+    _register(shop)
+    with shop.follow():
+        assert shop.wait().outcome is Outcome.SATISFIED
+        # Nobody but the source knows it: the log of a table that does not reach it looks complete.
+        shop.database.execute(*statements, "insert into orders values (1)")
+        for requirement in ("now", format_lsn(ask_source(shop.database.conninfo, "none").position.lsn), "60s"):
+            result = shop.wait(requirement)
+            assert (result.outcome, result.exit_status) == (Outcome.SUSPENDED, EXIT_SUSPENDED)
+            assert reason in result.verdict.reason
+            assert result.to_json()["remedy"] == "headwater load PIPELINE.yaml --table public.orders --again"
+        assert headwater.wait(shop.pipeline, tables=[QUIET])["tables"][QUIET]["state"] == "in step"
+        cut = shop.wait(ignore_suspended=True).to_json()
+        assert (cut["outcome"], cut["ignored"], cut["tables"][ORDERS]["state"]) == ("satisfied", [ORDERS], "behind")
+    shown = status(shop.pipeline)["tables"]
+    assert (shown[ORDERS]["state"], shown[QUIET]["state"]) == ("suspended", "active")
+    assert reason in shown[ORDERS]["reason"]
+
+
+def test_a_table_that_falls_silent_during_the_wait_ends_it_and_a_load_makes_it_whole(shop: Shop) -> None:
+    _register(shop)
+    shop.database.execute("insert into quiet values (1)")
+    waiter = Waiter(shop.pipeline, freshness.Now(), timeout=60, keep=60, owner="test")
+    assert waiter.look() is None
+    shop.database.execute("drop table orders", "create table orders (id int primary key)")
+    while (result := waiter.look()) is None:
+        threading.Event().wait(0.05)
+    assert result.outcome is Outcome.SUSPENDED
+    shop.database.execute("alter publication headwater_shop add table orders")
+    _register(shop)
+    with shop.follow():
+        assert shop.wait().outcome is Outcome.SATISFIED
 
 
 def test_a_table_that_is_not_replicated_is_refused(shop: Shop) -> None:

@@ -153,6 +153,13 @@ class Tables:
                 self._ledger.check_fence()
                 self._enter(record.entered("active"))
 
+    def suspend(self, name: str, error: TableError) -> bool:
+        """What was noticed outside the log suspends a table as well; False when it was not replicated any more."""
+        if not self._is_replicated(name):
+            return False
+        self._suspend(name, error)
+        return True
+
     def apply(self, batch: Batch, still_alive: Callable[[], None]) -> Outcome:
         """Commit the batch's share of every table. Raises what is not one table's own failure."""
         self._changed.clear()

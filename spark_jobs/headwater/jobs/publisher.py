@@ -1,6 +1,7 @@
 """What pollers see while a driver runs: the position file, once a second and after each epoch, and the samples.
 
-A thread of its own asks the source for (clock, insert LSN) each second. The same session tells a shutdown of the
+A thread of its own asks the source for (clock, insert LSN) each second, and whether its catalog has changed under a
+table. The same session tells a shutdown of the
 server early: it is ended before the walsenders are, and the log connection must not hold the shutdown up.
 """
 
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 
 from headwater.errors import Fenced, HeadwaterError
+from headwater.jobs.catalog_watch import CatalogWatch
 from headwater.jobs.reader import LogReader
 from headwater.lake.ledger import Epoch, Ledger
 from headwater.lake.position_file import PositionFile, write_position_file
@@ -34,10 +36,13 @@ _LAGGING = 3.0  # seconds that an idle log may stand below a sample before a mar
 class Publisher:
     """Keeps the position file true. `pending` is entered before the read position that covers it can be shown."""
 
-    def __init__(self, root: str, conninfo: str, owners: Callable[[Iterable[int]], set[str]]) -> None:
+    def __init__(
+        self, root: str, conninfo: str, owners: Callable[[Iterable[int]], set[str]], watch: CatalogWatch
+    ) -> None:
         self._root = root
         self._conninfo = conninfo
         self._owners = owners
+        self._watch = watch
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._pending: dict[str, deque[tuple[int, int]]] = {}
@@ -133,6 +138,7 @@ class Publisher:
                     if connection is None:
                         connection = connect(self._conninfo, application_name="headwater sampler", statement_timeout=5)
                     self._sample(connection)
+                    self._watch.poll(connection)
                 except Exception as error:
                     if connection is not None:
                         connection.close()

@@ -19,6 +19,7 @@ from headwater.errors import Fenced, LostLease, Refused, SlotGap, SourceChanged,
 from headwater.failpoints import reach
 from headwater.jobs import lease
 from headwater.jobs.applying import Batch, Tables
+from headwater.jobs.catalog_watch import CatalogWatch
 from headwater.jobs.check import APPLICATION_NAME
 from headwater.jobs.load import finished_handovers
 from headwater.jobs.publisher import Publisher
@@ -78,7 +79,8 @@ def replicate(
             pipeline.replicate.memory,
         )
         tables = Tables(pipeline, registry, connection, ledger)
-        publisher = Publisher(root, conninfo, tables.owners)
+        watch = CatalogWatch(pipeline, lambda: registry.tables)
+        publisher = Publisher(root, conninfo, tables.owners, watch)
         with LogReader(options, publisher.arrived) as reader:
             lease.refuse_if_held(connection, registry, lease.LOAD)
             ledger.begin_generation(position.at(start))
@@ -86,7 +88,9 @@ def replicate(
             for record in finished_handovers(connection, registry):
                 registry.write(record)
             tables.resume(build_session(pipeline.name, app_name=f"headwater replicate {pipeline.name}"))
-            driver = _Driver(pipeline, ledger, tables, publisher, reader, position)
+            # What fell silent while no driver ran is known before anything is said to be in step again.
+            watch.poll(connection)
+            driver = _Driver(pipeline, ledger, tables, publisher, reader, position, watch)
             target = _target(connection, until, position)
             with publisher.running(ledger, reader, position):
                 reason = driver.run(target, deadline, stop)
@@ -164,10 +168,12 @@ class _Driver:
         publisher: Publisher,
         reader: LogReader,
         position: Position,
+        watch: CatalogWatch,
     ) -> None:
         self._limits = pipeline.replicate
         self._ledger, self._tables, self._publisher, self._reader = ledger, tables, publisher, reader
         self._at = position
+        self._watch = watch
         self._totals = Totals()
         self._processed = ledger.newest.position.lsn if ledger.newest else 0
         self._last_row = 0.0
@@ -177,6 +183,7 @@ class _Driver:
         try:
             self._publish_states()
             while True:
+                self._suspend_found()
                 reason = self._why_stop(target, deadline, stop)
                 if reason is not None:
                     self._rest(force=True)
@@ -219,6 +226,13 @@ class _Driver:
         if deadline is not None and time.monotonic() >= deadline:
             return "seconds"
         return None
+
+    def _suspend_found(self) -> None:
+        """Suspend what the catalog watch has found: the log itself would never say it."""
+        found = [self._tables.suspend(name, error) for name, error in self._watch.take()]
+        if any(found):
+            self._publish_states()
+            self._publisher.write()
 
     def _refuse_silence(self) -> None:
         """A driver that has heard nothing from the server may have lost the slot: it commits nothing more."""

@@ -8,29 +8,43 @@ writes. Where no marker can be written (a standby, no right) the driver's own pa
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Collection, Iterable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 
 from headwater.errors import Refused
+from headwater.lake.freshness import Look, TableState
+from headwater.names import TableName
 from headwater.position import Position
 from headwater.source.connection import Connection, connect, identify
+from headwater.source.publication import inserts_name
 from headwater.source.samples import emit_marker, insert_position, take_sample
 from headwater.source.slot import SlotState, read_slot
+from headwater.source.standing import Registered, Standing, read_standings, standing_problem
+
+if TYPE_CHECKING:
+    from headwater.lake.registry import Registry, TableRecord
 
 STATEMENT_SECONDS = 5.0
+_FOLLOWED = ("active", "catching up")
 _NO_MARKER = frozenset({"cannot_mark", "not_authorised"})
 
 
 @dataclass(frozen=True, slots=True)
 class SourceState:
-    """What the source answered. `asked_at`: this process's monotonic clock just before its clock was asked."""
+    """What the source answered. `asked_at`: this process's monotonic clock just before its clock was asked.
+
+    `standings` are later than `position`: a table that is there and published then has sent its changes up to it.
+    """
 
     position: Position
     in_recovery: bool
     sample: tuple[datetime, int]
     asked_at: float
     slot: SlotState | None
+    standings: tuple[Standing, ...] = ()
 
     def now(self) -> datetime:
         """The source's clock, carried on by our own; never behind it by more than the drift of the two clocks,
@@ -38,7 +52,39 @@ class SourceState:
         return self.sample[0] + timedelta(seconds=time.monotonic() - self.asked_at)
 
 
-def ask_source(conninfo: str, slot: str) -> SourceState:
+def registered(records: Iterable[TableRecord], publication: str) -> list[Registered]:
+    """What the source is asked about the tables of `records`; `publication` is the pipeline's."""
+    both = (publication, inserts_name(publication))
+    return [
+        Registered(TableName.parse(record.name), record.schema.relation_id, both[record.schema.insert_only])
+        for record in records
+    ]
+
+
+def followed(registry: Registry | None, publication: str, names: Collection[str] = ()) -> list[Registered]:
+    """The tables among `names` (none: all) that follow the log now."""
+    tables = registry.tables.values() if registry is not None else ()
+    wanted = [t for t in tables if t.schemas and t.state in _FOLLOWED and (not names or t.name in names)]
+    return registered(wanted, publication)
+
+
+def as_the_source_stands(look: Look, source: SourceState | None, now: Callable[[], Iterable[Registered]]) -> Look:
+    """`look` without trust in tables that fell silent: a driver may not have noticed it yet, or none may live.
+
+    `now` gives the tables that follow the log now: what was asked about one that was loaded anew since is void.
+    """
+    found = [(s.registered, standing_problem(s)) for s in source.standings] if source is not None else []
+    if not any(problem for _, problem in found):
+        return look
+    current, tables = {table.name: table for table in now()}, dict(look.tables)
+    for table, problem in found:
+        name = str(table.name)
+        if problem is not None and current.get(table.name, table) == table and name in tables:
+            tables[name] = TableState("suspended", problem.message, problem.remedy, path=tables[name].path)
+    return replace(look, tables=tables)
+
+
+def ask_source(conninfo: str, slot: str, registered: Iterable[Registered] = ()) -> SourceState:
     """Connect, ask, write a marker, and leave. SourceUnreachable, other Transient, or Refused."""
     session = connect(
         conninfo,
@@ -47,7 +93,7 @@ def ask_source(conninfo: str, slot: str) -> SourceState:
         lock_timeout=STATEMENT_SECONDS,
     )
     with closing(session) as connection:
-        state = read_source_state(connection, slot)
+        state = read_source_state(connection, slot, registered)
         try:
             emit_marker(connection)
         except Refused as error:
@@ -56,10 +102,11 @@ def ask_source(conninfo: str, slot: str) -> SourceState:
         return state
 
 
-def read_source_state(connection: Connection, slot: str) -> SourceState:
+def read_source_state(connection: Connection, slot: str, registered: Iterable[Registered] = ()) -> SourceState:
     """The answers alone: nothing is written."""
     in_recovery = identify(connection).in_recovery
     position = insert_position(connection)
     asked_at = time.monotonic()
     sample = take_sample(connection)
-    return SourceState(position, in_recovery, (sample.time, sample.lsn), asked_at, read_slot(connection, slot))
+    clock, found = (sample.time, sample.lsn), read_slot(connection, slot)
+    return SourceState(position, in_recovery, clock, asked_at, found, read_standings(connection, registered))

@@ -14,7 +14,13 @@ from typing import Any
 
 from headwater.config import Pipeline
 from headwater.errors import Transient
-from headwater.jobs.source_state import STATEMENT_SECONDS, SourceState, read_source_state
+from headwater.jobs.source_state import (
+    STATEMENT_SECONDS,
+    SourceState,
+    as_the_source_stands,
+    followed,
+    read_source_state,
+)
 from headwater.lake import freshness
 from headwater.lake.freshness import Look, TableState
 from headwater.lake.paths import table_path, table_uri
@@ -22,6 +28,7 @@ from headwater.lake.status import LakeReader
 from headwater.names import TableName
 from headwater.position import format_lsn
 from headwater.source.connection import connect
+from headwater.source.standing import Registered
 
 _FILE_SECONDS = 1.2  # a living driver replaces its position file at least once a second
 
@@ -30,7 +37,9 @@ def status(pipeline: Pipeline) -> dict[str, Any]:
     """The interface's status object."""
     lake = LakeReader(pipeline.lake_path(), pipeline.name)
     look = lake.look()
-    source, listed, unreachable = _ask(pipeline)
+    tables = followed(lake.registry(), pipeline.source.publication)
+    source, listed, unreachable = _ask(pipeline, tables)
+    look = as_the_source_stands(look, source, lambda: tables)
     running = source.slot is not None and source.slot.active if source is not None else _file_moves(lake, look)
     file = look.file
     samples = [source.sample] if source is not None else []
@@ -61,7 +70,7 @@ def status(pipeline: Pipeline) -> dict[str, Any]:
     }
 
 
-def _ask(pipeline: Pipeline) -> tuple[SourceState | None, set[str], str]:
+def _ask(pipeline: Pipeline, tables: list[Registered]) -> tuple[SourceState | None, set[str], str]:
     """The source's answers, the tables that the pipeline's entries match there now, and why there are none."""
     from headwater.source.matching import match_entries
     from headwater.source.relations import list_relations
@@ -69,7 +78,7 @@ def _ask(pipeline: Pipeline) -> tuple[SourceState | None, set[str], str]:
     try:
         session = connect(pipeline.conninfo(), application_name="headwater status", statement_timeout=STATEMENT_SECONDS)
         with closing(session) as connection:
-            state = read_source_state(connection, pipeline.source.slot)
+            state = read_source_state(connection, pipeline.source.slot, tables)
             matched, _ = match_entries(pipeline.tables, list_relations(connection))
             return state, {str(relation.name) for relation, _ in matched}, ""
     except Transient as error:

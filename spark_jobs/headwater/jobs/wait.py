@@ -2,9 +2,9 @@
 
 A `Waiter` takes its target once, and from then on `look` compares it with the lake: one small file and one stat
 of the registry per look. The source is visited only to take the target, and every few seconds while the target is
-not met: to ask whether the driver lives and to write a marker into the log, without which an idle source's log
-would never pass a position that lies just above its last record. `look` blocks for one look and never sleeps: the
-caller paces it. No Spark. Times are seconds of the monotonic clock.
+not met: to ask whether the driver lives and the wanted tables still are what was loaded, and to write a marker into
+the log, without which an idle source's log would never pass a position that lies just above its last record. `look`
+blocks for one look and never sleeps: the caller paces it. No Spark. Times are seconds of the monotonic clock.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from headwater.config import Pipeline, load_pipeline
 from headwater.errors import HeadwaterError, Refused, Transient
-from headwater.jobs.source_state import SourceState, ask_source
+from headwater.jobs.source_state import SourceState, as_the_source_stands, ask_source, followed
 from headwater.lake import freshness
 from headwater.lake.cuts import Cut, Pin, pin_cut, take_cut, time_text
 from headwater.lake.freshness import AtPosition, Look, MaxStaleness, Now, Outcome, Requirement, Target, Verdict
@@ -29,6 +29,7 @@ from headwater.lake.status import LakeReader
 from headwater.names import TableName
 from headwater.position import format_lsn
 from headwater.quantities import parse_duration
+from headwater.source.standing import Registered
 
 LOOK_SECONDS = 0.05
 _VISIT_SECONDS = (1.0, 2.0, 4.0)  # between two visits to the source; the last one is repeated
@@ -136,14 +137,17 @@ class Waiter:
         """One look; None while waiting may still help (`waiting` then says why it is not met)."""
         if self.target is None and (failed := self._take_target()) is not None:
             return self._end(failed, Look(None, {}))
-        look = self._lake.look()
+        seen = self._lake.look()
         if self.tables is None:
-            self.tables = _all_tables(self._pipeline, look)
+            self.tables = _all_tables(self._pipeline, seen)
+        look = self._as_the_source_stands(seen)
         self._notice_life(look)
         judged = self._judge(look)
         late = time.monotonic() >= self._deadline
         if judged.outcome is None and (time.monotonic() >= self._next_visit or (late and not self._seen_alive)):
-            judged = self._visit() or self._judge(look)
+            refused = self._visit()
+            look = self._as_the_source_stands(seen)
+            judged = refused or self._judge(look)
         if judged.outcome is None and late:
             judged = self._at_deadline(judged)
         self.waiting = judged
@@ -184,7 +188,8 @@ class Waiter:
         pause = _VISIT_SECONDS[min(self._visits, len(_VISIT_SECONDS) - 1)]
         self._visits += 1
         try:
-            self._source = ask_source(self._pipeline.conninfo(), self._pipeline.source.slot)
+            asked = self._registered()
+            self._source = ask_source(self._pipeline.conninfo(), self._pipeline.source.slot, asked)
         finally:
             self._next_visit = time.monotonic() + pause
         slot = self._source.slot
@@ -221,7 +226,24 @@ class Waiter:
             missing = [name for name in judged.tables if name not in held]
             if missing:
                 return replace(judged, outcome=None, reason=f"no published epoch holds {missing[0]} yet")
+            if (anew := self._loaded_since(judged.tables)) is not None:
+                self._next_visit = 0.0
+                return replace(judged, outcome=None, reason=f"{anew} was loaded anew, the source is asked about it")
         return judged
+
+    def _registered(self) -> list[Registered]:
+        return followed(self._lake.registry(), self._pipeline.source.publication, self.tables or ())
+
+    def _loaded_since(self, names: Iterable[str]) -> str | None:
+        """A table whose relation at the source is another one than the source was asked about."""
+        if self._source is None:
+            return None
+        asked = {standing.registered for standing in self._source.standings}
+        new = [str(table.name) for table in self._registered() if table not in asked]
+        return next((name for name in names if name in new), None)
+
+    def _as_the_source_stands(self, look: Look) -> Look:
+        return as_the_source_stands(look, self._source, self._registered)
 
     def _notice_life(self, look: Look) -> None:
         if self._last_file is not None and look.file != self._last_file:

@@ -1,0 +1,267 @@
+"""Changes of the source's catalog that send nothing through the log, noticed while a driver runs.
+
+A table that is dropped, renamed, set UNLOGGED or taken out of its publication falls silent; one whose key is dropped
+makes the *source's own* UPDATE and DELETE fail, as long as we publish it. `poll` is called once a second: a digest of
+the catalog rows that matter, in one query, and only when it has changed the whole judgement. A table without a usable
+key leaves the publication here and at once; everything else that was found waits in `take` for the driver's main
+thread, which suspends the tables. Changed columns are the business of the log's Relation messages, detached and
+attached partitions of nobody yet.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from headwater.config import Pipeline
+from headwater.errors import HeadwaterError, Refused, SchemaChanged
+from headwater.jobs.source_state import registered
+from headwater.lake.registry import TableRecord
+from headwater.names import quote_ident
+from headwater.source.connection import Connection, errors_named
+from headwater.source.identity import carried_columns, choose_key, identity_remedy, why_writers_would_fail
+from headwater.source.publication import (
+    Publication,
+    inserts_name,
+    publication_problems,
+    read_publication,
+    remove_table,
+)
+from headwater.source.relations import ORDINARY, PARTITIONED, Relation, descendants, one_snapshot, read_relations
+from headwater.source.standing import Standing, read_standings, standing_problem
+
+log = logging.getLogger(__name__)
+
+_ALARM_SECONDS = 60.0
+_REPLICATED = ("active", "catching up")
+
+_DIGEST = """
+select md5(concat_ws('|',
+    (select string_agg(concat_ws(',', c.oid, n.nspname, c.relname, c.relreplident, c.relpersistence), ';'
+                       order by c.oid)
+     from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+     where c.oid = any(%(ids)s::oid[])),
+    (select string_agg(concat_ws(',', i.indexrelid, i.indisprimary, i.indimmediate, i.indisvalid, i.indislive,
+                                 i.indisreplident, i.indpred is null), ';' order by i.indexrelid)
+     from pg_catalog.pg_index i where i.indrelid = any(%(ids)s::oid[]) and i.indisunique),
+    (select string_agg(concat_ws(',', p.oid, p.pubname, p.puballtables, p.pubinsert, p.pubupdate, p.pubdelete,
+                                 p.pubtruncate, p.pubviaroot), ';' order by p.oid)
+     from pg_catalog.pg_publication p where p.pubname = any(%(publications)s)),
+    (select string_agg(concat_ws(',', r.oid, r.prrelid, r.prqual is null, r.prattrs is null), ';' order by r.oid)
+     from pg_catalog.pg_publication_rel r join pg_catalog.pg_publication p on p.oid = r.prpubid
+     where p.pubname = any(%(publications)s) and r.prrelid = any(%(ids)s::oid[])),
+    (select string_agg(s.oid::text, ';' order by s.oid)
+     from pg_catalog.pg_publication_namespace s join pg_catalog.pg_publication p on p.oid = s.pnpubid
+     where p.pubname = any(%(publications)s))))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """The catalog under one snapshot: what the judgement reads."""
+
+    version: int
+    standings: tuple[Standing, ...]
+    relations: dict[int, Relation]
+    below: dict[int, tuple[int, ...]]
+    publications: dict[str, Publication | None]
+
+    def holders(self, root: Relation) -> list[Relation]:
+        if root.kind != PARTITIONED:
+            return [root]
+        found = (self.relations.get(i) for i in self.below.get(root.relation_id, ()))
+        return [relation for relation in found if relation is not None and relation.kind == ORDINARY]
+
+
+class CatalogWatch:
+    """Watches the tables that `records` gives, the registry's as it is then. `poll` belongs to one thread at a time."""
+
+    def __init__(self, pipeline: Pipeline, records: Callable[[], Mapping[str, TableRecord]]) -> None:
+        self._pipeline = pipeline
+        self._records = records
+        self._both = (pipeline.source.publication, inserts_name(pipeline.source.publication))
+        self._digest: str | None = None
+        self._memberships: dict[str, int] = {}
+        self._known: set[str] = set()  # found already: one finding a table is enough
+        self._alarms: dict[str, float] = {}
+        self._again = False
+        self._complained = 0.0
+        self._lock = threading.Lock()
+        self._found: list[tuple[str, SchemaChanged]] = []
+
+    def poll(self, connection: Connection) -> None:
+        """Look once. An autocommit connection; only its loss is raised, anything else is logged and tried again."""
+        try:
+            tables = {name: record for name, record in list(self._records().items()) if record.schemas}
+            ids = {leaf.relation_id for record in tables.values() for leaf in record.schema.leaves}
+            digest = self._read_digest(connection, ids | {record.schema.relation_id for record in tables.values()})
+            if digest == self._digest and not self._retry_due():
+                return
+            self._again = False
+            self._judge_all(connection, tables, self._read_facts(connection, tables))
+            self._digest = digest
+        except Exception as reason:
+            if connection.closed:
+                raise
+            if time.monotonic() - self._complained > _ALARM_SECONDS:
+                self._complained = time.monotonic()
+                log.warning("the source's catalog could not be watched, trying again: %s", reason)
+
+    def take(self) -> list[tuple[str, SchemaChanged]]:
+        """What was found since the last call: tables to suspend, and why."""
+        with self._lock:
+            found, self._found = self._found, []
+        return found
+
+    @errors_named("source")
+    def _read_digest(self, connection: Connection, ids: Iterable[int]) -> str:
+        row = connection.execute(_DIGEST, {"ids": sorted(ids), "publications": list(self._both)}).fetchone()
+        assert row is not None
+        return str(row[0])
+
+    def _retry_due(self) -> bool:
+        return self._again or any(time.monotonic() - at > _ALARM_SECONDS for at in self._alarms.values())
+
+    @errors_named("source")
+    def _read_facts(self, connection: Connection, tables: Mapping[str, TableRecord]) -> _Facts:
+        asked = registered(tables.values(), self._pipeline.source.publication)
+        with one_snapshot(connection):
+            standings = read_standings(connection, asked)
+            below = descendants(
+                connection, [record.schema.relation_id for record in tables.values() if record.schema.partitioned]
+            )
+            ids = {table.relation_id for table in asked} | {i for leaves in below.values() for i in leaves}
+            return _Facts(
+                connection.info.server_version,
+                standings,
+                read_relations(connection, ids),
+                below,
+                {name: read_publication(connection, name) for name in self._both},
+            )
+
+    def _judge_all(self, connection: Connection, tables: Mapping[str, TableRecord], facts: _Facts) -> None:
+        failing = set()
+        for (name, record), standing in zip(tables.items(), facts.standings, strict=True):
+            problem = self._silence(name, record, standing, facts)
+            # Also of a table that is suspended or was removed: as long as we publish it, its writers fail.
+            keyless = _key_problem(record, standing, facts)
+            if keyless is not None and keyless.writers_fail:
+                done, sql = self._unpublish(connection, standing, facts)
+                keyless = keyless.unpublished() if done else keyless.still_published(sql)
+                if not done:
+                    failing.add(name)
+                    self._alarm(name, keyless)
+            finding = problem or (keyless.error(name) if keyless is not None else None)
+            if finding is not None and record.state in _REPLICATED and name not in self._known:
+                self._known.add(name)
+                log.warning("%s: found in the source's catalog: %s", name, finding.message)
+                with self._lock:
+                    self._found.append((name, finding))
+        self._alarms = {name: at for name, at in self._alarms.items() if name in failing}
+
+    def _silence(self, name: str, record: TableRecord, standing: Standing, facts: _Facts) -> SchemaChanged | None:
+        """Why changes of the table do not come, or have not come, through the log."""
+        again = f"headwater load PIPELINE.yaml --table {name} --again"
+        found = standing_problem(standing)
+        if found is not None:
+            return SchemaChanged(found.message, where=name, remedy=found.remedy)
+        assert standing.membership is not None
+        if self._memberships.setdefault(name, standing.membership) != standing.membership:
+            message = "it left its publication and came back: what was changed in between is not in the log"
+            return SchemaChanged(message, where=name, remedy=again)
+        publication = facts.publications[standing.registered.publication]
+        if publication is not None:
+            for problem in publication_problems(publication):
+                lossy = problem.code in ("publication_operations", "publication_via_root")
+                if lossy or (problem.code == "publication_narrowed" and standing.now in publication.narrowed):
+                    message = f"the publication {quote_ident(publication.name)} was changed: {problem.message}"
+                    return SchemaChanged(message, where=name, remedy=f"{problem.remedy}; then {again}")
+        for holder in facts.holders(facts.relations[record.schema.relation_id]):
+            if holder.persistence == "u":
+                message = f"{holder.name} was set UNLOGGED: its changes are not in the log"
+                remedy = f"ALTER TABLE {holder.name} SET LOGGED; then {again}"
+                return SchemaChanged(message, where=name, remedy=remedy)
+        return None
+
+    def _unpublish(self, connection: Connection, standing: Standing, facts: _Facts) -> tuple[bool, str]:
+        """Take the table out of the publication: whether that is done, and the statement for a DBA if not."""
+        name, publication = standing.now, facts.publications[standing.registered.publication]
+        assert name is not None
+        assert publication is not None
+        statement = f"ALTER PUBLICATION {quote_ident(publication.name)} DROP TABLE ONLY {name}"
+        if publication.made_for != self._pipeline.name:
+            return False, statement
+        try:
+            # One attempt: this thread also keeps the position file, and comes back in a second.
+            remove_table(connection, publication.name, name, wait_seconds=0)
+        except Refused:
+            return False, statement
+        except HeadwaterError as reason:
+            if connection.closed:
+                raise
+            self._again = True
+            log.warning("%s is not out of the publication yet, trying again: %s", name, reason.message)
+            return False, statement
+        log.warning("%s was taken out of the publication %s: it has no usable key", name, publication.name)
+        return True, statement
+
+    def _alarm(self, name: str, problem: _Keyless) -> None:
+        if time.monotonic() - self._alarms.get(name, -_ALARM_SECONDS) >= _ALARM_SECONDS:
+            self._alarms[name] = time.monotonic()
+            log.error(
+                "%s: the source's UPDATE and DELETE fail: %s. What to do: %s", name, problem.message, problem.cure
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Keyless:
+    """A table whose rows cannot be found by their key any more; `cure` gives the key back."""
+
+    message: str
+    cure: str
+    writers_fail: bool
+
+    def unpublished(self) -> _Keyless:
+        said = "; it was taken out of the publication, so that the source's UPDATE and DELETE go on"
+        return _Keyless(self.message + said, self.cure, self.writers_fail)
+
+    def still_published(self, statement: str) -> _Keyless:
+        said = f"; the source's own UPDATE and DELETE fail until this is run there: {statement}"
+        return _Keyless(self.message + said, f"a DBA runs: {statement}; then {self.cure}", self.writers_fail)
+
+    def error(self, name: str) -> SchemaChanged:
+        remedy = f"{self.cure}; then headwater load PIPELINE.yaml --table {name} --again"
+        return SchemaChanged(self.message, where=name, remedy=remedy)
+
+
+def _key_problem(record: TableRecord, standing: Standing, facts: _Facts) -> _Keyless | None:
+    """Whether the key still finds the rows, and the source's writers go on; a table that is not published is left."""
+    schema = record.schema
+    root = facts.relations.get(schema.relation_id)
+    publication = facts.publications[standing.registered.publication]
+    if schema.insert_only or root is None or standing.membership is None or publication is None:
+        return None
+    # By attnum: a renamed key column is still the key, and its new name comes with the next Relation message.
+    present = {attribute.attnum: attribute.name for attribute in root.attributes}
+    key = tuple(present[attnum] for attnum in (schema.column(name).attnum for name in schema.key) if attnum in present)
+    holders = facts.holders(root)
+    for holder in holders:
+        if why_writers_would_fail(holder, facts.version, publication.publishes_generated) is not None:
+            message = f"the key of {holder.name} was dropped at the source, or its replica identity does not name one"
+            return _Keyless(message, _cure(holder if holder.indexes else root, key), True)
+    if len(key) < len(schema.key):
+        return _Keyless(f"a column of its key ({', '.join(schema.key)}) was dropped", _cure(root, ()), False)
+    _, problems = choose_key(root, holders, key, insert_only=False)
+    if not problems:
+        return None
+    carried = all(set(key) <= carried_columns(holder) for holder in holders)
+    what = "nothing guarantees its key any more" if carried else "its replica identity does not carry the key any more"
+    return _Keyless(f"{what}: {problems[0].message}", problems[0].remedy, False)
+
+
+def _cure(relation: Relation, key: tuple[str, ...]) -> str:
+    columns = ", ".join(map(quote_ident, key))
+    return identity_remedy(relation, key).replace("(...)", f"({columns})" if columns else "(...)")

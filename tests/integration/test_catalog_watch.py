@@ -1,0 +1,341 @@
+"""Changes of the source's catalog that the log does not tell: the driver notices them, and the source's writers go on.
+
+The judgement is tested on the catalog alone, without a lake; what the driver makes of it on one source and one lake,
+harmed while it runs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from fixtures.jobs import (
+    Rows,
+    assert_equal,
+    catch_up,
+    in_thread,
+    lake_rows,
+    load_tables,
+    registry_of,
+    source_rows,
+    states_of,
+    until,
+)
+from fixtures.pipelines import write_pipeline
+from fixtures.postgres import Database, new_database
+from headwater.config import Pipeline
+from headwater.embedded import EmbeddedServer
+from headwater.jobs.catalog_watch import CatalogWatch
+from headwater.jobs.replicate import replicate
+from headwater.lake.registry import State, TableRecord
+from headwater.names import TableName
+from headwater.source.catalog import read_catalog
+from headwater.source.connection import Connection, connect
+from headwater.source.publication import add_tables, ensure_publications, published_tables
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.postgres
+
+PUBLICATION = "headwater_shop"
+TABLES = ("public.orders", "public.events", "public.quiet")
+
+
+@dataclass
+class Watched:
+    """Three published tables (one of them partitioned) and a watch that has looked once."""
+
+    database: Database
+    connection: Connection
+    watch: CatalogWatch
+    records: dict[str, TableRecord]
+
+    def found(self, *statements: str) -> dict[str, tuple[str, str]]:
+        """Reason and remedy of each table that one look finds after the owner's `statements`."""
+        self.database.execute(*statements)
+        self.watch.poll(self.connection)
+        return {name: (error.message, error.remedy) for name, error in self.watch.take()}
+
+    @property
+    def published(self) -> set[str]:
+        return {str(name) for name in published_tables(self.connection, PUBLICATION)}
+
+    def suspend(self, name: str, state: State = "suspended") -> None:
+        self.records[name] = self.records[name].entered(state)
+
+
+@pytest.fixture
+def watched(database: Database, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Watched]:
+    database.execute(
+        "create table orders (id int primary key, n int)",
+        "create table quiet (id int primary key, n int)",
+        "create table events (id int primary key, n int) partition by range (id)",
+        "create table events_1 partition of events for values from (0) to (100)",
+    )
+    made_by_headwater = getattr(request, "param", True)
+    if made_by_headwater:
+        database.allow_publishing()
+    else:
+        database.grant("orders", "quiet", "events", "events_1")
+        database.publish(PUBLICATION, "orders", "quiet", "events")
+    pipeline = write_pipeline(tmp_path, database, *TABLES)
+    with connect(database.conninfo) as connection:
+        if made_by_headwater:
+            ensure_publications(connection, PUBLICATION, pipeline="shop")
+            add_tables(connection, PUBLICATION, map(TableName.parse, TABLES))
+        records = {
+            str(table.name): TableRecord(str(table.name), table.name.path, "active", schemas=((0, table.schema),))
+            for table in read_catalog(connection, pipeline).tables
+        }
+        watched = Watched(database, connection, CatalogWatch(pipeline, lambda: records), records)
+        assert set(records) == set(TABLES)
+        assert watched.found() == {}
+        yield watched
+
+
+def _again(name: str) -> str:
+    return f"headwater load PIPELINE.yaml --table {name} --again"
+
+
+@pytest.mark.parametrize(
+    ("statements", "name", "reason", "remedy"),
+    [
+        (["drop table orders"], "orders", "was dropped at the source", "take public.orders out of the pipeline file"),
+        (
+            ["drop table orders", "create table orders (id int primary key, n int)"],
+            "orders",
+            "dropped and created again",
+            _again("public.orders"),
+        ),
+        (["alter table orders rename to sold"], "orders", "renamed to public.sold", "name public.sold in the pipeline"),
+        (["alter table events rename to happened"], "events", "renamed to public.happened", "name public.happened"),
+        (
+            ["alter table orders rename to old", "create table orders (id int primary key, n int)"],
+            "orders",
+            "another relation has its name now",
+            _again("public.orders"),
+        ),
+        (["alter schema public rename to shop"], "quiet", "renamed to shop.quiet", "name shop.quiet in the pipeline"),
+        (
+            [f"alter publication {PUBLICATION} drop table only events"],
+            "events",
+            "not in the publication headwater_shop any more",
+            _again("public.events"),
+        ),
+        (
+            [
+                f"alter publication {PUBLICATION} drop table only orders",
+                f"alter publication {PUBLICATION} add table only orders",
+            ],
+            "orders",
+            "left its publication and came back",
+            _again("public.orders"),
+        ),
+        (
+            [f"alter publication {PUBLICATION} set (publish = 'insert')"],
+            "quiet",
+            "publishes insert",
+            f"ALTER PUBLICATION {PUBLICATION} SET (publish = ",
+        ),
+        (["alter table events_1 set unlogged"], "events", "UNLOGGED", "ALTER TABLE public.events_1 SET LOGGED; then"),
+        (
+            [
+                "alter table orders add other int not null unique",
+                "alter table orders replica identity using index orders_other_key",
+            ],
+            "orders",
+            "replica identity does not carry the key",
+            "ALTER TABLE public.orders REPLICA IDENTITY DEFAULT; then",
+        ),
+        (
+            ["alter table orders replica identity full", "alter table orders drop constraint orders_pkey"],
+            "orders",
+            "nothing guarantees its key any more",
+            "headwater load PIPELINE.yaml --table public.orders --again",
+        ),
+    ],
+)
+def test_what_the_log_does_not_tell_is_found_in_the_catalog(
+    watched: Watched, statements: list[str], name: str, reason: str, remedy: str
+) -> None:
+    with watched.database.superuser() as connection:
+        connection.execute(f"alter publication {PUBLICATION} owner to {watched.database.owner_role}")
+    found = watched.found(*statements)
+    assert reason in found[f"public.{name}"][0]
+    assert remedy in found[f"public.{name}"][1]
+    wide = reason == "publishes insert" or name == "quiet"
+    assert set(found) == (set(TABLES) if wide else {f"public.{name}"})
+    # Once is enough, also when it looks again.
+    watched.connection.execute(f"drop publication {PUBLICATION}_inserts")
+    assert watched.found() == {}
+
+
+@pytest.mark.parametrize(
+    ("statements", "name"),
+    [
+        (["alter table orders drop constraint orders_pkey"], "orders"),
+        (["alter table orders replica identity nothing"], "orders"),
+        (["alter table orders drop column id"], "orders"),
+        (["alter table orders rename to sold", "alter table sold drop constraint orders_pkey"], "orders"),
+        (["alter table events drop constraint events_pkey"], "events"),
+        (["alter table events_1 replica identity nothing"], "events"),
+    ],
+)
+def test_a_table_whose_key_is_gone_leaves_the_publication_and_its_writers_go_on(
+    watched: Watched, statements: list[str], name: str
+) -> None:
+    now = "sold" if "sold" in statements[0] else name
+    insert = f"insert into {now} (n) values (1)" if "drop column" in statements[0] else f"insert into {now} values (1)"
+    watched.database.execute(*statements, insert)
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState):
+        watched.database.execute(f"update {now} set n = 2")
+    found = watched.found()
+    assert set(found) == {f"public.{name}"}
+    assert watched.published == set(TABLES) - {f"public.{name}"}
+    watched.database.execute(f"update {now} set n = 2", f"delete from {now}")
+
+
+def test_the_remedy_names_the_statement_that_gives_the_key_back(watched: Watched) -> None:
+    [(reason, remedy)] = watched.found("alter table orders drop constraint orders_pkey").values()
+    assert "taken out of the publication" in reason
+    assert "ALTER TABLE public.orders ADD PRIMARY KEY (id)" in remedy
+    assert remedy.endswith(f"then {_again('public.orders')}")
+
+
+@pytest.mark.parametrize("state", ["suspended", "removed"])
+def test_a_table_that_is_not_replicated_any_more_leaves_the_publication_as_well(watched: Watched, state: State) -> None:
+    watched.suspend("public.orders", state)
+    assert watched.found("alter table orders drop constraint orders_pkey") == {}
+    assert "public.orders" not in watched.published
+
+
+@pytest.mark.parametrize("watched", [False], indirect=True)
+def test_a_publication_of_somebody_else_is_left_alone_with_an_alarm_and_the_exact_statement(
+    watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    statement = f"ALTER PUBLICATION {PUBLICATION} DROP TABLE ONLY public.orders"
+    [(reason, remedy)] = watched.found("alter table orders drop constraint orders_pkey").values()
+    assert statement in reason
+    assert statement in remedy
+    assert "public.orders" in watched.published
+    watched.found("alter table quiet rename to loud")  # looks again: the alarm is not repeated at once
+    alarms = [record for record in caplog.records if record.levelname == "ERROR" and statement in record.getMessage()]
+    assert len(alarms) == 1
+    watched.database.execute(statement)
+    watched.database.execute("update orders set n = 1")
+
+
+def test_a_table_whose_lock_is_not_to_be_had_is_taken_out_by_a_later_look(watched: Watched) -> None:
+    watched.database.execute("alter table orders drop constraint orders_pkey")
+    with watched.database.connect(autocommit=False) as other:
+        other.execute("lock table orders in share update exclusive mode")
+        assert set(watched.found()) == {"public.orders"}
+        assert "public.orders" in watched.published
+    watched.found()
+    assert "public.orders" not in watched.published
+
+
+def test_new_columns_partitions_and_indexes_are_not_the_watchs_business(watched: Watched) -> None:
+    assert (
+        watched.found(
+            "alter table orders add column extra int",
+            "alter table orders rename column id to number",
+            "create index on orders (n)",
+            "create table events_2 partition of events for values from (100) to (200)",
+            "alter table events detach partition events_1",
+            "reindex table quiet",
+            "alter table quiet drop constraint quiet_pkey, add primary key (id)",
+            "vacuum full quiet",
+            "analyze",
+        )
+        == {}
+    )
+
+
+# The driver
+
+
+HEALTHY, KEYLESS, UNPUBLISHED, RECREATED = "public.healthy", "public.keyless", "public.unpublished", "public.recreated"
+HARMED = (KEYLESS, UNPUBLISHED, RECREATED)
+
+
+@dataclass(frozen=True)
+class Shop:
+    """What the driver made of the harm, as it stood when it ended: tests run in any order."""
+
+    database: Database
+    pipeline: Pipeline
+    result: dict[str, Any]
+    records: dict[str, TableRecord]
+    keyless: Rows
+    published: frozenset[TableName]
+
+
+@pytest.fixture(scope="module")
+def shop(postgres: EmbeddedServer, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    """Loaded, and harmed while replicate runs; nothing is written to the harmed tables before they are suspended."""
+    with new_database(postgres) as database:
+        for name in (HEALTHY, *HARMED):
+            database.execute(
+                f"create table {name} (id int primary key, n int)", f"insert into {name} values (1, 1), (2, 2)"
+            )
+        database.allow_publishing()
+        pipeline = write_pipeline(tmp_path_factory.mktemp("watch"), database, HEALTHY, *HARMED)
+        load_tables(pipeline)
+        stop = threading.Event()
+        running = in_thread(lambda: replicate(pipeline, None, None, stop))
+
+        def states() -> set[str]:
+            assert not running.done(), running.exception() or running.result()
+            return {registry_of(pipeline).record(name).state for name in HARMED}
+
+        try:
+            until(lambda: states() == {"active"}, "the driver follows the log")
+            database.execute(
+                "alter table keyless drop constraint keyless_pkey",
+                "drop table recreated",
+                "create table recreated (id int primary key, n int)",
+            )
+            with database.superuser() as connection:
+                connection.execute(f"alter publication {PUBLICATION} drop table unpublished")
+            until(lambda: states() == {"suspended"}, "the harmed tables are suspended", 30)
+            database.execute("update keyless set n = 5", "update healthy set n = 5", "update unpublished set n = 5")
+            _, expected = source_rows(database, HEALTHY)
+            until(lambda: states() and lake_rows(pipeline, HEALTHY) == expected, "the other table goes on")
+        finally:
+            stop.set()
+        result = running.result(60)
+        with connect(database.conninfo) as connection:
+            published = published_tables(connection, PUBLICATION)
+        records = dict(registry_of(pipeline).tables)
+        yield Shop(database, pipeline, result, records, lake_rows(pipeline, KEYLESS), published)
+
+
+@pytest.mark.spark
+def test_tables_that_fall_silent_are_suspended_while_the_driver_goes_on(shop: Shop) -> None:
+    assert states_of(shop.result) == {HEALTHY: "active", **dict.fromkeys(HARMED, "suspended")}
+    assert shop.result["stopped_by"] == "signal"
+    for name, reason in ((KEYLESS, "taken out of the publication"), (UNPUBLISHED, "not in the publication")):
+        assert reason in shop.records[name].reason
+        assert _again(name) in shop.records[name].remedy
+    assert shop.keyless == [(1, 1), (2, 2)]
+    assert shop.published == {TableName.parse(HEALTHY)}
+
+
+@pytest.mark.spark
+def test_the_remedies_cure_and_a_table_that_fell_silent_without_a_driver_is_never_active(shop: Shop) -> None:
+    shop.database.execute("alter table keyless add primary key (id)", "insert into recreated values (7, 7)")
+    load_tables(shop.pipeline, *HARMED, again=True)
+    with shop.database.superuser() as connection:
+        connection.execute(f"alter publication {PUBLICATION} drop table unpublished")
+    shop.database.execute("update keyless set n = 6", "insert into recreated values (8, 8)")
+    states = states_of(catch_up(shop.pipeline))
+    assert states == {HEALTHY: "active", KEYLESS: "active", RECREATED: "active", UNPUBLISHED: "suspended"}
+    assert_equal(shop.database, shop.pipeline, HEALTHY, KEYLESS, RECREATED)

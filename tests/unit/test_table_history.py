@@ -1,0 +1,82 @@
+"""Whose commits a table's log holds: ours in their place, those of others, and one that came too late."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater.lake.tables import PLANNED_ON, foreign_data, own_history
+
+APP = "headwater/shop/public.orders/2"
+
+
+class Log:
+    """A table folder with commit files alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = str(folder)
+        (folder / "_delta_log").mkdir()
+        self.newest = -1
+
+    def commit(
+        self, app: str | None, planned_on: int | None = None, mode: str = "Append", data_change: bool = True
+    ) -> None:
+        info: dict[str, Any] = {"operation": "WRITE", "operationParameters": {"mode": mode}}
+        if planned_on is not None:
+            info["userMetadata"] = f"{PLANNED_ON}{planned_on}"
+        actions: list[dict[str, Any]] = [{"commitInfo": info}, {"add": {"path": "x", "dataChange": data_change}}]
+        if app is not None:
+            actions.append({"txn": {"appId": app, "version": 1}})
+        self.newest += 1
+        file = Path(self.path, "_delta_log", f"{self.newest:020d}.json")
+        file.write_text("\n".join(json.dumps(action) for action in actions))
+
+    def problem(self, since: int | None = None) -> str:
+        return foreign_data(own_history(self.path, self.newest, APP, since), APP)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    """Created, written by an earlier incarnation and by a stranger, and then loaded again."""
+    log = Log(tmp_path)
+    log.commit("headwater/shop/public.orders/1", mode="Overwrite")
+    log.commit(None)
+    log.commit(APP, mode="Overwrite")
+    return log
+
+
+def test_what_a_load_replaced_is_of_no_interest(log: Log) -> None:
+    assert log.problem() == log.problem(since=0) == ""
+
+
+def test_commits_of_ours_in_their_places_are_the_logs(log: Log) -> None:
+    log.commit(APP, planned_on=2)
+    log.commit(APP, planned_on=3)
+    assert log.problem() == log.problem(since=2) == ""
+
+
+def test_rearranged_files_come_between_our_commits(log: Log) -> None:
+    log.commit(None, data_change=False)
+    log.commit(APP, planned_on=2)
+    assert log.problem() == ""
+
+
+def test_data_of_somebody_else_is_noticed_also_below_a_commit_of_ours(log: Log) -> None:
+    log.commit(None)
+    log.commit(APP, planned_on=3)
+    assert "version 3 (WRITE) was written by somebody else" in log.problem()
+    assert "version 3" in log.problem(since=2)
+
+
+def test_a_load_that_was_overtaken_is_noticed(log: Log) -> None:
+    log.commit("headwater/shop/public.orders/1", mode="Overwrite")
+    assert "version 3" in log.problem()
+
+
+def test_a_commit_on_top_of_one_that_it_did_not_know_is_noticed(log: Log) -> None:
+    log.commit(APP, planned_on=2)
+    log.commit(APP, planned_on=2)
+    assert "version 4 of an earlier driver was planned on version 2" in log.problem()
