@@ -17,7 +17,7 @@ import glob
 import logging
 import os
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow.sdk import DAG
@@ -113,6 +113,9 @@ def _dags(
         replicate_id,
         description=f"Keeps the lake of the pipeline {pipeline.name} in step with its source",
         schedule="@continuous",
+        # Without a start in the past the first run's data interval is empty, the second one gets the first one's
+        # date, and the scheduler skips it as "run already exists": there would be one slice and never another.
+        start_date=datetime(2024, 1, 1, tzinfo=UTC),
         is_paused_upon_creation=True,  # there is nothing to replicate before the first load, which unpauses it
         # An outage is sat out by retries; only what a retry cannot help comes to a halt, with the DAG paused.
         max_consecutive_failed_dag_runs=3,

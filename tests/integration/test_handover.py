@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -173,7 +174,9 @@ def test_a_loaded_table_joins_cuts_only_from_its_capture_point_on(handed_over: P
         for name in (FIRST, *STAGES):
             capture = record_of(handed_over, name).capture
             assert capture is not None
-            if epoch.tables[name].state == "active":
+            # Other tests load some of these again: an epoch before that speaks of an earlier capture point.
+            before = epoch.applied_at < datetime.fromisoformat(capture.taken_at)
+            if epoch.tables[name].state == "active" and not before:
                 assert epoch.position.lsn >= capture.lsn
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import threading
@@ -250,12 +251,12 @@ def test_it_works_while_the_source_writes_and_still_sees_a_true_difference(
     pipeline = write_pipeline(tmp_path, database, PEOPLE, {"name": EVENTS, "insert_only": True})
     load(pipeline)
     until_now(pipeline)
+    numbers = itertools.count()
 
     def write(stop: threading.Event) -> None:
         with database.connect() as connection:
-            number = 0
-            while not stop.wait(0.005):
-                number += 1
+            while not stop.wait(0.05):
+                number = next(numbers)
                 # Toggling values and a key that comes and goes: equal at two moments does not mean unchanged.
                 connection.execute("update people set n = 1 - n where id = %s", (number % 20,))
                 connection.execute("insert into people values (1000, 'x', 0) on conflict do nothing")

@@ -214,11 +214,19 @@ class _Events:
     kind: npt.NDArray[np.int8]
     row: Int64
     came_from: Int64
-    codes: int
+    key_row: Int64
+    """Per code a row that has its key: of the new rows, and behind them the old tuples."""
+
+    @property
+    def codes(self) -> int:
+        return len(self.key_row)
 
     @classmethod
     def of(cls, schema: TableSchema, decoded: _Decoded) -> _Events:
         new_codes, old_codes, count = _key_codes(decoded.rows.select(list(schema.key)), decoded.old_keys)
+        key_row = np.zeros(count, dtype=np.int64)
+        key_row[old_codes] = np.arange(len(old_codes)) + len(new_codes)
+        key_row[new_codes] = np.arange(len(new_codes))
         old = np.where(decoded.old >= 0, old_codes[decoded.old] if len(old_codes) else -1, -1)
         new = np.where(decoded.new >= 0, new_codes[decoded.new] if len(new_codes) else -1, -1)
         moved = (decoded.operation == UPDATE) & (decoded.old >= 0) & (old != new)
@@ -232,13 +240,13 @@ class _Events:
             np.concatenate([np.full(int(removal.sum()), _REMOVE, dtype=np.int8), put_kind[put]]),
             np.concatenate([np.full(int(removal.sum()), -1, dtype=np.int64), decoded.new[put]]),
             np.concatenate([np.full(int(removal.sum()), -1, dtype=np.int64), np.where(moved, old, -1)[put]]),
-            count,
+            key_row,
         )
         return events._sorted()
 
     def _sorted(self) -> _Events:
         by = np.argsort(self.order, kind="stable")
-        return _Events(self.order[by], self.code[by], self.kind[by], self.row[by], self.came_from[by], self.codes)
+        return _Events(self.order[by], self.code[by], self.kind[by], self.row[by], self.came_from[by], self.key_row)
 
     def last(self) -> Int64:
         """Per code the index of its last event, -1 for codes without one."""
@@ -269,7 +277,7 @@ class _Events:
             np.concatenate([self.kind, np.full(extra, _REMOVE, dtype=np.int8)]),
             np.concatenate([self.row, np.full(extra, -1, dtype=np.int64)]),
             np.concatenate([self.came_from, np.full(extra, -1, dtype=np.int64)]),
-            self.codes,
+            self.key_row,
         )._sorted()
 
 
@@ -337,11 +345,7 @@ def _survivors(
 
 def _keys_of(decoded: _Decoded, events: _Events, codes: Int64, keys: list[str]) -> pa.Table:
     """The key columns behind `codes`; null for -1. Any event of a code may lend its key: a new row or an old tuple."""
-    new, old, count = _key_codes(decoded.rows.select(keys), decoded.old_keys)
-    place = np.full(count + 1, -1, dtype=np.int64)
-    place[old] = np.arange(len(old)) + len(new)
-    place[new] = np.arange(len(new))
-    indices = place[codes]
+    indices = events.key_row[codes] if events.codes else codes
     both = pa.concat_tables([decoded.rows.select(keys), decoded.old_keys.select(keys)])
     return both.take(pa.array(indices, mask=codes < 0))
 
