@@ -347,6 +347,7 @@ def _log_to_stderr(scrubber: Scrubber) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(ScrubbingFormatter(scrubber))
     logging.basicConfig(handlers=[handler], level=os.environ.get("HEADWATER_LOG", "INFO").upper())
+    logging.getLogger("py4j").setLevel(logging.WARNING)  # it announces every connection that it closes
 
 
 if __name__ == "__main__":

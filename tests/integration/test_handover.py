@@ -30,7 +30,7 @@ from fixtures.jobs import (
     until,
 )
 from fixtures.pipelines import write_pipeline
-from fixtures.postgres import Database, new_database
+from fixtures.postgres import Database, new_database, until_commits_are_held
 from headwater.config import Pipeline
 from headwater.embedded import EmbeddedServer
 from headwater.errors import LostLease, Transient
@@ -132,7 +132,10 @@ class _stalled_commit:  # noqa: N801 (a context manager)
         with self._database.superuser() as connection:
             connection.execute(f"alter system set synchronous_standby_names = '{names}'")
             connection.execute("select pg_reload_conf()")
-        until(lambda: self._database.query("show synchronous_standby_names") == [(names,)], "the setting holds")
+        if names:
+            until_commits_are_held(self._database.server)
+        else:
+            until(lambda: self._database.query("show synchronous_standby_names") == [("",)], "the setting is gone")
 
     def _stalled(self) -> bool:
         with self._database.superuser() as connection:

@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from fixtures.postgres import Database
+from fixtures.postgres import Database, until_commits_are_held
 from headwater.embedded import EmbeddedServer
 from headwater.errors import HeadwaterError, LostLease, Refused, SourceUnreachable, Transient
 from headwater.position import parse_lsn
@@ -286,7 +286,7 @@ def missing_synchronous_standby(server: EmbeddedServer) -> Iterator[None]:
         connection.execute("alter system set synchronous_standby_names = 'missing'")
         connection.execute("select pg_reload_conf()")
         try:
-            until(lambda: connection.execute("show synchronous_standby_names").fetchone() == ("missing",))
+            until_commits_are_held(server)
             yield
         finally:
             connection.execute("alter system reset synchronous_standby_names")
