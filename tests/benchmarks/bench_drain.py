@@ -73,9 +73,9 @@ def main() -> None:
         whole = time.perf_counter() - started
         report(
             "drain",
-            changes=result["changes"],
+            changes=CHANGES,
             epochs=result["epochs"],
-            changes_per_second=round(result["changes"] / whole),
+            changes_per_second=round(CHANGES / whole),
             reader_alone_changes_per_second=round(CHANGES / reading),
             reference="pg_recvlogical",
             reference_changes_per_second=round(CHANGES / reference),

@@ -58,11 +58,11 @@ def make_mixed_tables(source: EmbeddedServer) -> list[str]:
             begin
               for i in first .. first + commits - 1 loop
                 t := 't' || (i % 10);
-                k := 1 + (i * 7919) % 10000;
+                k := 1 + (i::bigint * 7919) % 10000;
                 if i % 5 = 0 then
                   execute format('insert into %I values ($1, 1, 2, $2, 3.5, now())', t) using 1000000 + i, 'new ' || i;
                 elsif i % 5 = 4 then
-                  execute format('delete from %I where id = $1', t) using 1000000 + i - 4;
+                  execute format('delete from %I where id = $1', 't' || ((i - 4) % 10)) using 1000000 + i - 4;
                 else
                   execute format('update %I set a = a + 1, note = $2 where id = $1', t) using k, 'changed ' || i;
                 end if;
