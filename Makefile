@@ -27,7 +27,7 @@ help:  ## this list
 setup:  ## the environment in .venv and the jars in .jars
 	@$(eval sentence := $(missing))$(if $(sentence),$(error $(sentence)))$(PYTHON) requirements/install.py
 
-demo: setup  ## the whole way on an embedded PostgreSQL and a local Airflow, in about two minutes
+demo: setup  ## the whole way on an embedded PostgreSQL and a local Airflow, in two to three minutes
 	@$(BIN)/headwater demo
 
 up: setup  ## the same, left running; prints the address of the Airflow UI

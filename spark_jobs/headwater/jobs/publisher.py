@@ -1,8 +1,8 @@
 """What pollers see while a driver runs: the position file, once a second and after each epoch, and the samples.
 
 A thread of its own asks the source for (clock, insert LSN) each second, and whether its catalog has changed under a
-table. The same session tells a shutdown of the
-server early: it is ended before the walsenders are, and the log connection must not hold the shutdown up.
+table. The same session tells a shutdown of the server early: it is ended before the walsenders are, and the log
+connection must not hold the shutdown up.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from headwater.lake.ledger import Epoch, Ledger
 from headwater.lake.position_file import PositionFile, write_position_file
 from headwater.lake.registry import TableRecord, now_text
 from headwater.log.blocks import Chunk
-from headwater.position import Position
 from headwater.source.connection import Connection, connect
 from headwater.source.samples import emit_marker, take_sample
 
@@ -69,9 +68,9 @@ class Publisher:
                 self._pending.setdefault(name, deque()).append((first, last))
 
     @contextlib.contextmanager
-    def running(self, ledger: Ledger, reader: LogReader, position: Position) -> Iterator[None]:
+    def running(self, ledger: Ledger, reader: LogReader) -> Iterator[None]:
         """Publish while the block runs."""
-        self._ledger, self._reader, self._position = ledger, reader, position
+        self._ledger, self._reader = ledger, reader
         self._epoch = ledger.newest
         thread = threading.Thread(target=self._run, name="headwater-publisher", daemon=True)
         thread.start()

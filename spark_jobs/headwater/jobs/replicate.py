@@ -92,7 +92,7 @@ def replicate(
             watch.poll(connection)
             driver = _Driver(pipeline, ledger, tables, publisher, reader, position, watch)
             target = _target(connection, until, position)
-            with publisher.running(ledger, reader, position):
+            with publisher.running(ledger, reader):
                 reason = driver.run(target, deadline, stop)
     return driver.report(reason)
 
