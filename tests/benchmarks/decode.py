@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from headwater.arrow_types import arrow_type
 from headwater.log.decode import decode_tuples
-from headwater.log.values import arrow_type
 from headwater.schema import Column, ValueType
 
 ROWS = 10_000

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headwater.arrow_types import arrow_type
 from headwater.log.decode import DecodedTuples, MalformedMessage, decode_copy_rows, decode_tuples, frame_copy
-from headwater.log.values import arrow_type, convert
+from headwater.log.values import convert
 from headwater.schema import Column, ValueType
 
 INT = ValueType("int4", "int")

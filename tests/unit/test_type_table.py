@@ -6,8 +6,8 @@ from dataclasses import asdict
 
 import pytest
 
+from headwater.arrow_types import arrow_type
 from headwater.errors import Refused
-from headwater.log.values import arrow_type
 from headwater.schema import ValueType
 from headwater.source.types import PgType, value_type
 

@@ -25,6 +25,7 @@ from headwater.lake.apply import Applier
 from headwater.lake.ledger import Ledger, TableVersion
 from headwater.lake.paths import table_path
 from headwater.lake.plan import Applied, Plan, PlanAgain, choose
+from headwater.lake.positional import Fence
 from headwater.lake.registry import Registry, TableRecord
 from headwater.lake.tables import current, foreign_data, own_history
 from headwater.log.blocks import Block, Chunk, Relation, Transactions, Truncate
@@ -113,9 +114,10 @@ class Tables:
     def owners(self, relation_ids: Iterable[int]) -> set[str]:
         return self._relations.owners(relation_ids)
 
-    def resume(self, spark: SparkSession) -> None:
-        """Read every table's version and applied position; whoever else wrote to a table suspends it."""
-        self._applier = Applier(spark)
+    def resume(self, spark: Callable[[], SparkSession]) -> None:
+        """Read every table's version and applied position; whoever else wrote to a table suspends it. `spark` gives
+        a session to the tables that need one."""
+        self._applier = Applier(spark, Fence(self._ledger.generation_app, self._ledger.generation))
         before = self._ledger.newest.tables if self._ledger.newest else {}
         for name, record in list(self.records.items()):
             if record.state not in ("active", "catching up", "suspended"):
@@ -307,16 +309,19 @@ class Tables:
         return counts
 
     def _plan(self, record: TableRecord, changes: NetChanges, version: TableVersion, to_lsn: int) -> Plan:
-        apply_path, because = choose(changes, insert_only=record.schema.insert_only)
+        path = table_path(self._root, record.path)
+        by_engine = self._applier.why_by_engine(path, record.schema, version.version)
+        apply_path, because = choose(changes, insert_only=record.schema.insert_only, by_engine=by_engine)
         return Plan(
             record=record,
-            path=table_path(self._root, record.path),
+            path=path,
             app_id=record.app_id(self._pipeline.name),
             version=version.version,
             to_lsn=to_lsn,
             changes=changes,
             apply_path=apply_path,
             because=because,
+            by_engine=by_engine,
         )
 
     def _judge(self, record: TableRecord, plan: Plan, applied: Applied) -> None:

@@ -87,7 +87,7 @@ def replicate(
             reach("replicate.after_generation")
             for record in finished_handovers(connection, registry):
                 registry.write(record)
-            tables.resume(build_session(pipeline.name, app_name=f"headwater replicate {pipeline.name}"))
+            tables.resume(lambda: build_session(pipeline.name, app_name=f"headwater replicate {pipeline.name}"))
             # What fell silent while no driver ran is known before anything is said to be in step again.
             watch.poll(connection)
             driver = _Driver(pipeline, ledger, tables, publisher, reader, position, watch)

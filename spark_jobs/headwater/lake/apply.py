@@ -1,24 +1,28 @@
 """Applying a plan: one Delta commit per table, carrying rows and applied position together.
 
-Every worker thread has a Spark session of its own, because the `txn` entry of a commit is a session setting. A
-commit that is not exactly the planned version + 1 is a lost race: usually nothing was committed and the caller
-plans again from what is there now.
+Written directly where the table allows it (`positional`), else by Spark. There every worker thread has a session of
+its own, because the `txn` entry of a commit is a session setting, and a commit that is not exactly the planned
+version + 1 is a lost race: usually nothing was committed and the caller plans again from what is there now.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from headwater.arrow_types import key_schema
 from headwater.errors import Fenced, ForeignWrite
-from headwater.lake import merge, write
+from headwater.lake import merge, positional, write
 from headwater.lake.plan import Applied, Plan, PlanAgain
+from headwater.lake.positional import Fence
+from headwater.lake.table_state import TableState
 from headwater.lake.tables import PLANNED_ON, commits_after
+from headwater.schema import TableSchema
 
 _APP = "spark.databricks.delta.write.txnAppId"
 _VERSION = "spark.databricks.delta.write.txnVersion"
@@ -27,15 +31,34 @@ _NOTE = "spark.databricks.delta.commitInfo.userMetadata"
 
 
 class Applier:
-    """Applies plans on one long-lived Spark session; safe from several threads, each table in one at a time."""
+    """Applies plans; safe from several threads, each table in one at a time. `spark` is asked for a session when, and
+    if, a table needs one."""
 
-    def __init__(self, spark: SparkSession) -> None:
+    def __init__(self, spark: Callable[[], SparkSession], fence: Fence) -> None:
         self._spark = spark
+        self._fence = fence
+        self._states: dict[str, TableState] = {}
         self._local = threading.local()
+
+    def why_by_engine(self, path: str, schema: TableSchema, version: int) -> str:
+        """Why the table at `path` must be written by Spark in `version`; empty when it need not."""
+        return positional.obstacle(self._state(path, schema, version).snapshot)
 
     def apply(self, plan: Plan) -> Applied:
         """Commit `plan`. PlanAgain when another commit came first; ForeignWrite (or Fenced, if it was a newer driver's)
         when one slipped in between."""
+        if plan.by_engine or plan.apply_path == "merge":
+            return self._by_engine(plan)
+        return positional.apply(self._state(plan.path, plan.record.schema, plan.version), plan, self._fence)
+
+    def _state(self, path: str, schema: TableSchema, version: int) -> TableState:
+        state = self._states.get(path)
+        if state is None or state.version > version or state.keys != key_schema(schema):
+            state = self._states[path] = TableState(path, schema)
+        state.advance(version)
+        return state
+
+    def _by_engine(self, plan: Plan) -> Applied:
         if commits_after(plan.path, plan.version):
             raise PlanAgain
         spark = self._session()
@@ -56,7 +79,7 @@ class Applier:
     def _session(self) -> SparkSession:
         session: SparkSession | None = getattr(self._local, "session", None)
         if session is None:
-            session = self._local.session = self._spark.newSession()
+            session = self._local.session = self._spark().newSession()
             # The source of a MERGE is an Arrow table of ours: the same at every reading, so no copy need be kept of it.
             session.conf.set("spark.databricks.delta.merge.materializeSource", "none")
         return session

@@ -97,7 +97,7 @@ class Ledger:
 
     def begin_generation(self, position: Position) -> int:
         """Raise the fence: from this commit on, every driver of an older generation is out."""
-        app = self._generation_app()
+        app = self.generation_app
         while True:
             generation = (self._table.transaction_version(app) or 0) + 1
             row = _row("generation", None, generation, position, {}, complete=False)
@@ -155,7 +155,7 @@ class Ledger:
             self._refuse_if_fenced(self._watched)
 
     def _refuse_if_fenced(self, table: DeltaTable) -> None:
-        current = table.transaction_version(self._generation_app()) or 0
+        current = table.transaction_version(self.generation_app) or 0
         if current != self.generation:
             raise Fenced(
                 f"generation {current} has taken over from generation {self.generation}",
@@ -163,7 +163,9 @@ class Ledger:
                 remedy="nothing: the newer driver goes on from the ledger",
             )
 
-    def _generation_app(self) -> str:
+    @property
+    def generation_app(self) -> str:
+        """The appId under which generations are counted, in the ledger and in every table's commits."""
         return f"headwater/{self._pipeline}/generation"
 
 

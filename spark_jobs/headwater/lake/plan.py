@@ -1,7 +1,8 @@
 """Which way a table's share of a batch takes to Delta, and why; what came of it.
 
 `append`: only inserts that cannot collide. `replace`: the table was truncated, so its content is written anew.
-`merge`: everything else.
+`positional`: rows are found by key and marked as deleted where they stand. `merge`: what the direct paths leave to
+Delta's own writer, and the oracle of the others in tests.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from typing import Literal
 from headwater.changes import NetChanges
 from headwater.lake.registry import TableRecord
 
-ApplyPath = Literal["append", "merge", "replace"]
+ApplyPath = Literal["append", "positional", "merge", "replace"]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`version`: the table version that this was planned on; `to_lsn`: the applied position afterwards."""
+    """`version`: the table version that this was planned on; `to_lsn`: the applied position afterwards.
+
+    `by_engine`: why Spark must write this table; empty: it is written directly.
+    """
 
     record: TableRecord
     path: str
@@ -27,6 +31,7 @@ class Plan:
     changes: NetChanges
     apply_path: ApplyPath
     because: str
+    by_engine: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +45,17 @@ class Applied:
     noted: str = ""
 
 
-def choose(changes: NetChanges, *, insert_only: bool) -> tuple[ApplyPath, str]:
+def choose(changes: NetChanges, *, insert_only: bool, by_engine: str) -> tuple[ApplyPath, str]:
+    """The path and the reason for it."""
     if changes.truncated:
         return "replace", "the table was truncated in this batch"
-    if insert_only and not changes.truncated_leaves:
+    if changes.truncated_leaves:
+        return "merge", "partitions were truncated in this batch"
+    if insert_only:
         return "append", "the table is declared insert-only"
-    return "merge", "rows are looked up by key"
+    if by_engine:
+        return "merge", by_engine
+    return "positional", "rows are found by key"
 
 
 class PlanAgain(Exception):

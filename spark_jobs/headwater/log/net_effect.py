@@ -16,12 +16,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.arrow_types import lake_schema
 from headwater.changes import NetChanges
 from headwater.errors import BadValue
 from headwater.log.blocks import DELETE, INSERT, UPDATE, Block, Truncate
 from headwater.log.decode import DecodedTuples, decode_tuples
-from headwater.log.values import arrow_type
-from headwater.schema import PARTITION_COLUMN, TableSchema
+from headwater.schema import TableSchema
 
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
@@ -111,7 +111,7 @@ def _decode_all(schema: TableSchema, blocks: Sequence[tuple[Block, Bool]], descr
         old_count += old.rows
     if not parts:
         empty = np.zeros(0, dtype=np.int64)
-        no_rows = _lake_schema(schema).empty_table()
+        no_rows = lake_schema(schema).empty_table()
         return _Decoded(empty.astype(np.uint8), empty, empty, empty, empty, no_rows, no_rows.select(list(schema.key)))
     operation, sequence, relation, new_index, old_index = (
         np.concatenate(column) for column in zip(*parts, strict=True)
@@ -134,18 +134,11 @@ def _decode_all(schema: TableSchema, blocks: Sequence[tuple[Block, Bool]], descr
     )
 
 
-def _lake_schema(schema: TableSchema) -> pa.Schema:
-    fields = [pa.field(column.name, arrow_type(column.value)) for column in schema.columns]
-    if schema.partitioned:
-        fields.append(pa.field(PARTITION_COLUMN, pa.int64()))
-    return pa.schema(fields)
-
-
 def _lake_rows(schema: TableSchema, decoded: DecodedTuples, relation_id: int) -> pa.Table:
     arrays = [decoded.columns[column.name] for column in schema.columns]
     if schema.partitioned:
         arrays.append(pa.array(np.full(decoded.rows, relation_id, dtype=np.int64)))
-    return pa.Table.from_arrays(arrays, schema=_lake_schema(schema))
+    return pa.Table.from_arrays(arrays, schema=lake_schema(schema))
 
 
 def _key_rows(schema: TableSchema, decoded: DecodedTuples) -> pa.Table:

@@ -8,14 +8,13 @@ Bytes that the type's send function cannot have written are a `MalformedMessage`
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from headwater.arrow_types import arrow_type
 from headwater.log import arrays, numeric, times
 from headwater.log.text_forms import FORMATTERS
 from headwater.log.wire import (
@@ -39,38 +38,10 @@ Converted = tuple[pa.Array, Mask | None]
 TEXT_WIRES = frozenset({"text", "json", "xml", "enum"})
 """Wire forms whose bytes are the text itself."""
 
-_DECIMAL = re.compile(r"\Adecimal\((\d+),(\d+)\)\Z")
-_SCALARS: dict[str, Any] = {
-    "boolean": pa.bool_(),
-    "smallint": pa.int16(),
-    "int": pa.int32(),
-    "bigint": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "date": pa.date32(),
-    "timestamp": pa.timestamp("us", "UTC"),
-    "timestamp_ntz": pa.timestamp("us"),
-}
 _NUMBERS = {"int2": ">i2", "int4": ">i4", "int8": ">i8", "oid": ">u4", "float4": ">f4", "float8": ">f8"}
 _NATIVE = {"smallint": "i2", "int": "i4", "bigint": "i8", "float": "f4", "double": "f8"}
 _HEX = np.frombuffer(bytes(range(256)).hex().encode(), dtype=np.uint16)  # both characters of a byte
 _UUID_GROUPS = ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32))
-
-
-def arrow_type(value: ValueType) -> Any:
-    """The Arrow type of a lake type."""
-    if value.lake == "string":
-        return pa.string()
-    if value.lake.startswith("array<") and value.element is not None:
-        return pa.list_(arrow_type(value.element))
-    if match := _DECIMAL.match(value.lake):
-        return pa.decimal128(int(match[1]), int(match[2]))
-    try:
-        return _SCALARS[value.lake]
-    except KeyError:
-        raise ValueError(f"no Arrow type for {value.lake}") from None
 
 
 def convert(value: ValueType, buffer: Bytes, starts: Ints, lengths: Ints) -> Converted:

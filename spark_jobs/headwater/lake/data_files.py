@@ -1,0 +1,155 @@
+"""Parquet files of a table, written and read without an engine: new rows with their statistics, rows by number.
+
+Statistics are the Parquet writer's own, and only those whose order every reader shares: none for floats (NaN has no
+place in Parquet's order and the last in Spark's), long texts cut to bounds that still hold. A wrong bound would hide
+rows silently; a missing one costs a look into the file. Source: Delta protocol, "Per-file Statistics".
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from headwater.lake.delta_log import DataFile, now_milliseconds
+
+Int64 = npt.NDArray[np.int64]
+
+_ROW_GROUP = 128 * 1024
+_INDEXED_COLUMNS = 32
+_TEXT_BOUND = 32
+_LAST_CHARACTER = "\U0010ffff"
+
+
+def write_rows(folder: str, rows: pa.Table) -> DataFile:
+    """Write `rows` as a new data file of the table; it belongs to nothing until a commit adds it."""
+    name = f"part-{uuid.uuid4()}.snappy.parquet"
+    path = Path(folder) / name
+    written: list[Any] = []
+    pq.write_table(
+        rows,
+        path,
+        compression="snappy",
+        row_group_size=_ROW_GROUP,
+        store_decimal_as_integer=True,
+        metadata_collector=written,
+    )
+    stats = {"numRecords": rows.num_rows, **_statistics(written[0], rows.schema), "tightBounds": True}
+    text = json.dumps(stats, separators=(",", ":"), ensure_ascii=False)
+    return DataFile(name, path.stat().st_size, now_milliseconds(), text, {}, None)
+
+
+def read_columns(folder: str, file: DataFile, schema: pa.Schema) -> pa.Table:
+    """The columns of `schema`, all rows of the file in order; those that are gone included."""
+    return _as(pq.ParquetFile(Path(folder) / file.path).read(columns=schema.names), schema)
+
+
+def read_rows(folder: str, file: DataFile, numbers: Int64, schema: pa.Schema) -> pa.Table:
+    """The columns of `schema` of the rows `numbers` (any order), in that order; only their row groups are read."""
+    parquet = pq.ParquetFile(Path(folder) / file.path)
+    sizes = [parquet.metadata.row_group(group).num_rows for group in range(parquet.num_row_groups)]
+    first = np.concatenate([[0], np.cumsum(sizes)])
+    group_of = np.searchsorted(first, numbers, side="right") - 1
+    order, parts = [], []
+    for group in np.unique(group_of):
+        here = np.flatnonzero(group_of == group)
+        # One group at a time, and only what is wanted of it: large values are what such columns hold.
+        whole = parquet.read_row_group(int(group), columns=schema.names)
+        parts.append(_as(whole.take(pa.array(numbers[here] - first[group])), schema))
+        order.append(here)
+    back = np.empty(len(numbers), dtype=np.int64)
+    back[np.concatenate(order)] = np.arange(len(numbers))
+    return pa.concat_tables(parts).take(pa.array(back))
+
+
+def _as(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    return table.select(schema.names).cast(schema)
+
+
+@dataclass(slots=True)
+class _Bounds:
+    low: Any
+    high: Any
+    nulls: int
+
+
+def _statistics(metadata: Any, schema: pa.Schema) -> dict[str, dict[str, Any]]:
+    bounds: dict[str, _Bounds | None] = {}
+    for group in range(metadata.num_row_groups):
+        for index in range(metadata.num_columns):
+            column = metadata.row_group(group).column(index)
+            name = column.path_in_schema
+            if name in schema.names[:_INDEXED_COLUMNS]:  # a list's column has a longer path
+                bounds[name] = _joined(bounds.get(name), column, first=name not in bounds)
+    stats: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}, "nullCount": {}}
+    for name, found in bounds.items():
+        if found is None:
+            continue
+        stats["nullCount"][name] = found.nulls
+        if found.low is None:
+            continue
+        low, high = _lower(found.low), _upper(found.high)
+        if low is not None and high is not None:
+            stats["minValues"][name], stats["maxValues"][name] = low, high
+    return stats
+
+
+def _joined(known: _Bounds | None, column: Any, *, first: bool) -> _Bounds | None:
+    """Bounds over one more row group; None as soon as one of them has none."""
+    found = column.statistics if column.is_stats_set else None
+    if found is None or not found.has_null_count or (known is None and not first):
+        return None
+    if not found.has_min_max and found.num_values:
+        return None
+    here = (
+        _Bounds(found.min, found.max, found.null_count) if found.has_min_max else _Bounds(None, None, found.null_count)
+    )
+    if known is None or known.low is None:
+        return _Bounds(here.low, here.high, here.nulls + (known.nulls if known else 0))
+    if here.low is None:
+        return _Bounds(known.low, known.high, known.nulls + here.nulls)
+    return _Bounds(min(known.low, here.low), max(known.high, here.high), known.nulls + here.nulls)
+
+
+def _lower(value: Any) -> Any:
+    if isinstance(value, str):
+        return value[:_TEXT_BOUND]
+    if isinstance(value, datetime):
+        return _time_text(value - timedelta(microseconds=value.microsecond % 1000))
+    return _exact(value)
+
+
+def _upper(value: Any) -> Any:
+    if isinstance(value, str):
+        if len(value) <= _TEXT_BOUND:
+            return value
+        # Nothing that begins like this is greater, but for one more of the last character itself.
+        return None if value[_TEXT_BOUND] == _LAST_CHARACTER else value[:_TEXT_BOUND] + _LAST_CHARACTER
+    if isinstance(value, datetime):
+        rest = value.microsecond % 1000
+        try:
+            return _time_text(value + timedelta(microseconds=(1000 - rest) if rest else 0))
+        except OverflowError:
+            return None
+    return _exact(value)
+
+
+def _exact(value: Any) -> Any:
+    """Values whose JSON is themselves; None for all others: floats, decimals, booleans, bytes."""
+    if isinstance(value, date):
+        return value.isoformat()
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _time_text(value: datetime) -> str:
+    """To the millisecond, which is what readers of Delta's statistics expect of a time."""
+    text = value.replace(tzinfo=None).isoformat(timespec="milliseconds")
+    return f"{text}Z" if value.tzinfo is not None else text

@@ -1,0 +1,92 @@
+"""Deletion vectors: which rows of a data file are gone, in the bytes that every Delta reader understands.
+
+Source: Delta transaction protocol, "Deletion Vectors" and "Deletion Vector Format". Row numbers are kept as 32-bit
+bitmaps: a data file of more than four thousand million rows does not exist here.
+"""
+
+from __future__ import annotations
+
+import struct
+import uuid
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pyroaring import BitMap
+
+_MAGIC = 1681511377
+_HEADER = struct.Struct("<IqI")  # magic, number of bitmaps, the one bitmap's high 32 bits
+_Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+_VALUES = {character: value for value, character in enumerate(_Z85)}
+
+
+def write_vectors(folder: str, vectors: Mapping[str, BitMap]) -> dict[str, dict[str, Any]]:
+    """Write all `vectors` (by data file) into one new file of the table; returns each one's descriptor."""
+    name = uuid.uuid4()
+    parts, descriptors, offset = [b"\x01"], {}, 1
+    for file, rows in vectors.items():
+        data = _to_bytes(rows)
+        parts.append(struct.pack(">i", len(data)) + data + struct.pack(">I", zlib.crc32(data)))
+        descriptors[file] = {
+            "storageType": "u",
+            "pathOrInlineDv": _z85(name.bytes),
+            "offset": offset,
+            "sizeInBytes": len(data),
+            "cardinality": len(rows),
+        }
+        offset += len(data) + 8
+    (Path(folder) / f"deletion_vector_{name}.bin").write_bytes(b"".join(parts))
+    return descriptors
+
+
+def read_vector(folder: str, descriptor: Mapping[str, Any]) -> BitMap:
+    """The rows that `descriptor` marks. ValueError when the bytes are not what it says."""
+    stored, kind = str(descriptor["pathOrInlineDv"]), descriptor["storageType"]
+    if kind == "i":
+        return _from_bytes(_from_z85(stored)[: int(descriptor["sizeInBytes"])])
+    if kind == "u":
+        # Behind an optional random prefix, which names a folder, twenty characters of the file's UUID.
+        name = uuid.UUID(bytes=_from_z85(stored[-20:]))
+        path = Path(folder) / stored[:-20] / f"deletion_vector_{name}.bin"
+    elif kind == "p":
+        path = Path(stored.removeprefix("file:"))
+    else:
+        raise ValueError(f"a deletion vector of unknown storage {kind!r}")
+    with path.open("rb") as file:
+        file.seek(int(descriptor.get("offset") or 0))
+        (size,) = struct.unpack(">i", file.read(4))
+        data = file.read(size)
+        (checksum,) = struct.unpack(">I", file.read(4))
+    if size != int(descriptor["sizeInBytes"]) or zlib.crc32(data) != checksum:
+        raise ValueError(f"the deletion vector in {path} is damaged")
+    return _from_bytes(data)
+
+
+def _to_bytes(rows: BitMap) -> bytes:
+    return _HEADER.pack(_MAGIC, 1, 0) + bytes(rows.serialize())
+
+
+def _from_bytes(data: bytes) -> BitMap:
+    magic, count = struct.unpack_from("<Iq", data)
+    if magic != _MAGIC or count not in (0, 1):
+        raise ValueError("not a deletion vector of one 32-bit bitmap")
+    return BitMap.deserialize(data[_HEADER.size :]) if count else BitMap()
+
+
+def _z85(data: bytes) -> str:
+    text = []
+    for at in range(0, len(data), 4):
+        value = int.from_bytes(data[at : at + 4], "big")
+        text += [_Z85[value // 85**power % 85] for power in (4, 3, 2, 1, 0)]
+    return "".join(text)
+
+
+def _from_z85(text: str) -> bytes:
+    data = bytearray()
+    for at in range(0, len(text), 5):
+        value = 0
+        for character in text[at : at + 5]:
+            value = value * 85 + _VALUES[character]
+        data += value.to_bytes(4, "big")
+    return bytes(data)

@@ -1,0 +1,242 @@
+"""A Delta table's log without an engine: which files are live at a version, and a commit as exactly the next one.
+
+Source: Delta transaction protocol, "Delta Log Entries", "Action Reconciliation", "Checkpoints". A commit is a file
+that is linked under its version's name: the file system refuses the second one, so a lost race is an error and
+never a second truth (docs/decisions/0012).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow.parquet as pq
+
+from headwater.lake.commits import LostRace
+
+Action = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A live file. `name`: its path as the log writes it; `vector`: its deletion vector's descriptor, if it has one."""
+
+    name: str
+    size: int
+    modification_time: int
+    stats: str | None
+    partition_values: dict[str, str | None]
+    vector: dict[str, Any] | None
+
+    @property
+    def path(self) -> str:
+        """Below the table's folder, as the file system names it."""
+        return unquote(self.name)
+
+    @property
+    def rows(self) -> int | None:
+        """Rows in the file, those that its vector marks included; None when its statistics do not tell."""
+        found = json.loads(self.stats).get("numRecords") if self.stats else None
+        return int(found) if found is not None else None
+
+    @property
+    def deleted(self) -> int:
+        return int(self.vector["cardinality"]) if self.vector else 0
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """A table at `version`: what a writer must know of it. `advance` moves it on."""
+
+    folder: str
+    version: int = -1
+    files: dict[str, DataFile] = field(default_factory=dict)
+    transactions: dict[str, int] = field(default_factory=dict)
+    protocol: Action = field(default_factory=dict)
+    metadata: Action = field(default_factory=dict)
+
+    @property
+    def configuration(self) -> dict[str, str]:
+        return dict(self.metadata.get("configuration") or {})
+
+    @property
+    def features(self) -> frozenset[str]:
+        """Table features by name; those that older protocol versions imply are not listed."""
+        protocol = self.protocol
+        return frozenset([*(protocol.get("readerFeatures") or ()), *(protocol.get("writerFeatures") or ())])
+
+    def advance(self, version: int | None = None) -> list[list[Action]]:
+        """Follow the commits up to `version` (None: as far as there are any). Returns the actions of each."""
+        seen = []
+        while version is None or self.version < version:
+            actions = read_actions(self.folder, self.version + 1)
+            if actions is None:
+                break
+            self.follow(actions)
+            seen.append(actions)
+        return seen
+
+    def follow(self, actions: Iterable[Action]) -> None:
+        """Take in the actions of the next version."""
+        for action in actions:
+            if (gone := action.get("remove")) is not None:
+                live = self.files.get(gone["path"])
+                # The same file may come back in this commit with another vector: then this one is not it.
+                if live is not None and _vector_id(live.vector) == _vector_id(gone.get("deletionVector")):
+                    del self.files[live.name]
+        for action in actions:
+            self._take(action)
+        self.version += 1
+
+    def _take(self, action: Action) -> None:
+        if (add := action.get("add")) is not None:
+            self.files[add["path"]] = _data_file(add)
+        elif (txn := action.get("txn")) is not None:
+            self.transactions[txn["appId"]] = int(txn["version"])
+        elif (protocol := action.get("protocol")) is not None:
+            self.protocol = protocol
+        elif (metadata := action.get("metaData")) is not None:
+            self.metadata = metadata
+
+
+def read_snapshot(folder: str, version: int | None = None) -> Snapshot:
+    """The table at `version` (None: the newest). FileNotFoundError when its log does not reach back that far."""
+    snapshot = Snapshot(folder)
+    newest = _newest_checkpoint(folder, version)
+    if newest is not None:
+        snapshot.version, parts = newest
+        columns = ["add", "txn", "protocol", "metaData"]
+        for part in parts:
+            for row in pq.read_table(part, columns=columns).to_pylist(maps_as_pydicts="strict"):
+                snapshot._take({kind: value for kind, value in row.items() if value is not None})
+    snapshot.advance(version)
+    if snapshot.version < 0 or (version is not None and snapshot.version != version):
+        raise FileNotFoundError(f"the log of {folder} does not hold version {version}")
+    return snapshot
+
+
+def read_actions(folder: str, version: int) -> list[Action] | None:
+    """The actions of one commit; None when there is no such file (yet)."""
+    try:
+        text = (Path(folder) / "_delta_log" / f"{version:020d}.json").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    return [json.loads(line) for line in text.splitlines() if line]
+
+
+def commit(folder: str, version: int, actions: Iterable[Action]) -> None:
+    """Make `actions` the commit `version`. LostRace when that version exists; then nothing has changed."""
+    log = Path(folder) / "_delta_log"
+    scratch = log / f".{uuid.uuid4().hex}.tmp"
+    text = "\n".join(json.dumps(action, separators=(",", ":")) for action in actions)
+    try:
+        scratch.write_text(text + "\n", encoding="utf-8")
+        os.link(scratch, log / f"{version:020d}.json")
+    except FileExistsError as error:
+        raise LostRace(f"version {version} of {folder} exists already") from error
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            scratch.unlink()
+
+
+def add(file: DataFile, *, data: bool = True) -> Action:
+    """`data`: False for a commit that only rearranges rows."""
+    action: Action = {
+        "path": file.name,
+        "partitionValues": file.partition_values,
+        "size": file.size,
+        "modificationTime": file.modification_time,
+        "dataChange": data,
+        "stats": file.stats,
+    }
+    if file.vector is not None:
+        action["deletionVector"] = file.vector
+    return {"add": action}
+
+
+def remove(file: DataFile, *, data: bool = True) -> Action:
+    action: Action = {
+        "path": file.name,
+        "deletionTimestamp": now_milliseconds(),
+        "dataChange": data,
+        "extendedFileMetadata": True,
+        "partitionValues": file.partition_values,
+        "size": file.size,
+    }
+    if file.vector is not None:
+        action["deletionVector"] = file.vector
+    return {"remove": action}
+
+
+def with_vector(file: DataFile, vector: dict[str, Any]) -> DataFile:
+    """The same file with more rows marked as deleted: its statistics are bounds now, no longer tight."""
+    stats = {**json.loads(file.stats or "{}"), "tightBounds": False}
+    return replace(file, vector=vector, stats=json.dumps(stats, separators=(",", ":")))
+
+
+def transaction(app_id: str, version: int) -> Action:
+    return {"txn": {"appId": app_id, "version": version, "lastUpdated": now_milliseconds()}}
+
+
+def commit_info(operation: str, parameters: dict[str, str], metrics: dict[str, int], read_version: int) -> Action:
+    return {
+        "commitInfo": {
+            "timestamp": now_milliseconds(),
+            "operation": operation,
+            "operationParameters": parameters,
+            "operationMetrics": {name: str(value) for name, value in metrics.items()},
+            "readVersion": read_version,
+            "isolationLevel": "Serializable",
+            "isBlindAppend": False,
+            "engineInfo": "Headwater",
+            "txnId": str(uuid.uuid4()),
+        }
+    }
+
+
+def now_milliseconds() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _data_file(add: Action) -> DataFile:
+    return DataFile(
+        name=add["path"],
+        size=int(add["size"]),
+        modification_time=int(add["modificationTime"]),
+        stats=add.get("stats"),
+        partition_values=dict(add.get("partitionValues") or {}),
+        vector=_vector(add.get("deletionVector")),
+    )
+
+
+def _vector(descriptor: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Without what a checkpoint adds: columns that this vector does not use."""
+    if not descriptor:
+        return None
+    return {name: value for name, value in descriptor.items() if value is not None}
+
+
+def _vector_id(descriptor: dict[str, Any] | None) -> tuple[str, int] | None:
+    return (descriptor["pathOrInlineDv"], descriptor.get("offset") or 0) if descriptor else None
+
+
+def _newest_checkpoint(folder: str, version: int | None) -> tuple[int, list[Path]] | None:
+    """Version and files of the newest complete classic checkpoint at or below `version`."""
+    found: dict[tuple[int, str], list[Path]] = {}
+    for file in (Path(folder) / "_delta_log").glob("*.checkpoint*.parquet"):
+        number, _, *parts = file.name.split(".")[:-1]
+        if number.isdigit() and (version is None or int(number) <= version):
+            # In parts: <version>.checkpoint.<part>.<parts>.parquet
+            found.setdefault((int(number), parts[1] if len(parts) == 2 else "1"), []).append(file)
+    whole = [
+        (number, files) for (number, count), files in found.items() if count.isdigit() and len(files) == int(count)
+    ]
+    return max(whole, default=None, key=lambda checkpoint: checkpoint[0])

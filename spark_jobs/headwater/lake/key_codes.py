@@ -1,0 +1,112 @@
+"""Keys as numbers that are equal exactly when the keys are: what the look-up of rows compares.
+
+One word (64 bits) for a single integer or date. Two words otherwise: exact for two integers and for a uuid, a 128-bit
+digest for everything else (BLAKE2b: keys are other people's data, and nobody shall be able to build two that meet).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.schema import TableSchema
+
+UInt64 = npt.NDArray[np.uint64]
+
+# Odd, so that the map below can be undone: two pairs never share both words.
+_SPREAD = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F))
+_SIGN = np.uint64(1 << 63)
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """One key each. `first` alone decides where `second` is None."""
+
+    first: UInt64
+    second: UInt64 | None = None
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def take(self, indices: npt.NDArray[np.int64]) -> Codes:
+        return Codes(self.first[indices], self.second[indices] if self.second is not None else None)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Codes]) -> Codes:
+        first = np.concatenate([part.first for part in parts])
+        seconds = [part.second for part in parts if part.second is not None]
+        return cls(first, np.concatenate(seconds) if seconds else None)
+
+
+def encode(schema: TableSchema, keys: pa.Table) -> Codes:
+    """The codes of `keys`, which holds the table's key columns. Key columns have no NULL."""
+    columns = [keys[name].combine_chunks() for name in schema.key]
+    if len(columns) == 1 and _is_number(columns[0].type):
+        return Codes(_word(columns[0]))
+    if len(columns) == 2 and all(_is_number(column.type) for column in columns):
+        return _spread(_word(columns[0]), _word(columns[1]))
+    if len(columns) == 1 and schema.column(schema.key[0]).value.wire == "uuid":
+        return _uuid(columns[0])
+    return _digest(columns)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_date32(kind))
+
+
+def _word(column: pa.Array) -> UInt64:
+    """In the order of the values, so that neighbours stay neighbours."""
+    numbers = column.cast(pa.int32()) if pa.types.is_date32(column.type) else column
+    signed: npt.NDArray[np.int64] = numbers.to_numpy(zero_copy_only=False).astype(np.int64)
+    return np.bitwise_xor(signed.view(np.uint64), _SIGN)
+
+
+def _spread(high: UInt64, low: UInt64) -> Codes:
+    """Without it all rows of one customer would share the first word, and a look-up would walk through them."""
+    return Codes(high * _SPREAD[0] + low * _SPREAD[1], high)
+
+
+def _uuid(column: pa.Array) -> Codes:
+    """The text form's 32 digits as 128 bits."""
+    texts = _flat(column).reshape(-1, 36)
+    digits = np.delete(texts, (8, 13, 18, 23), axis=1).astype(np.int16)
+    values = np.where(digits > ord("9"), (digits | 0x20) - ord("a") + 10, digits - ord("0")).astype(np.uint8)
+    halves = np.ascontiguousarray(values[:, 0::2] << 4 | values[:, 1::2])
+    words = halves.view(">u8").astype(np.uint64)
+    return _spread(words[:, 0], words[:, 1])
+
+
+def _flat(column: pa.Array) -> npt.NDArray[np.uint8]:
+    if not len(column):
+        return np.zeros(0, np.uint8)
+    _, offsets, data = column.buffers()
+    bounds = np.frombuffer(offsets, dtype=np.int32)[column.offset : column.offset + len(column) + 1]
+    return np.frombuffer(data, dtype=np.uint8)[bounds[0] : bounds[-1]]
+
+
+def _digest(columns: list[pa.Array]) -> Codes:
+    texts = [_bytes(column) for column in columns]
+    if len(texts) == 1:
+        joined = texts[0]
+    else:
+        # Each with its length before it: ("a", "bc") and ("ab", "c") are different keys.
+        parts = [part for text in texts for part in (_bytes(pc.binary_length(text)), text)]
+        joined = pc.binary_join_element_wise(*parts, pa.scalar(b":", pa.binary()))
+    digests = b"".join(hashlib.blake2b(key, digest_size=16).digest() for key in joined.to_pylist())
+    words = np.frombuffer(digests, dtype="<u8").reshape(-1, 2)
+    return Codes(np.ascontiguousarray(words[:, 0]), np.ascontiguousarray(words[:, 1]))
+
+
+def _bytes(column: pa.Array) -> pa.Array:
+    kind = column.type
+    if pa.types.is_binary(kind):
+        return column
+    if pa.types.is_floating(kind):
+        column = pc.add(column, pa.scalar(0.0, kind))  # as keys -0 and 0 are the same, as in PostgreSQL
+    return (column if pa.types.is_string(kind) else column.cast(pa.string())).cast(pa.binary())

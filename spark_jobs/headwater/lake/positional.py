@@ -1,0 +1,231 @@
+"""The direct apply paths: rows found by key and marked in deletion vectors, new rows in one file, one commit.
+
+No engine takes part: the table's log, its data files and its deletion vectors are written here, the commit as exactly
+the version after the one that was planned on. `append` and `replace` are the same without a look-up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyroaring import BitMap
+
+from headwater.changes import NetChanges
+from headwater.errors import Diverged, Fenced
+from headwater.lake import delta_log
+from headwater.lake.commits import LostRace
+from headwater.lake.data_files import write_rows
+from headwater.lake.deletion_vectors import write_vectors
+from headwater.lake.delta_log import Action, DataFile, Snapshot
+from headwater.lake.key_codes import Codes, encode
+from headwater.lake.key_index import NOWHERE
+from headwater.lake.plan import Applied, Plan, PlanAgain
+from headwater.lake.table_state import TableState
+
+Int64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+
+_EXAMPLES = 3
+_KNOWN_FEATURES = frozenset({"deletionVectors", "appendOnly", "invariants", "timestampNtz"})
+"""Table features whose rules this writer keeps; any other one is left to Delta's own."""
+
+
+def obstacle(snapshot: Snapshot) -> str:
+    """Why the table must be written by Delta's own writer; empty when it need not."""
+    strange = snapshot.features - _KNOWN_FEATURES
+    if strange:
+        return f"it has the table features {', '.join(sorted(strange))}"
+    if snapshot.metadata.get("partitionColumns"):
+        return "its files are partitioned by columns"
+    if (
+        "deletionVectors" not in snapshot.features
+        or snapshot.configuration.get("delta.enableDeletionVectors") != "true"
+    ):
+        return "it has no deletion vectors"
+    if snapshot.configuration.get("delta.appendOnly") == "true":
+        return "it is append-only"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """The driver's generation, which every commit carries: a table that has seen a newer one is another driver's."""
+
+    app_id: str
+    generation: int
+
+
+def apply(state: TableState, plan: Plan, fence: Fence) -> Applied:
+    """Commit `plan` on `state`, which stands at the planned version. PlanAgain when another commit came first."""
+    seen = state.snapshot.transactions.get(fence.app_id, 0)
+    if seen > fence.generation:
+        raise Fenced(
+            f"generation {seen} has taken over from generation {fence.generation}",
+            where=plan.record.name,
+            remedy="nothing: the newer driver goes on",
+        )
+    if state.snapshot.transactions.get(plan.app_id, 0) >= plan.to_lsn:
+        raise PlanAgain  # the position is in the table already
+    work = _WORK[plan.apply_path](state, plan)
+    added = write_rows(plan.path, work.rows) if work.rows.num_rows else None
+    deleted = state.deletions(work.gone)
+    actions = _actions(state, plan, fence, work, added, deleted)
+    try:
+        delta_log.commit(plan.path, plan.version + 1, actions)
+    except LostRace as lost:
+        if added is not None:
+            (Path(plan.path) / added.name).unlink(missing_ok=True)
+        raise PlanAgain from lost
+    state.follow_own(actions, deleted, added, work.codes)
+    return Applied(plan.version + 1, work.divergence, work.example)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What is to be done: `rows` to write (`codes`: their keys), `gone`: places of rows that go, or everything."""
+
+    rows: pa.Table
+    codes: Codes | None
+    gone: Int64
+    everything: bool = False
+    divergence: int = 0
+    example: str = ""
+
+
+_NOTHING: Int64 = np.zeros(0, dtype=np.int64)
+
+
+def _append(state: TableState, plan: Plan) -> _Work:
+    return _Work(plan.changes.rows, None, _NOTHING)
+
+
+def _replace(state: TableState, plan: Plan) -> _Work:
+    schema, rows = plan.record.schema, plan.changes.rows
+    codes = encode(schema, rows.select(list(schema.key))) if schema.key else None
+    return _Work(rows, codes, _NOTHING, everything=True)
+
+
+def _positional(state: TableState, plan: Plan) -> _Work:
+    changes, keys = plan.changes, list(plan.record.schema.key)
+    rows, removed = changes.rows, changes.removed
+    codes = encode(plan.record.schema, rows.select(keys))
+    puts = state.find(codes)
+    goes = state.find(encode(plan.record.schema, removed)) if removed.num_rows else _NOTHING
+    update_missed = changes.stored & (puts == NOWHERE)
+    insert_met = ~changes.stored & (puts != NOWHERE)
+    delete_missed = goes == NOWHERE
+    divergence = int(update_missed.sum() + insert_met.sum() + delete_missed.sum())
+    example = _example(changes, keys, update_missed, insert_met, delete_missed) if divergence else ""
+    written = np.ones(rows.num_rows, dtype=np.bool_)
+    if divergence and plan.record.on_divergence == "repair":
+        _refuse_partial(plan, update_missed & _partial(changes, keys), divergence, example)
+    elif divergence:
+        # A row that contradicts the log changes nothing.
+        written = ~(update_missed | insert_met)
+    rows = _filled(state, plan, puts, written) if changes.unchanged else rows
+    if not written.all():
+        kept = np.flatnonzero(written)
+        rows, codes, puts = rows.take(pa.array(kept)), codes.take(kept), puts[kept]
+    gone = np.concatenate([puts[puts != NOWHERE], goes[goes != NOWHERE]])
+    return _Work(rows, codes, gone, divergence=divergence, example=example)
+
+
+_WORK = {"append": _append, "replace": _replace, "positional": _positional}
+
+
+def _actions(
+    state: TableState, plan: Plan, fence: Fence, work: _Work, added: DataFile | None, deleted: dict[str, BitMap]
+) -> list[Action]:
+    live = state.snapshot.files
+    whole = {name for name, rows in deleted.items() if len(rows) == live[name].rows}
+    removed = list(live.values()) if work.everything else [live[name] for name in whole]
+    partly = {name: rows for name, rows in deleted.items() if name not in whole}
+    vectors = write_vectors(plan.path, partly) if partly else {}
+    changed = [(live[name], delta_log.with_vector(live[name], vector)) for name, vector in vectors.items()]
+    metrics = {
+        "numOutputRows": work.rows.num_rows,
+        "numDeletedRows": len(work.gone),
+        "numAddedFiles": 1 if added is not None else 0,
+        "numRemovedFiles": len(removed),
+        "numDeletionVectorsUpdated": len(changed),
+    }
+    parameters = {"path": plan.apply_path, "because": plan.because}
+    if work.everything:
+        parameters["mode"] = "Overwrite"
+    return [
+        delta_log.commit_info("HEADWATER APPLY", parameters, metrics, plan.version),
+        delta_log.transaction(plan.app_id, plan.to_lsn),
+        delta_log.transaction(fence.app_id, fence.generation),
+        *(delta_log.remove(file) for file in removed),
+        *(delta_log.remove(before) for before, _ in changed),
+        *(delta_log.add(after) for _, after in changed),
+        *([delta_log.add(added)] if added is not None else []),
+    ]
+
+
+def _filled(state: TableState, plan: Plan, puts: Int64, written: Bool) -> pa.Table:
+    """The rows with their unchanged large values, read where the row stands, or stood before its key changed."""
+    changes, rows = plan.changes, plan.changes.rows
+    sources = puts.copy()
+    moved = np.flatnonzero(_moved(changes, list(plan.record.schema.key)))
+    if changes.origins is not None and len(moved):
+        found = state.find(encode(plan.record.schema, changes.origins.take(pa.array(moved))))
+        missing = int((found == NOWHERE).sum())
+        if missing:
+            raise Diverged(
+                f"{missing} rows changed their key in the log but are not stored under the old one",
+                where=plan.record.name,
+                remedy=f"headwater load PIPELINE.yaml --table {plan.record.name} --again",
+            )
+        sources[moved] = found
+    for name, mask in changes.unchanged.items():
+        at = np.flatnonzero(mask & written & (sources != NOWHERE))
+        if not len(at):
+            continue
+        field = rows.schema.field(name)
+        stored = state.rows_at(sources[at], pa.schema([field]))
+        take = np.arange(rows.num_rows)
+        take[at] = rows.num_rows + np.arange(len(at))
+        both = pa.concat_arrays([*rows[name].chunks, *stored[name].chunks])
+        rows = rows.set_column(rows.column_names.index(name), field, both.take(pa.array(take)))
+    return rows
+
+
+def _example(changes: NetChanges, keys: list[str], *masks: Bool) -> str:
+    tables = (changes.rows, changes.rows, changes.removed)
+    words = ("update met no row", "insert met a row", "delete met no row")
+    shown = [
+        f"{word} at key ({', '.join(str(value) for value in row.values())})"
+        for word, table, mask in zip(words, tables, masks, strict=True)
+        for row in table.select(keys).take(pa.array(np.flatnonzero(mask)[:_EXAMPLES])).to_pylist()
+    ]
+    return "; ".join(shown[:_EXAMPLES])
+
+
+def _partial(changes: NetChanges, keys: list[str]) -> Bool:
+    """Rows that need values of the row under their own key, which the log does not carry."""
+    partial = np.zeros(changes.rows.num_rows, dtype=np.bool_)
+    for mask in changes.unchanged.values():
+        partial |= mask
+    return partial & ~_moved(changes, keys)
+
+
+def _moved(changes: NetChanges, keys: list[str]) -> Bool:
+    """Rows that take values from the row under the key that they had before."""
+    if changes.origins is None:
+        return np.zeros(changes.rows.num_rows, dtype=np.bool_)
+    return np.array(changes.origins[keys[0]].is_valid(), dtype=np.bool_)
+
+
+def _refuse_partial(plan: Plan, partial: Bool, count: int, example: str) -> None:
+    if partial.any():
+        raise Diverged(
+            f"{count} rows contradict the lake and cannot all be repaired, because the log does not carry their "
+            f"unchanged large values: {example}",
+            where=plan.record.name,
+            remedy=f"headwater load PIPELINE.yaml --table {plan.record.name} --again",
+        )

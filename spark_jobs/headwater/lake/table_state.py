@@ -1,0 +1,164 @@
+"""A table as its one writer keeps it in memory: live files, deleted rows, and where each key lies.
+
+`find` leads from keys to live rows, `delete` and `rows_at` work on what was found. All of it is derived from the
+table's log and data files and follows them by `advance`; after a lost race it is simply advanced again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyroaring import BitMap
+
+from headwater.arrow_types import key_schema
+from headwater.lake.data_files import read_columns, read_rows
+from headwater.lake.deletion_vectors import read_vector
+from headwater.lake.delta_log import Action, DataFile, Snapshot, read_snapshot
+from headwater.lake.key_codes import Codes, encode
+from headwater.lake.key_index import NOWHERE, KeyIndex, file_of, place_of, row_of
+from headwater.schema import TableSchema
+
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class _Live:
+    """A live file: `number` is its name in places, never given twice."""
+
+    number: int
+    file: DataFile
+    deleted: BitMap | None = None  # None: not read yet
+
+
+class TableState:
+    """The table in `folder` at the snapshot's version. One thread at a time."""
+
+    def __init__(self, folder: str, schema: TableSchema) -> None:
+        self.snapshot: Snapshot = read_snapshot(folder)
+        self.keys = key_schema(schema)
+        self._schema = schema
+        self._folder = folder
+        self._index = KeyIndex()
+        self._live: dict[str, _Live] = {}
+        self._by_number: list[_Live | None] = []
+        self._indexed = False
+
+    @property
+    def version(self) -> int:
+        return self.snapshot.version
+
+    def advance(self, version: int) -> None:
+        """Follow commits of others up to `version`."""
+        if self.snapshot.advance(version) and self._indexed:
+            self._follow()
+
+    def follow_own(
+        self, actions: list[Action], deleted: dict[str, BitMap], added: DataFile | None, codes: Codes | None
+    ) -> None:
+        """Follow our own commit: it left `deleted` in the files named, and put its rows under `codes` into `added`."""
+        self.snapshot.follow(actions)
+        if not self._indexed:
+            return
+        if added is not None and codes is not None:
+            live = self._register(added, BitMap())
+            self._index.put(codes, place_of(live.number, np.arange(len(codes), dtype=np.int64)))
+        self._follow(deleted)
+
+    def find(self, codes: Codes) -> Int64:
+        """The place of each key's live row, NOWHERE where there is none."""
+        self._ensure_index()
+        places = self._index.find(codes)
+        for number, at in _by_file(places):
+            live = self._by_number[number]
+            if live is None:
+                places[at] = NOWHERE
+                continue
+            deleted = self._deleted(live)
+            if deleted:
+                rows = row_of(places[at])
+                gone = np.array(BitMap(rows.astype(np.uint32)) & deleted, dtype=np.int64)
+                places[at[np.isin(rows, gone)]] = NOWHERE
+        return places
+
+    def deletions(self, places: Int64) -> dict[str, BitMap]:
+        """By name of each file with rows at `places`: its deleted rows with these added."""
+        found = {}
+        for number, at in _by_file(places):
+            live = self._by_number[number]
+            assert live is not None, "places come from find"
+            found[live.file.name] = self._deleted(live) | BitMap(row_of(places[at]).astype(np.uint32))
+        return found
+
+    def rows_at(self, places: Int64, wanted: pa.Schema) -> pa.Table:
+        """The columns `wanted` of the rows at `places`, in their order."""
+        parts, order = [], []
+        for number, at in _by_file(places):
+            live = self._by_number[number]
+            assert live is not None, "places come from find"
+            parts.append(read_rows(self._folder, live.file, row_of(places[at]), wanted))
+            order.append(at)
+        back = np.empty(len(places), dtype=np.int64)
+        back[np.concatenate(order)] = np.arange(len(places))
+        return pa.concat_tables(parts).take(pa.array(back))
+
+    def _ensure_index(self) -> None:
+        if not self._indexed:
+            self._indexed = True
+            self._follow()
+
+    def _follow(self, known: Mapping[str, BitMap] = MappingProxyType({})) -> None:
+        """Bring files and index in step with the snapshot; in the usual case only vectors have changed, as `known`."""
+        files = self.snapshot.files
+        for name in [name for name in self._live if name not in files]:
+            # Should the same file come back one day, it is a new one here: its entries would be older than others'.
+            self._by_number[self._live.pop(name).number] = None
+        new = []
+        for name, file in files.items():
+            live = self._live.get(name)
+            if live is None:
+                new.append(self._register(file, None))
+            elif live.file is not file:
+                live.file, live.deleted = file, known.get(name)
+        if new:
+            self._read_keys(new)
+
+    def _register(self, file: DataFile, deleted: BitMap | None) -> _Live:
+        live = _Live(len(self._by_number), file, deleted)
+        self._by_number.append(live)
+        self._live[file.name] = live
+        return live
+
+    def _read_keys(self, files: list[_Live]) -> None:
+        codes, places = [], []
+        for live in files:
+            keys = read_columns(self._folder, live.file, self.keys)
+            rows = np.arange(keys.num_rows, dtype=np.int64)
+            deleted = self._deleted(live)
+            if deleted:
+                kept = np.ones(keys.num_rows, dtype=np.bool_)
+                kept[np.array(deleted, dtype=np.int64)] = False
+                rows = rows[kept]
+                keys = keys.take(pa.array(rows))
+            codes.append(encode(self._schema, keys))
+            places.append(place_of(live.number, rows))
+        self._index.put(Codes.joined(codes), np.concatenate(places))
+
+    def _deleted(self, live: _Live) -> BitMap:
+        if live.deleted is None:
+            live.deleted = read_vector(self._folder, live.file.vector) if live.file.vector else BitMap()
+        return live.deleted
+
+
+def _by_file(places: Int64) -> list[tuple[int, Int64]]:
+    """File numbers with the indices of their places; NOWHERE is left out."""
+    known = np.flatnonzero(places != NOWHERE)
+    if not len(known):
+        return []
+    order = known[np.argsort(file_of(places[known]), kind="stable")]
+    numbers, starts = np.unique(file_of(places[order]), return_index=True)
+    return list(zip(numbers.tolist(), np.split(order, starts[1:]), strict=True))

@@ -1,0 +1,322 @@
+"""The direct paths against Delta's MERGE: the same random batches on twin tables leave the same rows and say the same.
+
+After every batch the directly written table is read by three other engines: Spark, delta-rs and Polars.
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+
+from headwater.arrow_types import key_schema, lake_schema
+from headwater.changes import NetChanges
+from headwater.errors import Diverged, Fenced
+from headwater.lake import delta_log
+from headwater.lake.apply import Applier
+from headwater.lake.plan import Applied, ApplyPath, Plan, PlanAgain
+from headwater.lake.positional import Fence
+from headwater.lake.registry import TableRecord
+from headwater.lake.tables import create
+from headwater.schema import Column, TableSchema, ValueType
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+Row = dict[str, Any]
+APP = "headwater/twin/public.t/1"
+FENCE = "headwater/twin/generation"
+
+INT, TEXT, UUID = ValueType("int4", "int"), ValueType("text", "string"), ValueType("uuid", "string")
+PAYLOAD = {
+    "big": TEXT,
+    "small": TEXT,
+    "amount": ValueType("numeric", "decimal(20,4)", 20, 4),
+    "at": ValueType("timestamptz", "timestamp"),
+    "ratio": ValueType("float8", "double"),
+    "tags": ValueType("array", "array<string>", element=TEXT),
+}
+KEYS: dict[str, tuple[dict[str, ValueType], Callable[[int], tuple[Any, ...]]]] = {
+    "bigint": ({"id": ValueType("int8", "bigint")}, lambda n: ((n - 50) * 10**12,)),
+    "two integers": ({"order_id": INT, "line": INT}, lambda n: (n // 7 - 3, n % 7)),
+    "uuid": ({"id": UUID}, lambda n: (str(uuid.UUID(int=n * 0x1_0000_0001_0000_0001 % 2**128)),)),
+    "text and date": (
+        {"code": TEXT, "day": ValueType("date", "date")},
+        lambda n: (f"c{n % 5}", datetime(2024, 1, 1 + n // 5, tzinfo=UTC).date()),
+    ),
+}
+
+
+def schema_of(keys: dict[str, ValueType]) -> TableSchema:
+    columns = tuple(Column(name, at, 0, -1, value) for at, (name, value) in enumerate({**keys, **PAYLOAD}.items(), 1))
+    return TableSchema(1, "public", "t", columns, tuple(keys))
+
+
+@dataclass
+class Twins:
+    """One table written directly and one by MERGE, and a model of what both hold."""
+
+    applier: Applier
+    record: TableRecord
+    key: Callable[[int], tuple[Any, ...]]
+    direct: Path
+    merged: Path
+    chance: random.Random
+    model: dict[int, Row] = field(default_factory=dict)
+    lsn: int = 100
+
+    @property
+    def schema(self) -> TableSchema:
+        return self.record.schema
+
+    def row(self, number: int) -> Row:
+        chance = self.chance
+        return {
+            **dict(zip(self.schema.key, self.key(number), strict=True)),
+            "big": chance.choice([None, "x" * chance.randrange(40, 90), "ä" * 50, f"b{number}"]),
+            "small": chance.choice([None, "", "s" * chance.randrange(5)]),
+            "amount": chance.choice([None, Decimal(chance.randrange(-(10**9), 10**9)).scaleb(-4)]),
+            "at": chance.choice(
+                [None, datetime(1899, 12, 31, 23, 59, 59, 999999, UTC), datetime(2024, 2, 3, 4, 5, 6, 7, UTC)]
+            ),
+            "ratio": chance.choice([None, float("nan"), -0.0, float("inf"), chance.random()]),
+            "tags": chance.choice([None, [], ["a", None, "b"]]),
+        }
+
+    def batch(self, *, lies: bool = False) -> NetChanges:
+        """Random puts, moves and removals, true to the model but for `lies`; the model follows the truth."""
+        chance, model = self.chance, self.model
+        numbers = chance.sample(range(100), k=chance.randrange(5, 40))
+        before = dict(model)
+        rows, stored, unchanged, origins, removed = [], [], [], [], []
+        free = []
+        for number in numbers:
+            if number in before and chance.random() < 0.3:
+                removed.append(self.key(number))
+                free.append(number)
+                del model[number]
+                continue
+            row = self.row(number)
+            keep, origin = False, None
+            if number in before and chance.random() < 0.5:
+                keep = True
+                model[number] = {**row, "big": before[number]["big"]}
+            elif number not in before and free and chance.random() < 0.5:
+                keep, origin = True, free.pop()
+                model[number] = {**row, "big": before[origin]["big"]}
+            else:
+                model[number] = row
+            rows.append({**row, "big": None} if keep else row)
+            stored.append(number in before)
+            unchanged.append(keep)
+            origins.append(self.key(origin) if origin is not None else None)
+        if lies:
+            known = sorted(set(model) - set(numbers))
+            unknown = sorted(set(range(100)) - set(model) - set(numbers))
+            for number, claim in [(known[0], False), (unknown[0], True)]:
+                rows.append(self.row(number))
+                stored.append(claim)
+                unchanged.append(False)
+                origins.append(None)
+            removed.append(self.key(unknown[1]))
+        return self.changes(rows, stored, unchanged, origins, removed)
+
+    def changes(
+        self, rows: list[Row], stored: list[bool], unchanged: list[bool], origins: list[Any], removed: list[Any]
+    ) -> NetChanges:
+        keys = key_schema(self.schema)
+
+        def key_table(found: list[Any]) -> pa.Table:
+            return pa.Table.from_pylist(
+                [dict(zip(keys.names, key or [None] * len(keys), strict=True)) for key in found], schema=keys
+            )
+
+        return NetChanges(
+            rows=pa.Table.from_pylist(rows, schema=lake_schema(self.schema)),
+            stored=np.array(stored, dtype=np.bool_),
+            unchanged={"big": np.array(unchanged, dtype=np.bool_)} if any(unchanged) else {},
+            origins=key_table(origins) if any(origins) else None,
+            removed=key_table(removed),
+            changes=len(rows) + len(removed),
+        )
+
+    def plan(self, folder: Path, changes: NetChanges, path: ApplyPath) -> Plan:
+        version = DeltaTable(str(folder)).version()
+        return Plan(self.record, str(folder), APP, version, self.lsn, changes, path, "a test")
+
+    def apply(self, changes: NetChanges, path: ApplyPath = "positional") -> tuple[Applied, Applied]:
+        self.lsn += 1
+        direct = self.applier.apply(self.plan(self.direct, changes, path))
+        merged = self.applier.apply(
+            replace(
+                self.plan(self.merged, changes, "merge" if path == "positional" else path), by_engine="its twin is not"
+            )
+        )
+        return direct, merged
+
+    def expected(self) -> list[str]:
+        return sorted(repr(normal(row)) for row in self.model.values())
+
+    def assert_as_the_model(self, spark: SparkSession) -> None:
+        expected = self.expected()
+        assert by_delta_rs(self.direct) == expected
+        assert by_delta_rs(self.merged) == expected
+        assert by_polars(self.direct) == expected
+        by_spark = spark.read.format("delta").load(str(self.direct)).toArrow().to_pylist()
+        assert sorted(repr(normal(row)) for row in by_spark) == expected
+
+
+def normal(row: Row) -> Row:
+    """Comparable: engines name one time zone differently, and NaN is not equal to itself."""
+
+    def value_of(value: Any) -> Any:
+        if isinstance(value, datetime):
+            return value.astimezone(UTC).isoformat()
+        return str(value) if isinstance(value, float) else value
+
+    return {name: value_of(value) for name, value in row.items()}
+
+
+def by_delta_rs(folder: Path) -> list[str]:
+    found = QueryBuilder().register("t", DeltaTable(str(folder))).execute("select * from t").read_all()
+    return sorted(repr(normal(row)) for row in pa.table(found).to_pylist())
+
+
+def by_polars(folder: Path) -> list[str]:
+    return sorted(repr(normal(row)) for row in polars.read_delta(str(folder)).to_arrow().to_pylist())
+
+
+def make_twins(spark: SparkSession, folder: Path, kind: str, seed: int, on_divergence: str = "suspend") -> Twins:
+    keys, key = KEYS[kind]
+    record = TableRecord(
+        "public.t", "public/t", "active", incarnation=1, on_divergence=on_divergence, schemas=((0, schema_of(keys)),)
+    )
+    twins = Twins(
+        Applier(lambda: spark, Fence(FENCE, 1)), record, key, folder / "direct", folder / "merged", random.Random(seed)
+    )
+    for path in (twins.direct, twins.merged):
+        create(spark, str(path), twins.schema)
+    return twins
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_the_same_batches_leave_the_same_rows_for_every_reader(spark: SparkSession, tmp_path: Path, kind: str) -> None:
+    twins = make_twins(spark, tmp_path, kind, seed=random.randrange(1 << 30))
+    for _ in range(5):
+        direct, merged = twins.apply(twins.batch())
+        assert (direct.divergence, merged.divergence) == (0, 0), (direct, merged)
+        twins.assert_as_the_model(spark)
+
+
+@pytest.mark.parametrize("policy", ["suspend", "report", "repair"])
+def test_rows_that_contradict_the_log_come_to_the_same_on_both_ways(
+    spark: SparkSession, tmp_path: Path, policy: str
+) -> None:
+    twins = make_twins(spark, tmp_path, "two integers", seed=random.randrange(1 << 30), on_divergence=policy)
+    twins.apply(twins.batch())
+    direct, merged = twins.apply(twins.batch(lies=True))
+    assert direct.divergence == merged.divergence == 3, (direct, merged)
+    for applied in (direct, merged):
+        for said in ("update met no row at key (", "insert met a row at key (", "delete met no row at key ("):
+            assert said in applied.example
+    assert by_delta_rs(twins.direct) == by_delta_rs(twins.merged)
+
+
+def test_a_row_without_its_large_value_is_not_repaired_into_a_wrong_one(spark: SparkSession, tmp_path: Path) -> None:
+    twins = make_twins(spark, tmp_path, "bigint", seed=1, on_divergence="repair")
+    changes = twins.changes([{**twins.row(5), "big": None}], [True], [True], [None], [])
+    paths: list[tuple[Path, ApplyPath]] = [(twins.direct, "positional"), (twins.merged, "merge")]
+    for folder, path in paths:
+        plan = twins.plan(folder, changes, path)
+        with pytest.raises(Diverged, match="cannot all be repaired"):
+            twins.applier.apply(plan)
+        assert DeltaTable(str(folder)).version() == 0
+
+
+def test_a_truncate_leaves_what_was_written_after_it(spark: SparkSession, tmp_path: Path) -> None:
+    twins = make_twins(spark, tmp_path, "uuid", seed=2)
+    twins.apply(twins.batch())
+    twins.model.clear()
+    twins.apply(replace(twins.batch(), truncated=True), "replace")
+    twins.assert_as_the_model(spark)
+    twins.apply(twins.batch())
+    twins.assert_as_the_model(spark)
+
+
+def test_another_commit_in_between_is_never_written_over(spark: SparkSession, tmp_path: Path) -> None:
+    twins = make_twins(spark, tmp_path, "bigint", seed=3)
+    twins.apply(twins.batch())
+    twins.lsn += 1
+    late = twins.plan(twins.direct, twins.batch(), "positional")
+    spark.sql(f"delete from delta.`{twins.direct}` where true")
+    version = DeltaTable(str(twins.direct)).version()
+    files = sorted(path.name for path in twins.direct.glob("*.parquet"))
+    with pytest.raises(PlanAgain):
+        twins.applier.apply(late)
+    assert DeltaTable(str(twins.direct)).version() == version
+    assert sorted(path.name for path in twins.direct.glob("*.parquet")) == files, "nothing of the late one is left"
+
+
+def test_files_that_another_rearranged_are_found_again(spark: SparkSession, tmp_path: Path) -> None:
+    twins = make_twins(spark, tmp_path, "uuid", seed=4)
+    for _ in range(3):
+        twins.apply(twins.batch())
+    spark.sql(f"optimize delta.`{twins.direct}`")
+    for _ in range(2):
+        direct, _ = twins.apply(twins.batch())
+        assert direct.divergence == 0
+    twins.assert_as_the_model(spark)
+
+
+def test_a_table_that_a_newer_driver_has_written_is_left_alone(spark: SparkSession, tmp_path: Path) -> None:
+    twins = make_twins(spark, tmp_path, "bigint", seed=5)
+    twins.apply(twins.batch())
+    newer = Applier(lambda: spark, Fence(FENCE, 2))
+    twins.lsn += 1
+    newer.apply(twins.plan(twins.direct, twins.batch(), "positional"))
+    twins.lsn += 1
+    with pytest.raises(Fenced, match="generation 2"):
+        twins.applier.apply(twins.plan(twins.direct, twins.batch(), "positional"))
+
+
+def test_a_position_that_the_table_has_passed_is_not_applied_again(spark: SparkSession, tmp_path: Path) -> None:
+    twins = make_twins(spark, tmp_path, "bigint", seed=6)
+    twins.apply(twins.batch())
+    with pytest.raises(PlanAgain):
+        twins.applier.apply(twins.plan(twins.direct, twins.batch(), "positional"))
+
+
+def test_a_checkpoint_holds_the_vectors_and_every_reader_goes_on_from_it(spark: SparkSession, tmp_path: Path) -> None:
+    twins = make_twins(spark, tmp_path, "bigint", seed=7)
+    for _ in range(3):
+        twins.apply(twins.batch())
+    DeltaTable(str(twins.direct)).create_checkpoint()
+    log = twins.direct / "_delta_log"
+    for number in range(3):
+        (log / f"{number:020d}.json").unlink()  # nothing but the checkpoint tells of these versions now
+    twins.applier = Applier(lambda: spark, Fence(FENCE, 1))
+    direct, _ = twins.apply(twins.batch())
+    assert direct.divergence == 0
+    twins.assert_as_the_model(spark)
+    snapshot = delta_log.read_snapshot(str(twins.direct))
+    assert snapshot.transactions == {APP: twins.lsn, FENCE: 1}
+
+
+def test_a_table_whose_features_are_not_known_here_is_left_to_delta(spark: SparkSession, tmp_path: Path) -> None:
+    twins = make_twins(spark, tmp_path, "bigint", seed=8)
+    assert twins.applier.why_by_engine(str(twins.direct), twins.schema, 0) == ""
+    spark.sql(f"alter table delta.`{twins.direct}` set tblproperties ('delta.enableChangeDataFeed' = 'true')")
+    assert "changeDataFeed" in twins.applier.why_by_engine(str(twins.direct), twins.schema, 1)

@@ -1,0 +1,109 @@
+"""The log of a Delta table, read and written without an engine; deletion vectors as bytes."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyroaring import BitMap
+
+from headwater.lake import delta_log
+from headwater.lake.commits import LostRace
+from headwater.lake.data_files import read_columns, read_rows, write_rows
+from headwater.lake.deletion_vectors import read_vector, write_vectors
+from headwater.lake.delta_log import read_snapshot
+
+
+@given(vectors=st.lists(st.sets(st.integers(0, 2**32 - 1)), min_size=1, max_size=4))
+@settings(max_examples=40, deadline=None)
+def test_every_vector_of_a_file_is_read_back(tmp_path_factory: pytest.TempPathFactory, vectors: list[set[int]]) -> None:
+    folder = str(tmp_path_factory.getbasetemp())
+    wanted = {f"file {number}": BitMap(rows) for number, rows in enumerate(vectors)}
+    descriptors = write_vectors(folder, wanted)
+    assert {name: read_vector(folder, found) for name, found in descriptors.items()} == wanted
+    assert all(len(found["pathOrInlineDv"]) == 20 for found in descriptors.values())
+
+
+def test_a_damaged_vector_is_refused(tmp_path: Path) -> None:
+    (descriptor,) = write_vectors(str(tmp_path), {"a": BitMap(range(100))}).values()
+    (file,) = tmp_path.glob("deletion_vector_*.bin")
+    data = bytearray(file.read_bytes())
+    data[-6] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(ValueError, match="damaged"):
+        read_vector(str(tmp_path), descriptor)
+
+
+def test_the_second_commit_of_a_version_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    write_deltalake(tmp_path, pa.table({"a": [1]}))
+    delta_log.commit(str(tmp_path), 1, [delta_log.transaction("first", 1)])
+    with pytest.raises(LostRace):
+        delta_log.commit(str(tmp_path), 1, [delta_log.transaction("second", 1)])
+    assert read_snapshot(str(tmp_path)).transactions == {"first": 1}
+    assert sorted(path.suffix for path in (tmp_path / "_delta_log").iterdir()) == [".json", ".json"]
+
+
+def test_a_snapshot_is_the_same_from_a_checkpoint_from_commits_and_at_a_version(tmp_path: Path) -> None:
+    for number in range(5):
+        write_deltalake(tmp_path, pa.table({"a": [number]}), mode="append")
+    write_deltalake(tmp_path, pa.table({"a": [9]}), mode="overwrite")
+    before, folder = read_snapshot(str(tmp_path)), str(tmp_path)
+    DeltaTable(tmp_path).create_checkpoint()
+    after = read_snapshot(folder)
+    assert (after.version, set(after.files), after.protocol["minReaderVersion"]) == (
+        5,
+        set(before.files),
+        before.protocol["minReaderVersion"],
+    )
+    assert len(after.files) == 1
+    assert after.metadata["schemaString"] == before.metadata["schemaString"]
+    assert len(read_snapshot(folder, 3).files) == 4
+    older = read_snapshot(folder, 3)
+    assert len(older.advance()) == 2
+    assert set(older.files) == set(before.files)
+    with pytest.raises(FileNotFoundError):
+        read_snapshot(folder, 6)
+
+
+def test_rows_are_read_by_number_in_any_order_and_over_row_groups(tmp_path: Path) -> None:
+    rows = pa.table({"a": pa.array(range(300_000), pa.int64()), "b": pa.array([str(i) for i in range(300_000)])})
+    file = write_rows(str(tmp_path), rows)
+    numbers = np.array([299_999, 0, 131_072, 131_071, 0, 262_144], dtype=np.int64)
+    found = read_rows(str(tmp_path), file, numbers, rows.schema)
+    assert found.to_pylist() == rows.take(pa.array(numbers)).to_pylist()
+    assert read_columns(str(tmp_path), file, pa.schema([rows.schema.field("b")])).num_rows == 300_000
+    assert file.rows == 300_000
+
+
+def test_statistics_bound_every_value_and_say_nothing_of_floats(tmp_path: Path) -> None:
+    early, late = datetime(1899, 1, 1, 0, 0, 0, 1, UTC), datetime(2024, 1, 1, 0, 0, 0, 999_999, UTC)
+    rows = pa.table(
+        {
+            "number": pa.array([3, None, -5], pa.int32()),
+            "day": pa.array([date(1, 1, 1), date(9999, 12, 31), None]),
+            "at": pa.array([early, None, late], pa.timestamp("us", "UTC")),
+            "text": pa.array(["b" * 40, "a" * 33, None]),
+            "last": pa.array(["\U0010ffff" * 40, None, "x"]),
+            "ratio": pa.array([float("nan"), 1.0, None]),
+            "empty": pa.array([None, None, None], pa.int64()),
+            "tags": pa.array([["a"], [], None], pa.list_(pa.string())),
+        }
+    )
+    stats = json.loads(write_rows(str(tmp_path), rows).stats or "")
+    assert stats["numRecords"] == 3
+    assert stats["minValues"] == {"number": -5, "day": "0001-01-01", "at": "1899-01-01T00:00:00.000Z", "text": "a" * 32}
+    assert stats["maxValues"] == {
+        "number": 3,
+        "day": "9999-12-31",
+        "at": "2024-01-01T00:00:01.000Z",
+        "text": "b" * 32 + "\U0010ffff",
+    }
+    assert stats["nullCount"]["empty"] == 3
+    assert stats["tightBounds"] is True

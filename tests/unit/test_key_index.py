@@ -1,0 +1,119 @@
+"""Keys as codes, and the index that leads from codes to places: against plain dictionaries."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import date
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headwater.arrow_types import key_schema
+from headwater.lake import key_index
+from headwater.lake.key_codes import Codes, encode
+from headwater.lake.key_index import NOWHERE, KeyIndex, file_of, place_of, row_of
+from headwater.schema import Column, TableSchema, ValueType
+
+INTEGERS = st.integers(-(2**31), 2**31 - 1)
+TEXTS = st.text(alphabet="ab:1é", max_size=4)
+KINDS: dict[str, tuple[list[ValueType], st.SearchStrategy[Any]]] = {
+    "smallint": ([ValueType("int2", "smallint")], st.tuples(st.integers(-(2**15), 2**15 - 1))),
+    "bigint": ([ValueType("int8", "bigint")], st.tuples(st.integers(-(2**63), 2**63 - 1))),
+    "date": ([ValueType("date", "date")], st.tuples(st.dates(date(1, 1, 1), date(9999, 12, 31)))),
+    "two integers": ([ValueType("int4", "int")] * 2, st.tuples(st.integers(-3, 3), INTEGERS)),
+    "uuid": ([ValueType("uuid", "string")], st.tuples(st.uuids().map(str))),
+    "text": ([ValueType("text", "string")], st.tuples(TEXTS)),
+    "two texts": ([ValueType("text", "string")] * 2, st.tuples(TEXTS, TEXTS)),
+    "bytes and integer": (
+        [ValueType("bytea", "binary"), ValueType("int4", "int")],
+        st.tuples(st.binary(max_size=3), INTEGERS),
+    ),
+}
+
+
+def schema_of(values: list[ValueType]) -> TableSchema:
+    columns = tuple(Column(f"k{at}", at, 0, -1, value) for at, value in enumerate(values, 1))
+    return TableSchema(1, "public", "t", columns, tuple(column.name for column in columns))
+
+
+def table(schema: TableSchema, keys: list[tuple[Any, ...]]) -> pa.Table:
+    return pa.Table.from_pylist([dict(zip(schema.key, key, strict=True)) for key in keys], schema=key_schema(schema))
+
+
+def pairs(codes: Codes) -> list[tuple[int, int]]:
+    second = codes.second if codes.second is not None else np.zeros(len(codes), dtype=np.uint64)
+    return list(zip(codes.first.tolist(), second.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_codes_are_equal_exactly_when_the_keys_are(kind: str, data: st.DataObject) -> None:
+    values, strategy = KINDS[kind]
+    keys = data.draw(st.lists(strategy, max_size=30))
+    schema = schema_of(values)
+    codes = pairs(encode(schema, table(schema, keys)))
+    assert [codes[i] == codes[j] for i in range(len(keys)) for j in range(i)] == [
+        keys[i] == keys[j] for i in range(len(keys)) for j in range(i)
+    ]
+
+
+def test_a_uuid_is_its_digits_and_a_slice_of_a_column_is_not_the_whole() -> None:
+    schema = schema_of([ValueType("uuid", "string")])
+    keys = [(str(uuid.UUID(int=number)),) for number in (0, 1, 2**127 + 5, 2**128 - 1)]
+    whole = table(schema, keys)
+    assert pairs(encode(schema, whole.slice(2, 2))) == pairs(encode(schema, whole))[2:]
+    upper = table(schema, [(key.upper(),) for (key,) in keys])
+    assert pairs(encode(schema, upper)) == pairs(encode(schema, whole))
+
+
+def test_minus_zero_and_zero_are_one_key() -> None:
+    schema = schema_of([ValueType("float8", "double")])
+    zero, minus = pairs(encode(schema, table(schema, [(0.0,), (-0.0,)])))
+    assert zero == minus
+
+
+@pytest.mark.parametrize("words", [1, 2])
+@pytest.mark.parametrize("on_disk_above", [1 << 21, 0])
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_the_newest_place_of_a_key_is_found_and_of_no_other(
+    data: st.DataObject, words: int, on_disk_above: int
+) -> None:
+    index, model = KeyIndex(), dict[tuple[int, int], int]()
+    word = st.integers(0, 40)
+    puts = data.draw(st.lists(st.lists(st.tuples(word, word if words == 2 else st.just(0)), unique=True), max_size=8))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(key_index, "_ON_DISK_ABOVE", on_disk_above)
+        for number, keys in enumerate(puts):
+            places = place_of(number, np.arange(len(keys), dtype=np.int64))
+            index.put(codes_of(keys, words), places)
+            model.update(zip(keys, places.tolist(), strict=True))
+    asked = [(a, b) for a in range(42) for b in (range(42) if words == 2 else [0])]
+    found = index.find(codes_of(asked, words)).tolist()
+    assert found == [model.get(key, NOWHERE) for key in asked]
+    assert len(index) <= sum(map(len, puts))
+
+
+def codes_of(keys: list[tuple[int, int]], words: int) -> Codes:
+    both = np.array(keys, dtype=np.uint64).reshape(-1, 2)
+    return Codes(both[:, 0].copy(), both[:, 1].copy() if words == 2 else None)
+
+
+def test_a_place_is_a_file_and_a_row_of_it() -> None:
+    rows = np.array([0, 7, 2**32 - 1], dtype=np.int64)
+    places = place_of(2**20, rows)
+    assert file_of(places).tolist() == [2**20] * 3
+    assert row_of(places).tolist() == rows.tolist()
+
+
+def test_runs_stay_few_however_many_small_batches_come() -> None:
+    index = KeyIndex()
+    for number in range(1000):
+        index.put(codes_of([(number * 10 + i, 0) for i in range(10)], 1), place_of(number, np.arange(10)))
+    assert len(index) == 10_000
+    assert len(index._runs) <= 14
