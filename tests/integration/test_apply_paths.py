@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import uuid
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -29,6 +30,7 @@ from headwater.lake.plan import Applied, ApplyPath, Plan, PlanAgain
 from headwater.lake.positional import Fence
 from headwater.lake.registry import TableRecord
 from headwater.lake.tables import create
+from headwater.lake.upkeep import Rewritten, Upkeep
 from headwater.schema import Column, TableSchema, ValueType
 
 if TYPE_CHECKING:
@@ -279,6 +281,49 @@ def test_files_that_another_rearranged_are_found_again(spark: SparkSession, tmp_
         direct, _ = twins.apply(twins.batch())
         assert direct.divergence == 0
     twins.assert_as_the_model(spark)
+
+
+def test_upkeep_bounds_the_files_and_keeps_every_row_while_batches_go_on(spark: SparkSession, tmp_path: Path) -> None:
+    twins = make_twins(spark, tmp_path, "uuid", seed=random.randrange(1 << 30))
+    path, most = str(twins.direct), 0
+    for _ in range(120):
+        twins.lsn += 1
+        version = twins.applier.apply(twins.plan(twins.direct, twins.batch(), "positional")).version
+        twins.applier.keep_up(path, twins.schema, version)
+        assert by_delta_rs(twins.direct) == twins.expected()
+        most = max(most, len(delta_log.read_snapshot(path).files))
+    # Sixteen of a tier are made into one as soon as the thread beside the writer gets to it.
+    assert most <= 48
+    operations = [commit["operation"] for commit in DeltaTable(path).history()]
+    assert "OPTIMIZE" in operations
+    assert spark.read.format("delta").load(path).count() == len(twins.model)
+    assert (twins.direct / "_delta_log" / f"{100:020d}.checkpoint.parquet").exists()
+
+
+@pytest.mark.parametrize("kind", ["bigint", "text and date"])
+def test_rows_deleted_while_their_files_are_rewritten_stay_deleted(
+    spark: SparkSession, tmp_path: Path, kind: str
+) -> None:
+    twins = make_twins(spark, tmp_path, kind, seed=random.randrange(1 << 30))
+    for _ in range(20):
+        twins.lsn += 1
+        twins.applier.apply(twins.plan(twins.direct, twins.batch(), "positional"))
+    path = str(twins.direct)
+    state = twins.applier._states[path]
+    upkeep = Upkeep(Fence(FENCE, 1))
+    sources = [(file, state.deleted_rows(file.name)) for file in state.snapshot.files.values()]
+    rewritten: Future[Rewritten] = Future()
+    rewritten.set_result(upkeep.rewrite(path, twins.schema, sources, "a test"))
+    for _ in range(6):
+        twins.lsn += 1
+        twins.applier.apply(twins.plan(twins.direct, twins.batch(), "positional"))
+    upkeep.finish(path, state, rewritten)
+    assert by_delta_rs(twins.direct) == twins.expected()
+    for _ in range(3):
+        twins.lsn += 1
+        assert twins.applier.apply(twins.plan(twins.direct, twins.batch(), "positional")).divergence == 0
+        assert by_delta_rs(twins.direct) == twins.expected()
+    upkeep.close()
 
 
 def test_a_table_that_a_newer_driver_has_written_is_left_alone(spark: SparkSession, tmp_path: Path) -> None:

@@ -127,6 +127,20 @@ class Tables:
             if known is None or known.state != self.records[name].state:
                 self._unwritten.add(name)
 
+    def keep_up(self, names: Iterable[str]) -> None:
+        """Behind the ledger: files and checkpoints of tables that were just written. Rows stay what they are, so the
+        new version goes into the next row that names the table."""
+        for name in names:
+            version = self._versions[name]
+            record = self.records[name]
+            now = self._applier.keep_up(table_path(self._root, record.path), record.schema, version.version)
+            if now != version.version:
+                self._versions[name] = replace(version, version=now)
+
+    def close(self) -> None:
+        """End what `resume` has begun."""
+        self._applier.close()
+
     def versions(self) -> dict[str, TableVersion]:
         """Every table as the next ledger row has it."""
         return dict(self._versions)

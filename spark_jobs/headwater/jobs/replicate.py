@@ -38,6 +38,7 @@ from headwater.source.slot import read_slot
 log = logging.getLogger(__name__)
 
 IDLE_ROW_SECONDS = 10.0
+_SEAL_LOOK_SECONDS = 0.02
 
 
 @dataclass(slots=True)
@@ -92,7 +93,7 @@ def replicate(
             watch.poll(connection)
             driver = _Driver(pipeline, ledger, tables, publisher, reader, position, watch)
             target = _target(connection, until, position)
-            with publisher.running(ledger, reader):
+            with contextlib.closing(tables), publisher.running(ledger, reader):
                 reason = driver.run(target, deadline, stop)
     return driver.report(reason)
 
@@ -177,6 +178,7 @@ class _Driver:
         self._totals = Totals()
         self._processed = ledger.newest.position.lsn if ledger.newest else 0
         self._last_row = 0.0
+        self._next_batch = 0.0
 
     def run(self, target: int | None, deadline: float | None, stop: threading.Event) -> str:
         """Batches until there is a reason to stop, which is returned."""
@@ -191,7 +193,7 @@ class _Driver:
                 patience = 0.2 if deadline is None else max(0.0, min(0.2, deadline - time.monotonic()))
                 self._reader.wait(patience)
                 self._refuse_silence()
-                batch = self._collect()
+                batch = self._collect() if self._is_due(stop) else None
                 if batch is not None:
                     self._process(batch)
                 else:
@@ -245,8 +247,22 @@ class _Driver:
                 remedy="run replicate again; it goes on from the ledger",
             )
 
+    def _is_due(self, stop: threading.Event) -> bool:
+        """Batches begin `max_seconds` apart: each costs a commit and a file per table. The first one after a pause,
+        one that somebody waits for, and one that is full begin at once."""
+        left = self._next_batch - time.monotonic()
+        waiting = self._reader.waiting()
+        wanted = self._reader.reply_wanted or any(chunk.demand for chunk in waiting)
+        if left <= 0 or not waiting or wanted:
+            return True
+        full = sum(chunk.changes for chunk in waiting) >= self._limits.max_rows
+        if full or sum(chunk.size for chunk in waiting) >= self._limits.max_bytes:
+            return True
+        stop.wait(min(left, _SEAL_LOOK_SECONDS))
+        return False
+
     def _collect(self) -> Batch | None:
-        """The next batch: everything that waits, up to the limits. An idle applier never waits for more."""
+        """The next batch: everything that waits, up to the limits."""
         batch = Batch()
         deadline = time.monotonic() + self._limits.max_seconds
         while (chunk := self._reader.take()) is not None:
@@ -262,6 +278,7 @@ class _Driver:
 
     def _process(self, batch: Batch) -> None:
         started = time.monotonic()
+        self._next_batch = started + self._limits.max_seconds
         outcome = self._tables.apply(batch, self._refuse_silence)
         reach("replicate.after_all_tables")
         applied = time.monotonic()
@@ -312,6 +329,7 @@ class _Driver:
         )
         self._totals.epochs += 1
         self._last_row = time.monotonic()
+        written = tables.touched_since_row()
         tables.row_written()
         reach("replicate.after_ledger")
         rate = batch.size / apply_seconds if batch is not None and apply_seconds > 0 else 0.0
@@ -320,6 +338,7 @@ class _Driver:
         reach("replicate.before_confirm")
         self._reader.confirm(lsn)
         reach("replicate.after_confirm")
+        tables.keep_up(written)
 
     def _publish_states(self) -> None:
         self._publisher.states(self._tables.records)

@@ -22,6 +22,7 @@ from headwater.lake.plan import Applied, Plan, PlanAgain
 from headwater.lake.positional import Fence
 from headwater.lake.table_state import TableState
 from headwater.lake.tables import PLANNED_ON, commits_after
+from headwater.lake.upkeep import Upkeep
 from headwater.schema import TableSchema
 
 _APP = "spark.databricks.delta.write.txnAppId"
@@ -38,6 +39,7 @@ class Applier:
         self._spark = spark
         self._fence = fence
         self._states: dict[str, TableState] = {}
+        self._upkeep = Upkeep(fence)
         self._local = threading.local()
 
     def why_by_engine(self, path: str, schema: TableSchema, version: int) -> str:
@@ -50,6 +52,18 @@ class Applier:
         if plan.by_engine or plan.apply_path == "merge":
             return self._by_engine(plan)
         return positional.apply(self._state(plan.path, plan.record.schema, plan.version), plan, self._fence)
+
+    def keep_up(self, path: str, schema: TableSchema, version: int) -> int:
+        """Behind the ledger: what the table at `version` needs besides its changes. Returns its version afterwards."""
+        state = self._states.get(path)
+        if state is None or state.version != version:
+            return version  # it was not written directly
+        self._upkeep.after_commit(path, state, schema)
+        return state.version
+
+    def close(self) -> None:
+        """End what still runs beside the writer."""
+        self._upkeep.close()
 
     def _state(self, path: str, schema: TableSchema, version: int) -> TableState:
         state = self._states.get(path)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyroaring import BitMap
 
 from headwater.lake.delta_log import DataFile, now_milliseconds
 
@@ -31,20 +33,38 @@ _LAST_CHARACTER = "\U0010ffff"
 
 def write_rows(folder: str, rows: pa.Table) -> DataFile:
     """Write `rows` as a new data file of the table; it belongs to nothing until a commit adds it."""
+    return write_batches(folder, rows.schema, [rows])
+
+
+def write_batches(folder: str, schema: pa.Schema, batches: Iterable[pa.Table]) -> DataFile:
+    """The same for rows that come in parts; not more than a part and a row group are held."""
     name = f"part-{uuid.uuid4()}.snappy.parquet"
     path = Path(folder) / name
     written: list[Any] = []
-    pq.write_table(
-        rows,
-        path,
-        compression="snappy",
-        row_group_size=_ROW_GROUP,
-        store_decimal_as_integer=True,
-        metadata_collector=written,
-    )
-    stats = {"numRecords": rows.num_rows, **_statistics(written[0], rows.schema), "tightBounds": True}
+    # Decimals as integers, as Spark writes them, and its compression.
+    with pq.ParquetWriter(
+        path, schema, compression="snappy", store_decimal_as_integer=True, metadata_collector=written
+    ) as writer:
+        for batch in batches:
+            writer.write_table(batch, row_group_size=_ROW_GROUP)
+    (metadata,) = written
+    stats = {"numRecords": metadata.num_rows, **_statistics(metadata, schema), "tightBounds": True}
     text = json.dumps(stats, separators=(",", ":"), ensure_ascii=False)
-    return DataFile(name, path.stat().st_size, now_milliseconds(), text, {}, None)
+    return DataFile(name, path.stat().st_size, now_milliseconds(), text, {}, None, metadata.num_rows)
+
+
+def live_batches(folder: str, file: DataFile, deleted: BitMap, schema: pa.Schema) -> Iterator[pa.Table]:
+    """The rows of the file that are not `deleted`, in order and in parts."""
+    first = 0
+    for batch in pq.ParquetFile(Path(folder) / file.path).iter_batches(_ROW_GROUP, columns=schema.names):
+        gone = np.array(deleted & BitMap(range(first, first + batch.num_rows)), dtype=np.int64) - first
+        part = pa.Table.from_batches([batch])
+        if len(gone):
+            kept = np.ones(batch.num_rows, dtype=np.bool_)
+            kept[gone] = False
+            part = part.filter(pa.array(kept))
+        first += batch.num_rows
+        yield _as(part, schema)
 
 
 def read_columns(folder: str, file: DataFile, schema: pa.Schema) -> pa.Table:

@@ -27,7 +27,8 @@ Action = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A live file. `name`: its path as the log writes it; `vector`: its deletion vector's descriptor, if it has one."""
+    """A live file. `name`: its path as the log writes it; `vector`: its deletion vector's descriptor, if it has one;
+    `rows`: in the file, those that the vector marks included; None when the statistics do not tell."""
 
     name: str
     size: int
@@ -35,17 +36,12 @@ class DataFile:
     stats: str | None
     partition_values: dict[str, str | None]
     vector: dict[str, Any] | None
+    rows: int | None
 
     @property
     def path(self) -> str:
         """Below the table's folder, as the file system names it."""
         return unquote(self.name)
-
-    @property
-    def rows(self) -> int | None:
-        """Rows in the file, those that its vector marks included; None when its statistics do not tell."""
-        found = json.loads(self.stats).get("numRecords") if self.stats else None
-        return int(found) if found is not None else None
 
     @property
     def deleted(self) -> int:
@@ -207,6 +203,7 @@ def now_milliseconds() -> int:
 
 
 def _data_file(add: Action) -> DataFile:
+    rows = json.loads(add["stats"]).get("numRecords") if add.get("stats") else None
     return DataFile(
         name=add["path"],
         size=int(add["size"]),
@@ -214,6 +211,7 @@ def _data_file(add: Action) -> DataFile:
         stats=add.get("stats"),
         partition_values=dict(add.get("partitionValues") or {}),
         vector=_vector(add.get("deletionVector")),
+        rows=int(rows) if rows is not None else None,
     )
 
 

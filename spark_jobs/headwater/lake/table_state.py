@@ -25,6 +25,8 @@ from headwater.schema import TableSchema
 
 Int64 = npt.NDArray[np.int64]
 
+_NO_ROWS = BitMap()
+
 
 @dataclass(slots=True)
 class _Live:
@@ -58,16 +60,35 @@ class TableState:
             self._follow()
 
     def follow_own(
-        self, actions: list[Action], deleted: dict[str, BitMap], added: DataFile | None, codes: Codes | None
+        self,
+        actions: list[Action],
+        deleted: Mapping[str, BitMap],
+        added: DataFile | None,
+        codes: Codes | None,
+        gone: BitMap = _NO_ROWS,
     ) -> None:
-        """Follow our own commit: it left `deleted` in the files named, and put its rows under `codes` into `added`."""
+        """Follow our own commit: it left `deleted` in the files named, and put rows under `codes` into `added`, of
+        which those numbered `gone` are deleted already."""
         self.snapshot.follow(actions)
         if not self._indexed:
             return
         if added is not None and codes is not None:
-            live = self._register(added, BitMap())
-            self._index.put(codes, place_of(live.number, np.arange(len(codes), dtype=np.int64)))
+            live = self._register(added, gone)
+            rows = np.arange(len(codes), dtype=np.int64)
+            if gone:
+                rows = np.setdiff1d(rows, np.array(gone, dtype=np.int64))
+                codes = codes.take(rows)
+            self._index.put(codes, place_of(live.number, rows))
+            deleted = {**deleted, added.name: gone}
         self._follow(deleted)
+
+    def deleted_rows(self, name: str) -> BitMap:
+        """Of the live file `name`. Not to be changed."""
+        live = self._live.get(name)
+        if live is not None:
+            return self._deleted(live)
+        vector = self.snapshot.files[name].vector
+        return read_vector(self._folder, vector) if vector else BitMap()
 
     def find(self, codes: Codes) -> Int64:
         """The place of each key's live row, NOWHERE where there is none."""
