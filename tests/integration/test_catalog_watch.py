@@ -27,6 +27,7 @@ from fixtures.jobs import (
     states_of,
     until,
 )
+from fixtures.lakes import as_published
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database, new_database
 from headwater.config import Pipeline
@@ -94,6 +95,7 @@ def watched(database: Database, tmp_path: Path, request: pytest.FixtureRequest) 
             str(table.name): TableRecord(str(table.name), table.name.path, "active", schemas=((0, table.schema),))
             for table in read_catalog(connection, pipeline).tables
         }
+        records = {record.name: record for record in as_published(connection, PUBLICATION, *records.values())}
         watched = Watched(database, connection, CatalogWatch(pipeline, lambda: records), records)
         assert set(records) == set(TABLES)
         assert watched.found() == {}
@@ -135,7 +137,7 @@ def _again(name: str) -> str:
                 f"alter publication {PUBLICATION} add table only orders",
             ],
             "orders",
-            "left its publication and came back",
+            "left the publication headwater_shop and came back",
             _again("public.orders"),
         ),
         (
@@ -230,6 +232,22 @@ def test_a_publication_of_somebody_else_is_left_alone_with_an_alarm_and_the_exac
     assert len(alarms) == 1
     watched.database.execute(statement)
     watched.database.execute("update orders set n = 1")
+
+
+@pytest.mark.parametrize("watched", [True, False], indirect=True)
+def test_a_table_that_left_and_came_back_before_the_first_look_is_found_whoever_made_the_publication(
+    watched: Watched, tmp_path: Path
+) -> None:
+    with watched.database.superuser() as connection:
+        for change in ("drop", "add"):
+            connection.execute(f"alter publication {PUBLICATION} {change} table only orders, only events")
+    # A watch of its own: no driver has looked since the table was loaded.
+    watched.watch = CatalogWatch(write_pipeline(tmp_path, watched.database, *TABLES), lambda: watched.records)
+    found = watched.found()
+    assert set(found) == {"public.orders", "public.events"}
+    for name, (reason, remedy) in found.items():
+        assert "left the publication headwater_shop and came back" in reason
+        assert remedy == _again(name)
 
 
 def test_a_table_whose_lock_is_not_to_be_had_is_taken_out_by_a_later_look(watched: Watched) -> None:

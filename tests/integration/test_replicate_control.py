@@ -72,6 +72,7 @@ SUSPENDED = {
     "public.retyped": ("other types: n",),
     "public.nans": ("column amount holds a value that the lake's type decimal(5,2) cannot hold",),
     "public.contradicted": ("update met no row at key (1000)", "insert met a row at key (1)"),
+    "public.rejoined": ("it left the publication headwater_shop and came back",),
 }
 WITH_VALUES = ("public.nans", "public.nulled", "public.texts")
 
@@ -150,11 +151,15 @@ def _harm(database: Database, pipeline: Pipeline, spark: SparkSession) -> None:
         publication = pipeline.source.publication
         connection.execute(f"alter publication {publication} add table recreated")
         # What an unpublished table does not tell: a row gone and a row come, of which the lake knows nothing.
-        for name in ("contradicted", "repaired", "reported"):
+        for name in ("contradicted", "repaired", "reported", "rejoined"):
             connection.execute(f"alter publication {publication} drop table {name}")
             connection.execute(f"insert into {name} values (1000, 1, 'untold'), (1001, 1, 'untold')")
             connection.execute(f"delete from {name} where id = 1")
             connection.execute(f"alter publication {publication} add table {name}")
+    # That alone suspends a table at once; where the log itself is to tell, nobody knows of it.
+    registry = registry_of(pipeline)
+    for name in ("public.contradicted", "public.repaired", "public.reported"):
+        registry.write(replace(registry.record(name), membership=None))
     database.execute(
         *(
             statement
@@ -167,7 +172,7 @@ def _harm(database: Database, pipeline: Pipeline, spark: SparkSession) -> None:
         ),
         *(
             f"update {name} set note = 'after' where id between 5 and 8"
-            for name in ("appended", "optimized", "renamed_now", "added", "retyped", "orders")
+            for name in ("appended", "optimized", "renamed_now", "added", "retyped", "rejoined", "orders")
         ),
         "insert into recreated values (1, 1, 'second life')",
     )

@@ -84,7 +84,6 @@ class CatalogWatch:
         self._records = records
         self._both = (pipeline.source.publication, inserts_name(pipeline.source.publication))
         self._digest: str | None = None
-        self._memberships: dict[str, int] = {}
         self._known: set[str] = set()  # found already: one finding a table is enough
         self._alarms: dict[str, float] = {}
         self._again = False
@@ -168,10 +167,6 @@ class CatalogWatch:
         found = standing_problem(standing)
         if found is not None:
             return SchemaChanged(found.message, where=name, remedy=found.remedy)
-        assert standing.membership is not None
-        if self._memberships.setdefault(name, standing.membership) != standing.membership:
-            message = "it left its publication and came back: what was changed in between is not in the log"
-            return SchemaChanged(message, where=name, remedy=again)
         publication = facts.publications[standing.registered.publication]
         if publication is not None:
             for problem in publication_problems(publication):
