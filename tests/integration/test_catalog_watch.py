@@ -6,20 +6,20 @@ harmed while it runs.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
 from fixtures.jobs import (
+    Outcome,
     Rows,
     assert_equal,
     catch_up,
-    in_thread,
+    following,
     lake_rows,
     load_tables,
     registry_of,
@@ -29,11 +29,8 @@ from fixtures.jobs import (
 )
 from fixtures.lakes import as_published
 from fixtures.pipelines import write_pipeline
-from fixtures.postgres import Database, new_database
-from headwater.config import Pipeline
-from headwater.embedded import EmbeddedServer
+from fixtures.postgres import Database
 from headwater.jobs.catalog_watch import CatalogWatch
-from headwater.jobs.replicate import replicate
 from headwater.lake.registry import State, TableRecord
 from headwater.names import TableName
 from headwater.source.catalog import read_catalog
@@ -285,55 +282,45 @@ HARMED = (KEYLESS, UNPUBLISHED, RECREATED)
 
 
 @dataclass(frozen=True)
-class Shop:
+class Shop(Outcome):
     """What the driver made of the harm, as it stood when it ended: tests run in any order."""
 
-    database: Database
-    pipeline: Pipeline
-    result: dict[str, Any]
-    records: dict[str, TableRecord]
     keyless: Rows
     published: frozenset[TableName]
 
 
 @pytest.fixture(scope="module")
-def shop(postgres: EmbeddedServer, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+def shop(shared_database: Database, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Shop:
     """Loaded, and harmed while replicate runs; nothing is written to the harmed tables before they are suspended."""
-    with new_database(postgres) as database:
-        for name in (HEALTHY, *HARMED):
-            database.execute(
-                f"create table {name} (id int primary key, n int)", f"insert into {name} values (1, 1), (2, 2)"
-            )
-        database.allow_publishing()
-        pipeline = write_pipeline(tmp_path_factory.mktemp("watch"), database, HEALTHY, *HARMED)
-        load_tables(pipeline)
-        stop = threading.Event()
-        running = in_thread(lambda: replicate(pipeline, None, None, stop))
+    database = shared_database
+    for name in (HEALTHY, *HARMED):
+        database.execute(
+            f"create table {name} (id int primary key, n int)", f"insert into {name} values (1, 1), (2, 2)"
+        )
+    pipeline = write_pipeline(tmp_path_factory.mktemp("watch"), database, HEALTHY, *HARMED)
+    load_tables(pipeline)
+    with following(pipeline) as running:
 
         def states() -> set[str]:
             assert not running.done(), running.exception() or running.result()
             return {registry_of(pipeline).record(name).state for name in HARMED}
 
-        try:
-            until(lambda: states() == {"active"}, "the driver follows the log")
-            database.execute(
-                "alter table keyless drop constraint keyless_pkey",
-                "drop table recreated",
-                "create table recreated (id int primary key, n int)",
-            )
-            with database.superuser() as connection:
-                connection.execute(f"alter publication {PUBLICATION} drop table unpublished")
-            until(lambda: states() == {"suspended"}, "the harmed tables are suspended", 30)
-            database.execute("update keyless set n = 5", "update healthy set n = 5", "update unpublished set n = 5")
-            _, expected = source_rows(database, HEALTHY)
-            until(lambda: states() and lake_rows(pipeline, HEALTHY) == expected, "the other table goes on")
-        finally:
-            stop.set()
-        result = running.result(60)
-        with connect(database.conninfo) as connection:
-            published = published_tables(connection, PUBLICATION)
-        records = dict(registry_of(pipeline).tables)
-        yield Shop(database, pipeline, result, records, lake_rows(pipeline, KEYLESS), published)
+        until(lambda: states() == {"active"}, "the driver follows the log")
+        database.execute(
+            "alter table keyless drop constraint keyless_pkey",
+            "drop table recreated",
+            "create table recreated (id int primary key, n int)",
+        )
+        with database.superuser() as connection:
+            connection.execute(f"alter publication {PUBLICATION} drop table unpublished")
+        until(lambda: states() == {"suspended"}, "the harmed tables are suspended", 30)
+        database.execute("update keyless set n = 5", "update healthy set n = 5", "update unpublished set n = 5")
+        _, expected = source_rows(database, HEALTHY)
+        until(lambda: states() and lake_rows(pipeline, HEALTHY) == expected, "the other table goes on")
+    with connect(database.conninfo) as connection:
+        published = published_tables(connection, PUBLICATION)
+    records = dict(registry_of(pipeline).tables)
+    return Shop(database, pipeline, running.result(), records, lake_rows(pipeline, KEYLESS), published)
 
 
 @pytest.mark.spark
