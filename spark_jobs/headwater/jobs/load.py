@@ -127,7 +127,7 @@ def _refuse_running(connection: Connection, pipeline: Pipeline) -> None:
 
 def _prepare_source(
     connection: Connection, pipeline: Pipeline, registry: Registry, wanted: Sequence[CatalogTable]
-) -> dict[TableName, int | None]:
+) -> dict[TableName, int]:
     """Publications, slot, members, and the end of every transaction older than a membership; those memberships."""
     source = pipeline.source
     made_publication = ensure_publications(connection, source.publication, pipeline=pipeline.name)
@@ -170,8 +170,8 @@ def _prepare_source(
             members += [Registered(t.name, t.schema.relation_id, publication) for t in joining]
     reach("load.after_publication")
     # Read before the wait, which is for every transaction that has an id when it begins: it is these memberships
-    # that the log tells everything of. A later one is noticed by whoever compares.
-    memberships = {found.registered.name: found.membership for found in read_standings(connection, members)}
+    # that the log tells everything of. A later one is noticed by whoever compares, also where there is none now (0).
+    memberships = {found.registered.name: found.membership or 0 for found in read_standings(connection, members)}
     if barrier:
         wait_out(connection, barrier, pipeline.load.wait_for_old_transactions, where=f"pipeline {pipeline.name}")
     return memberships
@@ -199,7 +199,7 @@ def _load_table(
     pipeline: Pipeline,
     registry: Registry,
     table: CatalogTable,
-    membership: int | None,
+    membership: int,
     progress: Report,
 ) -> dict[str, Any]:
     """Load one table; what cannot be loaded becomes suspended, with the reason, and the others go on."""
@@ -238,7 +238,7 @@ class _Changed(Exception):
     """The table changed under its snapshot."""
 
 
-def _begin(pipeline: Pipeline, registry: Registry, table: CatalogTable, membership: int | None) -> TableRecord:
+def _begin(pipeline: Pipeline, registry: Registry, table: CatalogTable, membership: int) -> TableRecord:
     """Enter "loading" under a new incarnation: nothing of an earlier attempt can be taken for this one's."""
     name = str(table.name)
     before = registry.tables.get(name)
