@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,8 +38,7 @@ def bank(postgres: EmbeddedServer, spark: SparkSession, tmp_path_factory: pytest
         yield bank
 
 
-def _assert_clean_stop(bank: Bank, job: Job, kill: Callable[[int], None] = _terminate) -> None:
-    kill(job.pid)
+def _assert_clean_stop(bank: Bank, job: Job) -> None:
     assert job.wait() == 0, job.log[-3000:]
     assert job.result["stopped_by"] == "signal"
     assert parse_lsn(job.result["position"]["lsn"]) == bank.epochs()[-1].position.lsn
@@ -51,7 +50,8 @@ def test_under_load_it_finishes_its_batch_and_ends_with_its_jvm(bank: Bank) -> N
     with Job(bank.pipeline, "replicate") as job:
         with writing(bank.database, seed=7):
             until(lambda: len(bank.epochs()) > before or job.process.poll() is not None, "it publishes", 300)
-            assert JVM in job.family[job.child(JVM)]
+            assert job.child(JVM), "a JVM of its own"
+            _terminate(job.pid)
             _assert_clean_stop(bank, job)
         assert job.result["epochs"] > 0
     catch_up(bank.pipeline)
@@ -67,7 +67,8 @@ def test_ctrl_c_is_a_clean_stop_and_a_jvm_that_does_not_answer_is_killed(bank: B
         until(lambda: _is_idle(bank), "it has nothing to do")
         os.kill(job.child(JVM), signal.SIGSTOP)
         # PySpark's own handler of Ctrl-C would ask the JVM to cancel its jobs, and wait for its answer.
-        _assert_clean_stop(bank, job, _press_ctrl_c)
+        _press_ctrl_c(job.pid)
+        _assert_clean_stop(bank, job)
         assert "did not end and is killed" in job.log
     bank.assert_exact()
 
@@ -83,6 +84,7 @@ def test_while_the_jvm_starts_nothing_is_applied_any_more(bank: Bank) -> None:
     before = len(bank.epochs())
     with Job(bank.pipeline, "replicate") as job:
         job.child(JVM)
+        _terminate(job.pid)
         _assert_clean_stop(bank, job)
         assert job.result["epochs"] == 0
     assert len(bank.epochs()) == before
