@@ -155,13 +155,10 @@ def _harm(database: Database, pipeline: Pipeline, spark: SparkSession) -> None:
         registry.write(replace(registry.record(name), membership=None))
     database.execute(
         *(
-            statement
+            # One transaction, so one batch: a table is suspended by the first that contradicts.
+            f"update {name} set n = 5 where id = 1000; delete from {name} where id = 1001; "
+            f"insert into {name} values (1, 1, 'came back')"
             for name in ("contradicted", "repaired", "reported")
-            for statement in (
-                f"update {name} set n = 5 where id = 1000",
-                f"delete from {name} where id = 1001",
-                f"insert into {name} values (1, 1, 'came back')",
-            )
         ),
         *(
             f"update {name} set note = 'after' where id between 5 and 8"
