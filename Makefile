@@ -7,9 +7,10 @@ BIN := .venv/bin
 # other idle for most of the time.
 WORKERS ?= 2
 PYTEST_ARGS ?=
+SEEDS ?= 20
 # Where versions differ: catalogs, markers, binary forms, hand-over. The rest does not ask for the version.
-ON_15 := $(addprefix tests/integration/test_,source_connection.py catalog.py publication.py check.py \
-	types_against_postgresql.py wait.py handover.py never_early.py)
+ON_15 := $(addprefix tests/integration/test_,source_connection.py source_positions.py source_snapshots.py source_slots.py \
+	catalog.py publication.py check.py types_against_postgresql.py wait.py handover.py never_early.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo up down check test soak bench
@@ -48,8 +49,8 @@ test: check  ## check, then all tests; those that speak to the server once more 
 		HEADWATER_TEST_POSTGRES=15 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS) $(ON_15); \
 	else echo "PostgreSQL 15 is not installed: its part of the tests is left out"; fi
 
-soak: setup  ## the random-operations test, long
-	HEADWATER_SOAK=1 $(BIN)/python -m pytest tests/integration/test_random_operations.py $(PYTEST_ARGS)
+soak: setup  ## the random-operations test, long: SEEDS=20 seeds (hours on two cores), or the one of SEED=
+	HEADWATER_SOAK=1 HEADWATER_SOAK_SEEDS=$(SEEDS) $(if $(SEED),HEADWATER_SEED=$(SEED)) $(BIN)/python -m pytest tests/integration/test_random_operations.py $(PYTEST_ARGS)
 
 bench: setup  ## the figures of docs/benchmarks.md, each beside its reference
 	@set -e; for program in tests/benchmarks/bench_*.py; do echo "== $$program"; $(BIN)/python $$program; done

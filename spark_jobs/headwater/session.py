@@ -16,8 +16,12 @@ import contextlib
 import fcntl
 import os
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +36,7 @@ SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+U
 """JDK_JAVA_OPTIONS for a demo or a test: in a JVM's first minutes compiling for the long run costs more than it saves
 (a MERGE of 1,000 rows: 3.6 against 6 CPU-seconds). A driver that runs for hours is better off without."""
 
+_JVM_END_SECONDS = 20.0
 _DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 
 _REQUIRED = {
@@ -146,7 +151,8 @@ def build_session(pipeline_name: str | None = None, app_name: str = "headwater")
     builder = SparkSession.builder
     for name, value in settings.items():
         builder = builder.config(name, value)
-    session = builder.getOrCreate()
+    with _interrupts_kept():
+        session = builder.getOrCreate()
     if not _has_delta(session):
         session.stop()
         raise Refused(
@@ -155,6 +161,17 @@ def build_session(pipeline_name: str | None = None, app_name: str = "headwater")
             remedy=f"add to spark-submit: --jars {','.join(jar_paths())}",
         )
     return session
+
+
+@contextlib.contextmanager
+def _interrupts_kept() -> Iterator[None]:
+    """PySpark puts its own handler of Ctrl-C, which cancels all jobs, in the place of the command's clean stop."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
 
 
 def _has_delta(session: SparkSession) -> bool:
@@ -185,22 +202,33 @@ def _log4j_file() -> str:
 
 
 def _end(owner: int, work: str) -> None:
-    """Stops Spark, waits for a JVM that this process started, and removes its folder: nothing stays behind."""
+    """Ends Spark, with a JVM that this process started, and removes its folder: nothing stays behind."""
     if os.getpid() != owner:
         return  # a forked child: the session is not its own
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
+    gateway = SparkContext._gateway
+    process = getattr(gateway, "proc", None)
+    # A JVM that hangs must not keep this process for ever: whatever is asked of it below ends with it.
+    deadline = threading.Timer(_JVM_END_SECONDS, _kill, (process,))
+    deadline.daemon = True
+    deadline.start()
     try:
         if SparkContext._active_spark_context is not None:
             SparkSession.builder.getOrCreate().stop()
-        gateway = SparkContext._gateway
-        process = getattr(gateway, "proc", None)
         if gateway is not None and process is not None:
             gateway.shutdown()
             process.stdin.close()
-            process.wait(timeout=20)
+            process.wait()
     except Exception as error:  # the process is ending: there is no caller left to raise to
         print(f"headwater: Spark did not end cleanly: {error}", file=sys.stderr)
     finally:
+        deadline.cancel()
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _kill(process: subprocess.Popen[bytes] | None) -> None:
+    if process is not None:
+        print(f"headwater: the JVM (process {process.pid}) did not end and is killed", file=sys.stderr)
+        process.kill()

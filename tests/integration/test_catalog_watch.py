@@ -6,20 +6,20 @@ harmed while it runs.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
 from fixtures.jobs import (
+    Outcome,
     Rows,
     assert_equal,
     catch_up,
-    in_thread,
+    following,
     lake_rows,
     load_tables,
     registry_of,
@@ -27,12 +27,10 @@ from fixtures.jobs import (
     states_of,
     until,
 )
+from fixtures.lakes import as_published
 from fixtures.pipelines import write_pipeline
-from fixtures.postgres import Database, new_database
-from headwater.config import Pipeline
-from headwater.embedded import EmbeddedServer
+from fixtures.postgres import Database
 from headwater.jobs.catalog_watch import CatalogWatch
-from headwater.jobs.replicate import replicate
 from headwater.lake.registry import State, TableRecord
 from headwater.names import TableName
 from headwater.source.catalog import read_catalog
@@ -94,6 +92,7 @@ def watched(database: Database, tmp_path: Path, request: pytest.FixtureRequest) 
             str(table.name): TableRecord(str(table.name), table.name.path, "active", schemas=((0, table.schema),))
             for table in read_catalog(connection, pipeline).tables
         }
+        records = {record.name: record for record in as_published(connection, PUBLICATION, *records.values())}
         watched = Watched(database, connection, CatalogWatch(pipeline, lambda: records), records)
         assert set(records) == set(TABLES)
         assert watched.found() == {}
@@ -135,7 +134,7 @@ def _again(name: str) -> str:
                 f"alter publication {PUBLICATION} add table only orders",
             ],
             "orders",
-            "left its publication and came back",
+            "left the publication headwater_shop and came back",
             _again("public.orders"),
         ),
         (
@@ -232,6 +231,22 @@ def test_a_publication_of_somebody_else_is_left_alone_with_an_alarm_and_the_exac
     watched.database.execute("update orders set n = 1")
 
 
+@pytest.mark.parametrize("watched", [True, False], indirect=True)
+def test_a_table_that_left_and_came_back_before_the_first_look_is_found_whoever_made_the_publication(
+    watched: Watched, tmp_path: Path
+) -> None:
+    with watched.database.superuser() as connection:
+        for change in ("drop", "add"):
+            connection.execute(f"alter publication {PUBLICATION} {change} table only orders, only events")
+    # A watch of its own: no driver has looked since the table was loaded.
+    watched.watch = CatalogWatch(write_pipeline(tmp_path, watched.database, *TABLES), lambda: watched.records)
+    found = watched.found()
+    assert set(found) == {"public.orders", "public.events"}
+    for name, (reason, remedy) in found.items():
+        assert "left the publication headwater_shop and came back" in reason
+        assert remedy == _again(name)
+
+
 def test_a_table_whose_lock_is_not_to_be_had_is_taken_out_by_a_later_look(watched: Watched) -> None:
     watched.database.execute("alter table orders drop constraint orders_pkey")
     with watched.database.connect(autocommit=False) as other:
@@ -267,55 +282,45 @@ HARMED = (KEYLESS, UNPUBLISHED, RECREATED)
 
 
 @dataclass(frozen=True)
-class Shop:
+class Shop(Outcome):
     """What the driver made of the harm, as it stood when it ended: tests run in any order."""
 
-    database: Database
-    pipeline: Pipeline
-    result: dict[str, Any]
-    records: dict[str, TableRecord]
     keyless: Rows
     published: frozenset[TableName]
 
 
 @pytest.fixture(scope="module")
-def shop(postgres: EmbeddedServer, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+def shop(shared_database: Database, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Shop:
     """Loaded, and harmed while replicate runs; nothing is written to the harmed tables before they are suspended."""
-    with new_database(postgres) as database:
-        for name in (HEALTHY, *HARMED):
-            database.execute(
-                f"create table {name} (id int primary key, n int)", f"insert into {name} values (1, 1), (2, 2)"
-            )
-        database.allow_publishing()
-        pipeline = write_pipeline(tmp_path_factory.mktemp("watch"), database, HEALTHY, *HARMED)
-        load_tables(pipeline)
-        stop = threading.Event()
-        running = in_thread(lambda: replicate(pipeline, None, None, stop))
+    database = shared_database
+    for name in (HEALTHY, *HARMED):
+        database.execute(
+            f"create table {name} (id int primary key, n int)", f"insert into {name} values (1, 1), (2, 2)"
+        )
+    pipeline = write_pipeline(tmp_path_factory.mktemp("watch"), database, HEALTHY, *HARMED)
+    load_tables(pipeline)
+    with following(pipeline) as running:
 
         def states() -> set[str]:
             assert not running.done(), running.exception() or running.result()
             return {registry_of(pipeline).record(name).state for name in HARMED}
 
-        try:
-            until(lambda: states() == {"active"}, "the driver follows the log")
-            database.execute(
-                "alter table keyless drop constraint keyless_pkey",
-                "drop table recreated",
-                "create table recreated (id int primary key, n int)",
-            )
-            with database.superuser() as connection:
-                connection.execute(f"alter publication {PUBLICATION} drop table unpublished")
-            until(lambda: states() == {"suspended"}, "the harmed tables are suspended", 30)
-            database.execute("update keyless set n = 5", "update healthy set n = 5", "update unpublished set n = 5")
-            _, expected = source_rows(database, HEALTHY)
-            until(lambda: states() and lake_rows(pipeline, HEALTHY) == expected, "the other table goes on")
-        finally:
-            stop.set()
-        result = running.result(60)
-        with connect(database.conninfo) as connection:
-            published = published_tables(connection, PUBLICATION)
-        records = dict(registry_of(pipeline).tables)
-        yield Shop(database, pipeline, result, records, lake_rows(pipeline, KEYLESS), published)
+        until(lambda: states() == {"active"}, "the driver follows the log")
+        database.execute(
+            "alter table keyless drop constraint keyless_pkey",
+            "drop table recreated",
+            "create table recreated (id int primary key, n int)",
+        )
+        with database.superuser() as connection:
+            connection.execute(f"alter publication {PUBLICATION} drop table unpublished")
+        until(lambda: states() == {"suspended"}, "the harmed tables are suspended", 30)
+        database.execute("update keyless set n = 5", "update healthy set n = 5", "update unpublished set n = 5")
+        _, expected = source_rows(database, HEALTHY)
+        until(lambda: states() and lake_rows(pipeline, HEALTHY) == expected, "the other table goes on")
+    with connect(database.conninfo) as connection:
+        published = published_tables(connection, PUBLICATION)
+    records = dict(registry_of(pipeline).tables)
+    return Shop(database, pipeline, running.result(), records, lake_rows(pipeline, KEYLESS), published)
 
 
 @pytest.mark.spark

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 import headwater
+from fixtures.lakes import HandLake
 from fixtures.pipelines import write_pipeline
 from fixtures.pooler import pooler
 from fixtures.postgres import Database
@@ -21,6 +23,9 @@ from headwater.embedded import EmbeddedServer
 from headwater.errors import Refused, SourceUnreachable, Transient
 from headwater.jobs.check import CheckReport, check, lake_problems, require_ok
 from headwater.jobs.drop import drop
+from headwater.jobs.load import load
+from headwater.lake import registry
+from headwater.position import Position
 from headwater.source.connection import connect
 from headwater.source.publication import add_tables, ensure_publications, read_publication
 from headwater.source.settings import standby_names
@@ -225,6 +230,30 @@ def test_a_lake_that_cannot_be_written_is_an_error_and_nothing_is_created(
         assert _errors(check(pipeline)) == {"lake_not_writable"}
     assert not lake_problems(str(tmp_path / "new" / "lake"))
     assert not (tmp_path / "new").exists()
+
+
+def test_a_lake_of_another_pipeline_or_a_newer_format_is_a_problem_in_the_list(
+    shop: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert check(shop).ok
+    server = Position("7", 1, 1)
+    HandLake(Path(shop.lake_path()), server, ["public.orders"], pipeline="billing")
+    [foreign] = [problem for problem in check(shop).problems if problem.code == "foreign_root"]
+    assert (foreign.severity, "'billing'" in foreign.message, foreign.where) == (
+        "error",
+        True,
+        "pipeline shop, key lake.root",
+    )
+    with pytest.raises(Refused) as refused:
+        load(shop)
+    assert refused.value.code == "foreign_root"
+    shutil.rmtree(shop.lake_path())
+    with monkeypatch.context() as newer:
+        newer.setattr(registry, "FORMAT_VERSION", 2)
+        HandLake(Path(shop.lake_path()), server, ["public.orders"])
+    [later] = [problem for problem in check(shop).problems if problem.is_error]
+    assert (later.code, later.severity) == ("newer_format", "error")
+    assert "upgrade Headwater" in later.remedy
 
 
 def test_check_and_drop_import_no_engine() -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fixtures.bank import TABLES, Writer, assert_cuts_consistent, create_bank, writing
+from fixtures.bank import ENTRIES, TABLES, Writer, assert_cuts_consistent, create_bank, writing
 from fixtures.jobs import JVM, READER, Job, assert_equal, catch_up, load_tables, states_of, until
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database, new_database
@@ -61,7 +61,7 @@ def bank(postgres: EmbeddedServer, spark: SparkSession, tmp_path_factory: pytest
     with new_database(postgres) as database, database.connect() as connection:
         create_bank(database)
         database.allow_publishing()
-        pipeline = write_pipeline(tmp_path_factory.mktemp("bank"), database, *TABLES)
+        pipeline = write_pipeline(tmp_path_factory.mktemp("bank"), database, *ENTRIES)
         yield Bank(database, pipeline, Writer(connection, seed=3))
 
 

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import psycopg
 import pytest
 
 import headwater
+from fixtures.waiting import until
 from headwater.embedded import EmbeddedServer
 from headwater.errors import Refused
 
@@ -43,13 +43,6 @@ with server.connect() as connection:
 if "exit" not in sys.argv:
     sys.stdin.read()
 """
-
-
-def until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.02)
 
 
 def gone(process: int) -> bool:
@@ -121,11 +114,11 @@ def test_a_server_ends_with_its_killed_program_even_if_a_forked_child_of_it_live
         assert not no_memory_left(memory)
         program.kill()
         try:
-            until(lambda: gone(int(server)) and gone(int(supervisor)))
+            until(lambda: gone(int(server)) and gone(int(supervisor)), "server and supervisor are gone")
         finally:
             if forked != "0":
                 os.kill(int(forked), signal.SIGKILL)
-        until(lambda: no_memory_left(memory))
+        until(lambda: no_memory_left(memory), "its shared memory is gone")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's death")
@@ -135,7 +128,7 @@ def test_a_server_ends_when_its_supervisor_is_killed(server_folder: Callable[[],
         supervisor, server, memory, _ = program.stdout.readline().split()
         program.stdout.readline()
         os.kill(int(supervisor), signal.SIGKILL)
-        until(lambda: gone(int(server)) and no_memory_left(memory))
+        until(lambda: gone(int(server)) and no_memory_left(memory), "server and memory are gone")
         program.kill()
 
 
@@ -146,7 +139,7 @@ def test_a_server_ends_with_a_program_that_forgot_to_stop_it(
         assert program.stdout is not None
         _, server, memory, _ = program.stdout.readline().split()
         assert program.wait(30) == 0
-    until(lambda: gone(int(server)) and no_memory_left(memory))
+    until(lambda: gone(int(server)) and no_memory_left(memory), "server and memory are gone")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other tests show it already: they do not run as root")
@@ -164,7 +157,7 @@ def test_a_server_runs_for_an_unprivileged_user_too(server_folder: Callable[[], 
         assert program.stdout.readline() == "logical\n"
         assert (folder / "data").stat().st_uid == 65534
         program.kill()
-        until(lambda: gone(int(server)))
+        until(lambda: gone(int(server)), "the server is gone")
 
 
 def python_for(identity: dict[str, Any]) -> str | None:

@@ -10,21 +10,17 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fixtures.bank import TABLES, Writer, assert_cuts_consistent, create_bank
-from fixtures.jobs import Hold, Job, armed, assert_equal, catch_up, in_thread, lake_path_of, load_tables, until
-from fixtures.pipelines import write_pipeline
-from fixtures.postgres import Database, new_database
+from fixtures.bank import TABLES, Bank, replicated_bank
+from fixtures.jobs import Hold, Job, armed, catch_up, in_thread, lake_path_of, until
 from headwater import failpoints
-from headwater.config import Pipeline
 from headwater.embedded import EmbeddedServer
 from headwater.errors import HeadwaterError
-from headwater.lake.ledger import Epoch, read_all, read_generation
+from headwater.lake.ledger import read_generation
 from headwater.lake.paths import position_file_path
 
 if TYPE_CHECKING:
@@ -33,73 +29,54 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 
-@dataclass
-class Bank:
-    database: Database
-    pipeline: Pipeline
-    folder: Path
-    writer: Writer
+@pytest.fixture(scope="module")
+def bank(postgres: EmbeddedServer, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bank]:
+    with replicated_bank(postgres, tmp_path_factory.mktemp("bank"), seed=11) as bank:
+        yield bank
 
-    def free_the_slot(self) -> None:
-        """What wal_sender_timeout does to a driver that does not answer."""
-        slot = self.pipeline.source.slot
-        with self.database.superuser() as connection:
-            connection.execute(
-                "select pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = %s", (slot,)
-            )
+
+def free_the_slot(bank: Bank) -> None:
+    """What wal_sender_timeout does to a driver that does not answer."""
+    slot = (bank.pipeline.source.slot,)
+    with bank.database.superuser() as connection:
+        connection.execute(
+            "select pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = %s", slot
+        )
 
         def is_free() -> bool:
-            with self.database.superuser() as connection:
-                row = connection.execute(
-                    "select active from pg_replication_slots where slot_name = %s", (slot,)
-                ).fetchone()
-            return row == (False,)
+            found = connection.execute("select active from pg_replication_slots where slot_name = %s", slot).fetchone()
+            return found == (False,)
 
         until(is_free, "the slot is free")
 
-    def epochs(self) -> list[Epoch]:
-        return read_all(self.pipeline.lake_path())
 
-    def generation(self) -> int:
-        return read_generation(self.pipeline.lake_path(), self.pipeline.name)
-
-    def position_file(self) -> str:
-        return Path(position_file_path(self.pipeline.lake_path())).read_text()
-
-    def assert_exact(self) -> None:
-        assert_equal(self.database, self.pipeline, *TABLES)
-        assert_cuts_consistent(self.pipeline)
+def _generation(bank: Bank) -> int:
+    return read_generation(bank.pipeline.lake_path(), bank.pipeline.name)
 
 
-@pytest.fixture(scope="module")
-def bank(postgres: EmbeddedServer, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bank]:
-    with new_database(postgres) as database, database.connect() as connection:
-        create_bank(database)
-        database.allow_publishing()
-        folder = tmp_path_factory.mktemp("bank")
-        pipeline = write_pipeline(folder, database, *TABLES)
-        load_tables(pipeline)
-        catch_up(pipeline)
-        yield Bank(database, pipeline, folder, Writer(connection, seed=11))
+def _position_file(bank: Bank) -> str:
+    return Path(position_file_path(bank.pipeline.lake_path())).read_text()
 
 
-@pytest.mark.parametrize("place", ["replicate.before_table_commit", "replicate.before_ledger"])
+@pytest.mark.parametrize(
+    ("place", "own_jvm"), [("replicate.before_table_commit", True), ("replicate.before_ledger", False)]
+)
 def test_a_stopped_driver_that_wakes_up_after_its_successor_publishes_nothing(
-    bank: Bank, spark: SparkSession, place: str
+    bank: Bank, spark: SparkSession, place: str, own_jvm: bool
 ) -> None:
     bank.writer.write(30)
     hold = Hold(bank.folder / place)
-    with Job(bank.pipeline, "replicate", failpoint=f"{place}={hold.action}", spark=spark) as job:
+    with Job(bank.pipeline, "replicate", failpoint=f"{place}={hold.action}", spark=None if own_jvm else spark) as job:
         until(lambda: hold.is_reached or job.process.poll() is not None, "the first driver stands", 120)
         stopped = [job.pid, *job.family]
         for process in stopped:
             os.kill(process, signal.SIGSTOP)
-        first = bank.generation()
-        bank.free_the_slot()
+        first = _generation(bank)
+        free_the_slot(bank)
         bank.writer.write(30)
         catch_up(bank.pipeline)
-        published, file = bank.epochs(), bank.position_file()
-        assert published[-1].generation == bank.generation() == first + 1
+        published, file = bank.epochs(), _position_file(bank)
+        assert published[-1].generation == _generation(bank) == first + 1
         bank.assert_exact()
 
         hold.release()
@@ -109,7 +86,7 @@ def test_a_stopped_driver_that_wakes_up_after_its_successor_publishes_nothing(
         assert status == 1 or job.result["stopped_by"] == "fenced", (status, job.result)
         assert not [epoch for epoch in bank.epochs() if epoch.generation == first and epoch not in published]
     assert bank.epochs() == published
-    assert bank.position_file() == file
+    assert _position_file(bank) == file
     bank.assert_exact()
     bank.writer.write(10)
     catch_up(bank.pipeline)
@@ -129,25 +106,31 @@ def _outcome(job: Future[Any]) -> str:
     return error.code
 
 
+def _assert_only_the_new_one_publishes(
+    bank: Bank, old: Future[Any], old_hold: Hold, new: Future[Any], new_hold: Hold
+) -> None:
+    new_hold.reached(new)
+    before = bank.epochs()
+    old_hold.release()
+    assert _outcome(old) in ("fenced", "source_unreachable")
+    assert bank.epochs() == before
+    new_hold.release()
+    assert new.result(90)["stopped_by"] == "until"
+
+
 def test_a_table_commit_that_lands_after_the_successor_began_is_counted_once(bank: Bank) -> None:
     """The successor has raised the generation and not yet read the tables: it finds the late commit there."""
     bank.writer.write(30)
     with armed(bank.folder, "replicate.before_table_commit") as old_hold:
         old = in_thread(lambda: catch_up(bank.pipeline))
         old_hold.reached(old)
-        bank.free_the_slot()
+        free_the_slot(bank)
         bank.writer.write(10)
         new_hold = Hold(bank.folder / "successor")
         os.environ["HEADWATER_FAILPOINT"] += f";replicate.after_generation={new_hold.action}"
         failpoints._reached.pop("replicate.after_generation", None)
         new = in_thread(lambda: catch_up(bank.pipeline))
-        new_hold.reached(new)
-        before = bank.epochs()
-        old_hold.release()
-        assert _outcome(old) in ("fenced", "source_unreachable")
-        assert bank.epochs() == before
-        new_hold.release()
-        assert new.result(90)["stopped_by"] == "until"
+        _assert_only_the_new_one_publishes(bank, old, old_hold, new, new_hold)
     bank.assert_exact()
 
 
@@ -160,19 +143,13 @@ def test_a_successor_that_meets_a_late_commit_reads_the_position_and_skips(bank:
         old = in_thread(lambda: catch_up(bank.pipeline))
         old_hold.reached(old)
         until(lambda: sum(_version(bank, name) > versions[name] for name in TABLES) == others, "all others")
-        bank.free_the_slot()
+        free_the_slot(bank)
         bank.writer.write(10)
         new_hold = Hold(bank.folder / "successor_in_apply")
         os.environ["HEADWATER_FAILPOINT"] = f"replicate.before_table_commit={new_hold.action}"
         failpoints._reached.clear()
         new = in_thread(lambda: catch_up(bank.pipeline))
-        new_hold.reached(new)
-        before = bank.epochs()
-        old_hold.release()
-        assert _outcome(old) in ("fenced", "source_unreachable")
-        assert bank.epochs() == before
-        new_hold.release()
-        assert new.result(90)["stopped_by"] == "until"
+        _assert_only_the_new_one_publishes(bank, old, old_hold, new, new_hold)
     bank.assert_exact()
 
 

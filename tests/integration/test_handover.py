@@ -7,7 +7,8 @@ are stopped at failpoints, so that everything below happens at exactly the momen
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from fixtures.jobs import (
     armed,
     assert_equal,
     catch_up,
+    following,
     in_thread,
     lake_path_of,
     load_tables,
@@ -30,13 +32,15 @@ from fixtures.jobs import (
     until,
 )
 from fixtures.pipelines import write_pipeline
-from fixtures.postgres import Database, new_database, until_commits_are_held
+from fixtures.postgres import Database, commits_held
 from headwater.config import Pipeline
-from headwater.embedded import EmbeddedServer
 from headwater.errors import LostLease, Transient
 from headwater.lake.ledger import read_all, read_generation
+from headwater.lake.registry import Capture
 from headwater.lake.tables import current
+from headwater.source.samples import commit_position
 from headwater.source.slot import read_slot
+from headwater.source.snapshots import VisibilitySnapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,10 +58,8 @@ class Source:
 
 
 @pytest.fixture(scope="module")
-def source(postgres: EmbeddedServer, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
-    with new_database(postgres) as database:
-        database.allow_publishing()
-        yield Source(database, tmp_path_factory.mktemp("handover"))
+def source(shared_database: Database, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Source:
+    return Source(shared_database, tmp_path_factory.mktemp("handover"))
 
 
 # One load of several tables is stopped while it commits the first one. What happens then is open at, or just before,
@@ -112,35 +114,17 @@ def _prepare(database: Database) -> None:
         connection.commit()
 
 
-class _stalled_commit:  # noqa: N801 (a context manager)
+@contextmanager
+def _stalled_commit(database: Database, statement: str) -> Iterator[None]:
     """`statement` committed in the log and visible to nobody, because its synchronous standby is missing."""
-
-    def __init__(self, database: Database, statement: str) -> None:
-        self._database, self._statement = database, statement
-
-    def __enter__(self) -> None:
-        self._set("nobody")
-        self._writing = in_thread(lambda: self._database.execute(self._statement))
-        until(lambda: self._stalled() or self._writing.done(), "the commit waits for its standby")
-        assert not self._writing.done()
-
-    def __exit__(self, *_: object) -> None:
-        self._set("")
-        self._writing.result(30)
-
-    def _set(self, names: str) -> None:
-        with self._database.superuser() as connection:
-            connection.execute(f"alter system set synchronous_standby_names = '{names}'")
-            connection.execute("select pg_reload_conf()")
-        if names:
-            until_commits_are_held(self._database.server)
-        else:
-            until(lambda: self._database.query("show synchronous_standby_names") == [("",)], "the setting is gone")
-
-    def _stalled(self) -> bool:
-        with self._database.superuser() as connection:
-            found = connection.execute("select 1 from pg_stat_activity where wait_event = 'SyncRep'").fetchone()
-        return found is not None
+    with commits_held(database.server):
+        writing = in_thread(lambda: database.execute(statement))
+        with database.superuser() as watcher:
+            stalled = "select 1 from pg_stat_activity where wait_event = 'SyncRep'"
+            until(lambda: watcher.execute(stalled).fetchone() or writing.done(), "the commit waits for its standby")
+        assert not writing.done()
+        yield
+    writing.result(30)
 
 
 def test_changes_before_the_capture_point_are_not_applied_again(source: Source, handed_over: Pipeline) -> None:
@@ -153,8 +137,6 @@ def test_a_commit_that_waited_for_its_standby_at_the_capture_point_is_not_lost(
     source: Source, handed_over: Pipeline
 ) -> None:
     # Its end lies at or below the capture LSN, and the snapshot did not see it: comparing LSNs would skip it.
-    capture = record_of(handed_over, "public.b_stalled").capture
-    assert capture is not None
     assert (6, 1, "stalled") in source_rows(source.database, "b_stalled")[1]
     assert_equal(source.database, handed_over, "public.b_stalled")
 
@@ -172,11 +154,76 @@ def test_subtransactions_open_at_the_capture_point_are_judged_by_their_top_level
     assert_equal(source.database, handed_over, "public.b_subtransactions")
 
 
+def test_a_transaction_open_at_the_capture_point_is_applied_once_when_it_commits(
+    source: Source, handed_over: Pipeline
+) -> None:
+    # Its id lies below those of transactions that were applied long before it. Until it has ended, visibility decides.
+    database, name = source.database, "public.d_late"
+    database.execute(
+        "create table d_late (id int primary key, n int)", "insert into d_late select i, 0 from generate_series(1, 5) i"
+    )
+    pipeline = source.pipeline(FIRST, *STAGES, name)
+    with armed(source.folder, "load.before_commit") as hold, database.connect(autocommit=False) as late:
+        loading = in_thread(lambda: load_tables(pipeline, FIRST, name, again=True))
+        hold.reached(loading)
+        late.execute("insert into d_late values (6, 1)")
+        late.execute("delete from d_late where id = 1")
+        # Ended before the capture point with a higher id: the snapshot sees it, and has to list the other one.
+        database.execute("update d_late set n = 1 where id = 5")
+        hold.release()
+        assert states_of(loading.result(120)) == {FIRST: "catching up", name: "catching up"}
+        database.execute("insert into d_late values (7, 2)", "update d_late set n = 2 where id = 2")
+        assert states_of(catch_up(pipeline))[name] == "active"
+        assert_equal(database, pipeline, name)
+        assert _capture(pipeline, name).handover_end is None, "a transaction below the snapshot's end still runs"
+        late.execute("update d_late set n = 3 where id = 3")
+        late.commit()
+        committed = commit_position(late)
+    assert states_of(catch_up(pipeline))[name] == "active"
+    assert_equal(database, pipeline, name)
+    end = _capture(pipeline, name).handover_end
+    assert end is not None
+    assert end >= committed.lsn
+
+    # Far past it, ids have wrapped and look as if the snapshot had seen them all: nobody may ask it any more.
+    record = record_of(pipeline, name)
+    capture = _capture(pipeline, name)
+    wrapped = VisibilitySnapshot.parse(capture.snapshot).xmax + (1 << 30)
+    registry = registry_of(pipeline)
+    registry.write(replace(record, capture=replace(capture, snapshot=f"{wrapped}:{wrapped}:")))
+    database.execute("insert into d_late values (8, 4)", "update d_late set n = 4 where id = 2")
+    catch_up(pipeline)
+    assert_equal(database, pipeline, name)
+
+
+def test_a_hand_over_ends_under_a_driver_that_runs_on(source: Source, handed_over: Pipeline) -> None:
+    database, name = source.database, STAGES[0]
+    with armed(source.folder, "load.before_commit") as hold, database.connect(autocommit=False) as late:
+        loading = in_thread(lambda: load_tables(handed_over, FIRST, name, again=True))
+        hold.reached(loading)
+        late.execute("update b_before set n = 9 where id = 2")
+        database.execute("update b_before set n = 8 where id = 3")
+        hold.release()
+        loading.result(120)
+        with following(handed_over) as running:
+            until(lambda: record_of(handed_over, name).state == "active" or running.done(), "the driver runs")
+            assert _capture(handed_over, name).handover_end is None
+            late.commit()
+            until(lambda: _capture(handed_over, name).handover_end is not None or running.done(), "it has ended")
+    assert running.result()["stopped_by"] == "signal"
+    assert_equal(database, handed_over, name)
+
+
+def _capture(pipeline: Pipeline, name: str) -> Capture:
+    capture = record_of(pipeline, name).capture
+    assert capture is not None
+    return capture
+
+
 def test_a_loaded_table_joins_cuts_only_from_its_capture_point_on(handed_over: Pipeline) -> None:
     for epoch in read_all(handed_over.lake_path()):
         for name in (FIRST, *STAGES):
-            capture = record_of(handed_over, name).capture
-            assert capture is not None
+            capture = _capture(handed_over, name)
             # Other tests load some of these again: an epoch before that speaks of an earlier capture point.
             before = epoch.applied_at < datetime.fromisoformat(capture.taken_at)
             if epoch.tables[name].state == "active" and not before:

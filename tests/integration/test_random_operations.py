@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from fixtures.jobs import following
 from fixtures.oracle import Oracle, assert_every_cut_is_a_state_the_source_had, assert_same, content_of_lake
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
@@ -98,23 +99,8 @@ def running_driver(pipeline: Pipeline) -> Iterator[None]:
             driver.terminate()
             assert driver.wait(timeout=180) == 0
         return
-    stop, failures = threading.Event(), list[Exception]()
-
-    def follow() -> None:
-        try:
-            replicate(pipeline, None, None, stop)
-        except Exception as failure:
-            failures.append(failure)
-
-    thread = threading.Thread(target=follow)
-    thread.start()
-    try:
+    with following(pipeline):
         yield
-    finally:
-        stop.set()
-        thread.join(120)
-    assert not failures
-    assert not thread.is_alive()
 
 
 def assert_lake_is_the_source(pipeline: Pipeline, spark: SparkSession, oracle: Oracle) -> None:

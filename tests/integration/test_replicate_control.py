@@ -10,11 +10,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
@@ -22,10 +21,11 @@ from deltalake import write_deltalake
 
 from fixtures.jobs import (
     Job,
+    Outcome,
     Rows,
     assert_equal,
     catch_up,
-    in_thread,
+    following,
     lake_path_of,
     lake_rows,
     load_tables,
@@ -37,14 +37,12 @@ from fixtures.jobs import (
 )
 from fixtures.lakes import HandLake
 from fixtures.pipelines import write_pipeline
-from fixtures.postgres import Database, new_database
+from fixtures.postgres import Database
 from headwater.config import Pipeline, load_pipeline
-from headwater.embedded import EmbeddedServer
 from headwater.errors import LostLease, Refused, SlotGap, SourceChanged
 from headwater.jobs.replicate import replicate
 from headwater.lake.ledger import Epoch, read_all
 from headwater.lake.position_file import read_position_file
-from headwater.lake.registry import TableRecord
 from headwater.position import Position, format_lsn, parse_lsn
 from headwater.source.connection import connect, identify
 from headwater.source.samples import commit_position
@@ -72,18 +70,15 @@ SUSPENDED = {
     "public.retyped": ("other types: n",),
     "public.nans": ("column amount holds a value that the lake's type decimal(5,2) cannot hold",),
     "public.contradicted": ("update met no row at key (1000)", "insert met a row at key (1)"),
+    "public.rejoined": ("it left the publication headwater_shop and came back",),
 }
 WITH_VALUES = ("public.nans", "public.nulled", "public.texts")
 
 
 @dataclass(frozen=True)
-class Shop:
+class Shop(Outcome):
     """What replicate made of the harm, as it stood then: tests run in any order, and some go on from here."""
 
-    database: Database
-    pipeline: Pipeline
-    result: dict[str, Any]
-    records: dict[str, TableRecord]
     source: dict[str, Rows]
     lake: dict[str, Rows]
     newest: Epoch
@@ -94,40 +89,39 @@ class Shop:
 
 
 @pytest.fixture(scope="module")
-def shop(postgres: EmbeddedServer, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+def shop(shared_database: Database, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Shop:
     """Loaded, followed once, harmed in every way, and replicated over that."""
-    with new_database(postgres) as database:
-        plain = [name for name in (*HEALTHY, *SUSPENDED) if name not in WITH_VALUES]
-        database.execute(
-            *(f"create table {name} (id int primary key, n int, note text)" for name in plain),
-            *(f"insert into {name} select i, i, 'row ' || i from generate_series(1, 20) i" for name in plain),
-            *(f"create table {name} (id int primary key, amount numeric(5,2), at timestamptz)" for name in WITH_VALUES),
-            *(f"insert into {name} select i, i, '2024-02-29' from generate_series(1, 3) i" for name in WITH_VALUES),
-        )
-        database.allow_publishing()
-        options: dict[str, dict[str, str]] = {
-            "public.repaired": {"on_divergence": "repair"},
-            "public.reported": {"on_divergence": "report"},
-            "public.nulled": {"on_bad_value": "null"},
-            "public.texts": {"on_bad_value": "string"},
-        }
-        entries = [{"name": name, **options[name]} if name in options else name for name in (*HEALTHY, *SUSPENDED)]
-        pipeline = write_pipeline(tmp_path_factory.mktemp("shop"), database, *entries)
-        load_tables(pipeline)
-        database.execute(*(f"update {name} set n = n + 100 where id < 4" for name in plain))
-        assert set(states_of(catch_up(pipeline)).values()) == {"active"}
-        _harm(database, pipeline, spark)
-        result = catch_up(pipeline)
-        names = [name for name in (*HEALTHY, *SUSPENDED) if name != "public.renamed"]
-        yield Shop(
-            database,
-            pipeline,
-            result,
-            dict(registry_of(pipeline).tables),
-            {name: source_rows(database, name)[1] for name in names if name not in WITH_VALUES},
-            {name: lake_rows(pipeline, name) for name in names},
-            read_all(pipeline.lake_path())[-1],
-        )
+    database = shared_database
+    plain = [name for name in (*HEALTHY, *SUSPENDED) if name not in WITH_VALUES]
+    database.execute(
+        *(f"create table {name} (id int primary key, n int, note text)" for name in plain),
+        *(f"insert into {name} select i, i, 'row ' || i from generate_series(1, 20) i" for name in plain),
+        *(f"create table {name} (id int primary key, amount numeric(5,2), at timestamptz)" for name in WITH_VALUES),
+        *(f"insert into {name} select i, i, '2024-02-29' from generate_series(1, 3) i" for name in WITH_VALUES),
+    )
+    options: dict[str, dict[str, str]] = {
+        "public.repaired": {"on_divergence": "repair"},
+        "public.reported": {"on_divergence": "report"},
+        "public.nulled": {"on_bad_value": "null"},
+        "public.texts": {"on_bad_value": "string"},
+    }
+    entries = [{"name": name, **options[name]} if name in options else name for name in (*HEALTHY, *SUSPENDED)]
+    pipeline = write_pipeline(tmp_path_factory.mktemp("shop"), database, *entries)
+    load_tables(pipeline)
+    database.execute(*(f"update {name} set n = n + 100 where id < 4" for name in plain))
+    assert set(states_of(catch_up(pipeline)).values()) == {"active"}
+    _harm(database, pipeline, spark)
+    result = catch_up(pipeline)
+    names = [name for name in (*HEALTHY, *SUSPENDED) if name != "public.renamed"]
+    return Shop(
+        database,
+        pipeline,
+        result,
+        dict(registry_of(pipeline).tables),
+        {name: source_rows(database, name)[1] for name in names if name not in WITH_VALUES},
+        {name: lake_rows(pipeline, name) for name in names},
+        read_all(pipeline.lake_path())[-1],
+    )
 
 
 FOREIGN = pa.table({"id": pa.array([99], pa.int32()), "n": pa.array([1], pa.int32()), "note": ["foreign"]})
@@ -150,24 +144,25 @@ def _harm(database: Database, pipeline: Pipeline, spark: SparkSession) -> None:
         publication = pipeline.source.publication
         connection.execute(f"alter publication {publication} add table recreated")
         # What an unpublished table does not tell: a row gone and a row come, of which the lake knows nothing.
-        for name in ("contradicted", "repaired", "reported"):
+        for name in ("contradicted", "repaired", "reported", "rejoined"):
             connection.execute(f"alter publication {publication} drop table {name}")
             connection.execute(f"insert into {name} values (1000, 1, 'untold'), (1001, 1, 'untold')")
             connection.execute(f"delete from {name} where id = 1")
             connection.execute(f"alter publication {publication} add table {name}")
+    # That alone suspends a table at once; where the log itself is to tell, nobody knows of it.
+    registry = registry_of(pipeline)
+    for name in ("public.contradicted", "public.repaired", "public.reported"):
+        registry.write(replace(registry.record(name), membership=None))
     database.execute(
         *(
-            statement
+            # One transaction, so one batch: a table is suspended by the first that contradicts.
+            f"update {name} set n = 5 where id = 1000; delete from {name} where id = 1001; "
+            f"insert into {name} values (1, 1, 'came back')"
             for name in ("contradicted", "repaired", "reported")
-            for statement in (
-                f"update {name} set n = 5 where id = 1000",
-                f"delete from {name} where id = 1001",
-                f"insert into {name} values (1, 1, 'came back')",
-            )
         ),
         *(
             f"update {name} set note = 'after' where id between 5 and 8"
-            for name in ("appended", "optimized", "renamed_now", "added", "retyped", "orders")
+            for name in ("appended", "optimized", "renamed_now", "added", "retyped", "rejoined", "orders")
         ),
         "insert into recreated values (1, 1, 'second life')",
     )
@@ -255,18 +250,16 @@ def test_a_foreign_commit_between_load_and_the_first_replicate_suspends(shop: Sh
 
 def test_a_foreign_commit_while_replicate_runs_suspends_before_anything_is_applied_on_top(shop: Shop) -> None:
     pipeline = shop.now()
-    stop = threading.Event()
-    running = in_thread(lambda: replicate(pipeline, None, None, stop))
     generation = read_all(pipeline.lake_path())[-1].generation
-    until(lambda: _generation(pipeline) > generation or running.done(), "replicate runs")
-    shop.database.execute("update orders set n = 1 where id = 1", "update optimized set n = 1 where id = 1")
-    until(lambda: _source_equals(shop, pipeline, "public.optimized") or running.done(), "the first change has come")
-    write_deltalake(lake_path_of(pipeline, "public.optimized"), FOREIGN, mode="append")
-    shop.database.execute("update optimized set n = 2 where id = 1", "update orders set n = 2 where id = 1")
-    until(lambda: record_of(pipeline, "public.optimized").state == "suspended" or running.done(), "it is suspended")
-    until(lambda: _source_equals(shop, pipeline, "public.orders") or running.done(), "the other table goes on")
-    stop.set()
-    assert running.result(60)["stopped_by"] == "signal"
+    with following(pipeline) as running:
+        until(lambda: _generation(pipeline) > generation or running.done(), "replicate runs")
+        shop.database.execute("update orders set n = 1 where id = 1", "update optimized set n = 1 where id = 1")
+        until(lambda: _source_equals(shop, pipeline, "public.optimized") or running.done(), "the first change has come")
+        write_deltalake(lake_path_of(pipeline, "public.optimized"), FOREIGN, mode="append")
+        shop.database.execute("update optimized set n = 2 where id = 1", "update orders set n = 2 where id = 1")
+        until(lambda: record_of(pipeline, "public.optimized").state == "suspended" or running.done(), "it is suspended")
+        until(lambda: _source_equals(shop, pipeline, "public.orders") or running.done(), "the other table goes on")
+    assert running.result()["stopped_by"] == "signal"
     assert (1, 1, "row 1") in lake_rows(pipeline, "public.optimized")
 
 
@@ -315,7 +308,7 @@ def test_sigterm_is_a_clean_stop_and_load_and_replicate_take_turns(shop: Shop, s
             assert load.wait() == 1
             assert load.result["error"]["code"] == "already_running"
         os.kill(job.pid, signal.SIGTERM)
-        assert job.wait(30) == (4 if "suspended" in states_of(job.result).values() else 0)
+        assert job.wait() == (4 if "suspended" in states_of(job.result).values() else 0)
         assert job.result["stopped_by"] == "signal"
         assert parse_lsn(job.result["position"]["lsn"]) == read_all(pipeline.lake_path())[-1].position.lsn
         assert not job.left

@@ -6,14 +6,14 @@ import itertools
 import json
 import shutil
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from fixtures.jobs import beside, following
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database, new_database
 from headwater.cli import main
@@ -217,28 +217,6 @@ def test_what_the_lake_has_not_got_yet_is_late_and_not_different(
     assert "no such table" in table["reason"]
 
 
-@contextmanager
-def running(work: Callable[[threading.Event], object]) -> Iterator[None]:
-    """`work` in a thread until the block ends; its failure fails the test."""
-    stop, failures = threading.Event(), list[BaseException]()
-
-    def run() -> None:
-        try:
-            work(stop)
-        except BaseException as failure:
-            failures.append(failure)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join(60)
-    assert not failures
-    assert not thread.is_alive()
-
-
 def test_it_works_while_the_source_writes_and_still_sees_a_true_difference(
     database: Database, tmp_path: Path, spark: SparkSession
 ) -> None:
@@ -264,15 +242,12 @@ def test_it_works_while_the_source_writes_and_still_sees_a_true_difference(
                 connection.execute("insert into people values (%s, 'new', 0)", (2000 + number,))
                 connection.execute("insert into events values ('tick', %s)", (number % 5,))
 
-    def follow(stop: threading.Event) -> None:
-        replicate(pipeline, None, None, stop)
-
-    with running(follow), running(write):
+    with following(pipeline), beside(write):
         clean = verify(pipeline)["tables"]
         for table in clean.values():
             assert (table["missing"], table["extra"], table["different"], table["keys"]) == (0, 0, 0, [])
     spark.sql(f"update delta.`{pipeline.lake_path()}/public/people` set name = 'wrong' where id = 250")
-    with running(write):
+    with beside(write):
         until_now(pipeline)  # the driver meets the foreign commit: the table is suspended and stands still
         table = verify(pipeline, [TableName.parse(PEOPLE)])["tables"][PEOPLE]
     assert table["state"] == "suspended"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import headwater
-from fixtures.lakes import HandLake, LogFollower
+from fixtures.lakes import HandLake, LogFollower, as_published
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.config import Pipeline
@@ -216,6 +216,10 @@ def test_a_table_that_catches_up_is_waited_for_and_one_that_loads_is_not(shop: S
 
 SILENCED = [
     (["alter publication headwater_shop drop table orders"], "is not in the publication"),
+    (
+        [f"alter publication headwater_shop {change} table orders" for change in ("drop", "add")],
+        "left the publication headwater_shop and came back",
+    ),
     (["drop table orders", "create table orders (id int primary key)"], "was dropped and created again"),
     (["alter table orders rename to sold", "create table orders (id int primary key)"], "was renamed to public.sold"),
 ]
@@ -227,7 +231,8 @@ def _register(shop: Shop) -> None:
     with connect(shop.pipeline.conninfo()) as connection:
         for table in read_catalog(connection, shop.pipeline).tables:
             record = shop.lake.registry.record(str(table.name))
-            shop.lake.registry.write(replace(record, schemas=((0, table.schema),)))
+            record = replace(record, schemas=((0, table.schema),))
+            shop.lake.registry.write(*as_published(connection, shop.pipeline.source.publication, record))
 
 
 @pytest.mark.parametrize(("statements", "reason"), SILENCED)

@@ -169,6 +169,12 @@ def test_commands_for_people_start_without_an_engine(pipeline_file: Path, comman
     assert _imported([command, str(pipeline_file)], ("pyspark", "pandas", "deltalake", "pyarrow")) == []
 
 
+@pytest.mark.parametrize("command", ["wait", "status"])
+def test_commands_that_poll_the_lake_start_without_spark(pipeline_file: Path, command: str) -> None:
+    arguments = [command, str(pipeline_file), *(["--timeout", "0s"] if command == "wait" else [])]
+    assert _imported(arguments, ("pyspark", "py4j", "pandas", "delta", "multiprocessing.process")) == []
+
+
 def _imported(arguments: list[str], modules: tuple[str, ...]) -> list[str]:
     """Which of `modules` a run of the command line imports."""
     program = (

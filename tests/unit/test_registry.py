@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +32,7 @@ TABLE = TableRecord(
     start_lsn=2**40,
     capture=Capture(2**40, "10:20:10,14", None, "2026-01-01T00:00:00Z"),
     schemas=((2**40, SCHEMA),),
+    membership=2**31 + 7,
 )
 PIPELINE = PipelineRecord("7318", 1, "slot", "publication", 5, True, True)
 
@@ -99,6 +101,17 @@ def test_a_lake_of_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(Refused) as refused:
         Registry.open(str(tmp_path), "shop")
     assert refused.value.code == "newer_format"
+
+
+def test_a_table_that_a_registry_without_memberships_holds_is_read(tmp_path: Path) -> None:
+    registry = Registry.create(str(tmp_path), "shop")
+    row = registry._row(TABLE)
+    document = json.loads(row["document"])
+    del document["membership"]
+    registry._commit([{**row, "document": json.dumps(document)}])
+    read = Registry.open(str(tmp_path), "shop")
+    assert read is not None
+    assert read.tables == {"public.orders": replace(TABLE, membership=None)}
 
 
 def test_a_registry_of_many_changes_stays_small_and_loses_nothing(

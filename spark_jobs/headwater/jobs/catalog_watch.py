@@ -77,14 +77,13 @@ class _Facts:
 
 
 class CatalogWatch:
-    """Watches the tables that `records` gives, the registry's as it is then. `poll` belongs to one thread at a time."""
+    """Watches the tables that `records` gives, the registry's as it is then. One thread at a time may look."""
 
     def __init__(self, pipeline: Pipeline, records: Callable[[], Mapping[str, TableRecord]]) -> None:
         self._pipeline = pipeline
         self._records = records
         self._both = (pipeline.source.publication, inserts_name(pipeline.source.publication))
         self._digest: str | None = None
-        self._memberships: dict[str, int] = {}
         self._known: set[str] = set()  # found already: one finding a table is enough
         self._alarms: dict[str, float] = {}
         self._again = False
@@ -92,17 +91,21 @@ class CatalogWatch:
         self._lock = threading.Lock()
         self._found: list[tuple[str, SchemaChanged]] = []
 
+    def look(self, connection: Connection) -> None:
+        """Look once, over an autocommit connection."""
+        tables = {name: record for name, record in list(self._records().items()) if record.schemas}
+        ids = {leaf.relation_id for record in tables.values() for leaf in record.schema.leaves}
+        digest = self._read_digest(connection, ids | {record.schema.relation_id for record in tables.values()})
+        if digest == self._digest and not self._retry_due():
+            return
+        self._again = False
+        self._judge_all(connection, tables, self._read_facts(connection, tables))
+        self._digest = digest
+
     def poll(self, connection: Connection) -> None:
-        """Look once. An autocommit connection; only its loss is raised, anything else is logged and tried again."""
+        """Look again and again: only the loss of `connection` is raised, anything else is logged and tried again."""
         try:
-            tables = {name: record for name, record in list(self._records().items()) if record.schemas}
-            ids = {leaf.relation_id for record in tables.values() for leaf in record.schema.leaves}
-            digest = self._read_digest(connection, ids | {record.schema.relation_id for record in tables.values()})
-            if digest == self._digest and not self._retry_due():
-                return
-            self._again = False
-            self._judge_all(connection, tables, self._read_facts(connection, tables))
-            self._digest = digest
+            self.look(connection)
         except Exception as reason:
             if connection.closed:
                 raise
@@ -168,10 +171,6 @@ class CatalogWatch:
         found = standing_problem(standing)
         if found is not None:
             return SchemaChanged(found.message, where=name, remedy=found.remedy)
-        assert standing.membership is not None
-        if self._memberships.setdefault(name, standing.membership) != standing.membership:
-            message = "it left its publication and came back: what was changed in between is not in the log"
-            return SchemaChanged(message, where=name, remedy=again)
         publication = facts.publications[standing.registered.publication]
         if publication is not None:
             for problem in publication_problems(publication):

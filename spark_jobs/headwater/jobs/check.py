@@ -2,7 +2,7 @@
 
 An unreachable source is `SourceUnreachable` (exit 1) and a refused log-in `Refused`: without a session there is
 nothing to report on. The other jobs begin with `require_ok`, so that they refuse before they change anything.
-Runs without Spark: imports only what PostgreSQL and the pipeline file need.
+Runs without Spark: imports only what PostgreSQL and the pipeline file need, and delta-rs where a lake exists.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from headwater.config import Pipeline
+from headwater.errors import Refused
+from headwater.lake.paths import registry_path
 from headwater.source.catalog import Catalog, read_catalog
 from headwater.source.connection import Connection, connect, errors_named
 from headwater.source.problems import Problem, error, refuse_errors
 from headwater.source.publishing_rights import publishing_problems
 from headwater.source.settings import server_problems, version_problems
 
-__all__ = ["CheckReport", "Problem", "check", "lake_problems", "require_ok"]
+__all__ = ["CheckReport", "Problem", "check", "lake_problems", "registry_problems", "require_ok"]
 
 APPLICATION_NAME = "headwater"
 
@@ -57,6 +59,7 @@ def _inspect(connection: Connection, pipeline: Pipeline, lake: str) -> CheckRepo
     problems = [
         *server_problems(connection, pipeline.source.slot, [APPLICATION_NAME]),
         *lake_problems(lake),
+        *registry_problems(lake, pipeline.name),
         *catalog.problems,
         *publishing_problems(connection, pipeline.source.publication, others, insert_only),
     ]
@@ -81,4 +84,17 @@ def lake_problems(root: str) -> list[Problem]:
     anyone_may = os.stat(folder).st_mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH)
     if not anyone_may or not os.access(folder, os.W_OK | os.X_OK):
         return [error("lake_not_writable", "lake.root", f"the folder {folder} is not writable", remedy)]
+    return []
+
+
+def registry_problems(root: str, pipeline_name: str) -> list[Problem]:
+    """Whether a lake that exists under `root` is this pipeline's, in a format that this Headwater knows."""
+    if not os.path.isdir(registry_path(root)):
+        return []  # nothing was ever loaded there, and delta-rs takes longer to import than all else here
+    from headwater.lake.registry import Registry
+
+    try:
+        Registry.open(root, pipeline_name)
+    except Refused as refused:
+        return [error(refused.code, refused.where, refused.message, refused.remedy)]
     return []

@@ -41,6 +41,7 @@ from headwater.source.publication import add_tables, ensure_publications, insert
 from headwater.source.slot import SlotState, create_slot, drop_slot, read_slot
 from headwater.source.snapshots import CapturePoint, VisibilitySnapshot, capture_point, handover_end
 from headwater.source.snapshots import wait_for_old_transactions as wait_out
+from headwater.source.standing import Registered, read_standings
 
 log = logging.getLogger(__name__)
 
@@ -68,12 +69,14 @@ def load(
             _retire(pipeline, registry)
             wanted = [t for t in chosen if again or not _is_loaded(registry, t.name)]
             _refuse_running(connection, pipeline)
-            _prepare_source(connection, pipeline, registry, wanted)
+            memberships = _prepare_source(connection, pipeline, registry, wanted)
             results = {str(t.name): _skipped(registry.tables[str(t.name)]) for t in chosen if t not in wanted}
             if wanted:
                 spark = build_session(pipeline.name, app_name=f"headwater load {pipeline.name}")
                 for table in wanted:
-                    results[str(table.name)] = _load_table(spark, connection, pipeline, registry, table, progress)
+                    membership = memberships[table.name]
+                    loaded = _load_table(spark, connection, pipeline, registry, table, membership, progress)
+                    results[str(table.name)] = loaded
             _finish_handovers(connection, registry)
     return {"tables": results, "seconds": round(time.monotonic() - started, 3)}
 
@@ -124,8 +127,8 @@ def _refuse_running(connection: Connection, pipeline: Pipeline) -> None:
 
 def _prepare_source(
     connection: Connection, pipeline: Pipeline, registry: Registry, wanted: Sequence[CatalogTable]
-) -> None:
-    """Publications, slot, members, and the end of every transaction older than a membership."""
+) -> dict[TableName, int]:
+    """Publications, slot, members, and the end of every transaction older than a membership; those memberships."""
     source = pipeline.source
     made_publication = ensure_publications(connection, source.publication, pipeline=pipeline.name)
     slot = read_slot(connection, source.slot)
@@ -159,14 +162,19 @@ def _prepare_source(
             # In the same commit: once the pipeline starts behind the gap, no table may be taken for whole.
             *(record.entered("loading", gap) for record in loaded.values() if gap),
         )
-    barrier = 0
+    barrier, members = 0, []
     for publication, insert_only in ((source.publication, False), (inserts_name(source.publication), True)):
-        names = [t.name for t in wanted if t.schema.insert_only == insert_only]
-        if names:
-            barrier = max(barrier, add_tables(connection, publication, names))
+        joining = [t for t in wanted if t.schema.insert_only == insert_only]
+        if joining:
+            barrier = max(barrier, add_tables(connection, publication, [t.name for t in joining]))
+            members += [Registered(t.name, t.schema.relation_id, publication) for t in joining]
     reach("load.after_publication")
+    # Read before the wait, which is for every transaction that has an id when it begins: it is these memberships
+    # that the log tells everything of. A later one is noticed by whoever compares, also where there is none now (0).
+    memberships = {found.registered.name: found.membership or 0 for found in read_standings(connection, members)}
     if barrier:
         wait_out(connection, barrier, pipeline.load.wait_for_old_transactions, where=f"pipeline {pipeline.name}")
+    return memberships
 
 
 def _gap(slot: SlotState | None, registry: Registry, pipeline: Pipeline) -> str:
@@ -191,13 +199,14 @@ def _load_table(
     pipeline: Pipeline,
     registry: Registry,
     table: CatalogTable,
+    membership: int,
     progress: Report,
 ) -> dict[str, Any]:
     """Load one table; what cannot be loaded becomes suspended, with the reason, and the others go on."""
     started = time.monotonic()
     name = str(table.name)
     for attempt in range(1, _ATTEMPTS + 1):
-        record = _begin(pipeline, registry, table)
+        record = _begin(pipeline, registry, table, membership)
         try:
             record, size = _attempt(spark, connection, pipeline, registry, record, progress)
             break
@@ -229,7 +238,7 @@ class _Changed(Exception):
     """The table changed under its snapshot."""
 
 
-def _begin(pipeline: Pipeline, registry: Registry, table: CatalogTable) -> TableRecord:
+def _begin(pipeline: Pipeline, registry: Registry, table: CatalogTable, membership: int) -> TableRecord:
     """Enter "loading" under a new incarnation: nothing of an earlier attempt can be taken for this one's."""
     name = str(table.name)
     before = registry.tables.get(name)
@@ -241,6 +250,7 @@ def _begin(pipeline: Pipeline, registry: Registry, table: CatalogTable) -> Table
         incarnation=(before.incarnation if before else 0) + 1,
         on_divergence=on_divergence(pipeline, table.entry),
         schemas=((0, table.schema),),
+        membership=membership,
     )
     registry.write(record)
     return record

@@ -104,12 +104,14 @@ def new_leaf(connection: Connection, relation: Relation) -> tuple[int, Leaf] | N
     with errors_named("source"):
         row = connection.execute(
             """
-            select pg_partition_root(c.oid)::oid::bigint, n.nspname, c.relname,
+            select root.oid::bigint, above.nspname, root.relname, n.nspname, c.relname,
                    coalesce(pg_relation_filenode(c.oid), 0)::bigint, c.relreplident,
                    i.xmin = a.xmin as created_as_partition
             from pg_catalog.pg_class c
             join pg_catalog.pg_namespace n on n.oid = c.relnamespace
             join pg_catalog.pg_inherits i on i.inhrelid = c.oid
+            join pg_catalog.pg_class root on root.oid = pg_partition_root(c.oid)
+            join pg_catalog.pg_namespace above on above.oid = root.relnamespace
             join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attname = 'tableoid' and a.attnum < 0
             where c.oid = %s and c.relispartition
             """,
@@ -117,11 +119,11 @@ def new_leaf(connection: Connection, relation: Relation) -> tuple[int, Leaf] | N
         ).fetchone()
     if row is None:
         return None
-    root, schema, name, filenode, identity, created = row
+    root, root_schema, root_name, schema, name, filenode, identity, created = row
     if not created:
         raise SchemaChanged(
             f"the partition {TableName(schema, name)} was attached: the log does not carry the rows it brought",
-            remedy="load the table again: headwater load PIPELINE.yaml --table TABLE --again",
+            remedy=f"headwater load PIPELINE.yaml --table {TableName(root_schema, root_name)} --again",
         )
     identity = identity.decode() if isinstance(identity, bytes) else identity
     return int(root), Leaf(relation.relation_id, schema, name, int(filenode), identity)

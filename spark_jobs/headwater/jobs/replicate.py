@@ -38,6 +38,7 @@ from headwater.source.slot import read_slot
 log = logging.getLogger(__name__)
 
 IDLE_ROW_SECONDS = 10.0
+HANDOVER_SECONDS = 5.0
 _SEAL_LOOK_SECONDS = 0.02
 
 
@@ -86,12 +87,15 @@ def replicate(
             lease.refuse_if_held(connection, registry, lease.LOAD)
             ledger.begin_generation(position.at(start))
             reach("replicate.after_generation")
-            for record in finished_handovers(connection, registry):
-                registry.write(record)
+            handovers = _Handovers(connection, registry)
+            handovers.finish()
+            driver = _Driver(pipeline, ledger, tables, publisher, reader, position, watch, handovers)
+            # Reading every table's history takes its time: not for a run that is to end.
+            if stop.is_set():
+                return driver.report("signal")
             tables.resume(lambda: build_session(pipeline.name, app_name=f"headwater replicate {pipeline.name}"))
             # What fell silent while no driver ran is known before anything is said to be in step again.
-            watch.poll(connection)
-            driver = _Driver(pipeline, ledger, tables, publisher, reader, position, watch)
+            watch.look(connection)
             target = _target(connection, until, position)
             with contextlib.closing(tables), publisher.running(ledger, reader):
                 reason = driver.run(target, deadline, stop)
@@ -160,6 +164,27 @@ def _target(connection: Connection, until: str | None, position: Position) -> in
     return marker if until == "now" else parse_lsn(until)
 
 
+class _Handovers:
+    """Notes where visibility stops to matter for tables whose concurrent transactions have ended by now.
+
+    A driver may run longer than transaction ids take to wrap, and then a snapshot would seem to have seen new ones.
+    """
+
+    def __init__(self, connection: Connection, registry: Registry) -> None:
+        self._connection = connection
+        self._registry = registry
+        self._asked = 0.0
+
+    def finish(self) -> None:
+        self._asked = time.monotonic()
+        for record in finished_handovers(self._connection, self._registry):
+            self._registry.write(record)
+
+    def finish_if_due(self) -> None:
+        if time.monotonic() - self._asked >= HANDOVER_SECONDS:
+            self.finish()
+
+
 class _Driver:
     def __init__(
         self,
@@ -170,11 +195,13 @@ class _Driver:
         reader: LogReader,
         position: Position,
         watch: CatalogWatch,
+        handovers: _Handovers,
     ) -> None:
         self._limits = pipeline.replicate
         self._ledger, self._tables, self._publisher, self._reader = ledger, tables, publisher, reader
         self._at = position
         self._watch = watch
+        self._handovers = handovers
         self._totals = Totals()
         self._processed = ledger.newest.position.lsn if ledger.newest else 0
         self._last_row = 0.0
@@ -193,6 +220,7 @@ class _Driver:
                 patience = 0.2 if deadline is None else max(0.0, min(0.2, deadline - time.monotonic()))
                 self._reader.wait(patience)
                 self._refuse_silence()
+                self._handovers.finish_if_due()
                 batch = self._collect() if self._is_due(stop) else None
                 if batch is not None:
                     self._process(batch)

@@ -56,7 +56,12 @@ def registered(records: Iterable[TableRecord], publication: str) -> list[Registe
     """What the source is asked about the tables of `records`; `publication` is the pipeline's."""
     both = (publication, inserts_name(publication))
     return [
-        Registered(TableName.parse(record.name), record.schema.relation_id, both[record.schema.insert_only])
+        Registered(
+            TableName.parse(record.name),
+            record.schema.relation_id,
+            both[record.schema.insert_only],
+            record.membership,
+        )
         for record in records
     ]
 

@@ -40,6 +40,7 @@ class Applier:
         self._fence = fence
         self._states: dict[str, TableState] = {}
         self._upkeep = Upkeep(fence)
+        self._starting = threading.Lock()
         self._local = threading.local()
 
     def why_by_engine(self, path: str, schema: TableSchema, version: int) -> str:
@@ -93,7 +94,8 @@ class Applier:
     def _session(self) -> SparkSession:
         session: SparkSession | None = getattr(self._local, "session", None)
         if session is None:
-            session = self._local.session = self._spark().newSession()
+            with self._starting:  # several tables may ask at once, and there is one JVM
+                session = self._local.session = self._spark().newSession()
             # The source of a MERGE is an Arrow table of ours: the same at every reading, so no copy need be kept of it.
             session.conf.set("spark.databricks.delta.merge.materializeSource", "none")
         return session

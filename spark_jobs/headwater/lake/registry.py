@@ -79,7 +79,11 @@ class PipelineRecord:
 
 @dataclass(frozen=True, slots=True)
 class TableRecord:
-    """One table. `schemas`: from which commit LSN which schema holds, oldest first."""
+    """One table. `schemas`: from which commit LSN which schema holds, oldest first.
+
+    `membership`: the table's membership in its publication that the load waited for (source.standing); another one
+    means that changes are missing from the log. None: an older Headwater loaded it.
+    """
 
     name: str
     path: str
@@ -93,6 +97,7 @@ class TableRecord:
     rows: int | None = None
     on_divergence: str = "suspend"
     schemas: tuple[tuple[int, TableSchema], ...] = field(default=())
+    membership: int | None = None
 
     @property
     def schema(self) -> TableSchema:

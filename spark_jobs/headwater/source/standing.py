@@ -17,19 +17,24 @@ from headwater.source.problems import Problem, error
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A table as it was loaded: of a partitioned one the root, which is the member of the publication."""
+    """A table as it was loaded: of a partitioned one the root, which is the member of the publication.
+
+    `membership`: the one that its load waited for (see `Standing`); None: not known, any will do.
+    """
 
     name: TableName
     relation_id: int
     publication: str
+    membership: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
     """What became of it. `now`: its present name, None when it is gone. `replaced`: another relation has its name.
 
-    `membership` tells one membership in the publication from a later one, None: there is none; 0: the publication
-    holds every table, or every one of the schema.
+    `membership` tells one membership in the publication from a later one: it is the oid of its pg_publication_rel
+    row, which a table that is taken out and put back gets anew. None: there is none; 0: the publication holds every
+    table, or every one of the schema.
     """
 
     registered: Registered
@@ -93,4 +98,7 @@ def standing_problem(standing: Standing) -> Problem | None:
     if standing.membership is None:
         message = f"it is not in the publication {publication} any more: its changes do not reach the log"
         return error("table_unpublished", str(name), message, again)
+    if standing.registered.membership not in (None, standing.membership):
+        message = f"it left the publication {publication} and came back: what was changed in between is not in the log"
+        return error("table_published_anew", str(name), message, again)
     return None
