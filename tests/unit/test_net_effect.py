@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from headwater.changes import NetChanges
 from headwater.errors import BadValue
-from headwater.log.blocks import Chunk
+from headwater.log.blocks import Block, Chunk, Held
 from headwater.log.framing import XLOG_HEADER, Framer
 from headwater.log.net_effect import net_effect
 from headwater.schema import PARTITION_COLUMN, Column, Leaf, TableSchema, ValueType
@@ -81,7 +81,7 @@ class Log:
             self._describe(leaf)
 
     def begin(self) -> None:
-        self._send(b"B" + struct.pack(">qqI", 0, 0, 700 + self.commits))
+        self._send(b"B" + struct.pack(">qqI", 1000 * self.commits + 990, 0, 700 + self.commits))
 
     def commit(self) -> None:
         self.commits += 1
@@ -337,7 +337,9 @@ def test_a_value_that_the_lake_cannot_hold_is_named_with_column_and_change() -> 
     log.begin()
     log.insert(a_row(note="ok"))
     log.commit()
-    message = log.cut()
-    block = replace(message.blocks[0], data=message.blocks[0].data.replace(b"ok", b"\xff\xfe"))
+    block = log.cut().blocks[0]
+    held = block.load()
+    data = np.frombuffer(held.data.tobytes().replace(b"ok", b"\xff\xfe"), dtype=np.uint8)
+    block = Block(block.relation, Held(data, held.starts, held.ends, held.sequence))
     with pytest.raises(BadValue, match=r"column note .*change 0"):
         net_effect(shape.schema, [(block, np.ones(1, dtype=np.bool_))], [], lambda sequence: f"change {sequence}")

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from headwater.changes import NetChanges
 from headwater.errors import BadValue
 from headwater.log.blocks import DELETE, INSERT, UPDATE, Block, Truncate
-from headwater.log.decode import DecodedTuples, decode_tuples
+from headwater.log.decode import DecodedTuples, MalformedMessage, decode_tuples
 from headwater.log.values import arrow_type
 from headwater.schema import PARTITION_COLUMN, TableSchema
 
@@ -81,21 +81,25 @@ def _decode_all(schema: TableSchema, blocks: Sequence[tuple[Block, Bool]], descr
     parts: list[tuple[npt.NDArray[np.uint8], Int64, Int64, Int64, Int64]] = []
     row_count = old_count = 0
     for block, mask in blocks:
-        starts, sequence = block.starts[mask], block.sequence[mask]
-        if not len(starts):
+        if not mask.any():
             continue
-        buffer = np.frombuffer(block.data, dtype=np.uint8)
+        held = block.load().part(mask)
+        buffer, starts, sequence = held.data, held.starts, held.sequence
         layout = [columns.get(c.name) for c in block.relation.columns]
         key_layout = [column if column is not None and column.name in keys else None for column in layout]
         operation = buffer[starts]
         tuple_kind = buffer[starts + 5]
-        has_old = (operation != INSERT) & (tuple_kind != ord("N"))
+        _refuse_unknown_tuples(operation, tuple_kind, starts)
+        has_old = tuple_kind != ord("N")
         tuple_starts = starts + 6
         old = decode_tuples(buffer, tuple_starts[has_old], key_layout)
         new_starts = tuple_starts.copy()
         new_starts[has_old] = old.ends + 1
         has_new = operation != DELETE
+        _refuse_no_new_tuple(buffer, old.ends[has_new[has_old]], held.ends[has_new & has_old])
         new = decode_tuples(buffer, new_starts[has_new], layout)
+        _refuse_other_end(new.ends, held.ends[has_new])
+        _refuse_other_end(old.ends[~has_new[has_old]], held.ends[~has_new])
         _refuse_bad(schema, new, sequence[has_new], describe)
         _refuse_bad(schema, old, sequence[has_old], describe)
         new_index = np.full(len(starts), -1, dtype=np.int64)
@@ -132,6 +136,28 @@ def _decode_all(schema: TableSchema, blocks: Sequence[tuple[Block, Bool]], descr
         pa.concat_tables(old_parts).combine_chunks(),
         unchanged,
     )
+
+
+def _refuse_unknown_tuples(operation: npt.NDArray[np.uint8], kind: npt.NDArray[np.uint8], starts: Int64) -> None:
+    """Insert has a new tuple, Delete an old one or its key, Update may have all three."""
+    new, old = kind == ord("N"), (kind == ord("K")) | (kind == ord("O"))
+    known = ((operation == INSERT) & new) | ((operation == DELETE) & old) | ((operation == UPDATE) & (new | old))
+    if not known.all():
+        raise MalformedMessage("a change without the tuple that its operation has", int(starts[np.argmin(known)]))
+
+
+def _refuse_no_new_tuple(buffer: npt.NDArray[np.uint8], at: Int64, ends: Int64) -> None:
+    """Behind an Update's old tuple stands the mark of its new one."""
+    there = at < ends
+    there[there] = buffer[at[there]] == ord("N")
+    if not there.all():
+        raise MalformedMessage("an update without a new tuple", int(at[np.argmin(there)]))
+
+
+def _refuse_other_end(ends: Int64, expected: Int64) -> None:
+    if not np.array_equal(ends, expected):
+        row = int(np.argmax(ends != expected))
+        raise MalformedMessage(f"a change that ends {ends[row] - expected[row]} bytes off", int(ends[row]))
 
 
 def _lake_schema(schema: TableSchema) -> pa.Schema:
