@@ -140,6 +140,7 @@ class LogReader:
                     ended = item
                     break
                 self._arrived(item)
+                del item  # a chunk belongs to whoever takes it: its files go when that one lets go
         except (EOFError, OSError):
             pass
         with self._changed:
