@@ -21,6 +21,7 @@ from headwater.errors import BadValue
 from headwater.log.blocks import DELETE, INSERT, UPDATE, Block, Truncate
 from headwater.log.decode import DecodedTuples, MalformedMessage, decode_tuples
 from headwater.log.values import arrow_type
+from headwater.log.wire import booleans
 from headwater.schema import PARTITION_COLUMN, TableSchema
 
 Int64 = npt.NDArray[np.int64]
@@ -120,22 +121,16 @@ def _decode_all(schema: TableSchema, blocks: Sequence[tuple[Block, Bool]], descr
     operation, sequence, relation, new_index, old_index = (
         np.concatenate(column) for column in zip(*parts, strict=True)
     )
-    order = np.argsort(sequence, kind="stable")
     unchanged: dict[str, Bool] = {}
     for name in {name for _, part in unchanged_parts for name in part}:
         unchanged[name] = np.concatenate(
             [part.get(name, np.zeros(count, dtype=np.bool_)) for count, part in unchanged_parts]
         )
-    return _Decoded(
-        operation[order],
-        sequence[order],
-        relation[order],
-        new_index[order],
-        old_index[order],
-        pa.concat_tables(rows_parts).combine_chunks(),
-        pa.concat_tables(old_parts).combine_chunks(),
-        unchanged,
-    )
+    columns_ = (operation, sequence, relation, new_index, old_index)
+    if (np.diff(sequence) < 0).any():
+        order = np.argsort(sequence, kind="stable")
+        columns_ = tuple(column[order] for column in columns_)
+    return _Decoded(*columns_, pa.concat_tables(rows_parts), pa.concat_tables(old_parts), unchanged)
 
 
 def _refuse_unknown_tuples(operation: npt.NDArray[np.uint8], kind: npt.NDArray[np.uint8], starts: Int64) -> None:
@@ -210,7 +205,10 @@ def _insert_only(
     kept = decoded.operation == INSERT
     for sequence, relation_ids in partial:
         kept &= ~(np.isin(decoded.relation, relation_ids) & (decoded.sequence < sequence))
-    rows = decoded.rows.take(pa.array(decoded.new[kept]))
+    if kept.all() and not (np.diff(decoded.new) < 0).any() and len(decoded.new) == decoded.rows.num_rows:
+        rows = decoded.rows
+    else:
+        rows = decoded.rows.take(pa.array(decoded.new[kept]))
     return NetChanges(
         rows=rows,
         stored=np.zeros(rows.num_rows, dtype=np.bool_),
@@ -242,6 +240,8 @@ class _Events:
     came_from: Int64
     key_row: Int64
     """Per code a row that has its key: of the new rows, and behind them the old tuples."""
+    row_code: Int64
+    """Per new row its key's code."""
 
     @property
     def codes(self) -> int:
@@ -267,12 +267,16 @@ class _Events:
             np.concatenate([np.full(int(removal.sum()), -1, dtype=np.int64), decoded.new[put]]),
             np.concatenate([np.full(int(removal.sum()), -1, dtype=np.int64), np.where(moved, old, -1)[put]]),
             key_row,
+            new_codes,
         )
         return events._sorted()
 
     def _sorted(self) -> _Events:
+        if not (np.diff(self.order) < 0).any():
+            return self
         by = np.argsort(self.order, kind="stable")
-        return _Events(self.order[by], self.code[by], self.kind[by], self.row[by], self.came_from[by], self.key_row)
+        columns = (self.order, self.code, self.kind, self.row, self.came_from)
+        return _Events(*(column[by] for column in columns), self.key_row, self.row_code)
 
     def last(self) -> Int64:
         """Per code the index of its last event, -1 for codes without one."""
@@ -304,23 +308,28 @@ class _Events:
             np.concatenate([self.row, np.full(extra, -1, dtype=np.int64)]),
             np.concatenate([self.came_from, np.full(extra, -1, dtype=np.int64)]),
             self.key_row,
+            self.row_code,
         )._sorted()
 
 
 def _key_codes(new: pa.Table, old: pa.Table) -> tuple[Int64, Int64, int]:
     """Number the distinct keys of both tables together: codes of `new`, codes of `old`, how many there are."""
     total = new.num_rows + old.num_rows
-    codes = np.zeros(total, dtype=np.int64)
-    count = 1
+    codes, count = np.zeros(total, dtype=np.int64), 1
     for name in new.column_names:
         values = pa.concat_arrays([*new[name].chunks, *old[name].chunks]) if total else pa.array([], new[name].type)
-        encoded = _comparable(values).dictionary_encode(null_encoding="encode")
-        column = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        codes = codes * max(len(encoded.dictionary), 1) + column
-        # Renumbering keeps the product of the columns' sizes within 64 bits.
-        distinct, codes = np.unique(codes, return_inverse=True)
-        count = len(distinct)
+        column, size = _numbered(_comparable(values))
+        if count > 1:
+            # Renumbering keeps the product of the columns' sizes within 64 bits.
+            column, size = _numbered(pa.array(codes * max(size, 1) + column))
+        codes, count = column, size
     return codes[: new.num_rows], codes[new.num_rows :], count
+
+
+def _numbered(values: pa.Array) -> tuple[Int64, int]:
+    """Each value's number, in the order of first appearance, and how many there are."""
+    encoded = values.dictionary_encode(null_encoding="encode")
+    return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), len(encoded.dictionary)
 
 
 def _comparable(values: pa.Array) -> pa.Array:
@@ -342,12 +351,18 @@ def _survivors(
     stored_before = events.kind[first[touched]] != _PUT_NEW
     if truncated:
         stored_before &= False
-    present = events.row[last[touched]] >= 0
-    put_codes = touched[present]
+    final_row = events.row[last[touched]]
+    present = final_row >= 0
     removed_codes = touched[~present & stored_before]
-    row_numbers = events.row[last[put_codes]]
+    # Survivors in the order of the log, so that whole runs of rows are copied, and none where all survive.
+    survives = np.zeros(decoded.rows.num_rows, dtype=np.bool_)
+    survives[final_row[present]] = True
+    row_numbers = np.flatnonzero(survives)
+    put_codes = events.row_code[row_numbers]
+    stored = np.zeros(events.codes, dtype=np.bool_)
+    stored[touched] = stored_before
     keys = list(schema.key)
-    rows = decoded.rows.take(pa.array(row_numbers))
+    rows = decoded.rows if len(row_numbers) == len(survives) else decoded.rows.filter(booleans(survives))
     unchanged = {
         name: mask[row_numbers]
         for name, mask in decoded.unchanged.items()
@@ -359,7 +374,7 @@ def _survivors(
         origins = _keys_of(decoded, events, origin_codes, keys) if (origin_codes >= 0).any() else None
     return NetChanges(
         rows=rows,
-        stored=stored_before[present],
+        stored=stored[put_codes],
         unchanged=unchanged,
         origins=origins,
         removed=_keys_of(decoded, events, removed_codes, keys),
