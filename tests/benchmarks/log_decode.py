@@ -3,8 +3,8 @@
     PYTHONPATH=spark_jobs python tests/benchmarks/log_decode.py
 
 Each line: changes a second of the whole way (decode and net), of decoding alone, and so of netting alone; beside it the
-same changes replayed one by one into a dict (keys only, values untouched), the simplest thing that is right. CPU time of
-this process on one core, the best of several rounds. Rows and blocks are those of `decode.py`.
+same changes replayed one by one into a dict (keys only, values untouched), the simplest thing that is right. CPU time
+of this process on one core, the best of several rounds. Rows and blocks are those of `decode.py`.
 """
 
 from __future__ import annotations

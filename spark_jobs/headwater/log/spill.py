@@ -70,9 +70,10 @@ def sweep(parent: str) -> list[str]:
 
 @dataclass(eq=False)
 class SpillFile:
-    """One file of blocks. Knows its path only, so that it may go from process to process."""
+    """One file of blocks: its path, and the budget of the folder. It may go from process to process."""
 
     path: str
+    budget: int
 
     def remove(self) -> None:
         """Idempotent; a file that is gone already is no error."""
@@ -142,10 +143,10 @@ def spill_files(blocks: Iterable[Block]) -> list[SpillFile]:
 
 
 class SpillStore:
-    """Writes blocks below `folder`, at most `budget` bytes at a time. Of one process: the reader's."""
+    """Writes blocks below `folder`, where at most `budget` bytes may lie at a time. For one thread."""
 
     def __init__(self, folder: str, budget: int) -> None:
-        self._folder = folder
+        self.folder = folder
         self._budget = budget
         self._number = 0
         self.written = 0
@@ -153,11 +154,16 @@ class SpillStore:
 
     def new_file(self) -> SpillFile:
         self._number += 1
-        return SpillFile(os.path.join(self._folder, f"{self._number}.blocks"))
+        return SpillFile(os.path.join(self.folder, f"{os.getpid()}-{id(self)}-{self._number}.blocks"), self._budget)
+
+    @classmethod
+    def beside(cls, file: SpillFile) -> SpillStore:
+        """Another store of the same folder and budget, for what is made from the blocks of `file`."""
+        return cls(os.path.dirname(file.path), file.budget)
 
     def used(self) -> int:
         """Bytes on disk now: the driver removes files when it has applied them."""
-        with os.scandir(self._folder) as entries:
+        with os.scandir(self.folder) as entries:
             return sum(size for entry in entries for size in _size_of(entry))
 
     def write(self, file: SpillFile, blocks: list[Block]) -> list[Block]:
@@ -185,16 +191,20 @@ class SpillStore:
                     written.append(Block(block.relation, where))
                     offset += content.memory
         except OSError as error:
-            message = f"the disk took no further change block: {error.strerror}"
-            raise self._full(Transient, message, "make room there, or let TMPDIR name a larger disk") from error
+            raise self.refusal(error) from error
         self.written += needed
         return written
+
+    def refusal(self, error: OSError) -> HeadwaterError:
+        """The disk did not take what was written."""
+        message = f"the disk took no further changes: {error.strerror or error}"
+        return self._full(Transient, message, "make room there, or let TMPDIR name a larger disk")
 
     def _full(self, kind: type[HeadwaterError], message: str, remedy: str) -> HeadwaterError:
         return kind(
             message,
             code="spill_full",
-            where=self._folder,
+            where=self.folder,
             remedy=f"{remedy}; then run replicate again: nothing is lost, it goes on from the ledger",
         )
 
