@@ -34,7 +34,7 @@ from headwater.schema import TableSchema
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
-PART_CHANGES: Final = 500_000
+PART_CHANGES: Final = 250_000
 """Changes of transactions that lie on disk are netted in parts of about so many."""
 
 _REMOVE, _PUT_OVER_STORED, _PUT_NEW = 0, 1, 2

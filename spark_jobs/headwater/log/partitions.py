@@ -25,6 +25,8 @@ from headwater.schema import TableSchema
 _HEADER: Final = 5
 """Operation and relation id."""
 _NOBODY: Final = -1
+_MEMORY: Final = 64 << 20
+"""Bytes of all parts together that wait for their files."""
 _FACTOR: Final = np.uint64(0x9E3779B97F4A7C15)
 
 Hash = npt.NDArray[np.uint64]
@@ -32,9 +34,10 @@ Hash = npt.NDArray[np.uint64]
 
 @dataclass(slots=True)
 class _Part:
-    """One part on its way to its file: pieces of one relation at a time."""
+    """One part on its way to its file: pieces of one relation at a time, `room` bytes of them in memory."""
 
     file: SpillFile
+    room: int
     blocks: list[Block] = field(default_factory=list)
     relation: Relation | None = None
     pieces: list[Held] = field(default_factory=list)
@@ -45,7 +48,7 @@ class _Part:
             self.relation = relation
         self.pieces.append(piece)
         changes, size = sum(p.changes for p in self.pieces), sum(p.size for p in self.pieces)
-        if changes >= BLOCK_CHANGES or size >= BLOCK_BYTES:
+        if changes >= BLOCK_CHANGES or size >= self.room:
             self.flush(store)
 
     def flush(self, store: SpillStore) -> None:
@@ -58,7 +61,7 @@ def partitioned(
     schema: TableSchema, blocks: Iterable[tuple[Block, Rows]], after: int, count: int, store: SpillStore
 ) -> Generator[list[tuple[Block, Rows]]]:
     """The changes numbered above `after` in `count` parts. A part's file goes when the next part is asked for."""
-    parts = [_Part(store.new_file()) for _ in range(count)]
+    parts = [_Part(store.new_file(), min(BLOCK_BYTES, _MEMORY // count)) for _ in range(count)]
     try:
         for block, mask in blocks:
             held = block.load()
