@@ -125,6 +125,7 @@ class Replicate(_Section):
     max_bytes: _PositiveSize = 256 << 20
     max_seconds: _PositiveDuration = 1.0
     memory: _PositiveSize = 1 << 30
+    spill: _PositiveSize = 20 << 30
 
 
 class Defaults(_Section):

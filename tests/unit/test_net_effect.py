@@ -6,21 +6,30 @@ batches; the net changes are applied to the rows that were stored before, as the
 
 from __future__ import annotations
 
+import contextlib
 import struct
+import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headwater.changes import NetChanges
 from headwater.errors import BadValue
-from headwater.log.blocks import Chunk
+from headwater.log import net_effect as net_effect_module
+from headwater.log.blocks import Block, Chunk, Held
 from headwater.log.framing import XLOG_HEADER, Framer
 from headwater.log.net_effect import net_effect
+from headwater.log.net_parts import on_disk
+from headwater.log.spill import SpillFolder, SpillStore
 from headwater.schema import PARTITION_COLUMN, Column, Leaf, TableSchema, ValueType
 
 INT, TEXT = ValueType("int4", "int"), ValueType("text", "string")
@@ -81,7 +90,7 @@ class Log:
             self._describe(leaf)
 
     def begin(self) -> None:
-        self._send(b"B" + struct.pack(">qqI", 0, 0, 700 + self.commits))
+        self._send(b"B" + struct.pack(">qqI", 1000 * self.commits + 990, 0, 700 + self.commits))
 
     def commit(self) -> None:
         self.commits += 1
@@ -259,6 +268,59 @@ def test_applying_the_net_effect_gives_what_replaying_every_change_gives(log: Lo
         assert stored == log.model
 
 
+@contextlib.contextmanager
+def in_parts(chunk: Chunk, changes: int = 3) -> Iterator[tuple[Chunk, list[int]]]:
+    """The chunk on disk, netted in parts of `changes`; and, as they are netted, the rows of each part."""
+    parts: list[int] = []
+
+    def counted_on_disk(rows: pa.Table, store: SpillStore) -> pa.Table:
+        parts.append(rows.num_rows)
+        return on_disk(rows, store)
+
+    with (
+        tempfile.TemporaryDirectory() as parent,
+        SpillFolder(parent) as folder,
+        patch.object(net_effect_module, "PART_CHANGES", changes),
+        patch.object(net_effect_module, "on_disk", counted_on_disk),
+    ):
+        store = SpillStore(folder.path, 1 << 30)
+        file = store.new_file()
+        yield replace(chunk, blocks=tuple(store.write(file, list(chunk.blocks)))), parts
+        assert [str(path) for path in Path(folder.path).iterdir()] == [file.path]
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(logs(), st.data())
+def test_in_parts_on_disk_the_net_effect_is_the_same(log: Log, data: st.DataObject) -> None:
+    above = data.draw(st.integers(0, len(log.history)))
+    stored = log.history[above - 1] if above else {}
+    with in_parts(log.cut()) as (chunk, _):
+        assert applied(log.shape, stored, net(log.shape, chunk, above)) == log.model
+
+
+@pytest.mark.parametrize("toasted", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_many_changes_are_netted_in_even_parts_moves_between_them_included(shape: Shape, toasted: bool) -> None:
+    log = Log(shape)
+    leaves = len(shape.leaves)
+    keys = [a_row(id=n, code="ab"[n % 2], leaf=shape.leaves[n % leaves]) for n in range(600)]
+    log.begin()
+    for row in keys:
+        log.insert(row)
+    for row in keys[::3]:
+        log.update(log.key_of(row), {**row, "note": "changed"}, TOASTED if toasted else ())
+    for row in keys[1::3]:
+        log.update(log.key_of(row), {**row, "id": row["id"] + 1000}, TOASTED if toasted else ())
+    for row in keys[2::30]:
+        log.delete(log.key_of(row))
+    log.commit()
+    with in_parts(log.cut(), 200) as (chunk, parts):
+        assert applied(shape, {}, net(shape, chunk, 0)) == log.model
+    if not toasted:
+        assert len(parts) == 6
+        assert min(parts) > max(parts) / 2
+
+
 @settings(max_examples=200, deadline=None)
 @given(logs(), st.data())
 def test_batches_may_be_cut_anywhere(log: Log, data: st.DataObject) -> None:
@@ -290,7 +352,11 @@ def test_an_insert_only_table_is_the_multiset_of_its_inserts_since_its_truncates
             log.insert(row | {"leaf": leaf})
             expected.append(row | {"leaf": leaf})
     log.commit()
-    changes = net(shape, log.cut(), 0)
+    chunk = log.cut()
+    changes = net(shape, chunk, 0)
+    with in_parts(chunk) as (spilled, _):
+        again = net(shape, spilled, 0)
+    assert _counted(again.rows.to_pylist()) == _counted(changes.rows.to_pylist())
     found = changes.rows.to_pylist()
     leaves = [row.pop(PARTITION_COLUMN, shape.leaves[0]) for row in found]
     assert _counted([{**row, "leaf": leaf} for row, leaf in zip(found, leaves, strict=True)]) == _counted(expected)
@@ -298,7 +364,7 @@ def test_an_insert_only_table_is_the_multiset_of_its_inserts_since_its_truncates
 
 
 def _counted(found: list[Row]) -> Counter[tuple[Any, ...]]:
-    return Counter(tuple(row[name] for name in (*NAMES, "leaf")) for row in found)
+    return Counter(tuple(row.get(name) for name in (*NAMES, "leaf", PARTITION_COLUMN)) for row in found)
 
 
 def a_row(**values: Any) -> Row:
@@ -337,7 +403,9 @@ def test_a_value_that_the_lake_cannot_hold_is_named_with_column_and_change() -> 
     log.begin()
     log.insert(a_row(note="ok"))
     log.commit()
-    message = log.cut()
-    block = replace(message.blocks[0], data=message.blocks[0].data.replace(b"ok", b"\xff\xfe"))
+    block = log.cut().blocks[0]
+    held = block.load()
+    data = np.frombuffer(held.data.tobytes().replace(b"ok", b"\xff\xfe"), dtype=np.uint8)
+    block = Block(block.relation, Held(data, held.starts, held.ends, held.sequence))
     with pytest.raises(BadValue, match=r"column note .*change 0"):
         net_effect(shape.schema, [(block, np.ones(1, dtype=np.bool_))], [], lambda sequence: f"change {sequence}")

@@ -79,11 +79,12 @@ def replicate(
             start,
             version,
             pipeline.replicate.memory,
+            pipeline.replicate.spill,
         )
         tables = Tables(pipeline, registry, connection, ledger)
         watch = CatalogWatch(pipeline, lambda: registry.tables)
         publisher = Publisher(root, conninfo, tables.owners, watch)
-        with LogReader(options, publisher.arrived) as reader:
+        with LogReader(options, publisher.arrived, pipeline.conninfo) as reader:
             lease.refuse_if_held(connection, registry, lease.LOAD)
             ledger.begin_generation(position.at(start))
             reach("replicate.after_generation")

@@ -2,7 +2,7 @@
 
 Source: Delta transaction protocol, "Delta Log Entries", "Action Reconciliation", "Checkpoints". A commit is a file
 that is linked under its version's name: the file system refuses the second one, so a lost race is an error and
-never a second truth (docs/decisions/0012).
+never a second truth (docs/decisions/0013).
 """
 
 from __future__ import annotations

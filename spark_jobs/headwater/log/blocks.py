@@ -2,20 +2,28 @@
 
 Nothing in here looks at a row's value. A chunk holds whole transactions in commit order; the changes of small
 transactions share a block per relation, so that decoding works on thousands of rows at a time.
-`sequence` numbers all changes of a connection: it restores the order between relations.
+`sequence` numbers all changes of a connection in commit order: it restores the order between relations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 INSERT, UPDATE, DELETE = ord("I"), ord("U"), ord("D")
 
+BLOCK_CHANGES: Final = 16_384
+"""A block never holds more."""
+BLOCK_BYTES: Final = 4 << 20
+"""A block takes no further change past so many bytes."""
+
 Int64 = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.bool_]
+Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +49,80 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
+    """TRUNCATE of all `relation_ids` at once. `cascade` and `restart_identity`: as the statement said; the relations
+    that a cascade reached are among the ids."""
+
     sequence: int
     relation_ids: tuple[int, ...]
+    cascade: bool = False
+    restart_identity: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A block's content in memory. `starts[i]`: index in `data` of change i's operation byte (I, U or D), behind
+    which stand int32 relation id and the tuples, up to `ends[i]`."""
+
+    data: Bytes
+    starts: Int64
+    ends: Int64
+    sequence: Int64
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
+
+    @property
+    def memory(self) -> int:
+        return self.data.nbytes + self.starts.nbytes + self.ends.nbytes + self.sequence.nbytes
+
+    @property
+    def changes(self) -> int:
+        return len(self.starts)
+
+    def load(self) -> Held:
+        return self
+
+    def part(self, rows: Rows) -> Held:
+        return Held(self.data, self.starts[rows], self.ends[rows], self.sequence[rows])
+
+
+class Content(Protocol):
+    """Where a block's bytes are: in memory (`Held`), or on disk (`headwater.log.spill.Spilled`).
+
+    `size`: bytes of the log. `memory`: bytes held in memory.
+    """
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def memory(self) -> int: ...
+    @property
+    def changes(self) -> int: ...
+    def load(self) -> Held: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """`starts[i]`: index in `data` of change i's operation byte (I, U or D)."""
+    """Changes of one relation. What `load` gives may be a view of a file: let go of it before the next block's."""
 
     relation: Relation
-    data: bytes
-    starts: Int64
-    sequence: Int64
+    content: Content
+
+    def load(self) -> Held:
+        return self.content.load()
+
+    @property
+    def sequence(self) -> Int64:
+        return self.content.load().sequence
+
+    @property
+    def size(self) -> int:
+        return self.content.size
+
+    @property
+    def changes(self) -> int:
+        return self.content.changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +141,17 @@ class Transactions:
         return len(self.xid)
 
     @classmethod
-    def of(cls, rows: list[tuple[int, int, int, int]]) -> Transactions:
-        columns = np.array(rows, dtype=np.int64).reshape(-1, 4)
-        return cls(columns[:, 0], columns[:, 1], columns[:, 2], columns[:, 3])
-
-    @classmethod
     def joined(cls, parts: Sequence[Transactions]) -> Transactions:
         names = ("xid", "end_lsn", "commit_time", "first_sequence")
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+        return cls(*(_concatenated([getattr(part, name) for part in parts]) for name in names))
 
     def index_of(self, sequence: Int64) -> Int64:
         """For each change the index of its transaction."""
         return np.searchsorted(self.first_sequence, sequence, side="right") - 1
+
+
+def _concatenated(arrays: Sequence[Int64]) -> Int64:
+    return np.concatenate(arrays) if arrays else np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,23 +168,9 @@ class Chunk:
 
     @property
     def size(self) -> int:
-        return sum(len(block.data) for block in self.blocks)
+        """Bytes of the log, in memory or on disk."""
+        return sum(block.size for block in self.blocks)
 
     @property
     def changes(self) -> int:
-        return sum(len(block.starts) for block in self.blocks)
-
-
-@dataclass(slots=True)
-class BlockBuilder:
-    """Collects one relation's messages until the chunk is cut."""
-
-    relation: Relation
-    messages: list[bytes] = field(default_factory=list)
-    sequence: list[int] = field(default_factory=list)
-
-    def build(self, header: int) -> Block:
-        """`header`: bytes before the operation byte in every collected message."""
-        lengths = np.fromiter(map(len, self.messages), dtype=np.int64, count=len(self.messages))
-        starts = np.cumsum(lengths) - lengths + header
-        return Block(self.relation, b"".join(self.messages), starts, np.array(self.sequence, dtype=np.int64))
+        return sum(block.changes for block in self.blocks)

@@ -1,176 +1,364 @@
 """From pgoutput messages to chunks of whole transactions.
 
 Protocol: PostgreSQL documentation, "Logical Streaming Replication Protocol" and "Logical Replication Message
-Formats", version 1 to 4 without streaming of transactions in progress. Headers are read at fixed offsets; tuples
-stay bytes. Commit order and framing are asserted: a message out of place stops with its position.
+Formats", versions 3 and 4, with streaming of transactions in progress. A run of messages is looked at all at once:
+their bytes are joined, and numpy reads operations, relation ids and positions at fixed offsets; tuples stay bytes.
+Only messages that change what the following ones mean (Relation, Stream Start, Stop, Commit, Abort) are taken one by
+one. Commit order and framing are asserted: a message out of place stops with its position.
 """
 
 from __future__ import annotations
 
-import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final
 
-from headwater.log.blocks import BlockBuilder, Chunk, Relation, RelationColumn, Transactions, Truncate
+import numpy as np
+import numpy.typing as npt
+
+from headwater.log import messages as fields
+from headwater.log.blocks import Bytes, Chunk, Int64, Transactions
+from headwater.log.messages import XLOG_HEADER, ProtocolError, unexpected
+from headwater.log.spill import SpillStore
+from headwater.log.transactions import OPEN_BYTES, TransactionManager
+from headwater.log.wire import gather
 from headwater.position import format_lsn
 
-XLOG_HEADER: Final = 25
-"""Bytes of a CopyData message before the pgoutput message: 'w', start, end and clock."""
+__all__ = ["MARKER_PREFIX", "XLOG_HEADER", "Framer", "ProtocolError"]
 
 MARKER_PREFIX: Final = "headwater"
 
-_BEGIN = struct.Struct(">qqI")
-_COMMIT = struct.Struct(">Bqqq")
-_RELATION_ID = struct.Struct(">I")
-_COLUMN = struct.Struct(">Ii")
-_CHANGES = frozenset(b"IUD")
+_DATA: Final = ord("w")
+_UNKNOWN, _CHANGE, _TRUNCATE, _BEGIN, _COMMIT, _MESSAGE, _IGNORED, _TURN = range(8)
+_KINDS = np.full(256, _UNKNOWN, dtype=np.uint8)
+_KINDS[list(b"IUD")] = _CHANGE
+_KINDS[list(b"OY")] = _IGNORED  # Origin and Type: nothing here depends on them
+_KINDS[list(b"T")] = _TRUNCATE
+_KINDS[list(b"B")] = _BEGIN
+_KINDS[list(b"C")] = _COMMIT
+_KINDS[list(b"M")] = _MESSAGE
+_KINDS[list(b"RSEcA")] = _TURN
+
+# Sizes behind the header of a CopyData message.
+_BEGIN_SIZE: Final = 1 + 8 + 8 + 4
+_COMMIT_SIZE: Final = 1 + 1 + 8 + 8 + 8
+_CHANGE_SIZE: Final = 1 + 4 + 1 + 2
+_XID: Final = 4
 
 
-class ProtocolError(Exception):
-    """A message that this reader does not know or that stands where it must not; never guessed at."""
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Messages between two that change the meaning of what follows. `starts`: of the operations, in `joined`."""
+
+    messages: list[bytes]
+    joined: Bytes
+    starts: Int64
+    lengths: Int64
+    kinds: npt.NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def part(self, begin: int, end: int) -> _Run:
+        return _Run(
+            self.messages[begin:end],
+            self.joined,
+            self.starts[begin:end],
+            self.lengths[begin:end],
+            self.kinds[begin:end],
+        )
+
+    def field(self, rows: Int64, offset: int, dtype: str) -> Int64:
+        """The numbers `offset` bytes behind the operations of `rows`, whose lengths have been checked."""
+        return gather(self.joined, self.starts[rows] + offset, dtype).astype(np.int64)
+
+    def need(self, rows: Int64, size: int, *, exactly: bool) -> None:
+        lengths = self.lengths[rows] - XLOG_HEADER
+        wrong = lengths != size if exactly else lengths < size
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise unexpected(self.messages[rows[row]], f"a message of {lengths[row]} bytes instead of {size}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """The open ordinary transaction: what its Begin said, and the number of its first change."""
+
+    xid: int
+    commit_lsn: int
+    commit_time: int
+    first_sequence: int
 
 
 class Framer:
-    """Feed it messages in order; take chunks out. `read_position` follows commits and our marker messages."""
+    """Give it messages in order; take chunks out. `read_position` follows commits and our marker messages."""
 
-    def __init__(self) -> None:
-        self._relations: dict[int, Relation] = {}
-        self._builders: dict[int, BlockBuilder] = {}
-        self._closed: list[BlockBuilder] = []
-        self._transactions: list[tuple[int, int, int, int]] = []
-        self._truncates: list[Truncate] = []
-        self._sequence = 0
-        self._demand = False
-        self._open: tuple[int, int, int] | None = None  # xid, commit time, first sequence
+    def __init__(self, store: SpillStore | None = None, open_bytes: int = OPEN_BYTES) -> None:
+        self._manager = TransactionManager(store, open_bytes)
+        self._begun: _Begun | None = None
         self._last_commit = 0
         self.read_position = 0
-        self.size = 0
 
     @property
     def in_transaction(self) -> bool:
-        return self._open is not None
+        """Whether a transaction, or a segment of one in progress, has come in part."""
+        return self._begun is not None or self._manager.segment is not None
 
     @property
     def has_chunk(self) -> bool:
-        """Whether whole transactions (or a waiter's demand) stand ready and no transaction is open."""
-        return self._open is None and (bool(self._transactions) or self._demand)
+        """Whether whole transactions, or a waiter's demand, stand ready."""
+        return not self.in_transaction and (self._manager.has_transactions or self._manager.demand)
+
+    @property
+    def demand(self) -> bool:
+        """Whether a waiter's marker was met since the last chunk."""
+        return self._manager.demand
+
+    @property
+    def size(self) -> int:
+        """Bytes of the log in the next chunk."""
+        return self._manager.size
+
+    @property
+    def last_commit(self) -> int:
+        """End of the last commit that was framed: a new connection goes on behind it."""
+        return self._last_commit
+
+    def reconnected(self) -> None:
+        """A new connection sends what has not committed once more, and describes every relation again."""
+        self._begun = None
+        self._manager.forget_open()
 
     def feed(self, message: bytes) -> None:
-        """Take one CopyData 'w' message, header included."""
-        operation = message[XLOG_HEADER]
-        if operation in _CHANGES:
-            builder = self._builders.get(_RELATION_ID.unpack_from(message, XLOG_HEADER + 1)[0])
-            if builder is None or self._open is None:
-                builder = self._open_builder(message)
-            builder.messages.append(message)
-            builder.sequence.append(self._sequence)
-            self._sequence += 1
-            self.size += len(message)
+        self.take([message])
+
+    def take(self, messages: list[bytes]) -> None:
+        """CopyData 'w' messages, headers included, in the order in which they came."""
+        if not messages:
             return
-        handler = _HANDLERS.get(operation)
-        if handler is None:
-            raise self._unexpected(message, f"unknown message {chr(operation)!r}")
-        handler(self, message)
+        lengths = np.fromiter(map(len, messages), dtype=np.int64, count=len(messages))
+        if lengths.min() <= XLOG_HEADER:
+            raise unexpected(messages[int(np.argmin(lengths))], "a message without content")
+        joined: Bytes = np.frombuffer(b"".join(messages), dtype=np.uint8)
+        starts = np.cumsum(lengths) - lengths + XLOG_HEADER
+        foreign = joined[starts - XLOG_HEADER] != _DATA
+        if foreign.any():
+            raise unexpected(messages[int(np.argmax(foreign))], "a message of the connection that is no log data")
+        run = _Run(messages, joined, starts, lengths, _KINDS[joined[starts]])
+        at = 0
+        for turn in np.flatnonzero(run.kinds == _TURN).tolist():
+            self._run(run.part(at, turn))
+            message = messages[turn]
+            _TURNS[message[XLOG_HEADER]](self, message)
+            at = turn + 1
+        self._run(run.part(at, len(messages)) if at else run)
+        self._manager.bound_memory()
 
     def cut(self) -> Chunk:
         """The transactions collected so far; the framer starts the next chunk."""
-        builders = [b for b in (*self._closed, *self._builders.values()) if b.messages]
-        chunk = Chunk(
-            transactions=Transactions.of(self._transactions),
-            blocks=tuple(builder.build(XLOG_HEADER) for builder in builders),
-            truncates=tuple(self._truncates),
-            read_position=self.read_position,
-            next_sequence=self._sequence,
-            demand=self._demand,
-        )
-        self._closed, self._builders = [], {}
-        self._transactions, self._truncates = [], []
-        self._demand, self.size = False, 0
-        return chunk
+        return self._manager.cut(self.read_position)
 
-    def _open_builder(self, message: bytes) -> BlockBuilder:
-        (relation_id,) = _RELATION_ID.unpack_from(message, XLOG_HEADER + 1)
-        if self._open is None:
-            raise self._unexpected(message, "a change outside of a transaction")
-        if relation_id not in self._relations:
-            raise self._unexpected(message, f"a change of relation {relation_id}, which was never described")
-        builder = BlockBuilder(self._relations[relation_id])
-        self._builders[relation_id] = builder
-        return builder
+    # Runs
 
-    def _begin(self, message: bytes) -> None:
-        if self._open is not None:
-            raise self._unexpected(message, "a transaction begins inside another")
-        _, commit_time, xid = _BEGIN.unpack_from(message, XLOG_HEADER + 1)
-        self._open = (xid, commit_time, self._sequence)
+    def _run(self, run: _Run) -> None:
+        if not len(run):
+            return
+        if self._manager.segment is not None:
+            self._segment_run(run)
+        else:
+            self._ordinary_run(run)
 
-    def _commit(self, message: bytes) -> None:
-        if self._open is None:
-            raise self._unexpected(message, "a commit without a transaction")
-        _, _, end_lsn, _ = _COMMIT.unpack_from(message, XLOG_HEADER + 1)
-        if end_lsn <= self._last_commit:
-            raise self._unexpected(message, f"commit {format_lsn(end_lsn)} after {format_lsn(self._last_commit)}")
-        xid, commit_time, first = self._open
-        self._open = None
-        self._last_commit = end_lsn
-        self.read_position = max(self.read_position, end_lsn)
-        self._transactions.append((xid, end_lsn, commit_time, first))
+    def _ordinary_run(self, run: _Run) -> None:
+        """Begin, Commit and what stands between them. Changes behind the last Commit belong to the open one."""
+        kinds = run.kinds
+        begins, commits = np.flatnonzero(kinds == _BEGIN), np.flatnonzero(kinds == _COMMIT)
+        inside = self._begun is not None
+        before = np.full(len(kinds), inside, dtype=np.int64)
+        if len(begins) or len(commits):
+            steps = (kinds == _BEGIN).astype(np.int64) - (kinds == _COMMIT)
+            before += np.cumsum(steps) - steps
+        self._assert_order(run, before)
+        numbered = kinds <= _TRUNCATE  # nothing unknown is left: changes and truncates
+        numbers = self._manager.sequence + np.cumsum(numbered) - numbered
+        last_commit = int(commits[-1]) if len(commits) else -1
+        if last_commit >= 0 and inside:
+            self._manager.ordinary_committed()
+        changes = np.flatnonzero(kinds == _CHANGE)
+        run.need(changes, _CHANGE_SIZE, exactly=False)
+        relation_ids = run.field(changes, 1, ">u4")
+        border = int(np.searchsorted(changes, last_commit))
+        self._collect(run, changes[:border], relation_ids[:border], numbers, committed=True)
+        self._collect(run, changes[border:], relation_ids[border:], numbers, committed=False)
+        for row in np.flatnonzero(kinds == _TRUNCATE).tolist():
+            message = fields.truncate(run.messages[row], streamed=False)
+            self._manager.truncate(message, int(numbers[row]), committed=row < last_commit)
+        self._manager.sequence += int(np.count_nonzero(numbered))
+        if len(begins) or len(commits):
+            self._transactions(run, begins, commits, numbers)
+        for row in np.flatnonzero(kinds == _MESSAGE).tolist():
+            self._logical_message(run.messages[row], outside=not before[row])
+
+    def _assert_order(self, run: _Run, before: Int64) -> None:
+        """`before`: whether a transaction is open before each message (0 or 1 as long as all is well)."""
+        kinds = run.kinds
+        wanted = (kinds == _CHANGE) | (kinds == _TRUNCATE) | (kinds == _COMMIT)
+        wrong = (kinds == _UNKNOWN) | (wanted & (before != 1)) | ((kinds == _BEGIN) & (before != 0))
+        if not wrong.any():
+            return
+        row = int(np.argmax(wrong))
+        message, kind = run.messages[row], kinds[row]
+        if kind == _UNKNOWN:
+            raise _unknown(message)
+        if kind == _BEGIN:
+            raise unexpected(message, "a transaction begins inside another")
+        raise unexpected(message, "a commit without a transaction" if kind == _COMMIT else "a change outside of one")
+
+    def _transactions(self, run: _Run, begins: Int64, commits: Int64, numbers: Int64) -> None:
+        run.need(begins, _BEGIN_SIZE, exactly=True)
+        run.need(commits, _COMMIT_SIZE, exactly=True)
+        xid, lsn = run.field(begins, 17, ">u4"), run.field(begins, 1, ">i8")
+        time, first = run.field(begins, 9, ">i8"), numbers[begins]
+        if self._begun is not None:
+            b = self._begun
+            opened = ((b.xid, xid), (b.commit_lsn, lsn), (b.commit_time, time), (b.first_sequence, first))
+            xid, lsn, time, first = (np.concatenate([[value], array]) for value, array in opened)
+            self._begun = None
+        count = len(commits)
+        if len(xid) > count:
+            self._begun = _Begun(int(xid[-1]), int(lsn[-1]), int(time[-1]), int(first[-1]))
+        if not count:
+            return
+        differs = run.field(commits, 2, ">i8") != lsn[:count]
+        if differs.any():
+            raise unexpected(run.messages[commits[int(np.argmax(differs))]], "a commit that its begin did not announce")
+        end_lsn = run.field(commits, 10, ">i8")
+        falls = np.diff(end_lsn, prepend=self._last_commit) <= 0
+        if falls.any():
+            row = int(np.argmax(falls))
+            raise _out_of_order(
+                run.messages[commits[row]], int(end_lsn[row]), int(end_lsn[row - 1]) if row else self._last_commit
+            )
+        self._manager.committed(Transactions(xid[:count], end_lsn, time[:count], first[:count]))
+        self._committed_to(int(end_lsn[-1]))
+
+    def _segment_run(self, run: _Run) -> None:
+        """Between Stream Start and Stream Stop: every message carries the xid of its (sub)transaction first."""
+        kinds, transaction = run.kinds, self._manager.segment
+        assert transaction is not None
+        wrong = (kinds == _UNKNOWN) | (kinds == _BEGIN) | (kinds == _COMMIT)
+        if wrong.any():
+            message = run.messages[int(np.argmax(wrong))]
+            known = _KINDS[message[XLOG_HEADER]] != _UNKNOWN
+            raise unexpected(message, "a transaction's border inside a segment") if known else _unknown(message)
+        numbered = np.flatnonzero(kinds <= _TRUNCATE)
+        run.need(numbered, 1 + _XID, exactly=False)
+        numbers = np.zeros(len(kinds), dtype=np.int64)
+        numbers[numbered] = transaction.next + np.arange(len(numbered))
+        xids = run.field(numbered, 1, ">u4")
+        if len(xids) and xids[0] == xids.min() == xids.max():
+            transaction.saw(int(xids[0]), transaction.next)
+        else:
+            for xid, index in zip(*np.unique(xids, return_index=True), strict=True):
+                transaction.saw(int(xid), transaction.next + int(index))
+        transaction.next += len(numbered)
+        changes = np.flatnonzero(kinds == _CHANGE)
+        run.need(changes, _CHANGE_SIZE + _XID, exactly=False)
+        self._collect(run, changes, run.field(changes, 1 + _XID, ">u4"), numbers, committed=False)
+        for row in np.flatnonzero(kinds == _TRUNCATE).tolist():
+            message_ = fields.truncate(run.messages[row], streamed=True)
+            self._manager.truncate(message_, int(numbers[row]), committed=False)
+        for row in np.flatnonzero(kinds == _MESSAGE).tolist():
+            if fields.logical_message(run.messages[row], streamed=True).prefix == MARKER_PREFIX:
+                transaction.demand = True
+
+    def _collect(self, run: _Run, rows: Int64, relation_ids: Int64, numbers: Int64, *, committed: bool) -> None:
+        """Hand the changes at `rows` on, relation by relation."""
+        if not len(rows):
+            return
+        if relation_ids[0] == relation_ids.min() == relation_ids.max():
+            groups = [(int(relation_ids[0]), rows)]
+        else:
+            order = np.argsort(relation_ids, kind="stable")
+            ids, begins = np.unique(relation_ids[order], return_index=True)
+            groups = list(zip(ids.tolist(), np.split(rows[order], begins[1:]), strict=True))
+        for relation_id, members in groups:
+            relation = self._manager.relation(relation_id)
+            if relation is None:
+                what = f"a change of relation {relation_id}, which was never described"
+                raise unexpected(run.messages[members[0]], what)
+            size = int(run.lengths[members].sum())
+            self._manager.add(relation, _picked(run.messages, members), numbers[members], size, committed=committed)
+
+    # Single messages
 
     def _relation(self, message: bytes) -> None:
-        at = XLOG_HEADER + 1
-        (relation_id,) = _RELATION_ID.unpack_from(message, at)
-        schema, at = _string(message, at + 4)
-        name, at = _string(message, at)
-        identity = chr(message[at])
-        count = int.from_bytes(message[at + 1 : at + 3], "big")
-        at += 3
-        columns = []
-        for _ in range(count):
-            flags = message[at]
-            column, at = _string(message, at + 1)
-            type_oid, typmod = _COLUMN.unpack_from(message, at)
-            at += _COLUMN.size
-            columns.append(RelationColumn(column, type_oid, typmod, bool(flags & 1)))
-        relation = Relation(relation_id, schema or "pg_catalog", name, identity, tuple(columns))
-        if relation != self._relations.get(relation_id) and relation_id in self._builders:
-            self._closed.append(self._builders.pop(relation_id))
-        self._relations[relation_id] = relation
+        self._manager.describe(fields.relation(message, streamed=self._manager.segment is not None))
 
-    def _truncate(self, message: bytes) -> None:
-        count = int.from_bytes(message[XLOG_HEADER + 1 : XLOG_HEADER + 5], "big")
-        relation_ids = struct.unpack_from(f">{count}I", message, XLOG_HEADER + 6)
-        self._truncates.append(Truncate(self._sequence, relation_ids))
-        self._sequence += 1
-
-    def _message(self, message: bytes) -> None:
-        lsn = int.from_bytes(message[XLOG_HEADER + 2 : XLOG_HEADER + 10], "big")
-        prefix, _ = _string(message, XLOG_HEADER + 10)
+    def _logical_message(self, message: bytes, *, outside: bool) -> None:
+        found = fields.logical_message(message, streamed=False)
         # A message outside of transactions is delivered when the decoder meets it: all commits before it were sent.
-        if self._open is None:
-            self.read_position = max(self.read_position, lsn)
-        if prefix == MARKER_PREFIX:
-            self._demand = True
+        if outside:
+            self.read_position = max(self.read_position, found.lsn)
+        if found.prefix == MARKER_PREFIX:
+            self._manager.demand = True
 
-    def _ignore(self, message: bytes) -> None:
-        """Origin and Type messages: nothing here depends on them."""
+    def _stream_start(self, message: bytes) -> None:
+        xid, first = fields.stream_start(message)
+        self._assert_between(message)
+        if first == self._manager.is_open(xid):
+            raise unexpected(message, f"transaction {xid} begins twice" if first else f"{xid} was never begun")
+        self._manager.start_segment(xid)
 
-    def _unexpected(self, message: bytes, what: str) -> ProtocolError:
-        start = int.from_bytes(message[1:9], "big")
-        return ProtocolError(
-            f"log position {format_lsn(start)}: {what}; first bytes {message[XLOG_HEADER:][:64].hex()}"
-        )
+    def _stream_stop(self, message: bytes) -> None:
+        fields.stream_stop(message)
+        if self._manager.segment is None:
+            raise unexpected(message, "the end of a segment without its start")
+        self._manager.stop_segment()
+
+    def _stream_commit(self, message: bytes) -> None:
+        commit = fields.stream_commit(message)
+        self._assert_between(message, commit.xid)
+        if commit.end_lsn <= self._last_commit:
+            raise _out_of_order(message, commit.end_lsn, self._last_commit)
+        self._manager.commit(commit.xid, commit.end_lsn, commit.commit_time)
+        self._committed_to(commit.end_lsn)
+
+    def _stream_abort(self, message: bytes) -> None:
+        abort = fields.stream_abort(message)
+        self._assert_between(message, abort.xid)
+        self._manager.abort(abort.xid, abort.subxid)
+
+    def _assert_between(self, message: bytes, xid: int | None = None) -> None:
+        if self.in_transaction:
+            raise unexpected(message, "a segment begins or a transaction in progress ends inside another transaction")
+        if xid is not None and not self._manager.is_open(xid):
+            raise unexpected(message, f"the end of transaction {xid}, which was never begun")
+
+    def _committed_to(self, end_lsn: int) -> None:
+        self._last_commit = end_lsn
+        self.read_position = max(self.read_position, end_lsn)
 
 
-def _string(message: bytes, at: int) -> tuple[str, int]:
-    end = message.index(0, at)
-    return message[at:end].decode(), end + 1
+def _picked(messages: list[bytes], rows: Int64) -> list[bytes]:
+    first, last = int(rows[0]), int(rows[-1])
+    if last - first + 1 == len(rows):
+        return messages[first : last + 1]
+    return list(itemgetter(*rows.tolist())(messages))
 
 
-_HANDLERS = {
-    ord("B"): Framer._begin,
-    ord("C"): Framer._commit,
+def _unknown(message: bytes) -> ProtocolError:
+    return unexpected(message, f"unknown message {chr(message[XLOG_HEADER])!r}")
+
+
+def _out_of_order(message: bytes, end_lsn: int, last: int) -> ProtocolError:
+    return unexpected(message, f"commit {format_lsn(end_lsn)} after {format_lsn(last)}")
+
+
+_TURNS: dict[int, Callable[[Framer, bytes], None]] = {
     ord("R"): Framer._relation,
-    ord("T"): Framer._truncate,
-    ord("M"): Framer._message,
-    ord("O"): Framer._ignore,
-    ord("Y"): Framer._ignore,
+    ord("S"): Framer._stream_start,
+    ord("E"): Framer._stream_stop,
+    ord("c"): Framer._stream_commit,
+    ord("A"): Framer._stream_abort,
 }

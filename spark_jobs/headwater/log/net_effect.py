@@ -4,43 +4,40 @@ An update is delete(old key) + insert(new row); per key the last event wins; ins
 *first* event of a key says whether a stored row must exist, which is what lets the applier notice divergence.
 Unchanged TOAST values are taken from earlier in the batch, along key changes, else named as "from the stored row".
 Everything ordinary is numpy over whole columns; Python loops only over rows with unchanged values and history.
+
+Changes of large transactions, which lie on disk, are netted in parts by the hash of their keys, and their rows go back
+to disk: memory holds one part, and the keys that are removed. One case needs everything at once: a row that moves
+to a key of another part and keeps an unchanged TOAST value.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.arrow_types import lake_schema
 from headwater.changes import NetChanges
-from headwater.errors import BadValue
 from headwater.log.blocks import DELETE, INSERT, UPDATE, Block, Truncate
-from headwater.log.decode import DecodedTuples, decode_tuples
+from headwater.log.decoded_changes import DecodedChanges, decode_changes
+from headwater.log.net_parts import joined, on_disk
+from headwater.log.partitions import partitioned
+from headwater.log.spill import Spilled, SpillStore
+from headwater.log.wire import booleans
 from headwater.schema import TableSchema
 
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
+PART_CHANGES: Final = 250_000
+"""Changes of transactions that lie on disk are netted in parts of about so many."""
+
 _REMOVE, _PUT_OVER_STORED, _PUT_NEW = 0, 1, 2
-
-
-@dataclass(slots=True)
-class _Decoded:
-    """All changes of the table in commit order; `new`/`old` are row numbers in the tables below, -1 for none."""
-
-    operation: npt.NDArray[np.uint8]
-    sequence: Int64
-    relation: Int64
-    new: Int64
-    old: Int64
-    rows: pa.Table
-    old_keys: pa.Table
-    unchanged: dict[str, Bool] = field(default_factory=dict)
 
 
 def net_effect(
@@ -54,130 +51,89 @@ def net_effect(
     `describe(sequence)` names a change's position for messages. Raises BadValue for a value that the lake cannot
     hold, naming column and position.
     """
-    decoded = _decode_all(schema, blocks, describe)
-    leaves = {leaf.relation_id for leaf in schema.leaves}
-    whole = {schema.relation_id} if schema.partitioned else leaves
-    cuts = [(t.sequence, frozenset(t.relation_ids)) for t in truncates]
-    emptied = [sequence for sequence, ids in cuts if ids & whole or leaves <= ids]
-    start = max(emptied, default=-1)
-    partial = [(s, tuple(sorted(ids & leaves))) for s, ids in cuts if s > start and ids & leaves]
-    if start >= 0:
-        decoded = _after(decoded, start)
-    changes = len(decoded.sequence)
+    cuts = _Cuts.of(schema, truncates)
+    file = next((block.content.file for block, _ in blocks if isinstance(block.content, Spilled)), None)
+    changes = sum(int(np.count_nonzero(mask)) for _, mask in blocks)
+    if file is not None and changes > PART_CHANGES:
+        try:
+            return _net_in_parts(schema, blocks, cuts, describe, -(-changes // PART_CHANGES), SpillStore.beside(file))
+        except _UnchangedAcrossParts:
+            pass
+    return _net(schema, decode_changes(schema, blocks, describe), cuts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cuts:
+    """TRUNCATEs: nothing before the change `start` (-1: none) counts; after it leaves were emptied, at `partial`."""
+
+    start: int
+    partial: list[tuple[int, tuple[int, ...]]]
+
+    @classmethod
+    def of(cls, schema: TableSchema, truncates: Sequence[Truncate]) -> _Cuts:
+        leaves = {leaf.relation_id for leaf in schema.leaves}
+        whole = {schema.relation_id} if schema.partitioned else leaves
+        cuts = [(t.sequence, frozenset(t.relation_ids)) for t in truncates]
+        start = max((sequence for sequence, ids in cuts if ids & whole or leaves <= ids), default=-1)
+        return cls(start, [(s, tuple(sorted(ids & leaves))) for s, ids in cuts if s > start and ids & leaves])
+
+
+class _UnchangedAcrossParts(Exception):
+    """A row moved to a key of another part and kept a value that only its old key's history knows."""
+
+
+def _net(schema: TableSchema, decoded: DecodedChanges, cuts: _Cuts) -> NetChanges:
+    if cuts.start >= 0:
+        decoded = decoded.at(decoded.sequence > cuts.start)
+    truncated, changes = cuts.start >= 0, len(decoded.sequence)
     if not schema.key:
-        return _insert_only(schema, decoded, changes, truncated=start >= 0, partial=partial)
+        return _insert_only(schema, decoded, changes, truncated=truncated, partial=cuts.partial)
     events = _Events.of(schema, decoded)
-    for sequence, relation_ids in partial:
+    for sequence, relation_ids in cuts.partial:
         events = events.with_leaves_emptied(sequence, relation_ids, decoded)
-    return _survivors(schema, decoded, events, changes, truncated=start >= 0, partial=partial)
+    return _survivors(schema, decoded, events, changes, truncated=truncated, partial=cuts.partial)
 
 
-def _decode_all(schema: TableSchema, blocks: Sequence[tuple[Block, Bool]], describe: Callable[[int], str]) -> _Decoded:
-    columns = {column.name: column for column in schema.columns}
-    keys = set(schema.key)
-    rows_parts: list[pa.Table] = []
-    old_parts: list[pa.Table] = []
-    unchanged_parts: list[tuple[int, dict[str, Bool]]] = []
-    parts: list[tuple[npt.NDArray[np.uint8], Int64, Int64, Int64, Int64]] = []
-    row_count = old_count = 0
-    for block, mask in blocks:
-        starts, sequence = block.starts[mask], block.sequence[mask]
-        if not len(starts):
-            continue
-        buffer = np.frombuffer(block.data, dtype=np.uint8)
-        layout = [columns.get(c.name) for c in block.relation.columns]
-        key_layout = [column if column is not None and column.name in keys else None for column in layout]
-        operation = buffer[starts]
-        tuple_kind = buffer[starts + 5]
-        has_old = (operation != INSERT) & (tuple_kind != ord("N"))
-        tuple_starts = starts + 6
-        old = decode_tuples(buffer, tuple_starts[has_old], key_layout)
-        new_starts = tuple_starts.copy()
-        new_starts[has_old] = old.ends + 1
-        has_new = operation != DELETE
-        new = decode_tuples(buffer, new_starts[has_new], layout)
-        _refuse_bad(schema, new, sequence[has_new], describe)
-        _refuse_bad(schema, old, sequence[has_old], describe)
-        new_index = np.full(len(starts), -1, dtype=np.int64)
-        new_index[has_new] = row_count + np.arange(new.rows)
-        old_index = np.full(len(starts), -1, dtype=np.int64)
-        old_index[has_old] = old_count + np.arange(old.rows)
-        relation = np.full(len(starts), block.relation.relation_id, dtype=np.int64)
-        rows_parts.append(_lake_rows(schema, new, block.relation.relation_id))
-        old_parts.append(_key_rows(schema, old))
-        unchanged_parts.append((new.rows, new.unchanged))
-        parts.append((operation, sequence, relation, new_index, old_index))
-        row_count += new.rows
-        old_count += old.rows
-    if not parts:
-        empty = np.zeros(0, dtype=np.int64)
-        no_rows = lake_schema(schema).empty_table()
-        return _Decoded(empty.astype(np.uint8), empty, empty, empty, empty, no_rows, no_rows.select(list(schema.key)))
-    operation, sequence, relation, new_index, old_index = (
-        np.concatenate(column) for column in zip(*parts, strict=True)
-    )
-    order = np.argsort(sequence, kind="stable")
-    unchanged: dict[str, Bool] = {}
-    for name in {name for _, part in unchanged_parts for name in part}:
-        unchanged[name] = np.concatenate(
-            [part.get(name, np.zeros(count, dtype=np.bool_)) for count, part in unchanged_parts]
-        )
-    return _Decoded(
-        operation[order],
-        sequence[order],
-        relation[order],
-        new_index[order],
-        old_index[order],
-        pa.concat_tables(rows_parts).combine_chunks(),
-        pa.concat_tables(old_parts).combine_chunks(),
-        unchanged,
-    )
+def _net_in_parts(
+    schema: TableSchema,
+    blocks: Sequence[tuple[Block, Bool]],
+    cuts: _Cuts,
+    describe: Callable[[int], str],
+    count: int,
+    store: SpillStore,
+) -> NetChanges:
+    """Part by part; rows go to disk and are mapped from there, so that memory holds one part and its keys."""
+    parts: list[NetChanges] = []
+    with contextlib.closing(partitioned(schema, blocks, cuts.start, count, store)) as dealt:
+        for part in dealt:
+            decoded = decode_changes(schema, part, describe)
+            if decoded.unchanged and _unchanged_in_inserts(decoded):
+                raise _UnchangedAcrossParts
+            net = _net(schema, decoded, cuts)
+            parts.append(replace(net, rows=on_disk(net.rows, store)))
+    return joined(parts)
 
 
-def _lake_rows(schema: TableSchema, decoded: DecodedTuples, relation_id: int) -> pa.Table:
-    arrays = [decoded.columns[column.name] for column in schema.columns]
-    if schema.partitioned:
-        arrays.append(pa.array(np.full(decoded.rows, relation_id, dtype=np.int64)))
-    return pa.Table.from_arrays(arrays, schema=lake_schema(schema))
-
-
-def _key_rows(schema: TableSchema, decoded: DecodedTuples) -> pa.Table:
-    return pa.Table.from_arrays([decoded.columns[name] for name in schema.key], names=list(schema.key))
-
-
-def _refuse_bad(schema: TableSchema, decoded: DecodedTuples, sequence: Int64, describe: Callable[[int], str]) -> None:
-    if not decoded.bad:
-        return
-    name, row = decoded.bad[0]
-    raise BadValue(
-        f"column {name} holds a value that the lake's type {schema.column(name).value.lake} cannot hold "
-        f"({describe(int(sequence[row]))})",
-        where=f"{schema.schema}.{schema.name}",
-        remedy=f'set on_bad_value: {{{name}: "null"}} or string in the pipeline file, then load the table again',
-    )
-
-
-def _after(decoded: _Decoded, sequence: int) -> _Decoded:
-    kept = decoded.sequence > sequence
-    return _Decoded(
-        decoded.operation[kept],
-        decoded.sequence[kept],
-        decoded.relation[kept],
-        decoded.new[kept],
-        decoded.old[kept],
-        decoded.rows,
-        decoded.old_keys,
-        decoded.unchanged,
-    )
+def _unchanged_in_inserts(decoded: DecodedChanges) -> bool:
+    inserted = decoded.new[decoded.operation == INSERT]
+    return any(bool(mask[inserted].any()) for mask in decoded.unchanged.values())
 
 
 def _insert_only(
-    schema: TableSchema, decoded: _Decoded, changes: int, *, truncated: bool, partial: list[tuple[int, tuple[int, ...]]]
+    schema: TableSchema,
+    decoded: DecodedChanges,
+    changes: int,
+    *,
+    truncated: bool,
+    partial: list[tuple[int, tuple[int, ...]]],
 ) -> NetChanges:
     kept = decoded.operation == INSERT
     for sequence, relation_ids in partial:
         kept &= ~(np.isin(decoded.relation, relation_ids) & (decoded.sequence < sequence))
-    rows = decoded.rows.take(pa.array(decoded.new[kept]))
+    if kept.all() and not (np.diff(decoded.new) < 0).any() and len(decoded.new) == decoded.rows.num_rows:
+        rows = decoded.rows
+    else:
+        rows = decoded.rows.take(pa.array(decoded.new[kept]))
     return NetChanges(
         rows=rows,
         stored=np.zeros(rows.num_rows, dtype=np.bool_),
@@ -209,13 +165,15 @@ class _Events:
     came_from: Int64
     key_row: Int64
     """Per code a row that has its key: of the new rows, and behind them the old tuples."""
+    row_code: Int64
+    """Per new row its key's code."""
 
     @property
     def codes(self) -> int:
         return len(self.key_row)
 
     @classmethod
-    def of(cls, schema: TableSchema, decoded: _Decoded) -> _Events:
+    def of(cls, schema: TableSchema, decoded: DecodedChanges) -> _Events:
         new_codes, old_codes, count = _key_codes(decoded.rows.select(list(schema.key)), decoded.old_keys)
         key_row = np.zeros(count, dtype=np.int64)
         key_row[old_codes] = np.arange(len(old_codes)) + len(new_codes)
@@ -234,12 +192,22 @@ class _Events:
             np.concatenate([np.full(int(removal.sum()), -1, dtype=np.int64), decoded.new[put]]),
             np.concatenate([np.full(int(removal.sum()), -1, dtype=np.int64), np.where(moved, old, -1)[put]]),
             key_row,
+            new_codes,
         )
         return events._sorted()
 
     def _sorted(self) -> _Events:
+        if not (np.diff(self.order) < 0).any():
+            return self
         by = np.argsort(self.order, kind="stable")
-        return _Events(self.order[by], self.code[by], self.kind[by], self.row[by], self.came_from[by], self.key_row)
+        return replace(
+            self,
+            order=self.order[by],
+            code=self.code[by],
+            kind=self.kind[by],
+            row=self.row[by],
+            came_from=self.came_from[by],
+        )
 
     def last(self) -> Int64:
         """Per code the index of its last event, -1 for codes without one."""
@@ -252,7 +220,7 @@ class _Events:
         result[self.code[::-1]] = np.arange(len(self.code))[::-1]
         return result
 
-    def with_leaves_emptied(self, sequence: int, relation_ids: tuple[int, ...], decoded: _Decoded) -> _Events:
+    def with_leaves_emptied(self, sequence: int, relation_ids: tuple[int, ...], decoded: DecodedChanges) -> _Events:
         """Truncating leaves removes the keys whose row, at that moment, was put there earlier in the batch."""
         before = self.order < sequence * 2
         last = np.full(self.codes, -1, dtype=np.int64)
@@ -271,23 +239,28 @@ class _Events:
             np.concatenate([self.row, np.full(extra, -1, dtype=np.int64)]),
             np.concatenate([self.came_from, np.full(extra, -1, dtype=np.int64)]),
             self.key_row,
+            self.row_code,
         )._sorted()
 
 
 def _key_codes(new: pa.Table, old: pa.Table) -> tuple[Int64, Int64, int]:
     """Number the distinct keys of both tables together: codes of `new`, codes of `old`, how many there are."""
     total = new.num_rows + old.num_rows
-    codes = np.zeros(total, dtype=np.int64)
-    count = 1
+    codes, count = np.zeros(total, dtype=np.int64), 1
     for name in new.column_names:
         values = pa.concat_arrays([*new[name].chunks, *old[name].chunks]) if total else pa.array([], new[name].type)
-        encoded = _comparable(values).dictionary_encode(null_encoding="encode")
-        column = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        codes = codes * max(len(encoded.dictionary), 1) + column
-        # Renumbering keeps the product of the columns' sizes within 64 bits.
-        distinct, codes = np.unique(codes, return_inverse=True)
-        count = len(distinct)
+        column, size = _numbered(_comparable(values))
+        if count > 1:
+            # Renumbering keeps the product of the columns' sizes within 64 bits.
+            column, size = _numbered(pa.array(codes * max(size, 1) + column))
+        codes, count = column, size
     return codes[: new.num_rows], codes[new.num_rows :], count
+
+
+def _numbered(values: pa.Array) -> tuple[Int64, int]:
+    """Each value's number, in the order of first appearance, and how many there are."""
+    encoded = values.dictionary_encode(null_encoding="encode")
+    return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), len(encoded.dictionary)
 
 
 def _comparable(values: pa.Array) -> pa.Array:
@@ -297,7 +270,7 @@ def _comparable(values: pa.Array) -> pa.Array:
 
 def _survivors(
     schema: TableSchema,
-    decoded: _Decoded,
+    decoded: DecodedChanges,
     events: _Events,
     changes: int,
     *,
@@ -309,12 +282,18 @@ def _survivors(
     stored_before = events.kind[first[touched]] != _PUT_NEW
     if truncated:
         stored_before &= False
-    present = events.row[last[touched]] >= 0
-    put_codes = touched[present]
+    final_row = events.row[last[touched]]
+    present = final_row >= 0
     removed_codes = touched[~present & stored_before]
-    row_numbers = events.row[last[put_codes]]
+    # Survivors in the order of the log, so that whole runs of rows are copied, and none where all survive.
+    survives = np.zeros(decoded.rows.num_rows, dtype=np.bool_)
+    survives[final_row[present]] = True
+    row_numbers = np.flatnonzero(survives)
+    put_codes = events.row_code[row_numbers]
+    stored = np.zeros(events.codes, dtype=np.bool_)
+    stored[touched] = stored_before
     keys = list(schema.key)
-    rows = decoded.rows.take(pa.array(row_numbers))
+    rows = decoded.rows if len(row_numbers) == len(survives) else decoded.rows.filter(booleans(survives))
     unchanged = {
         name: mask[row_numbers]
         for name, mask in decoded.unchanged.items()
@@ -326,7 +305,7 @@ def _survivors(
         origins = _keys_of(decoded, events, origin_codes, keys) if (origin_codes >= 0).any() else None
     return NetChanges(
         rows=rows,
-        stored=stored_before[present],
+        stored=stored[put_codes],
         unchanged=unchanged,
         origins=origins,
         removed=_keys_of(decoded, events, removed_codes, keys),
@@ -336,7 +315,7 @@ def _survivors(
     )
 
 
-def _keys_of(decoded: _Decoded, events: _Events, codes: Int64, keys: list[str]) -> pa.Table:
+def _keys_of(decoded: DecodedChanges, events: _Events, codes: Int64, keys: list[str]) -> pa.Table:
     """The key columns behind `codes`; null for -1. Any event of a code may lend its key: a new row or an old tuple."""
     indices = events.key_row[codes] if events.codes else codes
     both = pa.concat_tables([decoded.rows.select(keys), decoded.old_keys.select(keys)])
@@ -344,7 +323,7 @@ def _keys_of(decoded: _Decoded, events: _Events, codes: Int64, keys: list[str]) 
 
 
 def _fill(
-    decoded: _Decoded,
+    decoded: DecodedChanges,
     events: _Events,
     last: Int64,
     put_codes: Int64,

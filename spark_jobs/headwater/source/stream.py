@@ -10,12 +10,13 @@ import select
 import struct
 import time
 from dataclasses import dataclass
+from typing import Final
 
 from psycopg import conninfo as pg_conninfo
 from psycopg import pq
 
-from headwater.errors import HeadwaterError, LostLease, SlotGap, SourceUnreachable
-from headwater.position import format_lsn
+from headwater.errors import HeadwaterError, LostLease, SlotGap, SourceChanged, SourceUnreachable
+from headwater.position import format_lsn, parse_lsn
 
 # Text forms of types whose binary form is text, equal to those of the load's sessions; no timeout may cut a stream.
 _SETTINGS = {
@@ -27,7 +28,13 @@ _SETTINGS = {
     "lc_monetary": "C",
     "statement_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
+    # From here on the server sends an open transaction instead of keeping it in memory and then on its disk.
+    "logical_decoding_work_mem": "4MB",
 }
+RUN_MESSAGES: Final = 16_384
+"""`receive` returns after so many at the latest."""
+_KEEPALIVE_SIZE: Final = 18
+_LOST_STATES: Final = ("08", "57P")  # connection exceptions; shutdown, crash, starting up, terminated
 _EPOCH_2000 = 946_684_800
 _FEEDBACK = struct.Struct(">cqqqqB")
 
@@ -38,6 +45,37 @@ class Keepalive:
 
     wal_end: int
     reply: bool
+
+
+class ConnectionLost(SourceUnreachable):
+    """The connection has ended, the slot has not: it may be made again."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogSource:
+    """Whose log it is, and up to where it was confirmed; None: there is no such slot, or it was given up."""
+
+    system_id: str
+    timeline: int
+    confirmed_lsn: int | None
+
+    def refuse_difference(self, before: LogSource, confirmed_lsn: int) -> None:
+        """After a reconnect: SourceChanged or SlotGap unless the log goes on where it was left."""
+        if (self.system_id, self.timeline) != (before.system_id, before.timeline):
+            raise SourceChanged(
+                f"the log connection was to system {before.system_id} timeline {before.timeline}, now it is system "
+                f"{self.system_id} timeline {self.timeline}",
+                where="source.connection",
+                remedy="run replicate again: it says what has to be done",
+            )
+        if self.confirmed_lsn is None or self.confirmed_lsn > confirmed_lsn:
+            where = "is gone" if self.confirmed_lsn is None else f"stands at {format_lsn(self.confirmed_lsn)}"
+            raise SlotGap(
+                f"while the connection was away the slot was changed: it {where}, confirmed was "
+                f"{format_lsn(confirmed_lsn)}",
+                where="source.slot",
+                remedy="run replicate again: it says what has to be done",
+            )
 
 
 class LogStream:
@@ -69,12 +107,32 @@ class LogStream:
         names = ",".join('"' + name.replace('"', '""') + '"' for name in publications).replace("'", "''")
         command = (
             f"START_REPLICATION SLOT \"{slot}\" LOGICAL {format_lsn(start_lsn)} (proto_version '{version}', "
-            f"publication_names '{names}', binary 'true', messages 'true')"
+            f"publication_names '{names}', binary 'true', messages 'true', streaming 'on')"
         )
         result = self._connection.exec_(command.encode())
         if result.status != pq.ExecStatus.COPY_BOTH:
             raise self._start_error(slot, result.error_field(pq.DiagnosticField.SQLSTATE) or b"")
         self._connection.nonblocking = 1
+
+    def identify(self, slot: str) -> LogSource:
+        """Before `start`: which log this is, and where `slot` stands."""
+        system = self._query("IDENTIFY_SYSTEM")
+        slot_rows = self._query(
+            "select confirmed_flush_lsn from pg_replication_slots where wal_status is distinct from 'lost' and "
+            f"slot_name = '{slot}'"
+        )
+        confirmed = slot_rows[0][0] if slot_rows else None
+        system_id, timeline = system[0][0], system[0][1]
+        if system_id is None or timeline is None:
+            raise SourceUnreachable("the server does not say which system it is", where="source")
+        return LogSource(system_id, int(timeline), parse_lsn(confirmed) if confirmed else None)
+
+    def _query(self, statement: str) -> list[list[str | None]]:
+        result = self._connection.exec_(statement.encode())
+        if result.status != pq.ExecStatus.TUPLES_OK:
+            raise SourceUnreachable(f"the server did not answer: {self._error()}", where="source")
+        values = [[result.get_value(r, c) for c in range(result.nfields)] for r in range(result.ntuples)]
+        return [[None if value is None else value.decode() for value in row] for row in values]
 
     @property
     def fileno(self) -> int:
@@ -84,26 +142,39 @@ class LogStream:
         """Return when the server has sent something, one of the descriptors `others` is readable, or time is up."""
         select.select([self._connection.socket, *others], [], [], max(0.0, seconds))
 
-    def consume(self) -> None:
-        """Take from the socket what is there."""
+    def receive(self, messages: list[bytes], size: int) -> Keepalive | None:
+        """Append the 'w' messages that are here, whole, until they are `size` bytes or many; the newest keepalive.
+
+        Reads from the socket when libpq holds nothing more, and returns when that brings nothing: never waits.
+        """
+        get = self._connection.get_copy_data
+        keepalive: Keepalive | None = None
+        dry = False
+        for _ in range(RUN_MESSAGES):
+            length, data = get(1)
+            if length > _KEEPALIVE_SIZE:
+                dry = False
+                messages.append(bytes(data))
+                size -= length
+                if size <= 0:
+                    break
+            elif length > 0:
+                dry = False
+                keepalive = _keepalive(data, keepalive)
+            elif length < 0:
+                raise self._ended()
+            elif dry:
+                break
+            else:
+                self._consume()
+                dry = True
+        return keepalive
+
+    def _consume(self) -> None:
         try:
             self._connection.consume_input()
         except Exception as error:
-            raise SourceUnreachable(f"the log connection broke: {self._error()}", where="source") from error
-
-    def receive(self) -> bytes | Keepalive | None:
-        """The next message that is already here: a 'w' message whole, a keepalive, or None."""
-        size, data = self._connection.get_copy_data(1)
-        if size > 0:
-            message = bytes(data)
-            if message[0] == 0x77:
-                return message
-            return Keepalive(int.from_bytes(message[1:9], "big"), message[17] == 1)
-        if size == 0:
-            return None
-        raise SourceUnreachable(
-            f"the server ended the log stream: {self._end_reason()}", where="source", remedy="run replicate again"
-        )
+            raise ConnectionLost(f"the log connection broke: {self._error()}", where="source") from error
 
     def confirm(self, flushed_lsn: int, *, ask: bool = False) -> None:
         """Tell the server that everything up to `flushed_lsn` may be forgotten. `ask`: it must answer."""
@@ -113,7 +184,7 @@ class LogStream:
             self._connection.put_copy_data(message)
             self._connection.flush()
         except Exception as error:
-            raise SourceUnreachable(f"the log connection broke: {self._error()}", where="source") from error
+            raise ConnectionLost(f"the log connection broke: {self._error()}", where="source") from error
 
     def end(self) -> None:
         """Leave COPY mode so that the server frees the slot before this returns (at most a second)."""
@@ -139,9 +210,17 @@ class LogStream:
     def _error(self) -> str:
         return self._connection.get_error_message().strip().replace("\n", " ")
 
-    def _end_reason(self) -> str:
+    def _ended(self) -> HeadwaterError:
+        """Why the stream ended: the connection, or an error that a new one would meet again."""
         result = self._connection.get_result()
-        return (result.get_error_message().strip() if result is not None else "") or self._error() or "no reason given"
+        told = result.get_error_message().strip() if result is not None else ""
+        state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode() if result is not None else ""
+        lasting = state and not state.startswith(_LOST_STATES)
+        return (SourceUnreachable if lasting else ConnectionLost)(
+            f"the server ended the log stream: {told or self._error() or 'no reason given'}",
+            where="source",
+            remedy="run replicate again",
+        )
 
     def _start_error(self, slot: str, sqlstate: bytes) -> HeadwaterError:
         message = self._error()
@@ -160,3 +239,17 @@ class LogStream:
                 remedy="load the tables again: headwater load PIPELINE.yaml --again",
             )
         return SourceUnreachable(f"replication did not start: {message}", where=where, remedy="see the message")
+
+
+def _keepalive(data: bytes | memoryview, earlier: Keepalive | None) -> Keepalive:
+    """One that wants a reply is not forgotten over the next."""
+    message = bytes(data)
+    if len(message) != _KEEPALIVE_SIZE or message[0] != 0x6B:
+        raise HeadwaterError(
+            f"the log stream holds a message that is neither data nor a keepalive: {message.hex()}",
+            code="protocol_error",
+            where="log",
+            remedy="report this as a bug",
+        )
+    wanted = message[17] == 1 or (earlier is not None and earlier.reply)
+    return Keepalive(int.from_bytes(message[1:9], "big"), wanted)

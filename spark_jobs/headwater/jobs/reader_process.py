@@ -1,0 +1,296 @@
+"""The reader: a process of its own that receives and frames the log, so that the walsender is never kept waiting.
+
+Priorities of its loop: stop > what the driver says > feedback due > log bytes. Reading pauses while the chunks
+that the driver has not taken exceed the memory budget; feedback goes on, so a slow lake slows the reader and
+nothing else. A connection that drops is made again, with credentials asked anew, behind the last commit that was
+framed. The reader ends when the driver is gone or silent, when the server cannot be reached for `RECONNECT_SECONDS`
+or says that the slot cannot be read, and, so that a shutdown of the server never waits for us, it drops the
+connection when the server waits for a confirmation that does not come in time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Final
+
+from headwater.errors import HeadwaterError, LostLease, SourceUnreachable
+from headwater.jobs.chunk_pipe import ChunkSender
+from headwater.log.framing import Framer, ProtocolError
+from headwater.log.spill import SpillStore
+from headwater.source.stream import ConnectionLost, Keepalive, LogSource, LogStream
+
+CHUNK_BYTES: Final = 4 << 20
+FEEDBACK_SECONDS: Final = 1.0
+SHUTDOWN_PATIENCE: Final = 4.0
+DRIVER_SILENCE: Final = 20.0
+RECONNECT_SECONDS: Final = 20.0
+_FIRST_BACKOFF: Final = 0.1
+_LONGEST_BACKOFF: Final = 2.0
+_CONNINFO_SECONDS: Final = 5.0
+
+_COLLECT_SECONDS: Final = 0.02
+"""A driver that still has a chunk before it gets the next small one no sooner: blocks grow meanwhile."""
+_BUSY_MESSAGES: Final = 64
+_NAP: Final = 0.001
+"""While the log flows: the server writes each message to the socket, and waking us for each costs both more."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderOptions:
+    """`memory`: bytes of chunks that the driver has not taken; `spill`: bytes on disk; `patience`: seconds without a
+    connection after which the reader gives up. The conninfo is secret."""
+
+    conninfo: str
+    slot: str
+    publications: tuple[str, ...]
+    start_lsn: int
+    server_version: int
+    memory: int
+    spill: int = 20 << 30
+    patience: float = RECONNECT_SECONDS
+
+    def __repr__(self) -> str:  # the connection string holds a password
+        return f"ReaderOptions(slot={self.slot!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """No change, but news: the log has been read up to `read_position`; `heard`: monotonic time of the server's last
+    message; `reply_wanted`: the server waits for a confirmation."""
+
+    read_position: int
+    heard: float
+    reply_wanted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Streaming has begun: the slot is ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConninfoWanted:
+    """The connection has dropped; the driver answers with the connection string of now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The reader's last word; None: it was told to stop."""
+
+    error: HeadwaterError | None
+
+
+class _Reader:
+    def __init__(self, options: ReaderOptions, folder: str, data: Connection, control: Connection) -> None:
+        self._options = options
+        self._conninfo = options.conninfo
+        self._data = ChunkSender(data)
+        self._control = control
+        self._framer = Framer(SpillStore(folder, options.spill))
+        self._source: LogSource | None = None
+        self._confirmed = options.start_lsn
+        self._in_flight = 0
+        self._stop = False
+        self._wal_end = options.start_lsn
+        self._reported = 0
+        self._server_waits_since: float | None = None
+        self._shipped = 0.0
+
+    def run(self) -> None:
+        stream = self._connect()
+        self._data.send(Started())
+        now = time.monotonic()
+        self._heard = self._driver_heard = self._fed_back = self._told = now
+        try:
+            while not self._stop:
+                try:
+                    self._round(stream)
+                except ConnectionLost as lost:
+                    stream.close()
+                    stream = self._connect_again(lost)
+        finally:
+            stream.end()
+
+    # The connection
+
+    def _connect(self) -> LogStream:
+        """Streaming behind the last commit that was framed, if it is still the same log."""
+        options = self._options
+        stream = LogStream(self._conninfo)
+        try:
+            found = stream.identify(options.slot)
+            if self._source is not None:
+                found.refuse_difference(self._source, self._confirmed)
+            start = max(options.start_lsn, self._framer.last_commit)
+            stream.start(options.slot, options.publications, start, options.server_version)
+        except BaseException:
+            stream.close()
+            raise
+        self._source = found
+        return stream
+
+    def _connect_again(self, lost: ConnectionLost) -> LogStream:
+        """Try until the patience is at its end; raises what the last attempt met."""
+        self._framer.reconnected()
+        deadline = time.monotonic() + self._options.patience
+        backoff = _FIRST_BACKOFF
+        failure: HeadwaterError = lost
+        while True:
+            self._ask_conninfo()
+            if self._stop or time.monotonic() >= deadline:
+                raise failure
+            try:
+                stream = self._connect()
+            except (SourceUnreachable, LostLease) as error:
+                # The server may believe in the old connection for a while: then the slot is still in use.
+                failure = error
+            else:
+                self._server_waits_since = None
+                self._heard = time.monotonic()
+                return stream
+            self._pause(backoff)
+            backoff = min(2 * backoff, _LONGEST_BACKOFF)
+
+    def _ask_conninfo(self) -> None:
+        self._data.send(ConninfoWanted())
+        deadline = time.monotonic() + _CONNINFO_SECONDS
+        self._conninfo = ""
+        while not self._conninfo and not self._stop and time.monotonic() < deadline:
+            self._pause(0.1)
+        self._conninfo = self._conninfo or self._options.conninfo
+
+    def _pause(self, seconds: float) -> None:
+        self._control.poll(seconds)
+        self._obey(None)
+        self._refuse_silent_driver(time.monotonic())
+
+    # A round
+
+    def _round(self, stream: LogStream) -> None:
+        self._obey(stream)
+        now = time.monotonic()
+        self._refuse_silent_driver(now)
+        if now - self._fed_back >= FEEDBACK_SECONDS:
+            # Asking for an answer proves, both ways, that this connection is alive.
+            self._feed_back(stream, ask=True)
+        if self._server_waits_since is not None and now - self._server_waits_since > SHUTDOWN_PATIENCE:
+            stream.end()
+            raise ConnectionLost(
+                "the server waits to shut down and the lake has not caught up: the log connection is dropped",
+                where="reader",
+                remedy="run replicate again when the server is back; it goes on from the ledger",
+            )
+        reading = self._in_flight < self._options.memory
+        got = self._drain(stream) if reading else 0
+        if self._framer.has_chunk and self._is_due(got == 0, now):
+            self._ship()
+        elif now - self._told >= 0.25 or self._position() > self._reported:
+            self._tell(reply_wanted=False)
+        if got >= _BUSY_MESSAGES:
+            time.sleep(_NAP)
+        elif not got and reading:
+            # What is collected must not wait for the next message.
+            seconds = _COLLECT_SECONDS if self._framer.has_chunk else 0.2
+            stream.wait_readable(seconds, self._control.fileno())
+        elif not got:
+            self._control.poll(0.2)
+
+    def _refuse_silent_driver(self, now: float) -> None:
+        if now - self._driver_heard > DRIVER_SILENCE:
+            raise SourceUnreachable("the driver has been silent: the slot is given back", where="reader")
+
+    def _is_due(self, idle: bool, now: float) -> bool:
+        framer = self._framer
+        if framer.size >= CHUNK_BYTES or framer.demand:
+            return True
+        return idle and (self._in_flight == 0 or now - self._shipped >= _COLLECT_SECONDS)
+
+    def _drain(self, stream: LogStream) -> int:
+        """Frame what is here, up to a chunk; how many messages there were."""
+        messages: list[bytes] = []
+        keepalive = stream.receive(messages, CHUNK_BYTES)
+        if messages or keepalive is not None:
+            self._heard = time.monotonic()
+        self._framer.take(messages)
+        if keepalive is not None:
+            self._keepalive(keepalive)
+        return len(messages)
+
+    def _keepalive(self, message: Keepalive) -> None:
+        self._wal_end = max(self._wal_end, message.wal_end)
+        # With feedback every second the server asks only when it is about to stop (walsender.c, WalSndDone).
+        if message.reply and self._heard - self._fed_back < FEEDBACK_SECONDS * 5:
+            if self._framer.has_chunk:
+                self._ship()
+            if self._server_waits_since is None:
+                self._tell(reply_wanted=True)
+
+    def _position(self) -> int:
+        """Everything committed up to here was received; valid while no transaction is half received."""
+        if self._framer.in_transaction:
+            return self._reported
+        return max(self._framer.read_position, self._wal_end)
+
+    def _tell(self, *, reply_wanted: bool) -> None:
+        if self._framer.has_chunk:
+            return  # its chunk will carry the position
+        self._reported = max(self._reported, self._position())
+        self._told = time.monotonic()
+        self._data.send(Progress(self._reported, self._heard, reply_wanted))
+
+    def _ship(self) -> None:
+        chunk = self._framer.cut()
+        self._in_flight += chunk.size
+        self._reported = max(self._reported, chunk.read_position)
+        self._data.send(chunk)
+        self._told = self._shipped = time.monotonic()
+
+    def _obey(self, stream: LogStream | None) -> None:
+        while self._control.poll(0):
+            self._driver_heard = time.monotonic()
+            word, value = self._control.recv()
+            if word == "confirm":
+                self._confirmed = max(self._confirmed, value)
+                if self._confirmed >= self._position():
+                    self._server_waits_since = None
+                self._feed_back(stream, ask=False)
+            elif word == "taken":
+                self._in_flight -= value
+            elif word == "conninfo":
+                self._conninfo = value
+            elif word == "server is going":
+                self._server_waits_since = self._server_waits_since or time.monotonic()
+            elif word == "stop":
+                self._feed_back(stream, ask=False)
+                self._stop = True
+
+    def _feed_back(self, stream: LogStream | None, *, ask: bool) -> None:
+        if stream is None:
+            return
+        stream.confirm(self._confirmed, ask=ask)
+        self._fed_back = time.monotonic()
+
+
+def main(options: ReaderOptions, folder: str, data: Connection, control: Connection) -> None:
+    """The process. `folder`: the driver's spill folder."""
+    # Ctrl-C and SIGTERM of a process group are the driver's to handle: it stops us in order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    error: HeadwaterError | None = None
+    try:
+        _Reader(options, folder, data, control).run()
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        os._exit(1)  # the driver is gone
+    except HeadwaterError as known:
+        error = known
+    except ProtocolError as bad:
+        error = HeadwaterError(str(bad), code="protocol_error", where="log", remedy="report this as a bug")
+    except Exception as unexpected:
+        error = HeadwaterError(f"the reader failed: {type(unexpected).__name__}: {unexpected}", where="log")
+    with contextlib.suppress(OSError):
+        ChunkSender(data).send(Ended(error))

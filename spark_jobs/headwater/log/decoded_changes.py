@@ -1,0 +1,171 @@
+"""The changes of a table as columns: operations and numbers, rows of the lake, keys of old tuples.
+
+Every block is decoded by columns; a change must end where its message ends, and have the tuples that its operation has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headwater.arrow_types import lake_schema
+from headwater.errors import BadValue
+from headwater.log.blocks import DELETE, INSERT, UPDATE, Block, Held, Relation
+from headwater.log.decode import DecodedTuples, MalformedMessage, decode_tuples
+from headwater.schema import TableSchema
+
+Int64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class DecodedChanges:
+    """All changes of the table in commit order; `new`/`old` are row numbers in the tables below, -1 for none."""
+
+    operation: npt.NDArray[np.uint8]
+    sequence: Int64
+    relation: Int64
+    new: Int64
+    old: Int64
+    rows: pa.Table
+    old_keys: pa.Table
+    unchanged: dict[str, Bool] = field(default_factory=dict)
+
+    def at(self, which: Int64 | Bool) -> DecodedChanges:
+        """These changes only, or in this order; the rows stay where they are."""
+        return replace(
+            self,
+            operation=self.operation[which],
+            sequence=self.sequence[which],
+            relation=self.relation[which],
+            new=self.new[which],
+            old=self.old[which],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Tuples:
+    """The tuples of one block's changes. `has_old`, `has_new`: which changes have one; an old one is decoded for its
+    key only."""
+
+    operation: npt.NDArray[np.uint8]
+    has_old: Bool
+    old: DecodedTuples
+    has_new: Bool
+    new: DecodedTuples
+
+
+def read_tuples(schema: TableSchema, relation: Relation, held: Held, *, keys_only: bool = False) -> Tuples:
+    """Every tuple of the changes, each ending where its message ends. Columns unknown to `schema` are stepped over."""
+    columns = {column.name: column for column in schema.columns}
+    layout = [columns.get(c.name) for c in relation.columns]
+    key_layout = [column if column is not None and column.name in schema.key else None for column in layout]
+    buffer = held.data
+    operation, tuple_kind = buffer[held.starts], buffer[held.starts + 5]
+    _refuse_unknown_tuples(operation, tuple_kind, held.starts)
+    has_old, has_new = tuple_kind != ord("N"), operation != DELETE
+    new_starts = held.starts + 6
+    old = decode_tuples(buffer, new_starts[has_old], key_layout)
+    new_starts[has_old] = old.ends + 1
+    _refuse_no_new_tuple(buffer, old.ends[has_new[has_old]], held.ends[has_new & has_old])
+    new = decode_tuples(buffer, new_starts[has_new], key_layout if keys_only else layout)
+    _refuse_other_end(new.ends, held.ends[has_new])
+    _refuse_other_end(old.ends[~has_new[has_old]], held.ends[~has_new])
+    return Tuples(operation, has_old, old, has_new, new)
+
+
+def decode_changes(
+    schema: TableSchema, blocks: Iterable[tuple[Block, Bool]], describe: Callable[[int], str]
+) -> DecodedChanges:
+    """The changes of `blocks` that their masks name. BadValue for a value that the lake cannot hold."""
+    rows_parts: list[pa.Table] = []
+    old_parts: list[pa.Table] = []
+    unchanged_parts: list[tuple[int, dict[str, Bool]]] = []
+    parts: list[tuple[npt.NDArray[np.uint8], Int64, Int64, Int64, Int64]] = []
+    row_count = old_count = 0
+    for block, mask in blocks:
+        if not mask.any():
+            continue
+        held = block.load().part(mask)
+        sequence, count = held.sequence, held.changes
+        tuples = read_tuples(schema, block.relation, held)
+        old, new = tuples.old, tuples.new
+        _refuse_bad(schema, new, sequence[tuples.has_new], describe)
+        _refuse_bad(schema, old, sequence[tuples.has_old], describe)
+        new_index = np.full(count, -1, dtype=np.int64)
+        new_index[tuples.has_new] = row_count + np.arange(new.rows)
+        old_index = np.full(count, -1, dtype=np.int64)
+        old_index[tuples.has_old] = old_count + np.arange(old.rows)
+        relation = np.full(count, block.relation.relation_id, dtype=np.int64)
+        rows_parts.append(_lake_rows(schema, new, block.relation.relation_id))
+        old_parts.append(key_rows(schema, old))
+        unchanged_parts.append((new.rows, new.unchanged))
+        parts.append((tuples.operation, sequence, relation, new_index, old_index))
+        row_count += new.rows
+        old_count += old.rows
+    if not parts:
+        empty = np.zeros(0, dtype=np.int64)
+        no_rows = lake_schema(schema).empty_table()
+        return DecodedChanges(
+            empty.astype(np.uint8), empty, empty, empty, empty, no_rows, no_rows.select(list(schema.key))
+        )
+    operation, sequence, relation, new_index, old_index = (
+        np.concatenate(column) for column in zip(*parts, strict=True)
+    )
+    unchanged: dict[str, Bool] = {}
+    for name in {name for _, part in unchanged_parts for name in part}:
+        unchanged[name] = np.concatenate(
+            [part.get(name, np.zeros(count, dtype=np.bool_)) for count, part in unchanged_parts]
+        )
+    rows, old_keys = pa.concat_tables(rows_parts), pa.concat_tables(old_parts)
+    decoded = DecodedChanges(operation, sequence, relation, new_index, old_index, rows, old_keys, unchanged)
+    return decoded.at(np.argsort(sequence, kind="stable")) if (np.diff(sequence) < 0).any() else decoded
+
+
+def _refuse_unknown_tuples(operation: npt.NDArray[np.uint8], kind: npt.NDArray[np.uint8], starts: Int64) -> None:
+    """Insert has a new tuple, Delete an old one or its key, Update may have all three."""
+    new, old = kind == ord("N"), (kind == ord("K")) | (kind == ord("O"))
+    known = ((operation == INSERT) & new) | ((operation == DELETE) & old) | ((operation == UPDATE) & (new | old))
+    if not known.all():
+        raise MalformedMessage("a change without the tuple that its operation has", int(starts[np.argmin(known)]))
+
+
+def _refuse_no_new_tuple(buffer: npt.NDArray[np.uint8], at: Int64, ends: Int64) -> None:
+    """Behind an Update's old tuple stands the mark of its new one."""
+    there = at < ends
+    there[there] = buffer[at[there]] == ord("N")
+    if not there.all():
+        raise MalformedMessage("an update without a new tuple", int(at[np.argmin(there)]))
+
+
+def _refuse_other_end(ends: Int64, expected: Int64) -> None:
+    if not np.array_equal(ends, expected):
+        row = int(np.argmax(ends != expected))
+        raise MalformedMessage(f"a change that ends {ends[row] - expected[row]} bytes off", int(ends[row]))
+
+
+def _lake_rows(schema: TableSchema, decoded: DecodedTuples, relation_id: int) -> pa.Table:
+    arrays = [decoded.columns[column.name] for column in schema.columns]
+    if schema.partitioned:
+        arrays.append(pa.array(np.full(decoded.rows, relation_id, dtype=np.int64)))
+    return pa.Table.from_arrays(arrays, schema=lake_schema(schema))
+
+
+def key_rows(schema: TableSchema, decoded: DecodedTuples) -> pa.Table:
+    return pa.Table.from_arrays([decoded.columns[name] for name in schema.key], names=list(schema.key))
+
+
+def _refuse_bad(schema: TableSchema, decoded: DecodedTuples, sequence: Int64, describe: Callable[[int], str]) -> None:
+    if not decoded.bad:
+        return
+    name, row = decoded.bad[0]
+    raise BadValue(
+        f"column {name} holds a value that the lake's type {schema.column(name).value.lake} cannot hold "
+        f"({describe(int(sequence[row]))})",
+        where=f"{schema.schema}.{schema.name}",
+        remedy=f'set on_bad_value: {{{name}: "null"}} or string in the pipeline file, then load the table again',
+    )

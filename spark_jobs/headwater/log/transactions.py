@@ -1,0 +1,209 @@
+"""Transactions in progress: which changes belong to whom until a commit says that they happened.
+
+Two kinds arrive. An *ordinary* transaction comes whole, at its commit, between Begin and Commit; nothing else stands in
+between. A *streamed* one (`streaming 'on'`) comes in segments while it is open, segments of several transactions
+interleaved; Stream Commit makes it a transaction of the chunk, Stream Abort drops it, and Stream Abort of a
+subtransaction drops what it and the subtransactions inside it have done: everything from its first change on.
+
+Numbers restore commit order: an ordinary change has its final number at once, a streamed one a number of its own
+transaction, to which the commit adds the base. Memory is bounded: beyond `open_bytes` the largest goes to disk.
+
+Relation messages within a streamed transaction hold for that transaction only, until it commits: the server sends them
+again to others (pgoutput.c, `streamed_txns`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from headwater.log.blocks import Chunk, Int64, Relation, Transactions, Truncate
+from headwater.log.collecting import Changes
+from headwater.log.messages import TruncateMessage
+from headwater.log.spill import SpillStore
+
+OPEN_BYTES: Final = 64 << 20
+"""Memory that open transactions may take together before the largest goes to disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A relation and the number of its message: a later one replaces an earlier one, whoever sent it."""
+
+    relation: Relation
+    number: int
+
+
+@dataclass(slots=True)
+class StreamedTransaction:
+    """One transaction in progress. `first`: per xid of it the number of its first change; `next`: of its next."""
+
+    xid: int
+    changes: Changes = field(default_factory=lambda: Changes(streamed=True))
+    relations: dict[int, Described] = field(default_factory=dict)
+    truncates: list[Truncate] = field(default_factory=list)
+    first: dict[int, int] = field(default_factory=dict)
+    dropped: list[tuple[int, int]] = field(default_factory=list)
+    next: int = 0
+    demand: bool = False
+
+    def saw(self, xid: int, number: int) -> None:
+        """The change `number` is by the (sub)transaction `xid`."""
+        self.first.setdefault(xid, number)
+
+    def rolled_back(self, subxid: int) -> None:
+        """A subtransaction ended: its changes, and with them those of the subtransactions begun inside it, go.
+
+        Whatever came after its first change is its own or theirs: its parent goes on only behind its end. One that
+        has changed nothing is unknown here.
+        """
+        begin = self.first.pop(subxid, None)
+        if begin is None:
+            return
+        self.first = {xid: number for xid, number in self.first.items() if number < begin}
+        self.dropped = [span for span in self.dropped if span[0] < begin]
+        self.dropped.append((begin, self.next))
+
+    def kept_truncates(self, base: int) -> Iterator[Truncate]:
+        for t in self.truncates:
+            if not any(begin <= t.sequence < end for begin, end in self.dropped):
+                yield Truncate(base + t.sequence, t.relation_ids, t.cascade, t.restart_identity)
+
+
+@dataclass(slots=True)
+class OrdinaryTransaction:
+    """The part that has come of a transaction between Begin and Commit."""
+
+    changes: Changes = field(default_factory=lambda: Changes(streamed=False))
+    truncates: list[Truncate] = field(default_factory=list)
+
+
+class TransactionManager:
+    """What is open, and the chunk of what has committed. `framing` calls it in the log's order."""
+
+    def __init__(self, store: SpillStore | None = None, open_bytes: int = OPEN_BYTES) -> None:
+        self._store = store
+        self._open_bytes = open_bytes
+        self._relations: dict[int, Described] = {}
+        self._described = 0
+        self._streams: dict[int, StreamedTransaction] = {}
+        self._ordinary = OrdinaryTransaction()
+        self._chunk = Changes(streamed=False)
+        self._transactions: list[Transactions] = []
+        self._truncates: list[Truncate] = []
+        self.segment: StreamedTransaction | None = None
+        self.sequence = 0
+        self.demand = False
+
+    @property
+    def size(self) -> int:
+        """Bytes of the log in the chunk that is being collected."""
+        return self._chunk.size
+
+    @property
+    def has_transactions(self) -> bool:
+        return bool(self._transactions)
+
+    def is_open(self, xid: int) -> bool:
+        return xid in self._streams
+
+    def forget_open(self) -> None:
+        """The connection is gone: the server sends everything that has not committed once more."""
+        for changes in self._open_changes():
+            changes.discard()
+        self._streams, self._ordinary, self.segment = {}, OrdinaryTransaction(), None
+        self._relations = {}
+
+    def relation(self, relation_id: int) -> Relation | None:
+        """As it is described to whoever speaks now."""
+        described = self.segment.relations.get(relation_id) if self.segment is not None else None
+        described = described or self._relations.get(relation_id)
+        return described.relation if described is not None else None
+
+    def describe(self, relation: Relation) -> None:
+        self._described += 1
+        scope = self.segment.relations if self.segment is not None else self._relations
+        known = scope.get(relation.relation_id)
+        if known is not None and known.relation == relation:
+            relation = known.relation  # the same description again does not end a block
+        scope[relation.relation_id] = Described(relation, self._described)
+
+    def add(self, relation: Relation, messages: list[bytes], sequence: Int64, size: int, *, committed: bool) -> None:
+        """Changes of one relation, by whoever speaks now; `committed`: the commit is in the same run of messages."""
+        if self.segment is not None:
+            changes = self.segment.changes
+        else:
+            changes = self._chunk if committed else self._ordinary.changes
+        changes.add(relation, messages, sequence, size)
+
+    def truncate(self, message: TruncateMessage, number: int, *, committed: bool) -> None:
+        if self.segment is not None:
+            truncates = self.segment.truncates
+        else:
+            truncates = self._truncates if committed else self._ordinary.truncates
+        truncates.append(Truncate(number, message.relation_ids, message.cascade, message.restart_identity))
+
+    def ordinary_committed(self) -> None:
+        """What has come of the open ordinary transaction before this run of messages belongs to the chunk."""
+        self._chunk.absorb(self._ordinary.changes)
+        self._truncates.extend(self._ordinary.truncates)
+        self._ordinary = OrdinaryTransaction()
+
+    def committed(self, transactions: Transactions) -> None:
+        """Ordinary transactions, whose changes were added."""
+        self._transactions.append(transactions)
+
+    def start_segment(self, xid: int) -> None:
+        self.segment = self._streams.setdefault(xid, StreamedTransaction(xid))
+
+    def stop_segment(self) -> None:
+        self.segment = None
+
+    def commit(self, xid: int, end_lsn: int, commit_time: int) -> None:
+        """A streamed transaction has committed: it is the chunk's newest."""
+        transaction = self._streams.pop(xid)
+        base = self.sequence
+        self._chunk.take_over(transaction.changes.finish(base, tuple(transaction.dropped)))
+        self._truncates.extend(transaction.kept_truncates(base))
+        for relation_id, described in transaction.relations.items():
+            known = self._relations.get(relation_id)
+            if known is None or known.number < described.number:
+                self._relations[relation_id] = described
+        columns = (np.array([value], dtype=np.int64) for value in (xid, end_lsn, commit_time, base))
+        self._transactions.append(Transactions(*columns))
+        self.sequence += transaction.next
+        self.demand = self.demand or transaction.demand
+
+    def abort(self, xid: int, subxid: int) -> None:
+        if subxid != xid:
+            self._streams[xid].rolled_back(subxid)
+            return
+        self._streams.pop(xid).changes.discard()
+
+    def bound_memory(self) -> None:
+        """Spill the largest until what is open fits."""
+        if self._store is None:
+            return
+        open_changes = self._open_changes()
+        while sum(changes.memory for changes in open_changes) > self._open_bytes:
+            max(open_changes, key=lambda changes: changes.memory).spill(self._store)
+
+    def _open_changes(self) -> list[Changes]:
+        return [self._ordinary.changes, *(transaction.changes for transaction in self._streams.values())]
+
+    def cut(self, read_position: int) -> Chunk:
+        """What has committed so far; the next chunk begins."""
+        chunk = Chunk(
+            transactions=Transactions.joined(self._transactions),
+            blocks=tuple(self._chunk.finish()),
+            truncates=tuple(self._truncates),
+            read_position=read_position,
+            next_sequence=self.sequence,
+            demand=self.demand,
+        )
+        self._chunk = Changes(streamed=False)
+        self._transactions, self._truncates, self.demand = [], [], False
+        return chunk
