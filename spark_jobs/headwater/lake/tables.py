@@ -6,9 +6,7 @@ version is expected to rise by one per commit of ours: anything else in between 
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from delta.tables import DeltaTable
@@ -17,6 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import DataType, LongType, StructField, StructType
 
 from headwater.lake.commits import open_table
+from headwater.lake.delta_log import read_actions
 from headwater.schema import PARTITION_COLUMN, TableSchema
 
 _PROPERTIES = {
@@ -110,11 +109,9 @@ def commits_after(path: str, version: int) -> list[Commit]:
 
 def read_commit(path: str, version: int) -> Commit | None:
     """The commit `version` as its log file tells it; None when it does not exist (yet)."""
-    try:
-        text = (Path(path) / "_delta_log" / f"{version:020d}.json").read_text(encoding="utf-8")
-    except FileNotFoundError:
+    actions = read_actions(path, version)
+    if actions is None:
         return None
-    actions = [json.loads(line) for line in text.splitlines() if line]
     info: dict[str, Any] = next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
     parameters = info.get("operationParameters") or {}
     note = str(info.get("userMetadata") or "")
