@@ -173,15 +173,15 @@ def test_rows_are_counted_from_the_log_without_those_in_deletion_vectors(tmp_pat
     def commit(version: int, *actions: dict[str, Any]) -> None:
         (log / f"{version:020d}.json").write_text("\n".join(map(json.dumps, actions)))
 
+    def added(path: str, rows: int, **more: Any) -> dict[str, Any]:
+        stats = json.dumps({"numRecords": rows})
+        return {"add": {"path": path, "size": 1, "modificationTime": 0, "stats": stats, **more}}
+
     vector = {"storageType": "u", "pathOrInlineDv": "x", "offset": 1, "sizeInBytes": 9, "cardinality": 3}
-    commit(
-        0, {"add": {"path": "f", "stats": '{"numRecords": 10}'}}, {"add": {"path": "g", "stats": '{"numRecords": 5}'}}
-    )
-    commit(
-        1,
-        {"remove": {"path": "f"}},
-        {"add": {"path": "f", "stats": '{"numRecords": 10}', "deletionVector": vector}},
-    )
+    commit(0, added("f", 10), added("g", 5))
+    commit(1, {"remove": {"path": "f"}}, added("f", 10, deletionVector=vector))
     commit(2, {"remove": {"path": "f", "deletionVector": vector}})
     assert [row_count(str(tmp_path), version) for version in range(3)] == [15, 12, 5]
     assert row_count(str(tmp_path), 3) is None
+    commit(3, {"add": {"path": "h", "size": 1, "modificationTime": 0}})
+    assert row_count(str(tmp_path), 3) is None, "its statistics do not tell"

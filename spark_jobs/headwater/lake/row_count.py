@@ -13,6 +13,7 @@ def row_count(path: str, version: int) -> int | None:
     """Rows of the table at `path` in `version`; None when its log or its files' statistics do not tell."""
     try:
         files = read_snapshot(path, version).files.values()
-        return sum(int(file.rows) - file.deleted for file in files)  # type: ignore[arg-type]
     except (OSError, KeyError, TypeError, ValueError):
         return None
+    counts = [file.rows - file.deleted for file in files if file.rows is not None]
+    return sum(counts) if len(counts) == len(files) else None
