@@ -276,18 +276,18 @@ class Framer:
         """Hand the changes at `rows` on, relation by relation."""
         if not len(rows):
             return
-        if relation_ids[0] == relation_ids.min() == relation_ids.max():
-            groups = [(int(relation_ids[0]), rows)]
-        else:
+        borders = [0, len(rows)]
+        if not relation_ids[0] == relation_ids.min() == relation_ids.max():
             order = np.argsort(relation_ids, kind="stable")
-            ids, begins = np.unique(relation_ids[order], return_index=True)
-            groups = list(zip(ids.tolist(), np.split(rows[order], begins[1:]), strict=True))
-        for relation_id, members in groups:
+            rows, relation_ids = rows[order], relation_ids[order]
+            borders = [0, *(np.flatnonzero(np.diff(relation_ids)) + 1).tolist(), len(rows)]
+        sizes = np.add.reduceat(run.lengths[rows], borders[:-1]).tolist()
+        for begin, end, size in zip(borders[:-1], borders[1:], sizes, strict=True):
+            members, relation_id = rows[begin:end], int(relation_ids[begin])
             relation = self._manager.relation(relation_id)
             if relation is None:
                 what = f"a change of relation {relation_id}, which was never described"
                 raise unexpected(run.messages[members[0]], what)
-            size = int(run.lengths[members].sum())
             self._manager.add(relation, _picked(run.messages, members), numbers[members], size, committed=committed)
 
     # Single messages
