@@ -94,6 +94,17 @@ def test_files_of_rolled_back_transactions_are_gone_at_once(tmp_path: Path) -> N
         assert not list(Path(folder.path).iterdir())
 
 
+def test_a_file_of_which_everything_was_rolled_back_goes_at_the_commit(tmp_path: Path) -> None:
+    with SpillFolder(str(tmp_path)) as folder:
+        framer = Framer(SpillStore(folder.path, 1 << 30), open_bytes=100)
+        inserts = [pg.insert(ONE, number, 6) for number in range(100)]
+        fed([pg.stream_start(5, first=True), pg.relation(ONE, "v", 6), *inserts, pg.stream_stop()], framer)
+        assert list(Path(folder.path).iterdir())
+        framer.take([pg.stream_abort(5, 6), pg.stream_commit(5, 100)])
+        assert pg.changes_of(framer.cut()) == [(5, [])]
+        assert not list(Path(folder.path).iterdir())
+
+
 def test_an_ordinary_transaction_of_many_runs_is_whole_and_its_blocks_are_small() -> None:
     framer = fed([pg.relation(ONE, "v"), pg.begin(7, 100)])
     for first in range(0, 50_000, 5_000):

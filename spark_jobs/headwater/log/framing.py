@@ -45,6 +45,10 @@ _BEGIN_SIZE: Final = 1 + 8 + 8 + 4
 _COMMIT_SIZE: Final = 1 + 1 + 8 + 8 + 8
 _CHANGE_SIZE: Final = 1 + 4 + 1 + 2
 _XID: Final = 4
+_HEAD: Final = XLOG_HEADER + _COMMIT_SIZE
+"""No field that is read here lies behind this."""
+_LONG: Final = 512
+"""Bytes of an average message from which on copying the heads alone is cheaper."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +144,7 @@ class Framer:
         lengths = np.fromiter(map(len, messages), dtype=np.int64, count=len(messages))
         if lengths.min() <= XLOG_HEADER:
             raise unexpected(messages[int(np.argmin(lengths))], "a message without content")
-        joined: Bytes = np.frombuffer(b"".join(messages), dtype=np.uint8)
-        starts = np.cumsum(lengths) - lengths + XLOG_HEADER
+        joined, starts = _heads(messages, lengths)
         foreign = joined[starts - XLOG_HEADER] != _DATA
         if foreign.any():
             raise unexpected(messages[int(np.argmax(foreign))], "a message of the connection that is no log data")
@@ -338,6 +341,13 @@ class Framer:
     def _committed_to(self, end_lsn: int) -> None:
         self._last_commit = end_lsn
         self.read_position = max(self.read_position, end_lsn)
+
+
+def _heads(messages: list[bytes], lengths: Int64) -> tuple[Bytes, Int64]:
+    """What is looked at, in one buffer, and where the operations stand: of long messages only the beginning."""
+    if int(lengths.sum()) > _LONG * len(messages):
+        messages, lengths = [message[:_HEAD] for message in messages], np.minimum(lengths, _HEAD)
+    return np.frombuffer(b"".join(messages), dtype=np.uint8), np.cumsum(lengths) - lengths + XLOG_HEADER
 
 
 def _picked(messages: list[bytes], rows: Int64) -> list[bytes]:
