@@ -116,7 +116,7 @@ def reference(buffer: bytes, starts: list[int]) -> dict[str, pa.Array]:
     }
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def seconds(work: Callable[[], object]) -> float:
     best = float("inf")
     for _ in range(REPEATS):
         begin = time.process_time()
@@ -143,13 +143,13 @@ def main() -> None:
             buffer, starts = blocks[block % len(blocks)]
             reference(buffer.tobytes(), starts.tolist())
 
-    rate = ROWS * BLOCKS / _seconds(vectorised)
-    reference_rate = ROWS * REFERENCE_BLOCKS / _seconds(loop)
+    rate = ROWS * BLOCKS / seconds(vectorised)
+    reference_rate = ROWS * REFERENCE_BLOCKS / seconds(loop)
     by_column = {}
     for kept in COLUMNS:
         only = [column if column is kept else None for column in COLUMNS]
-        by_column[kept.name] = _seconds(lambda only=only: decode_tuples(*blocks[0], only)) / ROWS * 1e9  # type: ignore[misc]
-    stepping = _seconds(lambda: decode_tuples(*blocks[0], [None] * len(COLUMNS))) / ROWS * 1e9
+        by_column[kept.name] = seconds(lambda only=only: decode_tuples(*blocks[0], only)) / ROWS * 1e9  # type: ignore[misc]
+    stepping = seconds(lambda: decode_tuples(*blocks[0], [None] * len(COLUMNS))) / ROWS * 1e9
     result = {
         "benchmark": "decode_tuples",
         "rows_per_block": ROWS,

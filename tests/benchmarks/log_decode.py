@@ -10,13 +10,11 @@ of this process on one core, the best of several rounds. Rows and blocks are tho
 from __future__ import annotations
 
 import struct
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from decode import COLUMNS, ROWS, TYPES, make_block
+from decode import COLUMNS, ROWS, TYPES, make_block, seconds
 from mixed_load import report
 
 from headwater.log.blocks import Block, Held, Relation, RelationColumn
@@ -25,7 +23,6 @@ from headwater.log.net_effect import net_effect
 from headwater.schema import Column, Leaf, TableSchema, ValueType
 
 BLOCKS = 20
-REPEATS = 3
 RELATION_ID = 7
 
 
@@ -98,15 +95,6 @@ class Changes:
                 table.pop(key, None)
             else:
                 table[key] = number
-
-
-def seconds(work: Callable[[], object]) -> float:
-    best = float("inf")
-    for _ in range(REPEATS):
-        begin = time.process_time()
-        work()
-        best = min(best, time.process_time() - begin)
-    return best
 
 
 def main() -> None:

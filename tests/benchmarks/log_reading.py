@@ -10,10 +10,12 @@ HEADWATER_BENCH_MB sets the size of each backlog in megabytes of row data.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,7 +26,7 @@ from headwater.jobs.reader import LogReader, ReaderOptions
 from headwater.position import format_lsn, parse_lsn
 
 MEGABYTES = int(os.environ.get("HEADWATER_BENCH_MB", "200"))
-WORK_MEM = os.environ.get("HEADWATER_BENCH_WORK_MEM", "4MB")
+WORK_MEM = "4MB"
 ROUNDS = 2
 PUBLICATIONS = ("reading", "reading_inserts")
 
@@ -109,11 +111,12 @@ class WalsenderCpu:
             self.seconds = cpu(self._pid) or self.seconds
 
 
-def reference(source: EmbeddedServer, slot: str, end: int) -> Reading:
+def reference(source: EmbeddedServer, slot: str, end: int, work_mem: str = WORK_MEM) -> Reading:
+    """`pg_recvlogical` into nothing, with the options of our connection."""
     environment = {
         **os.environ,
         "PGPASSWORD": (source.folder / "superuser_password").read_text(),
-        "PGOPTIONS": f"-c logical_decoding_work_mem={WORK_MEM}",
+        "PGOPTIONS": f"-c logical_decoding_work_mem={work_mem}",
     }
     command = [
         *(str(source.tool("pg_recvlogical")), "-h", "127.0.0.1", "-p", str(source.port), "-U", "postgres"),
@@ -167,8 +170,9 @@ def _peak(pid: int) -> float:
     return int(lines[0].split()[1]) / 1000
 
 
-def measure(source: EmbeddedServer, workload: Workload) -> dict[str, Any]:
-    slots = [f"{kind}_{number}" for number in range(ROUNDS) for kind in ("reference", "reader")]
+@contextlib.contextmanager
+def backlog(source: EmbeddedServer, workload: Workload, slots: list[str]) -> Iterator[tuple[int, int]]:
+    """The workload's log behind each of `slots`: where it begins and ends."""
     with source.connect("postgres") as connection:
         connection.execute("set synchronous_commit = off")
         create, *rest = workload.statements()
@@ -183,17 +187,25 @@ def measure(source: EmbeddedServer, workload: Workload) -> dict[str, Any]:
         connection.execute("set synchronous_commit = on")
         connection.execute("select pg_logical_emit_message(true, 'end', '')")
         end = _position(source, "pg_current_wal_flush_lsn()")
-    references, readings, changes, size = [], [], 0, 0
-    for number in range(ROUNDS):
-        references.append(reference(source, f"reference_{number}", end))
-        reading, changes, size = read(source, f"reader_{number}", start, end)
-        readings.append(reading)
+    yield start, end
     with source.connect("postgres") as connection:
         for slot in slots:
             connection.execute("select pg_drop_replication_slot(%s)", [slot])
         connection.execute("drop table t")
         for name in PUBLICATIONS:
             connection.execute(f"drop publication {name}")
+
+
+def measure(source: EmbeddedServer, workload: Workload) -> dict[str, Any]:
+    slots = [f"{kind}_{number}" for number in range(ROUNDS) for kind in ("reference", "reader")]
+    references: list[Reading] = []
+    readings: list[Reading] = []
+    changes = size = 0
+    with backlog(source, workload, slots) as (start, end):
+        for number in range(ROUNDS):
+            references.append(reference(source, f"reference_{number}", end))
+            reading, changes, size = read(source, f"reader_{number}", start, end)
+            readings.append(reading)
     best, against = min(readings, key=lambda r: r.seconds), min(references, key=lambda r: r.seconds)
     return {
         "workload": workload.name,
@@ -225,7 +237,7 @@ def main() -> None:
     with server() as source:
         for workload in WORKLOADS:
             if not wanted or any(text in workload.name for text in wanted):
-                report("log_reading", work_mem=WORK_MEM, **measure(source, workload))
+                report("log_reading", **measure(source, workload))
 
 
 if __name__ == "__main__":

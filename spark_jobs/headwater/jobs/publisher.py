@@ -139,11 +139,11 @@ class Publisher:
                     self._sample(connection)
                     self._watch.poll(connection)
                 except Exception as error:
-                    if connection is not None:
-                        connection.close()
-                    connection = None
                     log.warning("the source does not answer the sampler: %s", error)
-                    self._reader.server_is_going()
+                    # A server that shuts down ends this session first; one that is only slow keeps it.
+                    if connection is None or connection.closed:
+                        connection = None
+                        self._reader.server_is_going()
                 self.write()
         except Fenced as error:
             self.failure = error

@@ -63,9 +63,9 @@ class LogReader:
             end.close()
         threading.Thread(target=self._receive, name="headwater-receiver", daemon=True).start()
         threading.Thread(target=self._beat, name="headwater-heartbeat", daemon=True).start()
-        with self._changed:
-            answered = self._changed.wait_for(lambda: self._started or self._ended is not None, timeout=60)
         try:
+            with self._changed:
+                answered = self._changed.wait_for(lambda: self._started or self._ended is not None, timeout=60)
             self._raise_if_ended()
             if not answered:
                 raise SourceUnreachable("the log connection did not start within 60 s", where="reader")

@@ -36,7 +36,7 @@ _CONNINFO_SECONDS: Final = 5.0
 _COLLECT_SECONDS: Final = 0.02
 """A driver that still has a chunk before it gets the next small one no sooner: blocks grow meanwhile."""
 _BUSY_MESSAGES: Final = 64
-_NAP: Final = 0.001
+_NAP: Final = 0.002
 """While the log flows: the server writes each message to the socket, and waking us for each costs both more."""
 
 

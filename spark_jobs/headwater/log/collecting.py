@@ -13,9 +13,9 @@ import numpy as np
 
 from headwater.log.blocks import BLOCK_BYTES, BLOCK_CHANGES, Block, Bytes, Held, Int64, Relation
 from headwater.log.messages import XLOG_HEADER
-from headwater.log.spill import Spilled, SpillFile, SpillStore, kept_of
+from headwater.log.spill import Spilled, SpillFile, SpillStore, kept_of, spill_files
 
-_OBJECT_BYTES: Final = 41
+_OBJECT_BYTES: Final = 49
 """What a bytes object costs beside its bytes, with its place in a list."""
 _XID: Final = 4
 
@@ -27,15 +27,18 @@ class _Builder:
     sequence: list[Int64] = field(default_factory=list)
     size: int = 0
 
+    @property
+    def memory(self) -> int:
+        return sum(map(len, self.messages)) + len(self.messages) * _OBJECT_BYTES
+
     def build(self, streamed: bool) -> Block:
         lengths = np.fromiter(map(len, self.messages), dtype=np.int64, count=len(self.messages))
         ends = np.cumsum(lengths)
         starts = ends - lengths + XLOG_HEADER
-        data: Bytes = np.frombuffer(b"".join(self.messages), dtype=np.uint8)
+        data: Bytes = np.frombuffer(bytearray().join(self.messages), dtype=np.uint8)
         if streamed:
             # An xid stands behind the operation; the operation is written over its last byte, so that all blocks
             # look alike.
-            data = data.copy()
             data[starts + _XID] = data[starts]
             starts += _XID
         return Block(self.relation, Held(data, starts, ends, np.concatenate(self.sequence)))
@@ -63,7 +66,7 @@ class Changes:
             builder = None
         begin = 0
         self.size += size
-        self.memory += size + len(messages) * (_OBJECT_BYTES + 8)
+        self.memory += size + len(messages) * _OBJECT_BYTES
         average = size // max(len(messages), 1) + 1
         while begin < len(messages):
             if builder is None:
@@ -82,8 +85,7 @@ class Changes:
         del self._builders[builder.relation.relation_id]
         block = builder.build(self._streamed)
         self._closed.append(block)
-        before = builder_memory(builder)
-        self.memory += block.content.memory - before
+        self.memory += block.content.memory - builder.memory
 
     def spill(self, store: SpillStore) -> None:
         """Everything so far goes to disk."""
@@ -115,21 +117,18 @@ class Changes:
         """All blocks. `base` is added to the numbers; changes whose number lies in a range `dropped` are left out."""
         for builder in list(self._builders.values()):
             self._close(builder)
-        blocks = (
-            [Block(b.relation, _final(b.content, base, dropped)) for b in self._closed]
-            if base or dropped
-            else (self._closed)
-        )
-        return [block for block in blocks if block.changes]
+        blocks = self._closed
+        if base or dropped:
+            blocks = [Block(block.relation, _final(block.content, base, dropped)) for block in blocks]
+        left = [block for block in blocks if block.changes]
+        if self._file is not None and self._file not in spill_files(left):
+            self._file.remove()  # all that was in it was rolled back
+        return left
 
     def discard(self) -> None:
         """The transaction was rolled back: its file goes."""
         if self._file is not None:
             self._file.remove()
-
-
-def builder_memory(builder: _Builder) -> int:
-    return sum(map(len, builder.messages)) + len(builder.messages) * (_OBJECT_BYTES + 8)
 
 
 def _final(content: object, base: int, dropped: tuple[tuple[int, int], ...]) -> Held | Spilled:

@@ -13,9 +13,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headwater.arrow_types import lake_schema
-from headwater.errors import BadValue
+from headwater.errors import BadValue, HeadwaterError
 from headwater.log.blocks import DELETE, INSERT, UPDATE, Block, Held, Relation
 from headwater.log.decode import DecodedTuples, MalformedMessage, decode_tuples
+from headwater.log.messages import SHOWN_OF_VALUES
 from headwater.schema import TableSchema
 
 Int64 = npt.NDArray[np.int64]
@@ -59,8 +60,20 @@ class Tuples:
     new: DecodedTuples
 
 
-def read_tuples(schema: TableSchema, relation: Relation, held: Held, *, keys_only: bool = False) -> Tuples:
-    """Every tuple of the changes, each ending where its message ends. Columns unknown to `schema` are stepped over."""
+def read_tuples(
+    schema: TableSchema, relation: Relation, held: Held, describe: Callable[[int], str], *, keys_only: bool = False
+) -> Tuples:
+    """Every tuple of the changes, each ending where its message ends. Columns unknown to `schema` are stepped over.
+
+    Bytes that no server writes are an error with code `protocol_error`, which names the change.
+    """
+    try:
+        return _read_tuples(schema, relation, held, keys_only)
+    except MalformedMessage as bad:
+        raise _protocol_error(schema, held, bad, describe) from bad
+
+
+def _read_tuples(schema: TableSchema, relation: Relation, held: Held, keys_only: bool) -> Tuples:
     columns = {column.name: column for column in schema.columns}
     layout = [columns.get(c.name) for c in relation.columns]
     key_layout = [column if column is not None and column.name in schema.key else None for column in layout]
@@ -92,7 +105,7 @@ def decode_changes(
             continue
         held = block.load().part(mask)
         sequence, count = held.sequence, held.changes
-        tuples = read_tuples(schema, block.relation, held)
+        tuples = read_tuples(schema, block.relation, held, describe)
         old, new = tuples.old, tuples.new
         _refuse_bad(schema, new, sequence[tuples.has_new], describe)
         _refuse_bad(schema, old, sequence[tuples.has_old], describe)
@@ -124,6 +137,19 @@ def decode_changes(
     rows, old_keys = pa.concat_tables(rows_parts), pa.concat_tables(old_parts)
     decoded = DecodedChanges(operation, sequence, relation, new_index, old_index, rows, old_keys, unchanged)
     return decoded.at(np.argsort(sequence, kind="stable")) if (np.diff(sequence) < 0).any() else decoded
+
+
+def _protocol_error(
+    schema: TableSchema, held: Held, bad: MalformedMessage, describe: Callable[[int], str]
+) -> HeadwaterError:
+    change = max(int(np.searchsorted(held.starts, bad.position, side="right")) - 1, 0)
+    begins = held.data[held.starts[change] :][:SHOWN_OF_VALUES].tobytes().hex()
+    return HeadwaterError(
+        f"{describe(int(held.sequence[change]))}: {bad.message}; first bytes of the change {begins}",
+        code="protocol_error",
+        where=f"{schema.schema}.{schema.name}",
+        remedy="report this as a bug",
+    )
 
 
 def _refuse_unknown_tuples(operation: npt.NDArray[np.uint8], kind: npt.NDArray[np.uint8], starts: Int64) -> None:

@@ -45,6 +45,10 @@ _BEGIN_SIZE: Final = 1 + 8 + 8 + 4
 _COMMIT_SIZE: Final = 1 + 1 + 8 + 8 + 8
 _CHANGE_SIZE: Final = 1 + 4 + 1 + 2
 _XID: Final = 4
+_HEAD: Final = XLOG_HEADER + _COMMIT_SIZE
+"""No field that is read here lies behind this."""
+_LONG: Final = 512
+"""Bytes of an average message from which on copying the heads alone is cheaper."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +144,7 @@ class Framer:
         lengths = np.fromiter(map(len, messages), dtype=np.int64, count=len(messages))
         if lengths.min() <= XLOG_HEADER:
             raise unexpected(messages[int(np.argmin(lengths))], "a message without content")
-        joined: Bytes = np.frombuffer(b"".join(messages), dtype=np.uint8)
-        starts = np.cumsum(lengths) - lengths + XLOG_HEADER
+        joined, starts = _heads(messages, lengths)
         foreign = joined[starts - XLOG_HEADER] != _DATA
         if foreign.any():
             raise unexpected(messages[int(np.argmax(foreign))], "a message of the connection that is no log data")
@@ -276,18 +279,18 @@ class Framer:
         """Hand the changes at `rows` on, relation by relation."""
         if not len(rows):
             return
-        if relation_ids[0] == relation_ids.min() == relation_ids.max():
-            groups = [(int(relation_ids[0]), rows)]
-        else:
+        borders = [0, len(rows)]
+        if not relation_ids[0] == relation_ids.min() == relation_ids.max():
             order = np.argsort(relation_ids, kind="stable")
-            ids, begins = np.unique(relation_ids[order], return_index=True)
-            groups = list(zip(ids.tolist(), np.split(rows[order], begins[1:]), strict=True))
-        for relation_id, members in groups:
+            rows, relation_ids = rows[order], relation_ids[order]
+            borders = [0, *(np.flatnonzero(np.diff(relation_ids)) + 1).tolist(), len(rows)]
+        sizes = np.add.reduceat(run.lengths[rows], borders[:-1]).tolist()
+        for begin, end, size in zip(borders[:-1], borders[1:], sizes, strict=True):
+            members, relation_id = rows[begin:end], int(relation_ids[begin])
             relation = self._manager.relation(relation_id)
             if relation is None:
                 what = f"a change of relation {relation_id}, which was never described"
                 raise unexpected(run.messages[members[0]], what)
-            size = int(run.lengths[members].sum())
             self._manager.add(relation, _picked(run.messages, members), numbers[members], size, committed=committed)
 
     # Single messages
@@ -338,6 +341,13 @@ class Framer:
     def _committed_to(self, end_lsn: int) -> None:
         self._last_commit = end_lsn
         self.read_position = max(self.read_position, end_lsn)
+
+
+def _heads(messages: list[bytes], lengths: Int64) -> tuple[Bytes, Int64]:
+    """What is looked at, in one buffer, and where the operations stand: of long messages only the beginning."""
+    if int(lengths.sum()) > _LONG * len(messages):
+        messages, lengths = [message[:_HEAD] for message in messages], np.minimum(lengths, _HEAD)
+    return np.frombuffer(b"".join(messages), dtype=np.uint8), np.cumsum(lengths) - lengths + XLOG_HEADER
 
 
 def _picked(messages: list[bytes], rows: Int64) -> list[bytes]:

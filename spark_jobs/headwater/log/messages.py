@@ -19,6 +19,8 @@ XLOG_HEADER: Final = 25
 _CASCADE, _RESTART_IDENTITY = 1, 2
 _REPLICA_IDENTITIES = "dnfi"
 _SHOWN_BYTES = 64
+SHOWN_OF_VALUES: Final = 8
+"""Of messages that hold a row or somebody's text only their headers are shown."""
 
 
 class ProtocolError(Exception):
@@ -28,9 +30,8 @@ class ProtocolError(Exception):
 def unexpected(message: bytes, what: str) -> ProtocolError:
     """The error about `message`: where in the log, what is wrong, how it begins."""
     start = int.from_bytes(message[1:9], "big")
-    return ProtocolError(
-        f"log position {format_lsn(start)}: {what}; first bytes {message[XLOG_HEADER:][:_SHOWN_BYTES].hex()}"
-    )
+    shown = SHOWN_OF_VALUES if message[XLOG_HEADER : XLOG_HEADER + 1] in (b"I", b"U", b"D", b"M") else _SHOWN_BYTES
+    return ProtocolError(f"log position {format_lsn(start)}: {what}; first bytes {message[XLOG_HEADER:][:shown].hex()}")
 
 
 class _Fields:

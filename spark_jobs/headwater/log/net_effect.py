@@ -104,7 +104,7 @@ def _net_in_parts(
 ) -> NetChanges:
     """Part by part; rows go to disk and are mapped from there, so that memory holds one part and its keys."""
     parts: list[NetChanges] = []
-    with contextlib.closing(partitioned(schema, blocks, cuts.start, count, store)) as dealt:
+    with contextlib.closing(partitioned(schema, blocks, describe, cuts.start, count, store)) as dealt:
         for part in dealt:
             decoded = decode_changes(schema, part, describe)
             if decoded.unchanged and _unchanged_in_inserts(decoded):

@@ -7,7 +7,7 @@ another becomes a delete here and an insert there, which is what it is. Changes 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -58,7 +58,12 @@ class _Part:
 
 
 def partitioned(
-    schema: TableSchema, blocks: Iterable[tuple[Block, Rows]], after: int, count: int, store: SpillStore
+    schema: TableSchema,
+    blocks: Iterable[tuple[Block, Rows]],
+    describe: Callable[[int], str],
+    after: int,
+    count: int,
+    store: SpillStore,
 ) -> Generator[list[tuple[Block, Rows]]]:
     """The changes numbered above `after` in `count` parts. A part's file goes when the next part is asked for."""
     parts = [_Part(store.new_file(), min(BLOCK_BYTES, _MEMORY // count)) for _ in range(count)]
@@ -67,7 +72,8 @@ def partitioned(
             held = block.load()
             held = held.part(mask & (held.sequence > after))
             if held.changes:
-                _deal(schema, block.relation, held, parts, store)
+                tuples = read_tuples(schema, block.relation, held, describe, keys_only=True)
+                _deal(schema, block.relation, held, tuples, parts, store)
         for part in parts:
             part.flush(store)
             yield [(block, np.ones(block.changes, dtype=np.bool_)) for block in part.blocks]
@@ -77,8 +83,9 @@ def partitioned(
             part.file.remove()
 
 
-def _deal(schema: TableSchema, relation: Relation, held: Held, parts: Sequence[_Part], store: SpillStore) -> None:
-    tuples = read_tuples(schema, relation, held, keys_only=True)
+def _deal(
+    schema: TableSchema, relation: Relation, held: Held, tuples: Tuples, parts: Sequence[_Part], store: SpillStore
+) -> None:
     if schema.key:
         new, old, old_ends = _parts_of(schema, tuples, len(parts))
     else:  # only inserts count, which never meet: any even share will do
