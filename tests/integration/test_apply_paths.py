@@ -79,6 +79,7 @@ class Twins:
     chance: random.Random
     model: dict[int, Row] = field(default_factory=dict)
     lsn: int = 100
+    universe: int = 100
 
     @property
     def schema(self) -> TableSchema:
@@ -101,7 +102,7 @@ class Twins:
     def batch(self, *, lies: bool = False) -> NetChanges:
         """Random puts, moves and removals, true to the model but for `lies`; the model follows the truth."""
         chance, model = self.chance, self.model
-        numbers = chance.sample(range(100), k=chance.randrange(5, 40))
+        numbers = chance.sample(range(self.universe), k=chance.randrange(5, 40))
         before = dict(model)
         rows, stored, unchanged, origins, removed = [], [], [], [], []
         free = []
@@ -127,7 +128,7 @@ class Twins:
             origins.append(self.key(origin) if origin is not None else None)
         if lies:
             known = sorted(set(model) - set(numbers))
-            unknown = sorted(set(range(100)) - set(model) - set(numbers))
+            unknown = sorted(set(range(self.universe)) - set(model) - set(numbers))
             for number, claim in [(known[0], False), (unknown[0], True)]:
                 rows.append(self.row(number))
                 stored.append(claim)
@@ -285,6 +286,7 @@ def test_files_that_another_rearranged_are_found_again(spark: SparkSession, tmp_
 
 def test_upkeep_bounds_the_files_and_keeps_every_row_while_batches_go_on(spark: SparkSession, tmp_path: Path) -> None:
     twins = make_twins(spark, tmp_path, "uuid", seed=random.randrange(1 << 30))
+    twins.universe = 1000  # so many that few files lose all their rows
     path, most = str(twins.direct), 0
     for _ in range(120):
         twins.lsn += 1

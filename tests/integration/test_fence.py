@@ -6,6 +6,7 @@ commit that it had begun; it publishes no ledger row and no position file, and l
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
@@ -96,6 +97,14 @@ def test_a_stopped_driver_that_wakes_up_after_its_successor_publishes_nothing(
 # Two drivers of one process share a JVM, and with it the exact moments.
 
 
+def _lose_the_slot(bank: Bank) -> None:
+    """The driver of this process loses its reader, which would only connect again, and the slot with it."""
+    for reader in multiprocessing.active_children():
+        reader.kill()
+        reader.join()
+    free_the_slot(bank)
+
+
 def _outcome(job: Future[Any]) -> str:
     """How an old driver ended: "fenced", or the code of the error by which it noticed."""
     error = job.exception(60)
@@ -124,7 +133,7 @@ def test_a_table_commit_that_lands_after_the_successor_began_is_counted_once(ban
     with armed(bank.folder, "replicate.before_table_commit") as old_hold:
         old = in_thread(lambda: catch_up(bank.pipeline))
         old_hold.reached(old)
-        free_the_slot(bank)
+        _lose_the_slot(bank)
         bank.writer.write(10)
         new_hold = Hold(bank.folder / "successor")
         os.environ["HEADWATER_FAILPOINT"] += f";replicate.after_generation={new_hold.action}"
@@ -143,7 +152,7 @@ def test_a_successor_that_meets_a_late_commit_reads_the_position_and_skips(bank:
         old = in_thread(lambda: catch_up(bank.pipeline))
         old_hold.reached(old)
         until(lambda: sum(_version(bank, name) > versions[name] for name in TABLES) == others, "all others")
-        free_the_slot(bank)
+        _lose_the_slot(bank)
         bank.writer.write(10)
         new_hold = Hold(bank.folder / "successor_in_apply")
         os.environ["HEADWATER_FAILPOINT"] = f"replicate.before_table_commit={new_hold.action}"
