@@ -10,7 +10,8 @@ PYTEST_ARGS ?=
 SEEDS ?= 20
 # Where versions differ: catalogs, markers, binary forms, hand-over. The rest does not ask for the version.
 ON_15 := $(addprefix tests/integration/test_,source_connection.py source_positions.py source_snapshots.py source_slots.py \
-	catalog.py publication.py check.py types_against_postgresql.py wait.py handover.py never_early.py)
+	catalog.py publication.py check.py types_against_postgresql.py wait.py handover.py never_early.py log_streaming.py \
+	log_reconnect.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo up down check test soak bench
