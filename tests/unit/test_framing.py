@@ -374,10 +374,12 @@ def test_random_tuples_are_refused_or_read_and_nothing_else_happens(row: bytes, 
     _refused_or_read(lambda: _all_the_way([*IN_TRANSACTION, pg.framed(change), pg.commit(100)]))
 
 
-def test_a_damaged_row_is_named_by_its_change_and_none_of_its_values_is_shown() -> None:
-    framer = fed([pg.relation(ONE, "v"), pg.begin(5, 100), pg.insert(ONE, 1), pg.insert(ONE, 0x5EC2E7)[:-1]])
+@pytest.mark.parametrize("behind", [[], [pg.insert(ONE, 2)]])
+def test_a_row_cut_short_is_named_by_its_change_and_none_of_its_values_is_shown(behind: list[bytes]) -> None:
+    """Nor does it borrow bytes of the message behind it."""
+    framer = fed([pg.relation(ONE, "v"), pg.begin(5, 100), pg.insert(ONE, 1), pg.insert(ONE, 0x5EC2E7)[:-1], *behind])
     framer.take([pg.commit(100)])
-    blocks = [(block, np.ones(2, dtype=np.bool_)) for block in framer.cut().blocks]
+    blocks = [(block, np.ones(block.changes, dtype=np.bool_)) for block in framer.cut().blocks]
     with pytest.raises(HeadwaterError, match="change 1: ") as damaged:
         net_effect(SCHEMA, blocks, [], lambda number: f"change {number}")
     assert damaged.value.code == "protocol_error"
