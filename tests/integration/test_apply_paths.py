@@ -23,7 +23,7 @@ from deltalake import DeltaTable, QueryBuilder
 
 from headwater.arrow_types import key_schema, lake_schema
 from headwater.changes import NetChanges
-from headwater.errors import Diverged, Fenced
+from headwater.errors import Diverged, Fenced, ForeignWrite
 from headwater.lake import delta_log
 from headwater.lake.apply import Applier
 from headwater.lake.plan import Applied, ApplyPath, Plan, PlanAgain
@@ -364,6 +364,43 @@ def test_a_checkpoint_holds_the_vectors_and_every_reader_goes_on_from_it(spark: 
 
 def test_a_table_whose_features_are_not_known_here_is_left_to_delta(spark: SparkSession, tmp_path: Path) -> None:
     twins = make_twins(spark, tmp_path, "bigint", seed=8)
-    assert twins.applier.why_by_engine(str(twins.direct), twins.schema, 0) == ""
+    assert twins.applier.why_by_engine(twins.record, str(twins.direct), 0) == ""
     spark.sql(f"alter table delta.`{twins.direct}` set tblproperties ('delta.enableChangeDataFeed' = 'true')")
-    assert "changeDataFeed" in twins.applier.why_by_engine(str(twins.direct), twins.schema, 1)
+    assert "changeDataFeed" in twins.applier.why_by_engine(twins.record, str(twins.direct), 1)
+
+
+def test_a_table_is_marked_with_the_generation_even_by_a_batch_that_comes_to_nothing(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    twins = make_twins(spark, tmp_path, "bigint", seed=9)
+    folder, nothing = str(twins.direct), twins.changes([], [], [], [], [])
+    late = twins.plan(twins.direct, twins.batch(), "positional")
+    successor = Applier(lambda: spark, Fence(FENCE, 2))
+    assert successor.lacks_mark(twins.record, folder, 0)
+    twins.lsn += 1
+    assert successor.apply(twins.plan(twins.direct, nothing, "append")).version == 1
+    assert not successor.lacks_mark(twins.record, folder, 1)
+    with pytest.raises(PlanAgain):
+        twins.applier.apply(late)
+    assert by_delta_rs(twins.direct) == []
+
+
+def test_a_missing_file_is_this_tables_trouble_and_has_a_name(spark: SparkSession, tmp_path: Path) -> None:
+    twins = make_twins(spark, tmp_path, "bigint", seed=10)
+    twins.apply(twins.batch())
+    for file in twins.direct.glob("*.parquet"):
+        file.unlink()
+    twins.applier = Applier(lambda: spark, Fence(FENCE, 1))
+    twins.lsn += 1
+    with pytest.raises(ForeignWrite, match=r"missing or damaged.*public\.t|public\.t.*missing or damaged"):
+        twins.applier.apply(twins.plan(twins.direct, twins.batch(), "positional"))
+
+
+def test_files_whose_statistics_do_not_tell_their_rows_are_left_to_delta(spark: SparkSession, tmp_path: Path) -> None:
+    twins = make_twins(spark, tmp_path, "bigint", seed=11)
+    twins.apply(twins.batch())
+    folder = str(twins.direct)
+    (file,) = delta_log.read_snapshot(folder).files.values()
+    silent = [delta_log.remove(file, data=False), delta_log.add(replace(file, stats=None), data=False)]
+    delta_log.commit(folder, 2, silent)
+    assert "statistics" in twins.applier.why_by_engine(twins.record, folder, 2)

@@ -127,6 +127,24 @@ def _assert_only_the_new_one_publishes(
     assert new.result(90)["stopped_by"] == "until"
 
 
+def test_a_late_commit_of_what_has_come_to_nothing_since_does_not_land(bank: Bank) -> None:
+    """The old driver knows of a row, the successor reads its insert and its delete in one batch."""
+    catch_up(bank.pipeline)
+    with armed(bank.folder, "replicate.before_table_commit") as old_hold:
+        bank.database.execute("insert into documents values (999, 'late', 0)")
+        old = in_thread(lambda: catch_up(bank.pipeline))
+        old_hold.reached(old)
+        _lose_the_slot(bank)
+        bank.database.execute("delete from documents where id = 999")
+        del os.environ["HEADWATER_FAILPOINT"]
+        catch_up(bank.pipeline)
+        os.environ["HEADWATER_FAILPOINT"] = ""
+        old_hold.release()
+        assert _outcome(old) in ("fenced", "source_unreachable")
+    catch_up(bank.pipeline)
+    bank.assert_exact()
+
+
 def test_a_table_commit_that_lands_after_the_successor_began_is_counted_once(bank: Bank) -> None:
     """The successor has raised the generation and not yet read the tables: it finds the late commit there."""
     bank.writer.write(30)

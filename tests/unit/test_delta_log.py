@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import UTC, date, datetime
 from pathlib import Path
 
@@ -50,6 +51,36 @@ def test_the_second_commit_of_a_version_is_refused_and_changes_nothing(tmp_path:
     assert sorted(path.suffix for path in (tmp_path / "_delta_log").iterdir()) == [".json", ".json"]
 
 
+def test_a_commit_that_was_made_is_not_taken_for_a_lost_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network file system may carry a request out, lose the answer, and refuse the repetition."""
+    write_deltalake(tmp_path, pa.table({"a": [1]}))
+    link = os.link
+
+    def repeated(source: Path, target: Path) -> None:
+        link(source, target)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", repeated)
+    delta_log.commit(str(tmp_path), 1, [delta_log.transaction("mine", 1)])
+    assert read_snapshot(str(tmp_path)).transactions == {"mine": 1}
+
+
+def test_a_log_that_was_begun_anew_gets_no_gap(tmp_path: Path) -> None:
+    write_deltalake(tmp_path, pa.table({"a": [1]}))
+    with pytest.raises(LostRace, match="version 4"):
+        delta_log.commit(str(tmp_path), 5, [delta_log.transaction("late", 1)])
+
+
+def test_a_text_in_the_statistics_does_not_end_a_line(tmp_path: Path) -> None:
+    write_deltalake(tmp_path, pa.table({"a": ["x\u2028y\u0085z"]}))
+    (commit,) = (tmp_path / "_delta_log").glob("*.json")
+    commit.write_text(
+        "\n".join(json.dumps(json.loads(line), ensure_ascii=False) for line in commit.read_text().split("\n"))
+    )
+    assert "\u2028" in commit.read_text()
+    assert len(read_snapshot(str(tmp_path)).files) == 1
+
+
 def test_a_snapshot_is_the_same_from_a_checkpoint_from_commits_and_at_a_version(tmp_path: Path) -> None:
     for number in range(5):
         write_deltalake(tmp_path, pa.table({"a": [number]}), mode="append")
@@ -76,8 +107,11 @@ def test_rows_are_read_by_number_in_any_order_and_over_row_groups(tmp_path: Path
     rows = pa.table({"a": pa.array(range(300_000), pa.int64()), "b": pa.array([str(i) for i in range(300_000)])})
     file = write_rows(str(tmp_path), rows)
     numbers = np.array([299_999, 0, 131_072, 131_071, 0, 262_144], dtype=np.int64)
-    found = read_rows(str(tmp_path), file, numbers, rows.schema)
-    assert found.to_pylist() == rows.take(pa.array(numbers)).to_pylist()
+    parts = list(read_rows(str(tmp_path), file, numbers, rows.schema))
+    assert len(parts) == 3, "a row group at a time"
+    for here, found in parts:
+        assert found.to_pylist() == rows.take(pa.array(numbers[here])).to_pylist()
+    assert sorted(np.concatenate([here for here, _ in parts])) == list(range(len(numbers)))
     assert read_columns(str(tmp_path), file, pa.schema([rows.schema.field("b")])).num_rows == 300_000
     assert file.rows == 300_000
 

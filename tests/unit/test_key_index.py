@@ -111,6 +111,16 @@ def test_a_place_is_a_file_and_a_row_of_it() -> None:
     assert row_of(places).tolist() == rows.tolist()
 
 
+def test_what_lay_in_files_that_are_gone_is_forgotten() -> None:
+    live = np.ones(1000, dtype=np.bool_)
+    index = KeyIndex(lambda files: live[files])
+    for number in range(1000):
+        index.put(codes_of([(number, 0)], 1), place_of(number, np.zeros(1, dtype=np.int64)))
+        live[: max(0, number - 3)] = False
+    assert len(index) < 520  # the newest half at most has not been merged since
+    assert index.find(codes_of([(999, 0)], 1)).tolist() == [place_of(999, np.zeros(1, dtype=np.int64))[0]]
+
+
 def test_runs_stay_few_however_many_small_batches_come() -> None:
     index = KeyIndex()
     for number in range(1000):

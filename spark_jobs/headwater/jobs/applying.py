@@ -272,7 +272,7 @@ class Tables:
         for _ in range(_TRIES):
             version = self._versions[name]
             changes = self._net(record, share, transactions, version.applied_lsn)
-            if changes is None or changes.is_empty:
+            if changes is None or (changes.is_empty and not self._lacks_mark(record, version)):
                 return None
             plan = self._plan(record, changes, version, int(transactions.end_lsn[-1]))
             still_alive()
@@ -322,9 +322,14 @@ class Tables:
                 counts = counts & ~visible
         return counts
 
+    def _lacks_mark(self, record: TableRecord, version: TableVersion) -> bool:
+        """A batch that comes to nothing passes its positions all the same: a stopped driver that wakes up with the
+        first half of it must find the table taken."""
+        return self._applier.lacks_mark(record, table_path(self._root, record.path), version.version)
+
     def _plan(self, record: TableRecord, changes: NetChanges, version: TableVersion, to_lsn: int) -> Plan:
         path = table_path(self._root, record.path)
-        by_engine = self._applier.why_by_engine(path, record.schema, version.version)
+        by_engine = self._applier.why_by_engine(record, path, version.version)
         apply_path, because = choose(changes, insert_only=record.schema.insert_only, by_engine=by_engine)
         return Plan(
             record=record,
@@ -374,6 +379,11 @@ class Tables:
         self._versions[record.name] = TableVersion(version, applied_lsn, record.state)
         if record.state == "suspended":
             return
+        # Known since this load: what the ledger says of the one before lies below the capture point.
+        if known is not None and known.applied_lsn >= record.start_lsn > 0:
+            self._refuse_fallen_back(record, applied_lsn, known.applied_lsn)
+        if self.records[record.name].state == "suspended":
+            return
         problem = foreign_data(own_history(path, version, app_id, known.version if known is not None else None), app_id)
         if problem:
             self._suspend(
@@ -384,6 +394,12 @@ class Tables:
                     remedy=f"headwater load PIPELINE.yaml --table {record.name} --again",
                 ),
             )
+
+    def _refuse_fallen_back(self, record: TableRecord, found: int, known: int) -> None:
+        if found < known:
+            lost = f"its applied position fell back from {format_lsn(known)} to {format_lsn(found)}: commits are lost"
+            remedy = f"headwater load PIPELINE.yaml --table {record.name} --again"
+            self._suspend(record.name, ForeignWrite(lost, where=record.name, remedy=remedy))
 
     def _suspend(self, name: str, error: TableError) -> None:
         self._ledger.check_fence()  # what a fenced driver believes of a table is of no interest any more

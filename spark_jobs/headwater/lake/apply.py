@@ -18,8 +18,10 @@ from pyspark.sql import SparkSession
 from headwater.arrow_types import key_schema
 from headwater.errors import Fenced, ForeignWrite
 from headwater.lake import merge, positional, write
+from headwater.lake.deletion_vectors import DamagedVector
 from headwater.lake.plan import Applied, Plan, PlanAgain
 from headwater.lake.positional import Fence
+from headwater.lake.registry import TableRecord
 from headwater.lake.table_state import TableState
 from headwater.lake.tables import PLANNED_ON, commits_after
 from headwater.lake.upkeep import Upkeep
@@ -43,16 +45,25 @@ class Applier:
         self._starting = threading.Lock()
         self._local = threading.local()
 
-    def why_by_engine(self, path: str, schema: TableSchema, version: int) -> str:
+    def why_by_engine(self, record: TableRecord, path: str, version: int) -> str:
         """Why the table at `path` must be written by Spark in `version`; empty when it need not."""
-        return positional.obstacle(self._state(path, schema, version).snapshot)
+        with _damage_named(record.name):
+            return positional.obstacle(self._state(path, record.schema, version).snapshot)
+
+    def lacks_mark(self, record: TableRecord, path: str, version: int) -> bool:
+        """Whether an older driver could still commit to the directly written table: it has not seen our generation."""
+        if self.why_by_engine(record, path, version):
+            return False
+        seen = self._states[path].snapshot.transactions.get(self._fence.app_id, 0)
+        return seen < self._fence.generation
 
     def apply(self, plan: Plan) -> Applied:
         """Commit `plan`. PlanAgain when another commit came first; ForeignWrite (or Fenced, if it was a newer driver's)
         when one slipped in between."""
         if plan.by_engine or plan.apply_path == "merge":
             return self._by_engine(plan)
-        return positional.apply(self._state(plan.path, plan.record.schema, plan.version), plan, self._fence)
+        with _damage_named(plan.record.name):
+            return positional.apply(self._state(plan.path, plan.record.schema, plan.version), plan, self._fence)
 
     def keep_up(self, path: str, schema: TableSchema, version: int) -> int:
         """Behind the ledger: what the table at `version` needs besides its changes. Returns its version afterwards."""
@@ -99,6 +110,19 @@ class Applier:
             # The source of a MERGE is an Arrow table of ours: the same at every reading, so no copy need be kept of it.
             session.conf.set("spark.databricks.delta.merge.materializeSource", "none")
         return session
+
+
+@contextmanager
+def _damage_named(table: str) -> Iterator[None]:
+    """A file that the table's log names and that is gone, or a damaged vector, is this table's trouble alone."""
+    try:
+        yield
+    except (FileNotFoundError, DamagedVector) as error:
+        raise ForeignWrite(
+            f"a file of the table is missing or damaged: {error}",
+            where=table,
+            remedy=f"headwater load PIPELINE.yaml --table {table} --again",
+        ) from error
 
 
 @contextmanager

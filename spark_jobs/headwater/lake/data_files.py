@@ -26,6 +26,7 @@ from headwater.lake.delta_log import DataFile, now_milliseconds
 Int64 = npt.NDArray[np.int64]
 
 _ROW_GROUP = 128 * 1024
+_PART_BYTES = 64 << 20
 _INDEXED_COLUMNS = 32
 _TEXT_BOUND = 32
 _LAST_CHARACTER = "\U0010ffff"
@@ -41,12 +42,16 @@ def write_batches(folder: str, schema: pa.Schema, batches: Iterable[pa.Table]) -
     name = f"part-{uuid.uuid4()}.snappy.parquet"
     path = Path(folder) / name
     written: list[Any] = []
-    # Decimals as integers, as Spark writes them, and its compression.
-    with pq.ParquetWriter(
-        path, schema, compression="snappy", store_decimal_as_integer=True, metadata_collector=written
-    ) as writer:
-        for batch in batches:
-            writer.write_table(batch, row_group_size=_ROW_GROUP)
+    try:
+        # Decimals as integers, as Spark writes them, and its compression.
+        with pq.ParquetWriter(
+            path, schema, compression="snappy", store_decimal_as_integer=True, metadata_collector=written
+        ) as writer:
+            for batch in _gathered(batches):
+                writer.write_table(batch, row_group_size=_ROW_GROUP)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
     (metadata,) = written
     stats = {"numRecords": metadata.num_rows, **_statistics(metadata, schema), "tightBounds": True}
     text = json.dumps(stats, separators=(",", ":"), ensure_ascii=False)
@@ -56,7 +61,7 @@ def write_batches(folder: str, schema: pa.Schema, batches: Iterable[pa.Table]) -
 def live_batches(folder: str, file: DataFile, deleted: BitMap, schema: pa.Schema) -> Iterator[pa.Table]:
     """The rows of the file that are not `deleted`, in order and in parts."""
     first = 0
-    for batch in pq.ParquetFile(Path(folder) / file.path).iter_batches(_ROW_GROUP, columns=schema.names):
+    for batch in _open(folder, file).iter_batches(_ROW_GROUP, columns=schema.names):
         gone = np.array(deleted & BitMap(range(first, first + batch.num_rows)), dtype=np.int64) - first
         part = pa.Table.from_batches([batch])
         if len(gone):
@@ -69,25 +74,41 @@ def live_batches(folder: str, file: DataFile, deleted: BitMap, schema: pa.Schema
 
 def read_columns(folder: str, file: DataFile, schema: pa.Schema) -> pa.Table:
     """The columns of `schema`, all rows of the file in order; those that are gone included."""
-    return _as(pq.ParquetFile(Path(folder) / file.path).read(columns=schema.names), schema)
+    return _as(_open(folder, file).read(columns=schema.names), schema)
 
 
-def read_rows(folder: str, file: DataFile, numbers: Int64, schema: pa.Schema) -> pa.Table:
-    """The columns of `schema` of the rows `numbers` (any order), in that order; only their row groups are read."""
-    parquet = pq.ParquetFile(Path(folder) / file.path)
+def read_rows(folder: str, file: DataFile, numbers: Int64, schema: pa.Schema) -> Iterator[tuple[Int64, pa.Table]]:
+    """The columns of `schema` of the rows `numbers`, a row group at a time: which of `numbers`, and their rows.
+
+    Large values are what such columns hold: not more than one row group of them is held.
+    """
+    parquet = _open(folder, file)
     sizes = [parquet.metadata.row_group(group).num_rows for group in range(parquet.num_row_groups)]
     first = np.concatenate([[0], np.cumsum(sizes)])
     group_of = np.searchsorted(first, numbers, side="right") - 1
-    order, parts = [], []
     for group in np.unique(group_of):
         here = np.flatnonzero(group_of == group)
-        # One group at a time, and only what is wanted of it: large values are what such columns hold.
         whole = parquet.read_row_group(int(group), columns=schema.names)
-        parts.append(_as(whole.take(pa.array(numbers[here] - first[group])), schema))
-        order.append(here)
-    back = np.empty(len(numbers), dtype=np.int64)
-    back[np.concatenate(order)] = np.arange(len(numbers))
-    return pa.concat_tables(parts).take(pa.array(back))
+        yield here, _as(whole.take(pa.array(numbers[here] - first[group])), schema)
+
+
+def _gathered(batches: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Many small parts as few larger ones: each that is written becomes a row group."""
+    parts: list[pa.Table] = []
+    rows = size = 0
+    for batch in batches:
+        parts.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= _ROW_GROUP or size >= _PART_BYTES:
+            yield pa.concat_tables(parts)
+            parts, rows, size = [], 0, 0
+    if parts:
+        yield pa.concat_tables(parts)
+
+
+def _open(folder: str, file: DataFile) -> Any:
+    """Spark's own sessions write times as INT96 unless told otherwise: nanoseconds would not hold the year 9999."""
+    return pq.ParquetFile(Path(folder) / file.path, coerce_int96_timestamp_unit="us")
 
 
 def _as(table: pa.Table, schema: pa.Schema) -> pa.Table:

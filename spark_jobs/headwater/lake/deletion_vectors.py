@@ -21,6 +21,10 @@ _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?
 _VALUES = {character: value for value, character in enumerate(_Z85)}
 
 
+class DamagedVector(ValueError):
+    """The bytes of a deletion vector are not what its descriptor says."""
+
+
 def write_vectors(folder: str, vectors: Mapping[str, BitMap]) -> dict[str, dict[str, Any]]:
     """Write all `vectors` (by data file) into one new file of the table; returns each one's descriptor."""
     name = uuid.uuid4()
@@ -41,7 +45,7 @@ def write_vectors(folder: str, vectors: Mapping[str, BitMap]) -> dict[str, dict[
 
 
 def read_vector(folder: str, descriptor: Mapping[str, Any]) -> BitMap:
-    """The rows that `descriptor` marks. ValueError when the bytes are not what it says."""
+    """The rows that `descriptor` marks. DamagedVector when the bytes are not what it says."""
     stored, kind = str(descriptor["pathOrInlineDv"]), descriptor["storageType"]
     if kind == "i":
         return _from_bytes(_from_z85(stored)[: int(descriptor["sizeInBytes"])])
@@ -52,14 +56,14 @@ def read_vector(folder: str, descriptor: Mapping[str, Any]) -> BitMap:
     elif kind == "p":
         path = Path(stored.removeprefix("file:"))
     else:
-        raise ValueError(f"a deletion vector of unknown storage {kind!r}")
+        raise DamagedVector(f"a deletion vector of unknown storage {kind!r}")
     with path.open("rb") as file:
         file.seek(int(descriptor.get("offset") or 0))
         (size,) = struct.unpack(">i", file.read(4))
         data = file.read(size)
         (checksum,) = struct.unpack(">I", file.read(4))
     if size != int(descriptor["sizeInBytes"]) or zlib.crc32(data) != checksum:
-        raise ValueError(f"the deletion vector in {path} is damaged")
+        raise DamagedVector(f"the deletion vector in {path} is damaged")
     return _from_bytes(data)
 
 
@@ -70,7 +74,7 @@ def _to_bytes(rows: BitMap) -> bytes:
 def _from_bytes(data: bytes) -> BitMap:
     magic, count = struct.unpack_from("<Iq", data)
     if magic != _MAGIC or count not in (0, 1):
-        raise ValueError("not a deletion vector of one 32-bit bitmap")
+        raise DamagedVector("not a deletion vector of one 32-bit bitmap")
     return BitMap.deserialize(data[_HEADER.size :]) if count else BitMap()
 
 

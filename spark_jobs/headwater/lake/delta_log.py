@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import time
 import uuid
 from collections.abc import Iterable
@@ -23,6 +24,10 @@ import pyarrow.parquet as pq
 from headwater.lake.commits import LostRace
 
 Action = dict[str, Any]
+
+# <version>.checkpoint.parquet, or in parts <version>.checkpoint.<part>.<parts>.parquet. Those named by a UUID keep
+# their files elsewhere.
+_CHECKPOINT = re.compile(r"\A(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.parquet\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,19 +130,26 @@ def read_actions(folder: str, version: int) -> list[Action] | None:
         text = (Path(folder) / "_delta_log" / f"{version:020d}.json").read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
-    return [json.loads(line) for line in text.splitlines() if line]
+    # Not splitlines: a text in a file's statistics may hold characters that it takes for the end of a line.
+    return [json.loads(line) for line in text.split("\n") if line]
 
 
 def commit(folder: str, version: int, actions: Iterable[Action]) -> None:
-    """Make `actions` the commit `version`. LostRace when that version exists; then nothing has changed."""
+    """Make `actions` the commit `version`. LostRace when that version exists, or the one before it does not (the table
+    was made anew); then nothing has changed."""
     log = Path(folder) / "_delta_log"
+    target = log / f"{version:020d}.json"
+    if not any(log.glob(f"{version - 1:020d}.*")):
+        raise LostRace(f"version {version - 1} of {folder} does not exist")
     scratch = log / f".{uuid.uuid4().hex}.tmp"
     text = "\n".join(json.dumps(action, separators=(",", ":")) for action in actions)
     try:
         scratch.write_text(text + "\n", encoding="utf-8")
-        os.link(scratch, log / f"{version:020d}.json")
+        os.link(scratch, target)
     except FileExistsError as error:
-        raise LostRace(f"version {version} of {folder} exists already") from error
+        # A network file system may answer so to the repetition of a request that it has carried out.
+        if not os.path.samefile(scratch, target):
+            raise LostRace(f"version {version} of {folder} exists already") from error
     finally:
         with contextlib.suppress(FileNotFoundError):
             scratch.unlink()
@@ -228,13 +240,10 @@ def _vector_id(descriptor: dict[str, Any] | None) -> tuple[str, int] | None:
 
 def _newest_checkpoint(folder: str, version: int | None) -> tuple[int, list[Path]] | None:
     """Version and files of the newest complete classic checkpoint at or below `version`."""
-    found: dict[tuple[int, str], list[Path]] = {}
+    found: dict[tuple[int, int], list[Path]] = {}
     for file in (Path(folder) / "_delta_log").glob("*.checkpoint*.parquet"):
-        number, _, *parts = file.name.split(".")[:-1]
-        if number.isdigit() and (version is None or int(number) <= version):
-            # In parts: <version>.checkpoint.<part>.<parts>.parquet
-            found.setdefault((int(number), parts[1] if len(parts) == 2 else "1"), []).append(file)
-    whole = [
-        (number, files) for (number, count), files in found.items() if count.isdigit() and len(files) == int(count)
-    ]
+        name = _CHECKPOINT.match(file.name)
+        if name is not None and (version is None or int(name[1]) <= version):
+            found.setdefault((int(name[1]), int(name[2] or 1)), []).append(file)
+    whole = [(number, files) for (number, count), files in found.items() if len(files) == count]
     return max(whole, default=None, key=lambda checkpoint: checkpoint[0])

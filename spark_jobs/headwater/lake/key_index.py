@@ -7,7 +7,9 @@ newest entry of a key supersedes the older ones, so a key that it does not lead 
 
 from __future__ import annotations
 
+import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +34,9 @@ class _Run:
 class KeyIndex:
     """Places by key. A place is a file's number and a row's number in it, packed into 64 bits by `place_of`."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_live: Callable[[Int64], npt.NDArray[np.bool_]] = lambda files: files >= 0) -> None:
+        """`is_live`: which of these file numbers still are files of the table; entries of others are forgotten."""
+        self._is_live = is_live
         self._runs: list[_Run] = []  # oldest first
 
     def __len__(self) -> int:
@@ -46,7 +50,7 @@ class KeyIndex:
         # As in a log-structured merge tree: each entry is rewritten a number of times that grows with the logarithm.
         while len(self._runs) > 1 and len(self._runs[-1].place) * 2 >= len(self._runs[-2].place):
             newer, older = self._runs.pop(), self._runs.pop()
-            self._runs.append(_merged(older, newer))
+            self._runs.append(self._merged(older, newer))
 
     def find(self, codes: Codes) -> Int64:
         """The newest place of each key, NOWHERE for keys that were never put."""
@@ -58,6 +62,18 @@ class KeyIndex:
             found[open_] = _look_up(run, codes.take(open_))
             open_ = open_[found[open_] == NOWHERE]
         return found
+
+    def _merged(self, older: _Run, newer: _Run) -> _Run:
+        """Both as one; of a key that is in both, the newer place."""
+        codes = Codes.joined([newer.codes, older.codes])
+        places = np.concatenate([newer.place, older.place])
+        order = _order(codes)
+        codes, places = codes.take(order), places[order]
+        again = codes.first[1:] == codes.first[:-1]
+        if codes.second is not None:
+            again &= codes.second[1:] == codes.second[:-1]
+        kept = np.concatenate([[True], ~again]) & self._is_live(file_of(places))
+        return _kept(codes.take(np.flatnonzero(kept)), places[kept])
 
 
 def place_of(file: int, rows: Int64) -> Int64:
@@ -77,19 +93,6 @@ def _sorted(codes: Codes, places: Int64) -> _Run:
     return _kept(codes.take(order), places[order])
 
 
-def _merged(older: _Run, newer: _Run) -> _Run:
-    """Both as one; of a key that is in both, the newer place."""
-    codes = Codes.joined([newer.codes, older.codes])
-    places = np.concatenate([newer.place, older.place])
-    order = _order(codes)
-    codes, places = codes.take(order), places[order]
-    again = codes.first[1:] == codes.first[:-1]
-    if codes.second is not None:
-        again &= codes.second[1:] == codes.second[:-1]
-    first = np.concatenate([[True], ~again])
-    return _kept(codes.take(np.flatnonzero(first)), places[first])
-
-
 def _order(codes: Codes) -> Int64:
     """By both words, and equal keys in the order in which they stand."""
     if codes.second is None:
@@ -107,6 +110,7 @@ def _kept(codes: Codes, places: Int64) -> _Run:
 def _on_disk(values: UInt64) -> UInt64:
     # The file has no name any more when this returns: it ends with the mapping, however the process ends.
     with tempfile.TemporaryFile() as file:
+        os.posix_fallocate(file.fileno(), 0, values.nbytes)  # a full disk is an error here, and a signal later
         mapped = np.memmap(file, dtype=np.uint64, mode="w+", shape=values.shape)
     mapped[:] = values
     return mapped

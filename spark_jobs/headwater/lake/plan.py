@@ -47,6 +47,8 @@ class Applied:
 
 def choose(changes: NetChanges, *, insert_only: bool, by_engine: str) -> tuple[ApplyPath, str]:
     """The path and the reason for it."""
+    if changes.is_empty:
+        return "append", "nothing is left of the batch, and the table has yet to see this driver's generation"
     if changes.truncated:
         return "replace", "the table was truncated in this batch"
     if changes.truncated_leaves:

@@ -6,19 +6,21 @@ the version after the one that was planned on. `append` and `replace` are the sa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyroaring import BitMap
 
 from headwater.changes import NetChanges
 from headwater.errors import Diverged, Fenced
 from headwater.lake import delta_log
 from headwater.lake.commits import LostRace
-from headwater.lake.data_files import write_rows
+from headwater.lake.data_files import write_batches
 from headwater.lake.deletion_vectors import write_vectors
 from headwater.lake.delta_log import Action, DataFile, Snapshot
 from headwater.lake.key_codes import Codes, encode
@@ -48,6 +50,8 @@ def obstacle(snapshot: Snapshot) -> str:
         return "it has no deletion vectors"
     if snapshot.configuration.get("delta.appendOnly") == "true":
         return "it is append-only"
+    if any(file.rows is None for file in snapshot.files.values()):
+        return "the statistics of its files do not tell how many rows they hold"
     return ""
 
 
@@ -60,7 +64,9 @@ class Fence:
 
 
 def apply(state: TableState, plan: Plan, fence: Fence) -> Applied:
-    """Commit `plan` on `state`, which stands at the planned version. PlanAgain when another commit came first."""
+    """Commit `plan` on `state`. PlanAgain when the table does not stand at the planned version (any more)."""
+    if state.version != plan.version:
+        raise PlanAgain
     seen = state.snapshot.transactions.get(fence.app_id, 0)
     if seen > fence.generation:
         raise Fenced(
@@ -71,7 +77,7 @@ def apply(state: TableState, plan: Plan, fence: Fence) -> Applied:
     if state.snapshot.transactions.get(plan.app_id, 0) >= plan.to_lsn:
         raise PlanAgain  # the position is in the table already
     work = _WORK[plan.apply_path](state, plan)
-    added = write_rows(plan.path, work.rows) if work.rows.num_rows else None
+    added = write_batches(plan.path, plan.changes.rows.schema, work.batches) if work.count else None
     deleted = state.deletions(work.gone)
     actions = _actions(state, plan, fence, work, added, deleted)
     try:
@@ -80,33 +86,44 @@ def apply(state: TableState, plan: Plan, fence: Fence) -> Applied:
         if added is not None:
             (Path(plan.path) / added.name).unlink(missing_ok=True)
         raise PlanAgain from lost
-    state.follow_own(actions, deleted, added, work.codes)
+    state.follow_own(actions, deleted, added, work.codes_as_written)
     return Applied(plan.version + 1, work.divergence, work.example)
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What is to be done: `rows` to write (`codes`: their keys), `gone`: places of rows that go, or everything."""
+    """What is to be done: `count` rows to write, in `batches`; `gone`: places of rows that go, or everything.
 
-    rows: pa.Table
+    `codes`: keys of the plan's rows; `order`: which of these were written, in their order in the file (none: all).
+    """
+
+    batches: Iterable[pa.Table]
+    count: int
     codes: Codes | None
     gone: Int64
     everything: bool = False
     divergence: int = 0
     example: str = ""
+    order: list[Int64] = field(default_factory=list)
+
+    @property
+    def codes_as_written(self) -> Codes | None:
+        """Known once `batches` have been written."""
+        return self.codes.take(np.concatenate(self.order)) if self.codes is not None and self.order else self.codes
 
 
 _NOTHING: Int64 = np.zeros(0, dtype=np.int64)
 
 
 def _append(state: TableState, plan: Plan) -> _Work:
-    return _Work(plan.changes.rows, None, _NOTHING)
+    rows = plan.changes.rows
+    return _Work([rows], rows.num_rows, None, _NOTHING)
 
 
 def _replace(state: TableState, plan: Plan) -> _Work:
     schema, rows = plan.record.schema, plan.changes.rows
     codes = encode(schema, rows.select(list(schema.key))) if schema.key else None
-    return _Work(rows, codes, _NOTHING, everything=True)
+    return _Work([rows], rows.num_rows, codes, _NOTHING, everything=True)
 
 
 def _positional(state: TableState, plan: Plan) -> _Work:
@@ -126,12 +143,13 @@ def _positional(state: TableState, plan: Plan) -> _Work:
     elif divergence:
         # A row that contradicts the log changes nothing.
         written = ~(update_missed | insert_met)
-    rows = _filled(state, plan, puts, written) if changes.unchanged else rows
-    if not written.all():
-        kept = np.flatnonzero(written)
-        rows, codes, puts = rows.take(pa.array(kept)), codes.take(kept), puts[kept]
-    gone = np.concatenate([puts[puts != NOWHERE], goes[goes != NOWHERE]])
-    return _Work(rows, codes, gone, divergence=divergence, example=example)
+    gone = np.concatenate([puts[written & (puts != NOWHERE)], goes[goes != NOWHERE]])
+    order: list[Int64] = []
+    batches: Iterable[pa.Table] = [rows]
+    if changes.unchanged or not written.all():
+        sources = _sources(state, plan, puts, written)
+        batches = _parts(state, changes, sources, written, order)
+    return _Work(batches, int(written.sum()), codes, gone, divergence=divergence, example=example, order=order)
 
 
 _WORK = {"append": _append, "replace": _replace, "positional": _positional}
@@ -147,7 +165,7 @@ def _actions(
     vectors = write_vectors(plan.path, partly) if partly else {}
     changed = [(live[name], delta_log.with_vector(live[name], vector)) for name, vector in vectors.items()]
     metrics = {
-        "numOutputRows": work.rows.num_rows,
+        "numOutputRows": work.count,
         "numDeletedRows": len(work.gone),
         "numAddedFiles": 1 if added is not None else 0,
         "numRemovedFiles": len(removed),
@@ -167,32 +185,50 @@ def _actions(
     ]
 
 
-def _filled(state: TableState, plan: Plan, puts: Int64, written: Bool) -> pa.Table:
-    """The rows with their unchanged large values, read where the row stands, or stood before its key changed."""
-    changes, rows = plan.changes, plan.changes.rows
+def _sources(state: TableState, plan: Plan, puts: Int64, written: Bool) -> Int64:
+    """Where the unchanged large values of each row stand: under its key, or under the key that it had before."""
+    changes = plan.changes
     sources = puts.copy()
     moved = np.flatnonzero(_moved(changes, list(plan.record.schema.key)))
     if changes.origins is not None and len(moved):
-        found = state.find(encode(plan.record.schema, changes.origins.take(pa.array(moved))))
-        missing = int((found == NOWHERE).sum())
-        if missing:
-            raise Diverged(
-                f"{missing} rows changed their key in the log but are not stored under the old one",
-                where=plan.record.name,
-                remedy=f"headwater load PIPELINE.yaml --table {plan.record.name} --again",
-            )
-        sources[moved] = found
-    for name, mask in changes.unchanged.items():
-        at = np.flatnonzero(mask & written & (sources != NOWHERE))
-        if not len(at):
-            continue
-        field = rows.schema.field(name)
-        stored = state.rows_at(sources[at], pa.schema([field]))
-        take = np.arange(rows.num_rows)
-        take[at] = rows.num_rows + np.arange(len(at))
-        both = pa.concat_arrays([*rows[name].chunks, *stored[name].chunks])
-        rows = rows.set_column(rows.column_names.index(name), field, both.take(pa.array(take)))
-    return rows
+        sources[moved] = state.find(encode(plan.record.schema, changes.origins.take(pa.array(moved))))
+    missing = int(((_wants(changes) & written) & (sources == NOWHERE)).sum())
+    if missing:
+        raise Diverged(
+            f"{missing} rows keep values that the log does not carry, and no row is stored that has them",
+            where=plan.record.name,
+            remedy=f"headwater load PIPELINE.yaml --table {plan.record.name} --again",
+        )
+    return sources
+
+
+def _parts(
+    state: TableState, changes: NetChanges, sources: Int64, written: Bool, order: list[Int64]
+) -> Iterator[pa.Table]:
+    """The rows to write, in parts; those with unchanged large values by where these stand, a row group at a time."""
+    rows, wants = changes.rows, _wants(changes)
+    whole = np.flatnonzero(written & ~wants)
+    if len(whole):
+        order.append(whole)
+        yield rows.take(pa.array(whole))
+    partial = np.flatnonzero(written & wants)
+    stored_schema = pa.schema([rows.schema.field(name) for name in changes.unchanged])
+    for here, stored in state.rows_at(sources[partial], stored_schema):
+        numbers = partial[here]
+        part = rows.take(pa.array(numbers))
+        for name, mask in changes.unchanged.items():
+            column = pc.if_else(pa.array(mask[numbers]), stored[name], part[name])
+            part = part.set_column(part.column_names.index(name), part.schema.field(name), column)
+        order.append(numbers)
+        yield part
+
+
+def _wants(changes: NetChanges) -> Bool:
+    """Rows with a value that is still to be read from the lake."""
+    wants = np.zeros(changes.rows.num_rows, dtype=np.bool_)
+    for mask in changes.unchanged.values():
+        wants |= mask
+    return wants
 
 
 def _example(changes: NetChanges, keys: list[str], *masks: Bool) -> str:
@@ -208,10 +244,7 @@ def _example(changes: NetChanges, keys: list[str], *masks: Bool) -> str:
 
 def _partial(changes: NetChanges, keys: list[str]) -> Bool:
     """Rows that need values of the row under their own key, which the log does not carry."""
-    partial = np.zeros(changes.rows.num_rows, dtype=np.bool_)
-    for mask in changes.unchanged.values():
-        partial |= mask
-    return partial & ~_moved(changes, keys)
+    return _wants(changes) & ~_moved(changes, keys)
 
 
 def _moved(changes: NetChanges, keys: list[str]) -> Bool:

@@ -6,7 +6,7 @@ table's log and data files and follows them by `advance`; after a lost race it i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -45,9 +45,10 @@ class TableState:
         self.keys = key_schema(schema)
         self._schema = schema
         self._folder = folder
-        self._index = KeyIndex()
+        self._index = KeyIndex(self._are_live)
         self._live: dict[str, _Live] = {}
         self._by_number: list[_Live | None] = []
+        self._alive = bytearray()  # the same as ones and zeros
         self._indexed = False
 
     @property
@@ -115,17 +116,13 @@ class TableState:
             found[live.file.name] = self._deleted(live) | BitMap(row_of(places[at]).astype(np.uint32))
         return found
 
-    def rows_at(self, places: Int64, wanted: pa.Schema) -> pa.Table:
-        """The columns `wanted` of the rows at `places`, in their order."""
-        parts, order = [], []
+    def rows_at(self, places: Int64, wanted: pa.Schema) -> Iterator[tuple[Int64, pa.Table]]:
+        """The columns `wanted` of the rows at `places`, in parts: which of `places`, and their rows."""
         for number, at in _by_file(places):
             live = self._by_number[number]
             assert live is not None, "places come from find"
-            parts.append(read_rows(self._folder, live.file, row_of(places[at]), wanted))
-            order.append(at)
-        back = np.empty(len(places), dtype=np.int64)
-        back[np.concatenate(order)] = np.arange(len(places))
-        return pa.concat_tables(parts).take(pa.array(back))
+            for here, rows in read_rows(self._folder, live.file, row_of(places[at]), wanted):
+                yield at[here], rows
 
     def _ensure_index(self) -> None:
         if not self._indexed:
@@ -137,7 +134,8 @@ class TableState:
         files = self.snapshot.files
         for name in [name for name in self._live if name not in files]:
             # Should the same file come back one day, it is a new one here: its entries would be older than others'.
-            self._by_number[self._live.pop(name).number] = None
+            number = self._live.pop(name).number
+            self._by_number[number], self._alive[number] = None, 0
         new = []
         for name, file in files.items():
             live = self._live.get(name)
@@ -148,14 +146,17 @@ class TableState:
         if new:
             self._read_keys(new)
 
+    def _are_live(self, numbers: Int64) -> npt.NDArray[np.bool_]:
+        return np.frombuffer(self._alive, dtype=np.bool_)[numbers]
+
     def _register(self, file: DataFile, deleted: BitMap | None) -> _Live:
         live = _Live(len(self._by_number), file, deleted)
         self._by_number.append(live)
+        self._alive.append(1)
         self._live[file.name] = live
         return live
 
     def _read_keys(self, files: list[_Live]) -> None:
-        codes, places = [], []
         for live in files:
             keys = read_columns(self._folder, live.file, self.keys)
             rows = np.arange(keys.num_rows, dtype=np.int64)
@@ -165,9 +166,7 @@ class TableState:
                 kept[np.array(deleted, dtype=np.int64)] = False
                 rows = rows[kept]
                 keys = keys.take(pa.array(rows))
-            codes.append(encode(self._schema, keys))
-            places.append(place_of(live.number, rows))
-        self._index.put(Codes.joined(codes), np.concatenate(places))
+            self._index.put(encode(self._schema, keys), place_of(live.number, rows))
 
     def _deleted(self, live: _Live) -> BitMap:
         if live.deleted is None:

@@ -47,6 +47,7 @@ _LOOK_EVERY = 8
 
 def choose(files: list[DataFile]) -> tuple[list[DataFile], str]:
     """The files to be made into one, and why; none when there is nothing to do."""
+    files = [file for file in files if file.rows is not None]  # without the number no row of the new file is known
     for file in files:
         if file.rows and file.deleted * 2 > file.rows and file.deleted > 1000:
             return [file], "most of its rows are gone"
@@ -88,6 +89,7 @@ class Upkeep:
         self._fence = fence
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="headwater-upkeep")
         self._running: dict[str, Future[Rewritten]] = {}
+        self._seen: dict[str, int] = {}  # the version at the last look
         self._stop = Event()
 
     def close(self) -> None:
@@ -96,8 +98,9 @@ class Upkeep:
 
     def after_commit(self, folder: str, state: TableState, schema: TableSchema) -> None:
         """In the writer's turn, behind the ledger: commit what is ready, begin what is due."""
+        last, self._seen[folder] = self._seen.get(folder, state.version - 1), state.version
         every = int(state.snapshot.configuration.get("delta.checkpointInterval", "10"))
-        if state.version % every == 0:
+        if state.version // every > last // every:
             self._pool.submit(_checkpoint, folder)
         running = self._running.get(folder)
         if running is not None:
@@ -105,7 +108,7 @@ class Upkeep:
                 del self._running[folder]
                 self.finish(folder, state, running)
             return
-        if state.version % _LOOK_EVERY == 0:
+        if state.version // _LOOK_EVERY > last // _LOOK_EVERY:
             files, because = choose(list(state.snapshot.files.values()))
             if files:
                 sources = [(file, state.deleted_rows(file.name)) for file in files]
@@ -159,6 +162,7 @@ class Upkeep:
         try:
             delta_log.commit(folder, state.version + 1, actions)
         except LostRace:
+            (Path(folder) / rewritten.added.name).unlink(missing_ok=True)
             return  # the next batch looks what has happened
         state.follow_own(actions, {}, added, rewritten.codes, gone)
 
