@@ -4,6 +4,7 @@ alone, against `pg_recvlogical` on the same backlog with the same options. Commi
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import tempfile
 import threading
@@ -48,6 +49,12 @@ def read(source: EmbeddedServer, start: int, end: int) -> float:
         return time.perf_counter() - started
 
 
+def cpu_seconds() -> float:
+    """Of this process, the driver, and of its children that have ended: the reader."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + ended.ru_utime + ended.ru_stime
+
+
 def main() -> None:
     with server() as source, tempfile.TemporaryDirectory(prefix="headwater-bench-") as scratch:
         wanted = pipeline(Path(scratch), source, *make_mixed_tables(source))
@@ -68,13 +75,14 @@ def main() -> None:
             end = parse_lsn(row[0])
         reference = receive(source, end)
         reading = read(source, start, end)
-        started = time.perf_counter()
+        cpu, started = cpu_seconds(), time.perf_counter()
         result = replicate(wanted, "now", None, threading.Event())
-        whole = time.perf_counter() - started
+        whole, cpu = time.perf_counter() - started, cpu_seconds() - cpu
         report(
             "drain",
             changes=CHANGES,
             epochs=result["epochs"],
+            cpu_seconds_per_100k_changes=round(cpu / CHANGES * 100_000, 2),
             changes_per_second=round(CHANGES / whole),
             reader_alone_changes_per_second=round(CHANGES / reading),
             reference="pg_recvlogical",
