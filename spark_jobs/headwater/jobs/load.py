@@ -25,6 +25,7 @@ from headwater.errors import BadValue, LostLease, Refused, SlotGap, SourceChange
 from headwater.failpoints import reach
 from headwater.jobs import lease
 from headwater.jobs.check import check, require_ok
+from headwater.jobs.handovers import finish_handovers
 from headwater.jobs.options import on_divergence
 from headwater.jobs.units import BAD_VALUE, CHANGED, UnitReader, cut_units, describe
 from headwater.lake import tables as lake_tables
@@ -39,7 +40,7 @@ from headwater.source.catalog import Catalog, CatalogTable, read_catalog, signat
 from headwater.source.connection import Connection, connect, errors_named, identify
 from headwater.source.publication import add_tables, ensure_publications, inserts_name
 from headwater.source.slot import SlotState, create_slot, drop_slot, read_slot
-from headwater.source.snapshots import CapturePoint, VisibilitySnapshot, capture_point, handover_end
+from headwater.source.snapshots import CapturePoint, capture_point
 from headwater.source.snapshots import wait_for_old_transactions as wait_out
 from headwater.source.standing import Registered, read_standings
 
@@ -77,7 +78,7 @@ def load(
                     membership = memberships[table.name]
                     loaded = _load_table(spark, connection, pipeline, registry, table, membership, progress)
                     results[str(table.name)] = loaded
-            _finish_handovers(connection, registry)
+            finish_handovers(connection, registry)
     return {"tables": results, "seconds": round(time.monotonic() - started, 3)}
 
 
@@ -364,20 +365,3 @@ def _pages(connection: Connection, relation_id: int) -> int:
             "select pg_relation_size(%s::oid) / current_setting('block_size')::int", [relation_id]
         ).fetchone()
     return int(row[0] or 0) if row else 0
-
-
-def _finish_handovers(connection: Connection, registry: Registry) -> None:
-    """Note where visibility stops to matter, for tables whose concurrent transactions have all ended."""
-    for record in finished_handovers(connection, registry):
-        registry.write(record)
-
-
-def finished_handovers(connection: Connection, registry: Registry) -> list[TableRecord]:
-    """Records whose `handover_end` can be stated now; the others are asked again at the next start."""
-    done = []
-    for record in registry.tables.values():
-        if record.capture is not None and record.capture.handover_end is None:
-            end = handover_end(connection, VisibilitySnapshot.parse(record.capture.snapshot))
-            if end is not None:
-                done.append(replace(record, capture=replace(record.capture, handover_end=end)))
-    return done

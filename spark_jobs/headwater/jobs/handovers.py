@@ -1,0 +1,42 @@
+"""Ending hand-overs: from when on the visibility of a load's snapshot does not matter any more."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from headwater.lake.registry import Registry
+from headwater.source.connection import Connection
+from headwater.source.snapshots import VisibilitySnapshot, handover_end
+
+HANDOVER_SECONDS = 5.0
+
+
+def finish_handovers(connection: Connection, registry: Registry) -> None:
+    """Note where visibility stops to matter, for tables whose concurrent transactions have all ended; the others are
+    asked again later."""
+    for record in list(registry.tables.values()):
+        if record.capture is not None and record.capture.handover_end is None:
+            end = handover_end(connection, VisibilitySnapshot.parse(record.capture.snapshot))
+            if end is not None:
+                registry.write(replace(record, capture=replace(record.capture, handover_end=end)))
+
+
+class Handovers:
+    """Notes where visibility stops to matter for tables whose concurrent transactions have ended by now.
+
+    A driver may run longer than transaction ids take to wrap, and then a snapshot would seem to have seen new ones.
+    """
+
+    def __init__(self, connection: Connection, registry: Registry) -> None:
+        self._connection = connection
+        self._registry = registry
+        self._asked = 0.0
+
+    def finish(self) -> None:
+        self._asked = time.monotonic()
+        finish_handovers(self._connection, self._registry)
+
+    def finish_if_due(self) -> None:
+        if time.monotonic() - self._asked >= HANDOVER_SECONDS:
+            self.finish()
