@@ -13,7 +13,7 @@ import threading
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -69,6 +69,7 @@ SUSPENDED = {
     "public.added": ("new columns extra",),
     "public.retyped": ("other types: n",),
     "public.nans": ("column amount holds a value that the lake's type decimal(5,2) cannot hold",),
+    "public.parted": ("column note holds a value that the lake's type string cannot hold",),
     "public.contradicted": ("update met no row at key (1000)", "insert met a row at key (1)"),
     "public.rejoined": ("it left the publication headwater_shop and came back",),
 }
@@ -99,7 +100,8 @@ def shop(shared_database: Database, spark: SparkSession, tmp_path_factory: pytes
         *(f"create table {name} (id int primary key, amount numeric(5,2), at timestamptz)" for name in WITH_VALUES),
         *(f"insert into {name} select i, i, '2024-02-29' from generate_series(1, 3) i" for name in WITH_VALUES),
     )
-    options: dict[str, dict[str, str]] = {
+    options: dict[str, dict[str, Any]] = {
+        "public.parted": {"partition_by": ["note"]},
         "public.repaired": {"on_divergence": "repair"},
         "public.reported": {"on_divergence": "report"},
         "public.nulled": {"on_bad_value": "null"},
@@ -137,6 +139,7 @@ def _harm(database: Database, pipeline: Pipeline, spark: SparkSession) -> None:
         "alter table added add column extra int default 5",
         "alter table retyped alter column n type bigint",
         "insert into nans values (50, 'NaN', now())",
+        "insert into parted values (50, 1, '')",  # Delta would make it NULL
         "insert into nulled values (50, 'NaN', '-infinity')",
         "insert into texts values (50, 'NaN', 'infinity')",
     )
@@ -182,7 +185,7 @@ def test_a_suspended_table_says_why_and_names_a_remedy(shop: Shop, name: str) ->
         assert reason in record.reason
     if name == "public.renamed":
         assert "name public.renamed_now in the pipeline file" in record.remedy
-    elif name == "public.nans":
+    elif name in ("public.nans", "public.parted"):
         assert "on_bad_value" in record.remedy
     else:
         assert record.remedy == f"headwater load PIPELINE.yaml --table {name} --again"
@@ -227,6 +230,7 @@ def test_every_remedy_cures(shop: Shop) -> None:
     text = text.replace("- public.renamed\n", "- public.renamed_now\n")
     text = text.replace("- public.nans\n", "- {name: public.nans, on_bad_value: string}\n")
     Path(shop.pipeline.file).write_text(text)
+    shop.database.execute("update parted set note = 'named' where id = 50")
     pipeline = shop.now()
     load_tables(pipeline)  # the renamed table under its new name; loaded ones, suspended ones too, are skipped
     for name in SUSPENDED:

@@ -13,9 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.arrow_types import arrow_type
-from headwater.log.decode import DecodedTuples, MalformedMessage, decode_copy_rows, decode_tuples, frame_copy
+from headwater.log.decode import (
+    DecodedTuples,
+    MalformedMessage,
+    decode_copy_rows,
+    decode_tuples,
+    frame_copy,
+    mark_lost_in_partitions,
+)
 from headwater.log.values import convert
-from headwater.schema import Column, ValueType
+from headwater.schema import Column, TableSchema, ValueType
 
 INT = ValueType("int4", "int")
 TEXT = ValueType("text", "string")
@@ -181,6 +188,18 @@ def test_a_bad_value_is_listed_when_its_column_suspends_and_only_null_when_it_ac
     assert decoded.bad == [("strict", 1)]
     for name in ("strict", "lax"):
         assert [str(day) for day in decoded.columns[name].to_pylist()] == ["2000-01-01", "None", "None"]
+
+
+@pytest.mark.parametrize(("policy", "bad"), [("suspend", [("region", 1)]), ("string", [("region", 1)]), ("null", [])])
+def test_an_empty_text_is_bad_where_delta_would_make_it_null(policy: str, bad: list[tuple[str, int]]) -> None:
+    columns = (_column("region", TEXT, policy), _column("note", TEXT))
+    schema = TableSchema(1, "public", "t", columns, (), partition_by=("region",))
+    rows = [_tuple(_binary(b"a"), _binary(b"")), _tuple(_binary(b""), _binary(b"")), _tuple(b"n", b"n")]
+    decoded = _decode(list(columns), *rows)
+    mark_lost_in_partitions(schema, decoded)
+    assert decoded.bad == bad
+    assert decoded.columns["region"].to_pylist() == ["a", None, None]
+    assert decoded.columns["note"].to_pylist() == ["", "", None]
 
 
 def test_text_that_is_not_utf8_is_bad() -> None:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from headwater.errors import HeadwaterError
-from headwater.log.decode import decode_copy_rows
+from headwater.log.decode import decode_copy_rows, mark_lost_in_partitions
 from headwater.schema import PARTITION_COLUMN, Leaf, TableSchema
 from headwater.source.catalog import Signature, signature
 from headwater.source.connection import Connection, connect
@@ -117,6 +117,7 @@ class UnitReader:
         lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
         buffer = np.frombuffer(b"".join(rows), dtype=np.uint8)
         decoded = decode_copy_rows(buffer, np.cumsum(lengths) - lengths, self.schema.columns)
+        mark_lost_in_partitions(self.schema, decoded)
         if decoded.bad:
             name, row = decoded.bad[0]
             keys = ", ".join(f"{key} = {decoded.columns[key][row]}" for key in self.schema.key)

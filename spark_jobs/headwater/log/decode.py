@@ -19,12 +19,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from headwater.log.values import TEXT_WIRES, convert
 from headwater.log.wire import Bytes, Ints, MalformedMessage, Mask, gather
-from headwater.schema import Column
+from headwater.schema import Column, TableSchema
 
-__all__ = ["DecodedTuples", "MalformedMessage", "decode_copy_rows", "decode_tuples", "frame_copy"]
+__all__ = [
+    "DecodedTuples",
+    "MalformedMessage",
+    "decode_copy_rows",
+    "decode_tuples",
+    "frame_copy",
+    "mark_lost_in_partitions",
+]
 
 _NULL, _UNCHANGED, _TEXT, _BINARY = (ord(kind) for kind in "nutb")
 _COPY_SIGNATURE = b"PGCOPY\n\xff\r\n\0"
@@ -83,6 +92,21 @@ def decode_copy_rows(buffer: Bytes, starts: Ints, columns: Sequence[Column | Non
         at = values + np.maximum(lengths, 0)
     decoded.ends[:] = at
     return decoded
+
+
+def mark_lost_in_partitions(schema: TableSchema, decoded: DecodedTuples) -> None:
+    """An empty text in a partition column is a bad value: Delta stores it as NULL (Delta protocol, "Partition Value
+    Serialization")."""
+    for name in schema.partition_by:
+        values = decoded.columns[name]
+        if not pa.types.is_string(values.type):
+            continue
+        empty = pc.fill_null(pc.equal(values, ""), False)
+        rows = np.flatnonzero(empty.to_numpy(zero_copy_only=False))
+        if len(rows):
+            decoded.columns[name] = pc.if_else(empty, pa.scalar(None, values.type), values)
+            if schema.column(name).on_bad_value != "null":
+                decoded.bad.extend((name, row) for row in rows.tolist())
 
 
 def frame_copy(messages: Iterable[bytes | bytearray | memoryview]) -> tuple[Bytes, Ints]:

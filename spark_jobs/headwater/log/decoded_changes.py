@@ -15,7 +15,7 @@ import pyarrow as pa
 from headwater.arrow_types import lake_schema
 from headwater.errors import BadValue, HeadwaterError
 from headwater.log.blocks import DELETE, INSERT, UPDATE, Block, Held, Relation
-from headwater.log.decode import DecodedTuples, MalformedMessage, decode_tuples
+from headwater.log.decode import DecodedTuples, MalformedMessage, decode_tuples, mark_lost_in_partitions
 from headwater.log.messages import SHOWN_OF_VALUES
 from headwater.schema import TableSchema
 
@@ -87,6 +87,8 @@ def _read_tuples(schema: TableSchema, relation: Relation, held: Held, keys_only:
     _refuse_no_new_tuple(buffer, old.ends[has_new[has_old]], held.ends[has_new & has_old])
     new = decode_tuples(buffer, new_starts[has_new], key_layout if keys_only else layout)
     _refuse_other_end(new.ends, held.ends[has_new])
+    if not keys_only:
+        mark_lost_in_partitions(schema, new)
     _refuse_other_end(old.ends[~has_new[has_old]], held.ends[~has_new])
     return Tuples(operation, has_old, old, has_new, new)
 
