@@ -17,7 +17,7 @@ from pyroaring import BitMap
 
 from headwater.lake import delta_log
 from headwater.lake.commits import LostRace
-from headwater.lake.data_files import read_columns, read_rows, write_rows
+from headwater.lake.data_files import read_columns, read_rows, write_batches
 from headwater.lake.deletion_vectors import read_vector, write_vectors
 from headwater.lake.delta_log import read_snapshot
 
@@ -105,7 +105,7 @@ def test_a_snapshot_is_the_same_from_a_checkpoint_from_commits_and_at_a_version(
 
 def test_rows_are_read_by_number_in_any_order_and_over_row_groups(tmp_path: Path) -> None:
     rows = pa.table({"a": pa.array(range(300_000), pa.int64()), "b": pa.array([str(i) for i in range(300_000)])})
-    file = write_rows(str(tmp_path), rows)
+    file = write_batches(str(tmp_path), rows.schema, [rows])
     numbers = np.array([299_999, 0, 131_072, 131_071, 0, 262_144], dtype=np.int64)
     parts = list(read_rows(str(tmp_path), file, numbers, rows.schema))
     assert len(parts) == 3, "a row group at a time"
@@ -130,7 +130,7 @@ def test_statistics_bound_every_value_and_say_nothing_of_floats(tmp_path: Path) 
             "tags": pa.array([["a"], [], None], pa.list_(pa.string())),
         }
     )
-    stats = json.loads(write_rows(str(tmp_path), rows).stats or "")
+    stats = json.loads(write_batches(str(tmp_path), rows.schema, [rows]).stats or "")
     assert stats["numRecords"] == 3
     assert stats["minValues"] == {"number": -5, "day": "0001-01-01", "at": "1899-01-01T00:00:00.000Z", "text": "a" * 32}
     assert stats["maxValues"] == {

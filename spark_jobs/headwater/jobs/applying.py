@@ -130,7 +130,7 @@ class Tables:
     def keep_up(self, names: Iterable[str]) -> None:
         """Behind the ledger: files and checkpoints of tables that were just written. Rows stay what they are, so the
         new version goes into the next row that names the table."""
-        for name in names:
+        for name in filter(self._is_replicated, names):  # a suspended table stays as it is
             version = self._versions[name]
             record = self.records[name]
             now = self._applier.keep_up(table_path(self._root, record.path), record.schema, version.version)

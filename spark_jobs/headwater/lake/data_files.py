@@ -32,13 +32,9 @@ _TEXT_BOUND = 32
 _LAST_CHARACTER = "\U0010ffff"
 
 
-def write_rows(folder: str, rows: pa.Table) -> DataFile:
-    """Write `rows` as a new data file of the table; it belongs to nothing until a commit adds it."""
-    return write_batches(folder, rows.schema, [rows])
-
-
 def write_batches(folder: str, schema: pa.Schema, batches: Iterable[pa.Table]) -> DataFile:
-    """The same for rows that come in parts; not more than a part and a row group are held."""
+    """Write rows as a new data file of the table; it belongs to nothing until a commit adds it. They may come in parts:
+    not more than a part and a row group are held."""
     name = f"part-{uuid.uuid4()}.snappy.parquet"
     path = Path(folder) / name
     written: list[Any] = []
