@@ -1,8 +1,8 @@
 """Named points where tests make a job fail, hold or die. In production every one of them is a dictionary look-up.
 
-`HEADWATER_FAILPOINT=name[:n][=action]`, several separated by `;`: at the n-th time (default 1) the point is reached,
-do `kill` (default; SIGKILL to this process), `fail` (raise), or `hold:FILE` (create FILE.held and wait until FILE is
-there).
+`HEADWATER_FAILPOINT=name[@what][:n][=action]`, several separated by `;`: at the n-th time (default 1) the point is
+reached (for the table `what`, if it is named), do `kill` (default; SIGKILL to this process), `fail` (raise), or
+`hold:FILE` (create FILE.held and wait until FILE is there). `delay:SECONDS` waits each time.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Final
 
@@ -38,8 +39,8 @@ class InjectedFailure(Exception):
     """What `fail` raises."""
 
 
-def reach(name: str) -> None:
-    """The job is at the point `name`."""
+def reach(name: str, what: str = "") -> None:
+    """The job is at the point `name`, with the table `what`."""
     setting = os.environ.get("HEADWATER_FAILPOINT")
     if not setting:
         return
@@ -48,12 +49,12 @@ def reach(name: str) -> None:
     for part in setting.split(";"):
         target, _, action = part.partition("=")
         target, _, nth = target.partition(":")
-        if target != name:
+        if target not in (name, f"{name}@{what}"):
             continue
         with _lock:
-            _reached[name] = _reached.get(name, 0) + 1
-            due = _reached[name] == int(nth or 1)
-        if due:
+            _reached[target] = _reached.get(target, 0) + 1
+            due = _reached[target] == int(nth or 1)
+        if due or action.startswith("delay:"):
             _act(name, action or "kill")
 
 
@@ -62,6 +63,8 @@ def _act(name: str, action: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif action == "fail":
         raise InjectedFailure(name)
+    elif action.startswith("delay:"):
+        time.sleep(float(action[len("delay:") :]))
     elif action.startswith("hold:"):
         path = Path(action[len("hold:") :])
         path.with_name(path.name + ".held").touch()

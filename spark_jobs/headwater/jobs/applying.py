@@ -1,17 +1,17 @@
-"""From a batch to Delta commits: each table's share is netted, planned and committed, tables in parallel.
+"""From a batch to Delta commits: each table's share is netted, planned and committed, in that table's lane.
 
 This is the border at which a table fails alone: a TableError suspends that table, with reason and remedy in the
 registry, and the others go on. Here, too, is kept what the ledger will say: versions, applied positions, states.
+Two versions are known of each table: where it stands (its lane's, which may run ahead), and what the next ledger row
+says of it (the main thread's).
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 from pyspark.sql import SparkSession
@@ -20,15 +20,17 @@ from headwater.changes import NetChanges
 from headwater.config import Pipeline
 from headwater.errors import Diverged, ForeignWrite, SchemaChanged, TableError, Transient
 from headwater.failpoints import reach
+from headwater.jobs.batches import Batch, Share
+from headwater.jobs.lanes import Result
 from headwater.jobs.relations import Relations, new_leaf, refuse_difference, with_leaf
 from headwater.lake.apply import Applier
 from headwater.lake.ledger import Ledger, TableVersion
 from headwater.lake.paths import table_path
 from headwater.lake.plan import Applied, Plan, PlanAgain, choose
 from headwater.lake.positional import Fence
-from headwater.lake.registry import Registry, TableRecord
+from headwater.lake.registry import Registry, State, TableRecord
 from headwater.lake.tables import current, foreign_data, own_history
-from headwater.log.blocks import Block, Chunk, Relation, Transactions, Truncate
+from headwater.log.blocks import Relation, Transactions
 from headwater.log.net_effect import net_effect
 from headwater.position import format_lsn
 from headwater.source.connection import Connection
@@ -36,59 +38,7 @@ from headwater.source.snapshots import VisibilitySnapshot
 
 log = logging.getLogger(__name__)
 
-_THREADS = 4
 _TRIES = 5
-_EPOCH_2000 = datetime(2000, 1, 1, tzinfo=UTC)
-
-
-@dataclass(slots=True)
-class Batch:
-    """Consecutive chunks that are applied together."""
-
-    chunks: list[Chunk] = field(default_factory=list)
-
-    @property
-    def changes(self) -> int:
-        return sum(chunk.changes for chunk in self.chunks)
-
-    @property
-    def size(self) -> int:
-        return sum(chunk.size for chunk in self.chunks)
-
-    @property
-    def demand(self) -> bool:
-        return any(chunk.demand for chunk in self.chunks)
-
-    @property
-    def transaction_count(self) -> int:
-        return sum(len(chunk.transactions) for chunk in self.chunks)
-
-    @property
-    def read_position(self) -> int:
-        return self.chunks[-1].read_position
-
-    @property
-    def source_time(self) -> datetime | None:
-        """The newest commit time in the batch, by the source's clock."""
-        times = [int(c.transactions.commit_time[-1]) for c in self.chunks if len(c.transactions)]
-        return _EPOCH_2000 + timedelta(microseconds=max(times)) if times else None
-
-    def transactions(self) -> Transactions:
-        return Transactions.joined([chunk.transactions for chunk in self.chunks])
-
-
-@dataclass(slots=True)
-class _Share:
-    blocks: list[Block] = field(default_factory=list)
-    truncates: list[Truncate] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """`touched`: tables with a new commit; `changed_states`: tables whose state is another than before the batch."""
-
-    touched: dict[str, TableVersion]
-    changed_states: frozenset[str]
 
 
 class Tables:
@@ -101,9 +51,9 @@ class Tables:
         self._ledger = ledger
         self._root = pipeline.lake_path()
         self._relations = Relations(registry.tables)
-        self._versions: dict[str, TableVersion] = {}
+        self._versions: dict[str, TableVersion] = {}  # where each table stands
+        self._row: dict[str, TableVersion] = {}  # as the next ledger row has it
         self._unwritten: set[str] = set()
-        self._changed: set[str] = set()
         self._lock = threading.Lock()
         self.silence_limit = _silence_limit(connection)
 
@@ -124,37 +74,60 @@ class Tables:
                 continue
             known = before.get(name)
             self._read_version(record, known)
+            if name in self._versions:
+                self._row[name] = self._versions[name]
             if known is None or known.state != self.records[name].state:
                 self._unwritten.add(name)
 
-    def keep_up(self, names: Iterable[str]) -> None:
-        """Behind the ledger: files and checkpoints of tables that were just written. Rows stay what they are, so the
-        new version goes into the next row that names the table."""
-        for name in filter(self._is_replicated, names):  # a suspended table stays as it is
-            version = self._versions[name]
-            record = self.records[name]
-            now = self._applier.keep_up(table_path(self._root, record.path), record.schema, version.version)
-            if now != version.version:
-                self._versions[name] = replace(version, version=now)
+    def keep_up(self, name: str) -> Result:
+        """In the table's lane, behind the ledger: files and checkpoints. Rows stay what they are, so the new version
+        goes into the next row that names the table."""
+        if not self._is_replicated(name):  # a suspended table stays as it is
+            return Result()
+        version = self._versions[name]
+        record = self.records[name]
+        now = self._applier.keep_up(table_path(self._root, record.path), record.schema, version.version)
+        if now == version.version:
+            return Result()
+        self._versions[name] = replace(version, version=now, rows=0, touched=False)
+        return Result(self._versions[name])
 
     def close(self) -> None:
         """End what `resume` has begun."""
         self._applier.close()
 
+    def note(self, touched: Mapping[str, TableVersion]) -> None:
+        """The next ledger row has these versions."""
+        with self._lock:
+            self._row.update(touched)
+            self._unwritten.update(touched)
+
+    def rearranged(self, name: str, version: TableVersion) -> None:
+        """The same rows in another version: it is the row's, unless the table has gone on."""
+        with self._lock:
+            if name in self._row and self._row[name].applied_lsn == version.applied_lsn:
+                self._row[name] = version
+
     def versions(self) -> dict[str, TableVersion]:
         """Every table as the next ledger row has it."""
-        return dict(self._versions)
+        with self._lock:
+            return {name: self._with_state(name) for name in self._row}
 
     def touched_since_row(self) -> dict[str, TableVersion]:
-        return {name: self._versions[name] for name in self._unwritten if name in self._versions}
+        with self._lock:
+            return {name: self._with_state(name) for name in self._unwritten if name in self._row}
 
     def row_written(self) -> None:
-        self._unwritten.clear()
-        self._versions = {name: replace(v, touched=False, rows=0) for name, v in self._versions.items()}
+        with self._lock:
+            self._unwritten.clear()
+            self._row = {name: replace(v, touched=False, rows=0) for name, v in self._row.items()}
+
+    def _with_state(self, name: str) -> TableVersion:
+        return replace(self._row[name], state=self.records[name].state)
 
     def withholding(self, lsn: int) -> bool:
         """Whether a row at `lsn` must wait: some table in step already holds changes above it."""
-        return any(self._is_ahead(name, version, lsn) for name, version in self._versions.items())
+        return any(self._is_ahead(name, version, lsn) for name, version in self._row.items())
 
     def _is_ahead(self, name: str, version: TableVersion, lsn: int) -> bool:
         record = self.records[name]
@@ -167,7 +140,7 @@ class Tables:
         for record in list(self.records.values()):
             if record.state == "catching up" and record.capture is not None and record.capture.lsn <= lsn:
                 self._ledger.check_fence()
-                self._enter(record.entered("active"))
+                self._enter(record.name, "active")
 
     def suspend(self, name: str, error: TableError) -> bool:
         """What was noticed outside the log suspends a table as well; False when it was not replicated any more."""
@@ -176,40 +149,33 @@ class Tables:
         self._suspend(name, error)
         return True
 
-    def apply(self, batch: Batch, still_alive: Callable[[], None]) -> Outcome:
-        """Commit the batch's share of every table. Raises what is not one table's own failure."""
-        self._changed.clear()
-        transactions = batch.transactions()
-        shares = self._shares(batch)
-        touched: dict[str, TableVersion] = {}
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="headwater-apply") as pool:
-            running = {
-                name: pool.submit(self._apply_share, name, share, transactions, still_alive)
-                for name, share in shares.items()
-            }
-        for name, future in running.items():
-            try:
-                version = future.result()
-            except TableError as error:
-                self._suspend(name, error)
-                continue
-            if version is not None:
-                touched[name] = self._versions[name] = version
-                self._unwritten.add(name)
-        return Outcome(touched, frozenset(self._changed))
+    def apply(self, name: str, share: Share, transactions: Transactions, still_alive: Callable[[], None]) -> Result:
+        """In the table's lane: commit its share. Raises what is not the table's own failure."""
+        if not self._is_replicated(name):
+            return Result()
+        before = self._versions[name]
+        error: TableError | None = None
+        try:
+            self._apply_share(name, share, transactions, still_alive)
+        except TableError as failed:
+            # At once, before the next share of this lane is taken.
+            self._suspend(name, failed)
+            error = failed
+        now = self._versions[name]
+        return Result(now if now.version != before.version else None, error)
 
-    def _shares(self, batch: Batch) -> dict[str, _Share]:
+    def shares(self, batch: Batch) -> dict[str, Share]:
         """The batch by table: only tables that are replicated now."""
-        shares: dict[str, _Share] = {}
+        shares: dict[str, Share] = {}
         for chunk in batch.chunks:
             for block in chunk.blocks:
                 name = self._table_for(block.relation)
                 if name is not None and self._is_replicated(name):
-                    shares.setdefault(name, _Share()).blocks.append(block)
+                    shares.setdefault(name, Share()).blocks.append(block)
             for truncate in chunk.truncates:
                 for name in {self._relations.owner(i) for i in truncate.relation_ids} - {None}:
                     if name is not None and self._is_replicated(name):
-                        shares.setdefault(name, _Share()).truncates.append(truncate)
+                        shares.setdefault(name, Share()).truncates.append(truncate)
         for name in list(shares):
             try:
                 for relation in {block.relation for block in shares[name].blocks}:
@@ -253,7 +219,7 @@ class Tables:
         if name is None or leaf is None:
             self._relations.disown(relation.relation_id)
             return None
-        self._registry.write(with_leaf(self.records[name], leaf))
+        self._registry.change(name, lambda record: with_leaf(record, leaf))
         self._relations.adopt(name, self.records[name])
         log.info("%s: new partition %s.%s", name, leaf.schema, leaf.name)
         return name
@@ -265,33 +231,37 @@ class Tables:
         return self._relations.owner(int(row[0])) if row and row[0] is not None else None
 
     def _apply_share(
-        self, name: str, share: _Share, transactions: Transactions, still_alive: Callable[[], None]
-    ) -> TableVersion | None:
-        """Net, plan and commit until the commit is ours; None when nothing of the share was left to do."""
+        self, name: str, share: Share, transactions: Transactions, still_alive: Callable[[], None]
+    ) -> None:
+        """Net, plan and commit until the commit is ours, or until nothing of the share is left to do."""
         record = self.records[name]
         for _ in range(_TRIES):
             version = self._versions[name]
             changes = self._net(record, share, transactions, version.applied_lsn)
             if changes is None or (changes.is_empty and not self._lacks_mark(record, version)):
-                return None
+                return
             plan = self._plan(record, changes, version, int(transactions.end_lsn[-1]))
             still_alive()
-            reach("replicate.before_table_commit")
+            reach("replicate.before_table_commit", name)
             try:
                 applied = self._applier.apply(plan)
             except PlanAgain:
                 self._ledger.check_fence()
                 self._read_version(record, version)
                 if self.records[name].state == "suspended":
-                    return None
+                    return
                 continue
-            reach("replicate.after_table_commit")
+            reach("replicate.after_table_commit", name)
+            # The commit exists: the table stands at it, whatever is thought of it.
+            self._versions[name] = TableVersion(
+                applied.version, plan.to_lsn, record.state, changes.changes, plan.apply_path, True
+            )
             self._judge(record, plan, applied)
-            return TableVersion(applied.version, plan.to_lsn, record.state, changes.changes, plan.apply_path, True)
+            return
         raise Transient(f"{name} changed under each of {_TRIES} attempts to commit", where=name, remedy="run it again")
 
     def _net(
-        self, record: TableRecord, share: _Share, transactions: Transactions, applied_lsn: int
+        self, record: TableRecord, share: Share, transactions: Transactions, applied_lsn: int
     ) -> NetChanges | None:
         counts = self._transactions_that_count(record, transactions, applied_lsn)
         if not counts.any():
@@ -352,13 +322,9 @@ class Tables:
         message = f"{rows}: {applied.example}"
         if record.on_divergence != "suspend":
             log.warning("%s: diverged (%s): %s", record.name, record.on_divergence, message)
-            with self._lock:
-                self._registry.write(replace(record, reason=f"diverged ({record.on_divergence}): {message}"))
+            reason = f"diverged ({record.on_divergence}): {message}"
+            self._registry.change(record.name, lambda now: replace(now, reason=reason))
             return
-        # The commit exists: the table stands at it, and stays there.
-        self._versions[record.name] = TableVersion(
-            applied.version, plan.to_lsn, "suspended", plan.changes.changes, plan.apply_path, True
-        )
         raise Diverged(message, where=record.name, remedy=f"headwater load PIPELINE.yaml --table {record.name} --again")
 
     def _read_version(self, record: TableRecord, known: TableVersion | None) -> None:
@@ -404,16 +370,12 @@ class Tables:
     def _suspend(self, name: str, error: TableError) -> None:
         self._ledger.check_fence()  # what a fenced driver believes of a table is of no interest any more
         log.error("%s: suspended: %s", name, error)
-        self._enter(self.records[name].entered("suspended", error.message, error.remedy))
+        self._enter(name, "suspended", error.message, error.remedy)
 
-    def _enter(self, record: TableRecord) -> None:
-        name = record.name
-        with self._lock:  # tables are applied in parallel, and the registry has one writer
-            self._registry.write(record)
-            if name in self._versions:
-                self._versions[name] = replace(self._versions[name], state=record.state)
+    def _enter(self, name: str, state: State, reason: str = "", remedy: str = "") -> None:
+        self._registry.change(name, lambda record: record.entered(state, reason, remedy))
+        with self._lock:
             self._unwritten.add(name)
-            self._changed.add(name)
 
 
 def _silence_limit(connection: Connection) -> float:

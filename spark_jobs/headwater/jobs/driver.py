@@ -1,7 +1,8 @@
-"""The loop of a running driver: seal a batch, apply it, publish, confirm; and what is done while nothing comes.
+"""The loop of a running driver: seal a batch, give it to the lanes, publish what every table holds, confirm; and what
+is done while nothing comes.
 
-Order in the loop: every table of a batch commits, then the ledger row, then the position file, and only then is the
-slot confirmed.
+Successive batches overlap, each table at its own speed; the order behind them does not change: every table of a batch
+commits, then the ledger row, then the position file, and only then is the slot confirmed.
 """
 
 from __future__ import annotations
@@ -10,17 +11,24 @@ import logging
 import threading
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from headwater.config import Pipeline
 from headwater.errors import Fenced, Transient
 from headwater.failpoints import reach
-from headwater.jobs.applying import Batch, Tables
+from headwater.jobs.applying import Tables
+from headwater.jobs.batches import Batch, Share
 from headwater.jobs.catalog_watch import CatalogWatch
+from headwater.jobs.epochs import OpenEpoch, OpenEpochs
 from headwater.jobs.handovers import Handovers
+from headwater.jobs.lanes import Lanes, Result
+from headwater.jobs.pace import Pace
 from headwater.jobs.publisher import Publisher
 from headwater.jobs.reader import LogReader
+from headwater.jobs.stage_times import ApplyRate, latency
 from headwater.lake.ledger import Ledger
+from headwater.log.blocks import Transactions
 from headwater.position import Position
 
 log = logging.getLogger(__name__)
@@ -60,6 +68,9 @@ class Driver:
         self._watch = watch
         self._handovers = handovers
         self._totals = Totals()
+        self._open = OpenEpochs()
+        self._pace = Pace(pipeline.replicate.max_seconds)
+        self._speed = ApplyRate()
         self._processed = ledger.newest.position.lsn if ledger.newest else 0
         self._last_row = 0.0
         self._next_batch = 0.0
@@ -67,25 +78,34 @@ class Driver:
     def run(self, target: int | None, deadline: float | None, stop: threading.Event) -> str:
         """Batches until there is a reason to stop, which is returned."""
         try:
-            self._publish_states()
-            while True:
-                self._suspend_found()
-                reason = self._why_stop(target, deadline, stop)
-                if reason is not None:
-                    self._rest(force=True)
-                    return reason
-                patience = 0.2 if deadline is None else max(0.0, min(0.2, deadline - time.monotonic()))
-                self._reader.wait(patience)
-                self._refuse_silence()
-                self._handovers.finish_if_due()
-                batch = self._collect() if self._is_due(stop) else None
-                if batch is not None:
-                    self._process(batch)
-                else:
-                    self._rest(force=self._reader.reply_wanted)
+            with Lanes(self._apply, self._reader.wake) as self._lanes:
+                self._publish_states()
+                return self._loop(target, deadline, stop)
         except Fenced as fenced:
             log.warning("%s", fenced)
             return "fenced"
+
+    def _loop(self, target: int | None, deadline: float | None, stop: threading.Event) -> str:
+        while True:
+            self._suspend_found()
+            self._settle()
+            reason = self._why_stop(target, deadline, stop)
+            if reason is not None and not self._open:
+                self._rest(force=True)
+                return reason
+            patience = 0.2 if deadline is None else max(0.0, min(0.2, deadline - time.monotonic()))
+            self._reader.wait(patience)
+            self._refuse_silence()
+            self._handovers.finish_if_due()
+            batch = self._collect() if reason is None and self._is_due() else None
+            if batch is not None:
+                self._begin(batch)
+            elif not self._open:
+                self._rest(force=self._reader.reply_wanted)
+
+    def rates(self) -> dict[str, float]:
+        """For the position file; from any thread."""
+        return {**self._speed.rates(), **self._reader.busy.rates()}
 
     def report(self, reason: str) -> dict[str, Any]:
         totals, newest = self._totals, self._ledger.newest
@@ -106,7 +126,7 @@ class Driver:
             raise self._publisher.failure
         if stop.is_set():
             return "signal"
-        idle = self._reader.idle_position
+        idle = self._reader.idle_position if not self._open else None
         reached = max(self._processed, idle or 0)
         if target is not None and reached >= target and not self._tables.withholding(reached):
             return "until"
@@ -132,18 +152,24 @@ class Driver:
                 remedy="run replicate again; it goes on from the ledger",
             )
 
-    def _is_due(self, stop: threading.Event) -> bool:
-        """Batches begin `max_seconds` apart: each costs a commit and a file per table. The first one after a pause,
-        one that somebody waits for, and one that is full begin at once."""
+    def _is_due(self) -> bool:
+        """Batches begin an interval apart (`Pace`). One that somebody waits for, and one that is full, begin at once;
+        none begins while shares of earlier ones wait for a thread, or while these hold as much as a batch may."""
         left = self._next_batch - time.monotonic()
         waiting = self._reader.waiting()
+        limits = self._limits
+        full = self._open.changes >= limits.max_rows or self._open.size >= limits.max_bytes
+        if waiting and (full or self._lanes.crowded):
+            self._lanes.wait(_SEAL_LOOK_SECONDS)
+            return False
         wanted = self._reader.reply_wanted or any(chunk.demand for chunk in waiting)
         if left <= 0 or not waiting or wanted:
             return True
-        full = sum(chunk.changes for chunk in waiting) >= self._limits.max_rows
-        if full or sum(chunk.size for chunk in waiting) >= self._limits.max_bytes:
+        if sum(chunk.changes for chunk in waiting) >= limits.max_rows:
             return True
-        stop.wait(min(left, _SEAL_LOOK_SECONDS))
+        if sum(chunk.size for chunk in waiting) >= limits.max_bytes:
+            return True
+        self._lanes.wait(min(left, _SEAL_LOOK_SECONDS))
         return False
 
     def _collect(self) -> Batch | None:
@@ -161,25 +187,50 @@ class Driver:
                 break
         return batch if batch.chunks else None
 
-    def _process(self, batch: Batch) -> None:
-        started = time.monotonic()
-        self._next_batch = started + self._limits.max_seconds
-        outcome = self._tables.apply(batch, self._refuse_silence)
+    def _begin(self, batch: Batch) -> None:
+        """Into the lanes with it."""
+        now = time.monotonic()
+        self._next_batch = now + self._pace.interval
+        shares = self._tables.shares(batch)
+        epoch = self._open.begin(batch, shares, now)
+        self._lanes.submit(epoch.number, shares, batch.transactions())
+
+    def _apply(self, name: str, share: Share, transactions: Transactions) -> Result:
+        return self._tables.apply(name, share, transactions, self._refuse_silence)
+
+    def _settle(self) -> None:
+        """What the lanes have done; publish what every table holds."""
+        for done in self._lanes.take_done():
+            if done.failure is not None:
+                raise done.failure
+            if done.result.error is not None:
+                self._publish_states()
+            self._reader.busy.add(done.stages)
+            if not done.numbers and done.result.version is not None:
+                self._tables.rearranged(done.name, done.result.version)
+            self._open.resolve(done)
+        epoch = self._open.publishable()
+        if epoch is None:
+            return
         reach("replicate.after_all_tables")
-        applied = time.monotonic()
-        self._processed = max(self._processed, batch.read_position)
+        self._processed = max(self._processed, epoch.lsn)
+        self._count(epoch)
+        self._tables.note(epoch.touched)
+        if self._tables.touched_since_row():
+            self._publish_row(epoch.lsn, epoch)
+            return
+        self._publisher.passed(epoch.lsn)
+        if not self._open:
+            self._rest(force=False)
+        if epoch.demand:
+            self._publisher.write()  # somebody waits for exactly this position
+
+    def _count(self, epoch: OpenEpoch) -> None:
         totals = self._totals
-        totals.transactions += batch.transaction_count
-        for name, version in outcome.touched.items():
+        totals.transactions += epoch.transactions
+        for name, version in epoch.touched.items():
             totals.changes += version.rows
             totals.per_table[name] = totals.per_table.get(name, 0) + version.rows
-        if self._tables.touched_since_row() or outcome.changed_states:
-            self._publish_row(batch.read_position, applied - started, batch)
-        else:
-            self._publisher.passed(batch.read_position)
-            self._rest(force=False)
-            if batch.demand:
-                self._publisher.write()  # somebody waits for exactly this position
 
     def _rest(self, *, force: bool) -> None:
         """Nothing to apply: let ledger and slot follow a log that moved, at most every ten seconds unless forced."""
@@ -192,38 +243,44 @@ class Driver:
         waiting = bool(self._tables.touched_since_row())
         due = newest is None or waiting or time.monotonic() - self._last_row >= IDLE_ROW_SECONDS
         if moved and (force or due):
-            self._publish_row(self._processed, 0.0, None)
+            self._publish_row(self._processed, None)
         elif force:
             # What the ledger holds may be confirmed again: a server that shuts down waits for it.
             self._reader.confirm(newest.position.lsn if newest else 0)
 
-    def _publish_row(self, lsn: int, apply_seconds: float, batch: Batch | None) -> None:
+    def _publish_row(self, lsn: int, epoch: OpenEpoch | None) -> None:
         tables = self._tables
         if tables.withholding(lsn):
             return
         tables.join_cuts(lsn)
         reach("replicate.before_ledger")
-        stages = {"apply": round(apply_seconds, 4)}
-        epoch = self._ledger.publish(
+        publishing = time.monotonic()
+        written = tables.touched_since_row()
+        stages = latency(epoch, publishing, self._publisher.clock_offset) if epoch is not None else {}
+        row = self._ledger.publish(
             self._at.at(lsn),
-            tables.touched_since_row(),
+            written,
             all_tables=tables.versions(),
-            source_time=batch.source_time if batch is not None else None,
+            source_time=epoch.source_time if epoch is not None else None,
             sample=self._publisher.last_sample,
             stages=stages,
         )
         self._totals.epochs += 1
         self._last_row = time.monotonic()
-        written = tables.touched_since_row()
         tables.row_written()
         reach("replicate.after_ledger")
-        rate = batch.size / apply_seconds if batch is not None and apply_seconds > 0 else 0.0
-        self._publisher.published(epoch, tables.records, {"apply_bytes_per_second": round(rate, 1)})
+        if epoch is not None:
+            self._speed.published(epoch, row.position.lsn - row.from_lsn, self._last_row)
+            stages["publish"] += self._last_row - publishing
+            self._publisher.latencies = stages
+            self._pace.applied(self._last_row - epoch.begun, len(epoch.touched))
+        self._publisher.published(row, tables.records)
         reach("replicate.after_position_file")
         reach("replicate.before_confirm")
         self._reader.confirm(lsn)
         reach("replicate.after_confirm")
-        tables.keep_up(written)
+        for name in written:
+            self._lanes.behind(name, partial(tables.keep_up, name))
 
     def _publish_states(self) -> None:
         self._publisher.states(self._tables.records)

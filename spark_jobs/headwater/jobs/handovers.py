@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 
 from headwater.lake.registry import Registry
 from headwater.source.connection import Connection
@@ -19,7 +20,8 @@ def finish_handovers(connection: Connection, registry: Registry) -> None:
         if record.capture is not None and record.capture.handover_end is None:
             end = handover_end(connection, VisibilitySnapshot.parse(record.capture.snapshot))
             if end is not None:
-                registry.write(replace(record, capture=replace(record.capture, handover_end=end)))
+                capture = replace(record.capture, handover_end=end)
+                registry.change(record.name, partial(replace, capture=capture))
 
 
 class Handovers:

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from headwater.errors import Fenced, HeadwaterError
 from headwater.jobs.catalog_watch import CatalogWatch
 from headwater.jobs.reader import LogReader
+from headwater.lake.freshness import SOURCE_RATE
 from headwater.lake.ledger import Epoch, Ledger
 from headwater.lake.position_file import PositionFile, write_position_file
 from headwater.lake.registry import TableRecord, now_text
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 
 _PERIOD = 1.0
 _SAMPLES = 300
+_SOURCE_RATE_SAMPLES = 30
 _LAGGING = 3.0  # seconds that an idle log may stand below a sample before a marker is written
 
 
@@ -49,7 +51,11 @@ class Publisher:
         self.last_sample: tuple[datetime, int] | None = None
         self._epoch: Epoch | None = None
         self._states: dict[str, dict[str, str]] = {}
-        self._rates: dict[str, float] = {}
+        self._rates: Callable[[], dict[str, float]] = dict
+        self.latencies: dict[str, float] = {}
+        """Seconds by stage of the newest epoch with changes."""
+        self.clock_offset: float | None = None
+        """The source's clock, in seconds since 1970, less our monotonic one."""
         self._behind_since: float | None = None
         self.failure: HeadwaterError | None = None
 
@@ -68,9 +74,9 @@ class Publisher:
                 self._pending.setdefault(name, deque()).append((first, last))
 
     @contextlib.contextmanager
-    def running(self, ledger: Ledger, reader: LogReader) -> Iterator[None]:
+    def running(self, ledger: Ledger, reader: LogReader, rates: Callable[[], dict[str, float]]) -> Iterator[None]:
         """Publish while the block runs."""
-        self._ledger, self._reader = ledger, reader
+        self._ledger, self._reader, self._rates = ledger, reader, rates
         self._epoch = ledger.newest
         thread = threading.Thread(target=self._run, name="headwater-publisher", daemon=True)
         thread.start()
@@ -80,11 +86,10 @@ class Publisher:
             self._stop.set()
             thread.join(timeout=10)
 
-    def published(self, epoch: Epoch, tables: Mapping[str, TableRecord], rates: dict[str, float]) -> None:
+    def published(self, epoch: Epoch, tables: Mapping[str, TableRecord]) -> None:
         """An epoch is in the ledger: from now on the file may claim it."""
         with self._lock:
             self._epoch = epoch
-            self._rates = rates
             self._drop_pending(epoch.position.lsn)
             self._states = _not_in_step(tables)
         self.write()
@@ -124,10 +129,17 @@ class Publisher:
                 pending={name: spans[0][0] for name, spans in self._pending.items() if spans},
                 states=self._states,
                 samples=tuple(self._samples),
-                rates=self._rates,
+                rates=self._all_rates(),
             )
             self._ledger.check_fence()
             write_position_file(self._root, content)
+
+    def _all_rates(self) -> dict[str, float]:
+        rates = {**self._rates(), **{f"{stage}_seconds": spent for stage, spent in self.latencies.items()}}
+        if len(self._samples) > 1:
+            recent = list(self._samples)[-_SOURCE_RATE_SAMPLES:]
+            rates[SOURCE_RATE] = round((recent[-1][1] - recent[0][1]) / max(len(recent) - 1, 1) / _PERIOD, 1)
+        return rates
 
     def _run(self) -> None:
         connection: Connection | None = None
@@ -154,7 +166,9 @@ class Publisher:
                 connection.close()
 
     def _sample(self, connection: Connection) -> None:
+        before = time.monotonic()
         sample = take_sample(connection)
+        self.clock_offset = sample.time.timestamp() - (before + time.monotonic()) / 2
         moment = sample.time.astimezone(UTC)
         self.last_sample = (moment, sample.lsn)
         with self._lock:

@@ -16,7 +16,8 @@ from typing import Any
 
 from headwater.errors import SourceUnreachable
 from headwater.jobs.chunk_pipe import ChunkReceiver
-from headwater.jobs.reader_process import ConninfoWanted, Ended, Progress, ReaderOptions, Started, main
+from headwater.jobs.reader_process import ConninfoWanted, Ended, Progress, ReaderOptions, Spent, Started, main
+from headwater.jobs.stage_times import BusyShares
 from headwater.log.blocks import Chunk
 from headwater.log.spill import SpillFolder, spill_files
 
@@ -49,6 +50,9 @@ class LogReader:
         self.read_position = options.start_lsn
         self.heard = time.monotonic()
         self.reply_wanted = False
+        self.busy = BusyShares()
+        """Of the reader's stages; the driver adds its own."""
+        self._woken = False
 
     def __enter__(self) -> LogReader:
         self._folder.__enter__()
@@ -84,12 +88,20 @@ class LogReader:
         self._folder.__exit__()
 
     def wait(self, seconds: float) -> None:
-        """Until a chunk, a wish of the server, the end, or `seconds` have passed."""
+        """Until a chunk, a wish of the server, the end, a `wake`, or `seconds` have passed."""
         with self._changed:
             self._changed.wait_for(
-                lambda: bool(self._chunks) or self._ended is not None or self.reply_wanted, timeout=seconds
+                lambda: bool(self._chunks) or self._ended is not None or self.reply_wanted or self._woken,
+                timeout=seconds,
             )
+            self._woken = False
             self._raise_if_ended()
+
+    def wake(self) -> None:
+        """End a `wait`, from another thread."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify_all()
 
     def take(self) -> Chunk | None:
         """The next chunk, or None. Its memory budget is returned by `taken`."""
@@ -147,9 +159,12 @@ class LogReader:
             self._ended = ended
             self._changed.notify_all()
 
-    def _arrived(self, item: Chunk | Progress | Started | ConninfoWanted) -> None:
+    def _arrived(self, item: Chunk | Progress | Started | Spent | ConninfoWanted) -> None:
         if isinstance(item, ConninfoWanted):
             self._tell_conninfo()
+            return
+        if isinstance(item, Spent):
+            self.busy.add(item.stages, item.size)
             return
         if isinstance(item, Chunk):
             for file in spill_files(item.blocks):

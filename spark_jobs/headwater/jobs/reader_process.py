@@ -14,7 +14,7 @@ import contextlib
 import os
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Final
 
@@ -23,6 +23,7 @@ from headwater.jobs.chunk_pipe import ChunkSender
 from headwater.log.framing import Framer, ProtocolError
 from headwater.log.spill import SpillStore
 from headwater.source.stream import ConnectionLost, Keepalive, LogSource, LogStream
+from headwater.stages import measured, stage
 
 CHUNK_BYTES: Final = 4 << 20
 FEEDBACK_SECONDS: Final = 1.0
@@ -69,6 +70,14 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Spent:
+    """Seconds since the last one by stage, and the bytes of log that were framed meanwhile."""
+
+    stages: dict[str, float]
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """Streaming has begun: the slot is ours."""
 
@@ -100,6 +109,8 @@ class _Reader:
         self._reported = 0
         self._server_waits_since: float | None = None
         self._shipped = 0.0
+        self._messages, self._moments = 0, 0.0  # of the open chunk: how many, and the sum of their moments of arrival
+        self._framed = 0
 
     def run(self) -> None:
         stream = self._connect()
@@ -108,11 +119,16 @@ class _Reader:
         self._heard = self._driver_heard = self._fed_back = self._told = now
         try:
             while not self._stop:
-                try:
-                    self._round(stream)
-                except ConnectionLost as lost:
-                    stream.close()
-                    stream = self._connect_again(lost)
+                with measured() as spent:
+                    until = time.monotonic() + FEEDBACK_SECONDS
+                    while not self._stop and time.monotonic() < until:
+                        try:
+                            self._round(stream)
+                        except ConnectionLost as lost:
+                            stream.close()
+                            stream = self._connect_again(lost)
+                self._data.send(Spent(spent, self._framed))
+                self._framed = 0
         finally:
             stream.end()
 
@@ -213,10 +229,16 @@ class _Reader:
     def _drain(self, stream: LogStream) -> int:
         """Frame what is here, up to a chunk; how many messages there were."""
         messages: list[bytes] = []
-        keepalive = stream.receive(messages, CHUNK_BYTES)
+        with stage("receive"):
+            keepalive = stream.receive(messages, CHUNK_BYTES)
         if messages or keepalive is not None:
             self._heard = time.monotonic()
-        self._framer.take(messages)
+            self._messages += len(messages)
+            self._moments += len(messages) * self._heard
+        before = self._framer.size
+        with stage("frame"):
+            self._framer.take(messages)
+        self._framed += max(0, self._framer.size - before)
         if keepalive is not None:
             self._keepalive(keepalive)
         return len(messages)
@@ -244,10 +266,14 @@ class _Reader:
         self._data.send(Progress(self._reported, self._heard, reply_wanted))
 
     def _ship(self) -> None:
-        chunk = self._framer.cut()
+        now = time.monotonic()
+        received = self._moments / self._messages if self._messages else now
+        chunk = replace(self._framer.cut(), received=received, shipped=now)
+        self._messages, self._moments = 0, 0.0
         self._in_flight += chunk.size
         self._reported = max(self._reported, chunk.read_position)
-        self._data.send(chunk)
+        with stage("ship"):
+            self._data.send(chunk)
         self._told = self._shipped = time.monotonic()
 
     def _obey(self, stream: LogStream | None) -> None:

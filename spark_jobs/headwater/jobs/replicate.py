@@ -84,7 +84,7 @@ def replicate(
             # What fell silent while no driver ran is known before anything is said to be in step again.
             watch.look(connection)
             target = _target(connection, until, position)
-            with contextlib.closing(tables), publisher.running(ledger, reader):
+            with contextlib.closing(tables), publisher.running(ledger, reader, driver.rates):
                 reason = driver.run(target, deadline, stop)
     return driver.report(reason)
 

@@ -26,6 +26,7 @@ from headwater.lake.table_state import TableState
 from headwater.lake.tables import PLANNED_ON, commits_after
 from headwater.lake.upkeep import Upkeep
 from headwater.schema import TableSchema
+from headwater.stages import stage
 
 _APP = "spark.databricks.delta.write.txnAppId"
 _VERSION = "spark.databricks.delta.write.txnVersion"
@@ -84,6 +85,7 @@ class Applier:
         state.advance(version)
         return state
 
+    @stage("write")  # planning and commit among it: the engine does not tell them apart
     def _by_engine(self, plan: Plan) -> Applied:
         if commits_after(plan.path, plan.version):
             raise PlanAgain

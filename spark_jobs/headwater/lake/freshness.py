@@ -25,7 +25,10 @@ from headwater.position import Position, format_lsn, parse_lsn
 from headwater.quantities import parse_duration
 
 LOG_RATE = "apply_bytes_per_second"
-"""The entry of the position file's `rates` from which the time still to wait is estimated."""
+"""The entry of the position file's `rates` from which the time still to wait is estimated: how far the published
+position moves through the log in a second while there is something to apply."""
+SOURCE_RATE = "log_bytes_per_second"
+"""How fast the source writes its log."""
 
 IN_STEP = "active"
 

@@ -27,6 +27,7 @@ from headwater.lake.key_codes import Codes, encode
 from headwater.lake.key_index import NOWHERE
 from headwater.lake.plan import Applied, Plan, PlanAgain
 from headwater.lake.table_state import TableState
+from headwater.stages import stage
 
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
@@ -76,12 +77,15 @@ def apply(state: TableState, plan: Plan, fence: Fence) -> Applied:
         )
     if state.snapshot.transactions.get(plan.app_id, 0) >= plan.to_lsn:
         raise PlanAgain  # the position is in the table already
-    work = _WORK[plan.apply_path](state, plan)
-    added = write_batches(plan.path, plan.changes.rows.schema, work.batches) if work.count else None
-    deleted = state.deletions(work.gone)
-    actions = _actions(state, plan, fence, work, added, deleted)
+    with stage("plan"):
+        work = _WORK[plan.apply_path](state, plan)
+    with stage("write"):
+        added = write_batches(plan.path, plan.changes.rows.schema, work.batches) if work.count else None
+        deleted = state.deletions(work.gone)
+        actions = _actions(state, plan, fence, work, added, deleted)
     try:
-        delta_log.commit(plan.path, plan.version + 1, actions)
+        with stage("commit"):
+            delta_log.commit(plan.path, plan.version + 1, actions)
     except LostRace as lost:
         if added is not None:
             (Path(plan.path) / added.name).unlink(missing_ok=True)

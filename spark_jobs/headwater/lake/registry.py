@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -166,6 +166,11 @@ class Registry:
         with self._lock:
             while not self._written(records):
                 pass
+
+    def change(self, name: str, how: Callable[[TableRecord], TableRecord]) -> None:
+        """Store what `how` makes of the record of table `name`: threads that change one do not undo each other."""
+        with self._lock:
+            self.write(how(self.tables[name]))
 
     def _written(self, records: Sequence[PipelineRecord | TableRecord | Lease]) -> bool:
         """One attempt of `write`: False when it is to be tried again."""

@@ -165,6 +165,10 @@ class Chunk:
     next_sequence: int
     demand: bool = False
     """A waiter's marker message was met: the open batch is to be sealed now."""
+    received: float = 0.0
+    """When its messages arrived, on average; monotonic seconds."""
+    shipped: float = 0.0
+    """When the reader let go of it; monotonic seconds."""
 
     @property
     def size(self) -> int:

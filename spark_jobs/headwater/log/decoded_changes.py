@@ -18,6 +18,7 @@ from headwater.log.blocks import DELETE, INSERT, UPDATE, Block, Held, Relation
 from headwater.log.decode import DecodedTuples, MalformedMessage, decode_tuples, mark_lost_in_partitions
 from headwater.log.messages import SHOWN_OF_VALUES
 from headwater.schema import TableSchema
+from headwater.stages import stage
 
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
@@ -93,6 +94,7 @@ def _read_tuples(schema: TableSchema, relation: Relation, held: Held, keys_only:
     return Tuples(operation, has_old, old, has_new, new)
 
 
+@stage("decode")
 def decode_changes(
     schema: TableSchema, blocks: Iterable[tuple[Block, Bool]], describe: Callable[[int], str]
 ) -> DecodedChanges:

@@ -30,6 +30,7 @@ from headwater.log.partitions import partitioned
 from headwater.log.spill import Spilled, SpillStore
 from headwater.log.wire import booleans
 from headwater.schema import TableSchema
+from headwater.stages import stage
 
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
@@ -40,6 +41,7 @@ PART_CHANGES: Final = 250_000
 _REMOVE, _PUT_OVER_STORED, _PUT_NEW = 0, 1, 2
 
 
+@stage("net")
 def net_effect(
     schema: TableSchema,
     blocks: Sequence[tuple[Block, Bool]],

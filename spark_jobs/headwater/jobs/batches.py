@@ -1,0 +1,101 @@
+"""A batch: consecutive chunks that are sealed together, and each table's share of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import reduce
+from operator import add
+
+from headwater.log.blocks import Block, Chunk, Transactions, Truncate
+
+_EPOCH_2000 = datetime(2000, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """When the transactions of a batch were on their way, as means over `count` of them: `committed` by the source's
+    clock in seconds since 1970 (None: nothing was), `received` and `shipped` (by the reader) monotonic."""
+
+    count: int
+    committed: float | None
+    received: float
+    shipped: float
+
+    @classmethod
+    def of(cls, chunk: Chunk) -> Arrivals:
+        times = chunk.transactions.commit_time
+        committed = float(times.mean()) / 1e6 + _EPOCH_2000.timestamp() if len(times) else None
+        return cls(len(times), committed, chunk.received, chunk.shipped)
+
+    def __add__(self, other: Arrivals) -> Arrivals:
+        if not (self.count and other.count):
+            return self if self.count else other
+        assert self.committed is not None
+        assert other.committed is not None
+        count = self.count + other.count
+
+        def mean(mine: float, others: float) -> float:
+            return (mine * self.count + others * other.count) / count
+
+        return Arrivals(
+            count,
+            mean(self.committed, other.committed),
+            mean(self.received, other.received),
+            mean(self.shipped, other.shipped),
+        )
+
+
+@dataclass(slots=True)
+class Batch:
+    """Consecutive chunks that are applied together."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+
+    @property
+    def changes(self) -> int:
+        return sum(chunk.changes for chunk in self.chunks)
+
+    @property
+    def size(self) -> int:
+        return sum(chunk.size for chunk in self.chunks)
+
+    @property
+    def demand(self) -> bool:
+        return any(chunk.demand for chunk in self.chunks)
+
+    @property
+    def transaction_count(self) -> int:
+        return sum(len(chunk.transactions) for chunk in self.chunks)
+
+    @property
+    def read_position(self) -> int:
+        return self.chunks[-1].read_position
+
+    @property
+    def source_time(self) -> datetime | None:
+        """The newest commit time in the batch, by the source's clock."""
+        times = [int(c.transactions.commit_time[-1]) for c in self.chunks if len(c.transactions)]
+        return _EPOCH_2000 + timedelta(microseconds=max(times)) if times else None
+
+    @property
+    def arrivals(self) -> Arrivals:
+        return reduce(add, (Arrivals.of(chunk) for chunk in self.chunks))
+
+    def transactions(self) -> Transactions:
+        return Transactions.joined([chunk.transactions for chunk in self.chunks])
+
+
+@dataclass(slots=True)
+class Share:
+    """What of one or more batches concerns one table, in the log's order."""
+
+    blocks: list[Block] = field(default_factory=list)
+    truncates: list[Truncate] = field(default_factory=list)
+
+    @classmethod
+    def joined(cls, shares: Sequence[Share]) -> Share:
+        if len(shares) == 1:
+            return shares[0]
+        return cls([b for share in shares for b in share.blocks], [t for share in shares for t in share.truncates])

@@ -1,0 +1,175 @@
+"""Lanes: every table's shares in order, tables beside each other, each as fast as it can.
+
+A share waits only for its own table. A lane that has fallen behind takes everything that waits in it at once: one
+commit for several batches. How ledger rows follow from that is `headwater.jobs.epochs`' business.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from headwater.errors import TableError
+from headwater.jobs.batches import Share
+from headwater.lake.ledger import TableVersion
+from headwater.log.blocks import Transactions
+from headwater.stages import measured
+
+THREADS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of a table's share. `version`: where the table stands now, if it moved; `error`: why it is to be
+    suspended."""
+
+    version: TableVersion | None = None
+    error: TableError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The shares of `name` in the batches `numbers` are applied: in one commit, or in none. No numbers: an errand.
+
+    `began`, `ended`: monotonic; `stages`: seconds by stage; `failure`: what is not one table's own.
+    """
+
+    name: str
+    numbers: tuple[int, ...]
+    result: Result
+    began: float
+    ended: float
+    stages: Mapping[str, float]
+    failure: BaseException | None = None
+
+
+@dataclass(slots=True)
+class _Waiting:
+    number: int
+    share: Share
+    transactions: Transactions
+
+
+@dataclass(slots=True)
+class _Lane:
+    shares: deque[_Waiting] = field(default_factory=deque)
+    errands: deque[Callable[[], Result]] = field(default_factory=deque)
+    busy: bool = False
+
+
+class Lanes:
+    """Threads over lanes. `work(table, share, transactions)` applies; `wake` is called when something is done.
+
+    Use as a context manager: at its end what waits is dropped, what runs is waited for.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[str, Share, Transactions], Result],
+        wake: Callable[[], None],
+        threads: int = THREADS,
+    ) -> None:
+        self._work, self._wake, self._count = work, wake, threads
+        self._changed = threading.Condition()
+        self._lanes: dict[str, _Lane] = {}
+        self._ready: deque[str] = deque()  # lanes that wait for a thread
+        self._done: list[Done] = []
+        self._ending = False
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> Lanes:
+        for number in range(self._count):
+            thread = threading.Thread(target=self._serve, name=f"headwater-apply-{number}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._ending = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def submit(self, number: int, shares: Mapping[str, Share], transactions: Transactions) -> None:
+        """The shares of the next batch."""
+        with self._changed:
+            for name, share in shares.items():
+                self._lane(name).shares.append(_Waiting(number, share, transactions))
+                self._make_ready(name)
+
+    def behind(self, name: str, errand: Callable[[], Result]) -> None:
+        """Do `errand` in the table's turn, behind what waits in its lane."""
+        with self._changed:
+            self._lane(name).errands.append(errand)
+            self._make_ready(name)
+
+    def take_done(self) -> list[Done]:
+        with self._changed:
+            done, self._done = self._done, []
+            return done
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a table's share waits for a thread: nothing is gained by more batches."""
+        with self._changed:
+            return any(self._lanes[name].shares for name in self._ready)
+
+    def wait(self, seconds: float) -> None:
+        """Until something is done, or `seconds` have passed."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._done), timeout=seconds)
+
+    def _lane(self, name: str) -> _Lane:
+        return self._lanes.setdefault(name, _Lane())
+
+    def _make_ready(self, name: str) -> None:
+        lane = self._lanes[name]
+        if not lane.busy and name not in self._ready and (lane.shares or lane.errands):
+            self._ready.append(name)
+            self._changed.notify_all()
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._ready) or self._ending)
+                if self._ending:
+                    return
+                name = self._ready.popleft()
+                lane = self._lanes[name]
+                lane.busy = True
+                shares = list(lane.shares)
+                lane.shares.clear()
+                errand = lane.errands.popleft() if not shares else None
+            done = self._apply(name, shares) if shares else self._run(name, errand)
+            del shares
+            with self._changed:
+                lane.busy = False
+                self._done.append(done)
+                self._make_ready(name)
+                self._changed.notify_all()
+            self._wake()
+
+    def _apply(self, name: str, waiting: list[_Waiting]) -> Done:
+        share = Share.joined([w.share for w in waiting])
+        transactions = Transactions.joined([w.transactions for w in waiting])
+        return _timed(name, tuple(w.number for w in waiting), lambda: self._work(name, share, transactions))
+
+    def _run(self, name: str, errand: Callable[[], Result] | None) -> Done:
+        assert errand is not None
+        return _timed(name, (), errand)
+
+
+def _timed(name: str, numbers: tuple[int, ...], work: Callable[[], Result]) -> Done:
+    began = time.monotonic()
+    failure: BaseException | None = None
+    result = Result()
+    with measured() as stages:
+        try:
+            result = work()
+        except BaseException as error:
+            failure = error
+    return Done(name, numbers, result, began, time.monotonic(), stages, failure)

@@ -1,0 +1,193 @@
+"""Lanes and open epochs: each table in order, the ledger in order, and what lies between."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import pytest
+
+from fixtures.waiting import until
+from headwater.errors import SchemaChanged
+from headwater.jobs.batches import Batch, Share
+from headwater.jobs.epochs import OpenEpochs
+from headwater.jobs.lanes import Done, Lanes, Result
+from headwater.lake.ledger import TableVersion
+from headwater.log.blocks import Chunk, Transactions, Truncate
+
+
+def batch_at(lsn: int) -> Batch:
+    one = np.array([lsn], dtype=np.int64)
+    return Batch([Chunk(Transactions(one, one, one, one), (), (), lsn, lsn)])
+
+
+def share(number: int) -> Share:
+    return Share(truncates=[Truncate(number, (1,))])
+
+
+def done(name: str, *numbers: int, version: int | None, at: float = 1.0, rows: int = 1) -> Done:
+    stands = TableVersion(version, version, "active", rows) if version is not None else None
+    return Done(name, numbers, Result(stands), 0.0, at, {})
+
+
+class Work:
+    """Stands for applying: notes what came, and holds the tables named until they are let go."""
+
+    def __init__(self, *held: str) -> None:
+        self.seen: list[tuple[str, tuple[int, ...]]] = []
+        self.free = {name: threading.Event() for name in held}
+        self.began = {name: threading.Event() for name in held}
+
+    def has_seen(self, name: str, *lsns: int) -> bool:
+        return (name, lsns) in self.seen
+
+    def __call__(self, name: str, what: Share, transactions: Transactions) -> Result:
+        self.seen.append((name, tuple(int(lsn) for lsn in transactions.end_lsn)))
+        if name in self.free:
+            self.began[name].set()
+            assert self.free[name].wait(20)
+        return Result(TableVersion(len(self.seen), int(transactions.end_lsn[-1]), "active"))
+
+
+@pytest.fixture
+def slow() -> Iterator[Work]:
+    work = Work("slow")
+    yield work
+    work.free["slow"].set()
+
+
+def test_a_fast_table_runs_ahead_of_a_slow_one_that_then_takes_all_it_missed_at_once(slow: Work) -> None:
+    with Lanes(slow, lambda: None) as lanes:
+        lanes.submit(1, {"slow": share(1), "fast": share(1)}, batch_at(10).transactions())
+        assert slow.began["slow"].wait(20)
+        for number in (2, 3):
+            lanes.submit(number, {"slow": share(number), "fast": share(number)}, batch_at(number * 10).transactions())
+            until(partial(slow.has_seen, "fast", number * 10), "the fast table goes on")
+        assert [lsns for name, lsns in slow.seen if name == "slow"] == [(10,)]
+        slow.free["slow"].set()
+        until(lambda: slow.has_seen("slow", 20, 30), "the slow table takes both")
+
+
+def test_a_table_is_never_in_two_threads(slow: Work) -> None:
+    with Lanes(slow, lambda: None) as lanes:
+        lanes.submit(1, {"slow": share(1)}, batch_at(10).transactions())
+        assert slow.began["slow"].wait(20)
+        lanes.submit(2, {"slow": share(2)}, batch_at(20).transactions())
+        lanes.behind("slow", Result)
+        lanes.submit(3, {"other": share(3)}, batch_at(30).transactions())
+        until(lambda: slow.has_seen("other", 30), "the other table's share")
+        assert len([name for name, _ in slow.seen if name == "slow"]) == 1
+
+
+def test_lanes_are_crowded_while_a_share_waits_for_a_thread_but_not_for_its_own_table() -> None:
+    work = Work("a", "b")
+    with Lanes(work, lambda: None, threads=2) as lanes:
+        lanes.submit(1, {"a": share(1)}, batch_at(10).transactions())
+        assert work.began["a"].wait(20)
+        lanes.submit(2, {"a": share(2)}, batch_at(20).transactions())
+        assert not lanes.crowded
+        lanes.submit(3, {"b": share(3)}, batch_at(30).transactions())
+        assert work.began["b"].wait(20)
+        lanes.submit(4, {"c": share(4)}, batch_at(40).transactions())
+        assert lanes.crowded
+        for event in work.free.values():
+            event.set()
+        until(lambda: not lanes.crowded, "every share has a thread")
+
+
+def test_what_fails_is_told_and_the_lane_goes_on() -> None:
+    def fail(name: str, what: Share, transactions: Transactions) -> Result:
+        if name == "broken":
+            raise RuntimeError("disk")
+        return Result(error=SchemaChanged("a new column"))
+
+    found: list[Done] = []
+
+    def both() -> bool:
+        found.extend(lanes.take_done())
+        return len(found) == 2
+
+    with Lanes(fail, lambda: None) as lanes:
+        lanes.submit(1, {"broken": share(1), "changed": share(1)}, batch_at(10).transactions())
+        until(both, "both are done")
+    by_name = {d.name: d for d in found}
+    assert isinstance(by_name["broken"].failure, RuntimeError)
+    assert isinstance(by_name["changed"].result.error, SchemaChanged)
+
+
+def test_rows_appear_in_order_and_only_when_every_table_holds_them() -> None:
+    epochs = OpenEpochs()
+    epochs.begin(batch_at(10), ["a", "b"], 0.0)
+    epochs.begin(batch_at(20), ["a"], 0.0)
+    epochs.resolve(done("a", 1, version=1))
+    epochs.resolve(done("a", 2, version=2))
+    assert epochs.publishable() is None
+    epochs.resolve(done("b", 1, version=7))
+    row = epochs.publishable()
+    assert row is not None
+    assert (row.lsn, {name: v.version for name, v in row.touched.items()}) == (20, {"a": 2, "b": 7})
+    assert row.touched["a"].rows == 2
+    assert not epochs
+
+
+def test_a_row_holds_the_versions_of_its_own_position_while_a_table_is_further() -> None:
+    epochs = OpenEpochs()
+    epochs.begin(batch_at(10), ["a", "b"], 0.0)
+    epochs.begin(batch_at(20), ["a", "b"], 0.0)
+    epochs.resolve(done("a", 1, version=1))
+    epochs.resolve(done("a", 2, version=2))
+    epochs.resolve(done("b", 1, version=7))
+    row = epochs.publishable()
+    assert row is not None
+    assert (row.lsn, {name: v.version for name, v in row.touched.items()}) == (10, {"a": 1, "b": 7})
+
+
+def test_there_is_no_row_at_a_position_at_which_some_table_never_stood() -> None:
+    epochs = OpenEpochs()
+    for lsn in (10, 20, 30):
+        epochs.begin(batch_at(lsn), ["a", "b"] if lsn != 20 else ["b"], 0.0)
+    for number in (1, 2, 3):
+        epochs.resolve(done("b", number, version=number))
+    epochs.resolve(done("a", 1, 3, version=5))
+    row = epochs.publishable()
+    assert row is not None
+    assert (row.lsn, {name: v.version for name, v in row.touched.items()}) == (30, {"a": 5, "b": 3})
+    assert not epochs
+
+
+def test_half_of_what_one_commit_took_is_not_published_before_the_other_half() -> None:
+    epochs = OpenEpochs()
+    for lsn in (10, 20, 30):
+        epochs.begin(batch_at(lsn), ["a", "b"], 0.0)
+    epochs.resolve(done("b", 1, version=1))
+    epochs.resolve(done("b", 2, version=2))
+    epochs.resolve(done("a", 1, 2, 3, version=5))
+    assert epochs.publishable() is None  # at 20 table a holds more than table b
+    epochs.resolve(done("b", 3, version=3))
+    row = epochs.publishable()
+    assert row is not None
+    assert row.lsn == 30
+
+
+def test_a_commit_that_came_to_nothing_holds_no_row_back() -> None:
+    epochs = OpenEpochs()
+    epochs.begin(batch_at(10), ["a"], 0.0)
+    epochs.begin(batch_at(20), ["a", "b"], 0.0)
+    epochs.resolve(done("a", 1, 2, version=None))
+    row = epochs.publishable()
+    assert row is not None
+    assert row.lsn == 10
+
+
+def test_the_newest_source_time_and_the_demand_survive_joining() -> None:
+    epochs = OpenEpochs()
+    first = batch_at(10)
+    first.chunks[0] = Chunk(first.chunks[0].transactions, (), (), 10, 10, demand=True)
+    epochs.begin(first, ["a"], 5.0)
+    epochs.begin(batch_at(20), ["a"], 6.0)
+    epochs.resolve(done("a", 1, 2, version=3))
+    row = epochs.publishable()
+    assert row is not None
+    assert (row.demand, row.transactions, row.begun) == (True, 2, 5.0)
