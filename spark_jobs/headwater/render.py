@@ -25,13 +25,21 @@ def render(command: str, result: dict[str, Any], out: TextIO) -> None:
         _render_check(console, result)
         return
     tables = result.get("tables") or {}
-    summary = [f"{key}: {_cell(value)}" for key, value in result.items() if key != "tables" and value not in (None, {})]
-    if tables:
-        columns = [c for c in _COLUMNS.get(command, ()) if any(row.get(c) is not None for row in tables.values())]
-        grid = Table("table", *columns, box=None, pad_edge=False)
-        for name, row in tables.items():
+    grids = {"table": (tables, _COLUMNS.get(command, ()))}
+    if result.get("stages"):
+        grids["stage"] = (result["stages"], ("rate", "busy", "latency_seconds"))
+    summary = [
+        f"{key}: {_cell(value)}"
+        for key, value in result.items()
+        if key not in ("tables", "stages") and value not in (None, {})
+    ]
+    for first, (rows, wanted) in grids.items():
+        columns = [column for column in wanted if any(row.get(column) is not None for row in rows.values())]
+        grid = Table(first, *columns, box=None, pad_edge=False)
+        for name, row in rows.items():
             grid.add_row(*_texts([name, *(row.get(column) for column in columns)]))
-        console.print(grid)
+        if rows:
+            console.print(grid)
     for line in summary:
         console.print(line, soft_wrap=True)
 

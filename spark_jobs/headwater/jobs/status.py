@@ -21,6 +21,7 @@ from headwater.jobs.source_state import (
     followed,
     read_source_state,
 )
+from headwater.jobs.speed import speed
 from headwater.lake import freshness
 from headwater.lake.freshness import Look, TableState
 from headwater.lake.paths import table_path, table_uri
@@ -66,7 +67,7 @@ def status(pipeline: Pipeline) -> dict[str, Any]:
         "lag_seconds": lag_seconds,
         "tables": _tables(pipeline, lake, look, listed, lag, running),
         "slot": _slot(pipeline, source, unreachable),
-        "stages": _stages(file.rates if file is not None else {}),
+        **speed(file.rates if file is not None else {}, lag_bytes, lag_seconds, running=running),
     }
 
 
@@ -151,16 +152,6 @@ def _slot(pipeline: Pipeline, source: SourceState | None, unreachable: str) -> d
     elif slot.invalidation_reason:
         shown["reason"] = f"the slot can never be read again: {slot.invalidation_reason}"
     return shown
-
-
-def _stages(rates: dict[str, float]) -> dict[str, dict[str, float | None]]:
-    """`<stage>_bytes_per_second` and `<stage>_busy` of the position file, by stage."""
-    stages: dict[str, dict[str, float | None]] = {}
-    for name, value in rates.items():
-        for suffix, measure in (("_bytes_per_second", "rate"), ("_busy", "busy")):
-            if name.endswith(suffix):
-                stages.setdefault(name.removesuffix(suffix), {"rate": None, "busy": None})[measure] = value
-    return stages
 
 
 def _seconds_between(complete: datetime | None, now: datetime) -> float | None:

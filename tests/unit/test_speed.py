@@ -1,0 +1,149 @@
+"""What limits a pipeline, and when it will have caught up."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from headwater.jobs.batches import Arrivals, Batch
+from headwater.jobs.epochs import OpenEpochs
+from headwater.jobs.lanes import Done, Result
+from headwater.jobs.pace import COMMITS_PER_SECOND, Pace
+from headwater.jobs.speed import speed
+from headwater.jobs.stage_times import ApplyRate, BusyShares, latency
+from headwater.lake.freshness import LOG_RATE, SOURCE_RATE
+from headwater.lake.ledger import TableVersion
+from headwater.log.blocks import Chunk, Transactions
+from headwater.stages import measured, stage
+
+BEHIND = 60.0
+
+
+def test_the_busiest_stage_is_the_bottleneck_if_it_is_busy_at_all() -> None:
+    shown = speed({"decode_busy": 0.7, "write_busy": 0.9, "write_bytes_per_second": 5.0}, 0, 0.0, running=True)
+    assert shown["bottleneck"] == "write"
+    assert shown["stages"]["write"] == {"rate": 5.0, "busy": 0.9, "latency_seconds": None}
+    assert speed({"decode_busy": 0.2}, 0, 0.0, running=True)["bottleneck"] is None
+    assert speed({}, None, None, running=False)["bottleneck"] is None
+
+
+def test_the_time_to_catch_up_counts_what_the_source_writes_meanwhile() -> None:
+    rates = {LOG_RATE: 300.0, SOURCE_RATE: 100.0}
+    shown = speed(rates, 1000, BEHIND, running=True)
+    assert (shown["catching_up"], shown["eta_seconds"]) == (True, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("rates", "lag_seconds", "running"),
+    [
+        ({LOG_RATE: 300.0, SOURCE_RATE: 300.0}, BEHIND, True),
+        ({LOG_RATE: 300.0}, 1.0, True),
+        ({LOG_RATE: 300.0}, BEHIND, False),
+        ({}, BEHIND, True),
+        ({LOG_RATE: 300.0}, None, True),
+    ],
+)
+def test_there_is_no_time_to_catch_up_where_none_is_known(
+    rates: dict[str, float], lag_seconds: float | None, running: bool
+) -> None:
+    assert speed(rates, 1000, lag_seconds, running=running)["eta_seconds"] is None
+
+
+def test_stages_nest_and_add_up() -> None:
+    with measured() as spent:
+        with stage("net"):
+            time.sleep(0.02)
+            with stage("decode"):
+                time.sleep(0.05)
+            time.sleep(0.02)
+        time.sleep(0.05)
+    assert spent["decode"] >= 0.05
+    assert 0.04 <= spent["net"] < spent["net"] + spent["decode"]
+    assert set(spent) == {"net", "decode"}
+
+
+def test_outside_of_a_measurement_a_stage_is_nothing() -> None:
+    with stage("net"):
+        pass
+    with measured() as spent:
+        pass
+    assert spent == {}
+
+
+def test_the_parts_of_an_epochs_latency_add_up_to_the_time_from_commit_to_row() -> None:
+    one = np.array([5], dtype=np.int64)
+    offset = 1_700_000_000.0
+    commit_time = np.array([int((offset + 100.0 - 946_684_800.0) * 1e6)], dtype=np.int64)
+    chunk = Chunk(Transactions(one, one, commit_time, one), (), (), 5, 6, received=100.2, shipped=100.3)
+    epochs = OpenEpochs()
+    epochs.begin(Batch([chunk]), ["t"], 101.0)
+    stages = {"decode": 0.1, "net": 0.1, "plan": 0.1, "write": 0.2, "commit": 0.1}
+    epochs.resolve(Done("t", (1,), Result(TableVersion(1, 5, "active")), 101.2, 102.0, stages))
+    epoch = epochs.publishable()
+    assert epoch is not None
+    times = latency(epoch, 102.5, offset)
+    assert sum(times.values()) == pytest.approx(2.5)
+    assert times["send"] == pytest.approx(0.2)
+    assert times["queue"] == pytest.approx(0.7)
+    assert times["wait"] == pytest.approx(0.2)
+    assert times["other"] == pytest.approx(0.2)
+    assert times["publish"] == pytest.approx(0.5)
+    assert "send" not in latency(epoch, 102.5, None)
+
+
+def test_means_of_arrivals_count_every_transaction_once() -> None:
+    few, many = Arrivals(1, 10.0, 20.0, 30.0), Arrivals(3, 14.0, 24.0, 34.0)
+    assert few + many == Arrivals(4, 13.0, 23.0, 33.0)
+    assert Arrivals(0, None, 1.0, 1.0) + few == few
+    assert few + Arrivals(0, None, 1.0, 1.0) == few
+
+
+def test_busy_shares_are_of_the_time_that_the_stages_threads_had() -> None:
+    busy = BusyShares()
+    busy.add({"frame": 1000.0, "decode": 0.0}, 5000)
+    rates = busy.rates()
+    assert rates["frame_busy"] == 1.0
+    assert rates["frame_bytes_per_second"] == 5.0
+    assert rates["decode_busy"] == 0.0
+
+
+def test_the_rate_of_applying_is_taken_while_something_is_applied() -> None:
+    one = np.array([5], dtype=np.int64)
+    epochs, speed_of = OpenEpochs(), ApplyRate()
+    for begun, published in ((10.0, 12.0), (100.0, 102.0)):
+        epochs.begin(Batch([Chunk(Transactions(one, one, one, one), (), (), 5, 6)]), [], begun)
+        epoch = epochs.publishable()
+        assert epoch is not None
+        speed_of.published(epoch, 1000, published)
+    assert speed_of.rates() == {LOG_RATE: 500.0}
+
+
+def test_batches_are_as_long_as_allowed_until_their_cost_is_known() -> None:
+    assert Pace(1.0).interval == 1.0
+
+
+@pytest.mark.parametrize(("tables", "seconds", "interval"), [(1, 0.01, 0.2), (4, 0.01, 0.5), (50, 0.01, 1.0)])
+def test_the_more_commits_a_batch_costs_the_longer_it_grows(tables: int, seconds: float, interval: float) -> None:
+    pace = Pace(1.0)
+    for _ in range(30):
+        pace.applied(seconds, tables)
+    assert pace.interval == pytest.approx(interval)
+    assert (tables + 1) / pace.interval <= COMMITS_PER_SECOND or interval == 1.0
+
+
+def test_a_slow_lake_gets_longer_batches() -> None:
+    pace = Pace(10.0)
+    for _ in range(30):
+        pace.applied(2.0, 1)
+    assert pace.interval == pytest.approx(4.0)
+
+
+def test_after_a_step_of_the_load_the_interval_has_settled_within_ten_batches() -> None:
+    pace = Pace(60.0)
+    for _ in range(50):
+        pace.applied(0.01, 1)
+    for _ in range(10):
+        pace.applied(5.0, 1)
+    assert pace.interval == pytest.approx(10.0, rel=0.05)
