@@ -58,13 +58,14 @@ class Load:
             connection.execute("set synchronous_commit = off")
             due = time.perf_counter()
             while not self._stop.is_set():
-                step = max(1, self.rate // 20)
+                rate = self.rate
+                step = max(1, rate // 20)
                 connection.execute(f"call mixed({number}, {step})")
                 number += step
                 row = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()
                 assert row is not None
                 self.marks.append((parse_lsn(row[0]), time.perf_counter()))
-                due = max(due + step / self.rate, time.perf_counter() - 1.0)
+                due = max(due + step / rate, time.perf_counter() - 1.0)
                 self._stop.wait(max(0.0, due - time.perf_counter()))
 
 
