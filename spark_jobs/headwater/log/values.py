@@ -31,11 +31,11 @@ from headwater.log.wire import (
     shown_characters,
     spread,
 )
-from headwater.schema import ValueType
+from headwater.schema import SERVER_TEXT, ValueType
 
 Converted = tuple[pa.Array, Mask | None]
 
-TEXT_WIRES = frozenset({"text", "json", "xml", "enum"})
+TEXT_WIRES = frozenset({"text", "json", "xml", "enum", SERVER_TEXT})
 """Wire forms whose bytes are the text itself."""
 
 _NUMBERS = {"int2": ">i2", "int4": ">i4", "int8": ">i8", "oid": ">u4", "float4": ">f4", "float8": ">f8"}
