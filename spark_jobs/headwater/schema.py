@@ -21,7 +21,7 @@ class ValueType:
     """How one type looks on the wire and in the lake.
 
     `wire` names the binary form (what the type's send function writes); `lake` is the Spark SQL type name.
-    `precision` and `scale` are set for decimals only; `element` for arrays only.
+    `precision` and `scale` are set for decimals only; `element` for arrays, ranges and multiranges only.
     """
 
     wire: str

@@ -57,6 +57,10 @@ EVERY_TYPE = [
     ValueType("char", "string"),
     ValueType("array", "array<string>", element=TEXT),
     ValueType("array", "string", element=TEXT),
+    ValueType("range", "string", element=ValueType("int4", "string")),
+    ValueType("multirange", "string", element=ValueType("numeric", "string")),
+    ValueType("path", "string"),
+    ValueType("circle", "string"),
 ]
 
 
@@ -319,6 +323,36 @@ def test_an_array_that_claims_what_it_does_not_have_is_malformed(value: bytes) -
             _converted(lake, value)
 
 
+ONE_TO_FIVE = b"\x02" + _sized(struct.pack("!i", 1)) + _sized(struct.pack("!i", 5))
+
+
+@pytest.mark.parametrize(
+    ("wire", "value"),
+    [
+        ("range", b""),
+        ("range", b"\x80"),
+        ("range", b"\x01\0"),
+        ("range", ONE_TO_FIVE[:-1]),
+        ("range", ONE_TO_FIVE + b"\0"),
+        ("range", b"\x02" + struct.pack("!i", -1)),
+        ("range", b"\x0a" + _sized(b"\0\0\1")),
+        ("multirange", b"\0\0"),
+        ("multirange", struct.pack("!i", -1)),
+        ("multirange", struct.pack("!i", 2) + _sized(ONE_TO_FIVE)),
+        ("multirange", struct.pack("!i", 1) + _sized(ONE_TO_FIVE) + b"\0"),
+        ("point", bytes(15)),
+        ("line", bytes(16)),
+        ("circle", bytes(16)),
+        ("path", b"\1"),
+        ("polygon", struct.pack("!i", 2) + bytes(16)),
+    ],
+)
+def test_a_range_or_figure_that_is_not_what_it_claims_is_malformed(wire: str, value: bytes) -> None:
+    element = ValueType("int4", "string") if "range" in wire else None
+    with pytest.raises(MalformedMessage):
+        _converted(ValueType(wire, "string", element=element), value)
+
+
 def test_rows_of_copy_are_found_in_the_servers_messages_without_header_and_trailer() -> None:
     header = b"PGCOPY\n\xff\r\n\0" + struct.pack("!ii", 0, 0)
     rows = [struct.pack("!h", 2) + _sized(struct.pack("!i", n)) + b"\xff\xff\xff\xff" for n in range(3)]
@@ -376,6 +410,10 @@ def test_one_damaged_byte_is_decoded_or_malformed(
         "inet": b"\x02\x18\0\x04\1\2\3\4",
         "jsonb": b"\x01{}",
         "bit": struct.pack("!i", 9) + b"\xff\x80",
+        "range": ONE_TO_FIVE,
+        "multirange": struct.pack("!i", 1) + _sized(b"\x18"),
+        "path": b"\0" + struct.pack("!idd", 1, 1.5, 2),
+        "circle": struct.pack("!ddd", 1, 2, 3),
     }
     fields = [_binary(samples.get(value.wire, b"\0\0\0\0\0\0\0\1")) for value in values]
     message = bytearray(_tuple(*fields))

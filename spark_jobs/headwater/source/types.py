@@ -2,7 +2,7 @@
 
 One table for load and log. A type is known by its name in `pg_catalog` (an enum by its kind, a domain by its
 base, an array by its element); a type of the same name in another schema is another type. What the table does
-not have (ranges, geometric, composite, full-text and extension types) is the server's own text of it, which the log
+not have (composite, full-text and extension types, ranges of one's own) is the server's own text of it, which the log
 only carries over a connection in text format. `headwater.log.values` has a converter for every pair of `wire` and
 `lake` that this module can give, `headwater.log.text_values` for the text form of each.
 """
@@ -92,7 +92,18 @@ _UNLISTED: dict[str, tuple[str, str]] = {
     "varbit": ("bit", "string"),
     "pg_lsn": ("pg_lsn", "string"),
     "xid8": ("xid8", "string"),
+    **{name: (name, "string") for name in ("point", "line", "lseg", "box", "path", "polygon", "circle")},
 }
+# Of the built-in ranges: typname -> subtype.
+_RANGES = {
+    "int4range": "int4",
+    "int8range": "int8",
+    "numrange": "numeric",
+    "tsrange": "timestamp",
+    "tstzrange": "timestamptz",
+    "daterange": "date",
+}
+_MULTIRANGES = {name.replace("range", "multirange"): subtype for name, subtype in _RANGES.items()}
 _TYPES = _LISTED | _UNLISTED
 _SPELLINGS = {"short": "smallint", "integer": "int", "long": "bigint", "real": "float", "text": "string"}
 _WIDER = {
@@ -139,6 +150,10 @@ def _declared(pg: PgType) -> ValueType:
             return _numeric(pg.typmod)
         if pg.name in _TYPES:
             return ValueType(*_TYPES[pg.name])
+    if pg.kind in ("r", "m") and pg.schema == "pg_catalog":
+        for wire, subtypes in (("range", _RANGES), ("multirange", _MULTIRANGES)):
+            if pg.name in subtypes:
+                return ValueType(wire, "string", element=ValueType(subtypes[pg.name], "string"))
     return _SERVER_TEXT
 
 
@@ -163,7 +178,8 @@ def _decimal(precision: int, scale: int) -> ValueType:
 def _array(pg: PgType, element: PgType) -> ValueType:
     inner = element if element.kind == "d" else replace(element, typmod=pg.typmod)
     value = _declared(inner)
-    if value.wire in ("array", SERVER_TEXT):  # of a domain over an array, or of what is not known here
+    if value.wire in ("array", "box", SERVER_TEXT):
+        # Of a domain over an array, or of what is not known here; boxes are the one type set apart by semicolons.
         return _SERVER_TEXT
     root = inner
     while root.kind == "d" and root.base is not None:
