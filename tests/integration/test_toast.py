@@ -2,7 +2,8 @@
 
 The server leaves a large value that an UPDATE does not touch out of the log (TOAST). Each case is a short history of
 rows; all of them are run in one transaction, with a replicate behind every step, and in one transaction so large that
-it is sent while it is open, goes to disk and is netted in parts. No table is read at the source after its load.
+it is sent while it is open, goes to disk and is netted in parts. While replicate runs the tables are locked: nothing is
+read at the source after the load.
 """
 
 from __future__ import annotations
@@ -240,7 +241,9 @@ def run(shared_database: Database, spark: SparkSession, tmp_path_factory: pytest
     load_tables(made.pipeline)
 
     def replicate(mode: str) -> None:
-        states = states_of(catch_up(made.pipeline))
+        with database.connect(autocommit=False) as nobody_reads:
+            nobody_reads.execute(f"lock table {', '.join(TABLES)} in access exclusive mode")
+            states = states_of(catch_up(made.pipeline))
         assert set(states.values()) == {"active"}, states
         made.seen[mode].append({name: _both(database, made.pipeline, name) for name in TABLES})
 
