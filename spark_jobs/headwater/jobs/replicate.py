@@ -22,11 +22,11 @@ from headwater.jobs.catalog_watch import CatalogWatch
 from headwater.jobs.check import APPLICATION_NAME
 from headwater.jobs.driver import Driver
 from headwater.jobs.handovers import Handovers
+from headwater.jobs.log_format import may_be_binary, refuse_late_text
 from headwater.jobs.publisher import Publisher
 from headwater.jobs.reader import LogReader, ReaderOptions
 from headwater.lake.ledger import Ledger
 from headwater.lake.registry import PipelineRecord, Registry
-from headwater.names import quote_ident
 from headwater.position import Position, format_lsn, parse_lsn
 from headwater.session import build_session
 from headwater.source.connection import Connection, connect, identify
@@ -67,13 +67,14 @@ def replicate(
             version,
             pipeline.replicate.memory,
             pipeline.replicate.spill,
-            binary=_binary(registry),
+            binary=may_be_binary(registry.tables),
         )
         tables = Tables(pipeline, registry, connection, ledger)
         watch = CatalogWatch(pipeline, lambda: registry.tables)
         publisher = Publisher(root, conninfo, tables.owners, watch)
         with LogReader(options, publisher.arrived, pipeline.conninfo) as reader:
             lease.refuse_if_held(connection, registry, lease.LOAD)
+            refuse_late_text(registry.tables, binary=options.binary)
             ledger.begin_generation(position.at(start))
             reach("replicate.after_generation")
             handovers = Handovers(connection, registry)
@@ -89,26 +90,6 @@ def replicate(
             with contextlib.closing(tables), publisher.running(ledger, reader):
                 reason = driver.run(target, deadline, stop)
     return driver.report(reason)
-
-
-def _binary(registry: Registry) -> bool:
-    """Whether the log may send values in binary: that holds for the whole connection, so one column decides for all.
-
-    What the registry holds is how rows will be decoded, and no table joins while a driver runs.
-    """
-    because = [
-        f"{record.name}.{quote_ident(column.name)}"
-        for record in registry.tables.values()
-        if record.schemas and record.state != "removed"
-        for column in record.schema.needs_text
-    ]
-    if because:
-        log.warning(
-            "the log connection uses the text format, which costs the source and the reader more: the binary form of "
-            "these columns' types is not known: %s",
-            ", ".join(because),
-        )
-    return not because
 
 
 def _is_loaded(state: str) -> bool:
