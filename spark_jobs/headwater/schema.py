@@ -12,13 +12,16 @@ from typing import Any
 PARTITION_COLUMN = "_hw_partition"
 """Column of the lake for partitioned tables: the relation id (oid) of the leaf that holds the row."""
 
+SERVER_TEXT = "server text"
+"""`wire` of a type whose binary form is not known here: every reader asks the server for its text."""
+
 
 @dataclass(frozen=True, slots=True)
 class ValueType:
     """How one type looks on the wire and in the lake.
 
     `wire` names the binary form (what the type's send function writes); `lake` is the Spark SQL type name.
-    `precision` and `scale` are set for decimals only; `element` for arrays only.
+    `precision` and `scale` are set for decimals only; `element` for arrays, ranges and multiranges only.
     """
 
     wire: str
@@ -93,6 +96,11 @@ class TableSchema:
             if column.name == name:
                 return column
         raise KeyError(name)
+
+    @property
+    def needs_text(self) -> tuple[Column, ...]:
+        """The columns that the log can only carry over a connection in text format."""
+        return tuple(column for column in self.columns if column.value.wire == SERVER_TEXT)
 
     def with_leaves(self, leaves: tuple[Leaf, ...]) -> TableSchema:
         return replace(self, leaves=leaves)

@@ -4,7 +4,8 @@
 
 The loop is the reference: what one would write without numpy, giving Arrow arrays of the same values. Both run
 over the same blocks in the same process, on one core; time is the process's CPU time, so that a busy machine
-does not count. One JSON object is printed.
+does not count. The same rows as text, as a connection without `binary` sends them, are decoded beside. One JSON object
+is printed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import struct
 import time
 import uuid
 from collections.abc import Callable
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -116,6 +117,23 @@ def reference(buffer: bytes, starts: list[int]) -> dict[str, pa.Array]:
     }
 
 
+def text_block(columns: dict[str, pa.Array]) -> tuple[np.ndarray[Any, np.dtype[np.uint8]], Any]:
+    """The rows as a connection without `binary` sends them."""
+    tuples = []
+    for row in zip(*(columns[name].to_pylist() for name in TYPES), strict=True):
+        texts = (None if value is None else _text(value).encode() for value in row)
+        fields = (b"n" if text is None else b"t" + struct.pack("!i", len(text)) + text for text in texts)
+        tuples.append(struct.pack("!h", len(row)) + b"".join(fields))
+    sizes = np.fromiter(map(len, tuples), dtype=np.int64)
+    return np.frombuffer(b"".join(tuples), dtype=np.uint8), np.cumsum(sizes) - sizes
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "t" if value else "f"
+    return value.strftime("%Y-%m-%d %H:%M:%S.%f+00") if isinstance(value, datetime) else str(value)
+
+
 def seconds(work: Callable[[], object]) -> float:
     best = float("inf")
     for _ in range(REPEATS):
@@ -132,6 +150,9 @@ def main() -> None:
         decoded = decode_tuples(buffer, starts, COLUMNS).columns
         expected = reference(buffer.tobytes(), starts.tolist())
         assert all(decoded[name].equals(expected[name]) for name in TYPES), "the two decoders differ"
+    texts = text_block(decode_tuples(*blocks[0], COLUMNS).columns)
+    from_text, from_binary = (decode_tuples(*block, COLUMNS).columns for block in (texts, blocks[0]))
+    assert all(from_text[name].equals(from_binary[name]) for name in TYPES), "text and binary differ"
 
     def vectorised() -> None:
         for block in range(BLOCKS):
@@ -156,6 +177,7 @@ def main() -> None:
         "columns": len(COLUMNS),
         "bytes_per_row": round(len(blocks[0][0]) / ROWS, 1),
         "rows_per_second": round(rate),
+        "from_text_rows_per_second": round(ROWS / seconds(lambda: decode_tuples(*texts, COLUMNS))),
         "reference_rows_per_second": round(reference_rate),
         "times_the_reference": round(rate / reference_rate, 1),
         "framing_ns_per_row": round(stepping, 1),

@@ -27,7 +27,7 @@ def server() -> Iterator[EmbeddedServer]:
             yield running
 
 
-def pipeline(folder: Path, source: EmbeddedServer, *tables: str, **sections: Any) -> Pipeline:
+def pipeline(folder: Path, source: EmbeddedServer, *tables: str | dict[str, Any], **sections: Any) -> Pipeline:
     document = {
         "pipeline": "bench",
         "source": {"connection": source.conninfo("postgres")},

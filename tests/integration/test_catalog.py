@@ -320,10 +320,10 @@ def test_what_the_file_says_about_columns_is_checked_against_the_table(database:
     catalog = _read(tmp_path, database, entry)
     assert sorted((p.code, p.where) for p in catalog.problems) == [
         ("partition_by_type", "public.t"),
+        ("text_format", "public.t.p"),
         ("unknown_column", "public.t"),
         ("unknown_column", "public.t"),
         ("unknown_column", "public.t"),
-        ("unsupported_type", "public.t.p"),
     ]
 
 

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from fixtures.jobs import until
-from fixtures.log_of import SLOT, Change, Committed, Source, read_to, source_of, transactions
+from fixtures.log_of import PUBLICATION, SLOT, Change, Committed, Source, read_to, source_of, transactions
 from fixtures.postgres import Database
 from headwater.jobs.reader import LogReader
 from headwater.source.connection import connect
@@ -218,6 +218,118 @@ def test_column_lists_row_filters_generated_columns_and_leaves_come_as_published
         Change("U", "filtered", {"id": 12, "n": 1}, {"id": 11, "n": None}),
         Change("D", "filtered", None, {"id": 12, "n": None}),
     ]
+
+
+def test_a_schema_change_inside_an_ordinary_transaction_holds_from_there_on_and_a_rolled_back_one_never(
+    source: Source,
+) -> None:
+    with source.database.connect(autocommit=False) as writer:
+        writer.execute("insert into t values (1, 'before')")
+        writer.execute("savepoint a")
+        writer.execute("alter table t add column gone int")
+        writer.execute("insert into t values (2, 'gone', 7)")
+        writer.execute("rollback to a")
+        writer.execute("alter table t add column extra int")
+        writer.execute("insert into t values (3, 'after', 8)")
+        writer.execute("alter table t drop column note")
+        writer.execute("update t set extra = 9 where id = 3")
+        writer.commit()
+    (transaction,) = with_changes(source)
+    assert streamed_bytes(source) == 0
+    assert transaction.changes == [
+        Change("I", "t", {"id": 1, "note": "before"}, None),
+        Change("I", "t", {"id": 3, "note": "after", "extra": 8}, None),
+        Change("U", "t", {"id": 3, "extra": 9}, None),
+    ]
+
+
+@pytest.mark.parametrize("rows", [2, LARGE])
+def test_a_truncate_that_was_rolled_back_leaves_nothing(source: Source, rows: int) -> None:
+    with source.database.connect(autocommit=False) as writer:
+        fill(writer, 1, rows)
+        writer.execute("savepoint a")
+        writer.execute("truncate t cascade")
+        fill(writer, 100_000, rows)
+        writer.execute("rollback to a")
+        fill(writer, 200_000, rows)
+        writer.commit()
+        writer.execute("truncate t cascade")
+        fill(writer, 300_000, rows)
+        writer.rollback()
+    (transaction,) = with_changes(source)
+    assert transaction.truncates == []
+    assert ids(transaction) == [*range(1, rows + 1), *range(200_000, 200_000 + rows)]
+
+
+def test_what_a_prepared_transaction_rolled_back_inside_leaves_nothing(source: Source) -> None:
+    with source.database.connect(autocommit=False) as writer:
+        fill(writer, 1)
+        writer.execute("savepoint a")
+        fill(writer, 100_000)
+        writer.execute("rollback to a")
+        fill(writer, 200_000, 5)
+        writer.execute("prepare transaction 'kept'")
+        writer.commit()
+    source.database.execute("insert into t values (-1, 'before it')", "commit prepared 'kept'")
+    assert [ids(t) for t in with_changes(source)] == [[-1], [*range(1, LARGE + 1), *range(200_000, 200_005)]]
+    assert streamed_bytes(source) > 0
+
+
+def test_a_transaction_in_progress_may_come_from_elsewhere_and_hold_types_of_its_own(database: Database) -> None:
+    database.execute(
+        "create type mood as enum ('glad')", "create table felt (id bigint primary key, mood mood, note text)"
+    )
+    with source_of(database, "felt") as source, database.superuser() as admin:
+        admin.execute("select pg_replication_origin_create('elsewhere')")
+        try:
+            admin.execute("select pg_replication_origin_session_setup('elsewhere')")
+            admin.execute(
+                "insert into felt select g, 'glad', repeat('x', 700) from generate_series(1::bigint, %s) g", [LARGE]
+            )
+            admin.execute("select pg_replication_origin_session_reset()")
+            (transaction,) = with_changes(source)
+            assert ids(transaction, "felt") == list(range(1, LARGE + 1))
+            assert {change.new["mood"] for change in transaction.changes if change.new} == {"glad"}
+            assert streamed_bytes(source) > 0
+        finally:
+            admin.execute("select pg_replication_origin_drop('elsewhere')")
+
+
+def test_stored_generated_columns_come_where_the_publication_says_so(database: Database) -> None:
+    if database.query("select current_setting('server_version_num')::int < 180000") == [(True,)]:
+        pytest.skip("servers below 18 do not publish generated columns")
+    database.execute("create table computed (id int primary key, twice int generated always as (id * 2) stored)")
+    with source_of(database, "computed") as source:
+        database.execute(f"alter publication {PUBLICATION} set (publish_generated_columns = stored)")
+        database.execute("insert into computed values (4)", "update computed set id = 5", "delete from computed")
+        changes = [change for transaction in source.committed() for change in transaction.changes]
+    assert changes == [
+        Change("I", "computed", {"id": 4, "twice": 8}, None),
+        Change("U", "computed", {"id": 5, "twice": 10}, {"id": 4, "twice": None}),
+        Change("D", "computed", None, {"id": 5, "twice": None}),
+    ]
+
+
+def test_a_publication_via_the_root_names_the_root_and_one_via_leaves_the_leaf(database: Database) -> None:
+    database.execute(
+        "create table parts (id int primary key, n int) partition by range (id)",
+        "create table parts_1 partition of parts for values from (0) to (10)",
+        "create table parts_2 partition of parts for values from (10) to (20)",
+    )
+    with source_of(database, "parts") as source:
+        database.execute("insert into parts values (1, 1)", "update parts set id = 11")
+        database.execute(f"alter publication {PUBLICATION} set (publish_via_partition_root = true)")
+        database.execute("update parts set n = 2", "truncate parts")
+        found = [change for transaction in source.committed() for change in transaction.changes]
+        (truncate,) = [truncate for transaction in source.committed() for truncate in transaction.truncates]
+        ((root,),) = database.query("select 'parts'::regclass::oid::bigint")
+    assert found == [
+        Change("I", "parts_1", {"id": 1, "n": 1}, None),
+        Change("D", "parts_1", None, {"id": 1, "n": None}),
+        Change("I", "parts_2", {"id": 11, "n": 1}, None),
+        Change("U", "parts", {"id": 11, "n": 2}, None),
+    ]
+    assert truncate.relation_ids == (root,)
 
 
 def test_the_slot_keeps_the_log_of_a_transaction_in_progress(source: Source) -> None:

@@ -16,10 +16,9 @@ import pyarrow as pa
 import pytest
 
 from fixtures.postgres import Database
-from fixtures.type_values import BAD, GOOD, PREPARE
-from headwater.errors import Refused
+from fixtures.type_values import BAD, GOOD, ONLY_TEXT, PREPARE, PREPARE_ONLY_TEXT
 from headwater.log.decode import DecodedTuples, decode_copy_rows, decode_tuples, frame_copy
-from headwater.schema import Column, ValueType
+from headwater.schema import SERVER_TEXT, Column, ValueType
 from headwater.source.pg_types import read_types
 from headwater.source.types import PgType, value_type
 
@@ -186,8 +185,9 @@ def test_values_that_the_lake_cannot_hold_are_reported_or_null_as_the_column_say
             assert texts.columns[f"c{at}"].to_pylist() == _server_texts(connection, at)
 
 
+@pytest.mark.parametrize("binary", ["true", "false"])
 @pytest.mark.parametrize("override", [None, "string"])
-def test_the_log_and_the_load_give_the_same_arrays(database: Database, override: str | None) -> None:
+def test_the_log_and_the_load_give_the_same_arrays(database: Database, override: str | None, binary: str) -> None:
     with _connect(database) as connection, database.superuser() as superuser:
         types = _types(connection)
         for kind, items in BAD.items():
@@ -201,8 +201,8 @@ def test_the_log_and_the_load_give_the_same_arrays(database: Database, override:
         connection.execute("insert into everything select * from again order by id")
         changes = superuser.execute(
             "select data from pg_logical_slot_peek_binary_changes(%s, null, null, 'proto_version', '1', "
-            "'publication_names', 'everything', 'binary', 'true')",
-            (database.name,),
+            "'publication_names', 'everything', 'binary', %s)",
+            (database.name, binary),
         ).fetchall()
         tuples = [message[6:] for (message,) in changes if message[:1] == b"I"]
         buffer = np.frombuffer(b"".join(tuples), dtype=np.uint8)
@@ -262,21 +262,9 @@ def test_random_numerics_have_the_servers_text_and_the_exact_decimal(database: D
         assert decoded.bad == []
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["int4range", "point", "tsvector", "pair", "int2vector", "pair[]", "regclass", "int4multirange", "mine.int4"],
-)
-def test_a_type_without_a_converter_is_refused_by_name(database: Database, kind: str) -> None:
+def test_a_type_whose_binary_form_is_not_known_is_the_servers_own_text(database: Database) -> None:
     with _connect(database) as connection:
-        connection.execute("create type pair as (a int, b int)")
-        connection.execute("create schema mine; create type mine.int4 as (a int)")
-        connection.execute(f"create table everything (id int, c0 {kind})")
-        found = connection.execute(
-            "select atttypid, atttypmod from pg_attribute where attrelid = 'everything'::regclass and attname = 'c0'"
-        ).fetchone()
-        assert found is not None
-        with pytest.raises(Refused) as refusal:
-            value_type(_resolve(connection, *found), where="public.everything, column c0")
-        assert refusal.value.code == "unsupported_type"
-        assert f"{kind} is not supported" in str(refusal.value)
-        assert "public.everything, column c0" in str(refusal.value)
+        for statement in PREPARE_ONLY_TEXT:
+            connection.execute(statement)
+        values = [value_type(pg) for pg in _table(connection, ONLY_TEXT)]
+        assert {(value.wire, value.lake) for value in values} == {(SERVER_TEXT, "string")}

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import SparkSession
 
 from fixtures.jobs import catch_up, load_tables
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
-from fixtures.type_values import GOOD, PREPARE
+from fixtures.type_values import EXTENSIONS, GOOD, ONLY_TEXT, PREPARE, PREPARE_ONLY_TEXT
 
 
 def _exact(value: Any) -> Any:
@@ -28,12 +29,25 @@ def _exact(value: Any) -> Any:
     return value
 
 
+def _of_extensions(database: Database) -> dict[str, list[str]]:
+    """Types of the extensions that this server has, made in the database."""
+    with database.superuser() as connection:
+        there = {name for (name,) in connection.execute("select name::text from pg_available_extensions").fetchall()}
+        for name in EXTENSIONS.keys() & there:
+            connection.execute(f"create extension {name}")
+    return dict(kind for name, kind in EXTENSIONS.items() if name in there)
+
+
+@pytest.mark.parametrize("form", ["binary", "text"])
 def test_a_value_is_the_same_in_the_lake_whether_it_came_by_load_or_by_log(
-    database: Database, tmp_path: Path, spark: SparkSession
+    database: Database, tmp_path: Path, spark: SparkSession, caplog: pytest.LogCaptureFixture, form: str
 ) -> None:
     with database.superuser() as connection:
         has_xml = bool(connection.execute("select 1 from pg_config where setting like '%--with-libxml%'").fetchall())
-    types = {name: values for name, values in GOOD.items() if name != "xml" or has_xml}
+    binary = {name: values for name, values in GOOD.items() if name != "xml" or has_xml}
+    types = dict(binary)
+    if form == "text":
+        types |= ONLY_TEXT | _of_extensions(database)
     columns = [f"c{index}" for index in range(len(types))]
     rows = max(map(len, types.values())) + 1  # the last row is NULL throughout
     literals = [
@@ -43,6 +57,7 @@ def test_a_value_is_the_same_in_the_lake_whether_it_came_by_load_or_by_log(
     database.allow_publishing()
     database.execute(
         *PREPARE,
+        *PREPARE_ONLY_TEXT,
         f"create table everything (id int primary key, {', '.join(map(' '.join, zip(columns, types, strict=True)))})",
         *(
             f"insert into everything values ({number}, {', '.join(column[number] for column in literals)})"
@@ -61,6 +76,9 @@ def test_a_value_is_the_same_in_the_lake_whether_it_came_by_load_or_by_log(
         f"update everything t set {assignments} from everything e where t.id = e.id + 2000 and e.id < 1000",
     )
     done = catch_up(pipeline)
+    told = [record.getMessage() for record in caplog.records if "text format" in record.getMessage()]
+    assert len(told) == (form == "text"), told
+    assert all(f"public.everything.{name}" in told[0] for name in columns[len(binary) :] if told)
     assert done["tables"]["public.everything"] == {"changes": 4 * rows - rows, "state": "active"}
 
     path = str(tmp_path / "lake" / "public" / "everything")
@@ -77,3 +95,8 @@ def test_a_value_is_the_same_in_the_lake_whether_it_came_by_load_or_by_log(
                 assert by_load == by_insert == by_update, f"{kind}, value {number}"
         assert all(value is None for name, value in found[rows - 1].items() if name != "id")
         assert all(found[0][name] is not None for name in columns)
+        for name, kind in zip(columns, types, strict=True):
+            if kind not in GOOD:
+                statement = f"select format('%s', {name}) from everything where id < 1000 order by id"
+                texts = [text for (text,) in database.query(statement)][: len(types[kind])]
+                assert [found[number][name] for number in range(len(texts))] == texts, kind

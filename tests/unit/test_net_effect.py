@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headwater.changes import NetChanges
-from headwater.errors import BadValue
+from headwater.errors import BadValue, HeadwaterError
 from headwater.log import net_effect as net_effect_module
 from headwater.log.blocks import Block, Chunk, Held
 from headwater.log.framing import XLOG_HEADER, Framer
@@ -395,6 +395,41 @@ def test_insert_and_partial_update_in_one_batch_need_nothing_that_is_stored() ->
     changes = net(log.shape, log.cut(), 0)
     assert (changes.unchanged, changes.origins, changes.removed.num_rows) == ({}, None, 0)
     assert applied(log.shape, {}, changes) == log.model
+
+
+def _large_key_kept(log: Log, new: Row, *, old: bool = True) -> None:
+    """An update that leaves `code` of its key out of the new tuple, as the server does when it is TOASTed."""
+    before = log.model.pop(("a", 1))
+    key = b"K" + _tuple({name: before[name] if name in log.shape.key else None for name in NAMES})
+    log.model[log.key_of(new)] = new
+    log._change(b"U" + _relation(1) + (key if old else b"") + b"N" + _tuple(new, ("code", *TOASTED)))
+
+
+@pytest.mark.parametrize("new_id", [1, 5])
+def test_a_key_that_is_left_out_as_unchanged_is_taken_from_the_old_tuple(new_id: int) -> None:
+    shape = Shape(("code", "id"))
+    others = [a_row(id=number, code="b") for number in range(20)]
+    stored = {("a", 1): a_row()}
+    log = Log(shape, model=dict(stored))
+    log.begin()
+    for row in others:
+        log.insert(row)
+    _large_key_kept(log, a_row(id=new_id, note="later"))
+    log.commit()
+    chunk = log.cut()
+    assert applied(shape, stored, net(shape, chunk, 0)) == log.model
+    with in_parts(chunk) as (spilled, _):
+        assert applied(shape, stored, net(shape, spilled, 0)) == log.model
+
+
+def test_a_key_that_is_left_out_without_an_old_tuple_stops() -> None:
+    log = Log(Shape(("code", "id")), model={("a", 1): a_row()})
+    log.begin()
+    _large_key_kept(log, a_row(note="later"), old=False)
+    log.commit()
+    with pytest.raises(HeadwaterError, match="keeps code of its key, without the old key") as stopped:
+        net(log.shape, log.cut(), 0)
+    assert stopped.value.code == "protocol_error"
 
 
 def test_a_value_that_the_lake_cannot_hold_is_named_with_column_and_change() -> None:

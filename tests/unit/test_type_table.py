@@ -8,7 +8,7 @@ import pytest
 
 from headwater.arrow_types import arrow_type
 from headwater.errors import Refused
-from headwater.schema import ValueType
+from headwater.schema import SERVER_TEXT, ValueType
 from headwater.source.types import PgType, value_type
 
 
@@ -136,5 +136,17 @@ def test_a_value_type_survives_the_registrys_json() -> None:
 
 
 def test_a_type_of_the_same_name_in_another_schema_is_another_type() -> None:
-    with pytest.raises(Refused, match=r"type mine\.text is not supported"):
-        value_type(PgType(6, "text", "mine"))
+    assert value_type(_pg("text")).wire == "text"
+    assert value_type(PgType(6, "text", "mine")) == ValueType(SERVER_TEXT, "string")
+
+
+@pytest.mark.parametrize("kind", ["b", "c", "r", "m"])
+def test_what_the_table_does_not_have_is_the_servers_own_text_in_an_array_and_behind_a_domain_too(kind: str) -> None:
+    unknown = PgType(6, "odd", "public", kind)
+    text = ValueType(SERVER_TEXT, "string")
+    domain = PgType(7, "odder", "public", "d", base_oid=6, base=unknown)
+    for pg in (unknown, domain, _array(unknown), _array(domain)):
+        assert value_type(pg) == value_type(pg, "string") == value_type(pg, None, "string") == text
+    assert value_type(_array(PgType(8, "ints", "public", "d", base=_array(_pg("int4"))))) == text
+    with pytest.raises(Refused, match="without loss"):
+        value_type(unknown, "int")

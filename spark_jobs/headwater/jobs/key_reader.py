@@ -15,7 +15,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from headwater.jobs.units import Unit, UnitReader
+from headwater.jobs.units import Unit, UnitReader, selected
 from headwater.log.decode import decode_copy_rows, frame_copy
 from headwater.schema import PARTITION_COLUMN, Column, ValueType
 from headwater.source.connection import Connection, connect
@@ -51,14 +51,12 @@ class KeyReader(UnitReader):
                 yield from self._read(reading, looking, Unit(leaf.relation_id, leaf.schema, leaf.name, 0, None))
 
     def _copy(self, connection: Connection, unit: Unit) -> Iterator[pa.RecordBatch]:
-        names = [sql.Identifier(column.name) for column in self.schema.columns]
+        columns = sql.SQL(", ").join(map(selected, self.schema.columns))
         statement = sql.SQL("copy (select {}, xmin::text::bigint from only {} where {}) to stdout (format binary)")
         table = sql.Identifier(unit.schema, unit.name)
         messages: list[bytes] = []
         size = 0
-        with connection.cursor().copy(
-            statement.format(sql.SQL(", ").join(names), table, self._condition(connection, unit))
-        ) as copy:
+        with connection.cursor().copy(statement.format(columns, table, self._condition(connection, unit))) as copy:
             for message in copy:
                 messages.append(bytes(message))
                 size += len(message)

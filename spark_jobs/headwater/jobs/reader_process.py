@@ -44,7 +44,8 @@ _NAP: Final = 0.002
 @dataclass(frozen=True, slots=True)
 class ReaderOptions:
     """`memory`: bytes of chunks that the driver has not taken; `spill`: bytes on disk; `patience`: seconds without a
-    connection after which the reader gives up. The conninfo is secret."""
+    connection after which the reader gives up. `binary`: the form of all values, on every connection of a run. The
+    conninfo is secret."""
 
     conninfo: str
     slot: str
@@ -54,6 +55,7 @@ class ReaderOptions:
     memory: int
     spill: int = 20 << 30
     patience: float = RECONNECT_SECONDS
+    binary: bool = True
 
     def __repr__(self) -> str:  # the connection string holds a password
         return f"ReaderOptions(slot={self.slot!r})"
@@ -143,7 +145,7 @@ class _Reader:
             if self._source is not None:
                 found.refuse_difference(self._source, self._confirmed)
             start = max(options.start_lsn, self._framer.last_commit)
-            stream.start(options.slot, options.publications, start, options.server_version)
+            stream.start(options.slot, options.publications, start, options.server_version, binary=options.binary)
         except BaseException:
             stream.close()
             raise

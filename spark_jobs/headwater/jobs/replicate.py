@@ -22,6 +22,7 @@ from headwater.jobs.catalog_watch import CatalogWatch
 from headwater.jobs.check import APPLICATION_NAME
 from headwater.jobs.driver import Driver
 from headwater.jobs.handovers import Handovers
+from headwater.jobs.log_format import may_be_binary, refuse_late_text
 from headwater.jobs.publisher import Publisher
 from headwater.jobs.reader import LogReader, ReaderOptions
 from headwater.lake.ledger import Ledger
@@ -66,12 +67,14 @@ def replicate(
             version,
             pipeline.replicate.memory,
             pipeline.replicate.spill,
+            binary=may_be_binary(registry.tables),
         )
         tables = Tables(pipeline, registry, connection, ledger)
         watch = CatalogWatch(pipeline, lambda: registry.tables)
         publisher = Publisher(root, conninfo, tables.owners, watch)
         with LogReader(options, publisher.arrived, pipeline.conninfo) as reader:
             lease.refuse_if_held(connection, registry, lease.LOAD)
+            refuse_late_text(registry.tables, binary=options.binary)
             ledger.begin_generation(position.at(start))
             reach("replicate.after_generation")
             handovers = Handovers(connection, registry)

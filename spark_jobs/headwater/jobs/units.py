@@ -20,7 +20,7 @@ from psycopg import sql
 
 from headwater.errors import HeadwaterError
 from headwater.log.decode import decode_copy_rows, mark_lost_in_partitions
-from headwater.schema import PARTITION_COLUMN, Leaf, TableSchema
+from headwater.schema import PARTITION_COLUMN, SERVER_TEXT, Column, Leaf, TableSchema
 from headwater.source.catalog import Signature, signature
 from headwater.source.connection import Connection, connect
 
@@ -91,7 +91,7 @@ class UnitReader:
             yield from self._copy(reading, unit)
 
     def _copy(self, connection: Connection, unit: Unit) -> Iterator[pa.RecordBatch]:
-        columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in self.schema.columns)
+        columns = sql.SQL(", ").join(map(selected, self.schema.columns))
         bounds = [sql.SQL("ctid >= {}").format(sql.Literal(f"({unit.first},0)"))]
         if unit.end is not None:
             bounds.append(sql.SQL("ctid < {}").format(sql.Literal(f"({unit.end},0)")))
@@ -126,6 +126,15 @@ class UnitReader:
         if self.schema.partitioned:
             arrays.append(pa.array(np.full(decoded.rows, unit.relation_id, dtype=np.int64)))
         return pa.RecordBatch.from_arrays(arrays, names=row_names(self.schema))
+
+
+def selected(column: Column) -> sql.Composable:
+    """What is copied of a column: of a type whose binary form is not known here the text of its output function (a
+    composite is only NULL itself if it is not distinct from NULL: one of NULLs `is null`, too)."""
+    name = sql.Identifier(column.name)
+    if column.value.wire != SERVER_TEXT:
+        return name
+    return sql.SQL("case when {0} is distinct from null then pg_catalog.format('%s', {0}) end").format(name)
 
 
 def row_names(schema: TableSchema) -> list[str]:

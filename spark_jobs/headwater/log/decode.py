@@ -5,7 +5,7 @@ construction):
 
 - TupleData of pgoutput with `binary 'true'` (PostgreSQL documentation, "Logical Replication Message Formats"):
   int16 count of columns, then for each a kind byte: `n` NULL (in an old tuple: absent), `u` unchanged TOAST,
-  `t` text or `b` binary, the last two with int32 length and bytes.
+  `t` text or `b` binary, the last two with int32 length and bytes. A connection without `binary` sends `t` only.
 - a row of `COPY ... (FORMAT binary)`: int16 count of fields, then for each int32 length (-1: NULL) and bytes.
 
 Columns are walked in order, all rows at once: a column begins where the one before it ended. Every position is
@@ -14,7 +14,7 @@ checked against the buffer before it is read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +22,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.log.values import TEXT_WIRES, convert
+from headwater.log.text_values import convert_text
+from headwater.log.values import TEXT_WIRES, Converted, convert
 from headwater.log.wire import Bytes, Ints, MalformedMessage, Mask, gather
-from headwater.schema import Column, TableSchema
+from headwater.schema import SERVER_TEXT, Column, TableSchema, ValueType
 
 __all__ = [
     "DecodedTuples",
@@ -36,6 +37,7 @@ __all__ = [
 ]
 
 _NULL, _UNCHANGED, _TEXT, _BINARY = (ord(kind) for kind in "nutb")
+_Converter = Callable[[ValueType, Bytes, Ints, Ints], Converted]
 _COPY_SIGNATURE = b"PGCOPY\n\xff\r\n\0"
 
 
@@ -69,12 +71,12 @@ def decode_tuples(buffer: Bytes, starts: Ints, columns: Sequence[Column | None])
             _known_kinds(kinds, sized, at)
         values, lengths = _sized(buffer, values, sized)
         if column is not None:
+            converter = _converter(column, kinds, at, binary)
             if sized is not binary:
-                _text_only_where_text(column, kinds, at)
                 unchanged = kinds == _UNCHANGED
                 if unchanged.any():
                     decoded.unchanged[column.name] = unchanged
-            _convert(decoded, column, buffer, values, lengths)
+            _convert(decoded, column, buffer, values, lengths, converter)
         at = values + np.maximum(lengths, 0)
     decoded.ends[:] = at
     return decoded
@@ -177,16 +179,33 @@ def _known_kinds(kinds: Bytes, sized: Mask, at: Ints) -> None:
         raise MalformedMessage(f"a column of unknown kind {bytes([kinds[row]])!r}", int(at[row]))
 
 
-def _text_only_where_text(column: Column, kinds: Bytes, at: Ints) -> None:
-    """The server writes text for a type without a send function; of all that we read only texts look the same."""
+def _converter(column: Column, kinds: Bytes, at: Ints, binary: Mask) -> _Converter:
+    """By what the message says: the server writes text over a connection that asked for it, and for a type without a
+    send function. A connection does not change its mind within a block."""
+    wire = column.value.wire
+    if wire == SERVER_TEXT and binary.any():
+        where = int(at[np.argmax(binary)])
+        raise MalformedMessage(f"column {column.name} came in a binary form that is not known here", where)
+    if wire in TEXT_WIRES or binary.all():
+        return convert  # the bytes of a text are the same in both forms
     text = kinds == _TEXT
-    if column.value.wire not in TEXT_WIRES and text.any():
+    if not text.any():
+        return convert
+    if binary.any():
         where = int(at[np.argmax(text)])
-        raise MalformedMessage(f"column {column.name} ({column.value.wire}) came as text instead of binary", where)
+        raise MalformedMessage(f"column {column.name} ({wire}) came as text in one row, as binary in another", where)
+    return convert_text
 
 
-def _convert(decoded: DecodedTuples, column: Column, buffer: Bytes, values: Ints, lengths: Ints) -> None:
-    array, bad = convert(column.value, buffer, values, lengths)
+def _convert(
+    decoded: DecodedTuples,
+    column: Column,
+    buffer: Bytes,
+    values: Ints,
+    lengths: Ints,
+    converter: _Converter = convert,
+) -> None:
+    array, bad = converter(column.value, buffer, values, lengths)
     decoded.columns[column.name] = array
     if bad is not None and column.on_bad_value != "null":
         decoded.bad.extend((column.name, row) for row in np.flatnonzero(bad).tolist())

@@ -132,6 +132,53 @@ def bytea(value: bytes) -> str:
     return "\\x" + value.hex()
 
 
+def _points(value: bytes) -> list[str]:
+    if len(value) % 16:
+        raise ValueError("points have 16 bytes each")
+    numbers = [float8(value[at : at + 8]) for at in range(0, len(value), 8)]
+    return [f"({x},{y})" for x, y in zip(numbers[::2], numbers[1::2], strict=True)]
+
+
+def _some_points(value: bytes, count: int) -> list[str]:
+    points = _points(value)
+    if len(points) != count:
+        raise ValueError(f"{len(points)} points instead of {count}")
+    return points
+
+
+def point(value: bytes) -> str:
+    return _some_points(value, 1)[0]
+
+
+def box(value: bytes) -> str:
+    return ",".join(_some_points(value, 2))
+
+
+def lseg(value: bytes) -> str:
+    return f"[{box(value)}]"
+
+
+def line(value: bytes) -> str:
+    """line_out: the coefficients of Ax + By + C = 0."""
+    if len(value) != 24:
+        raise ValueError("a line has 24 bytes")
+    return "{" + ",".join(float8(value[at : at + 8]) for at in (0, 8, 16)) + "}"
+
+
+def circle(value: bytes) -> str:
+    return f"<{point(value[:16])},{float8(value[16:])}>"
+
+
+def polygon(value: bytes) -> str:
+    (count,) = struct.unpack_from("!i", value)
+    return f"({','.join(_some_points(value[4:], count))})"
+
+
+def path(value: bytes) -> str:
+    """path_out: round brackets where it is closed."""
+    return polygon(value[1:]) if value[:1] == b"\1" else f"[{polygon(value[1:])[1:-1]}]"
+
+
 def float4(value: bytes) -> str:
     (number,) = struct.unpack("!f", value)
     single = np.float32(number)
@@ -186,15 +233,22 @@ def _inside(exact: Fraction, low: Fraction, high: Fraction, near: Decimal) -> De
 FORMATTERS: dict[str, Callable[[bytes], str]] = {
     "bit": bit,
     "bool": boolean,
+    "box": box,
     "bytea": bytea,
     "char": single_char,
+    "circle": circle,
     "float4": float4,
     "float8": float8,
     "inet": network,
     "interval": interval,
+    "line": line,
+    "lseg": lseg,
     "macaddr": macaddr,
     "money": money,
+    "path": path,
     "pg_lsn": pg_lsn,
+    "point": point,
+    "polygon": polygon,
     "timetz": timetz,
     "xid8": xid8,
 }

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.arrow_types import arrow_type
-from headwater.log import arrays, numeric, times
+from headwater.log import arrays, numeric, ranges, times
 from headwater.log.text_forms import FORMATTERS
 from headwater.log.wire import (
     Bytes,
@@ -31,11 +31,11 @@ from headwater.log.wire import (
     shown_characters,
     spread,
 )
-from headwater.schema import ValueType
+from headwater.schema import SERVER_TEXT, ValueType
 
 Converted = tuple[pa.Array, Mask | None]
 
-TEXT_WIRES = frozenset({"text", "json", "xml", "enum"})
+TEXT_WIRES = frozenset({"text", "json", "xml", "enum", SERVER_TEXT})
 """Wire forms whose bytes are the text itself."""
 
 _NUMBERS = {"int2": ">i2", "int4": ">i4", "int8": ">i8", "oid": ">u4", "float4": ">f4", "float8": ">f8"}
@@ -52,6 +52,10 @@ def convert(value: ValueType, buffer: Bytes, starts: Ints, lengths: Ints) -> Con
         if value.lake == "string":
             return arrays.texts(value.element, buffer, starts, lengths, convert)
         return arrays.lists(value.element, arrow_type(value), buffer, starts, lengths, convert)
+    if value.wire in ("range", "multirange"):
+        if value.element is None:
+            raise ValueError("a range without a subtype")
+        return ranges.texts(value.element, buffer, starts, lengths, convert, several=value.wire == "multirange")
     if value.wire == "numeric" and value.lake != "string":
         kind = arrow_type(value)
         return numeric.decimals(buffer, starts, lengths, kind.precision, kind.scale)

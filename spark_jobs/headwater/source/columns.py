@@ -12,7 +12,7 @@ from dataclasses import replace
 from headwater.config import Pipeline, TableEntry
 from headwater.errors import Refused
 from headwater.names import TableName, quote_ident
-from headwater.schema import Column
+from headwater.schema import SERVER_TEXT, Column
 from headwater.source.problems import Problem, error, warning
 from headwater.source.relations import Attribute, Relation
 from headwater.source.types import PgType, value_type
@@ -39,6 +39,8 @@ def replicated_columns(
         except Refused as refusal:
             problems.append(error(refusal.code, where, refusal.message, refusal.remedy))
             continue
+        if value.wire == SERVER_TEXT:
+            problems.append(_only_as_text(where, pg_type))
         columns.append(
             Column(
                 attribute.name,
@@ -120,6 +122,15 @@ def _unknown_columns(relation: Relation, entry: TableEntry) -> list[Problem]:
         for name in names
         if relation.attribute(name) is None
     ]
+
+
+def _only_as_text(where: str, pg_type: PgType) -> Problem:
+    message = (
+        f"the binary form of type {pg_type} is not known to Headwater: because of it the log connection of the whole "
+        "pipeline uses the text format, which costs the source and the reader more"
+    )
+    remedy = "nothing has to be done; a pipeline of its own for this table keeps the others in binary"
+    return warning("text_format", where, message, remedy)
 
 
 def _left_out(where: str, attribute: Attribute) -> Problem:

@@ -101,13 +101,18 @@ class LogStream:
             self._connection.finish()
             raise SourceUnreachable(f"the log connection failed: {message}", where="source", remedy="check the server")
 
-    def start(self, slot: str, publications: tuple[str, ...], start_lsn: int, server_version: int) -> None:
-        """Begin streaming after `start_lsn`. LostLease when the slot is in use, SlotGap when it is lost."""
+    def start(
+        self, slot: str, publications: tuple[str, ...], start_lsn: int, server_version: int, *, binary: bool = True
+    ) -> None:
+        """Begin streaming after `start_lsn`. LostLease when the slot is in use, SlotGap when it is lost.
+
+        `binary`: values as their types' send functions write them; else all of them as text.
+        """
         version = 4 if server_version >= 160000 else 3
         names = ",".join('"' + name.replace('"', '""') + '"' for name in publications).replace("'", "''")
         command = (
             f"START_REPLICATION SLOT \"{slot}\" LOGICAL {format_lsn(start_lsn)} (proto_version '{version}', "
-            f"publication_names '{names}', binary 'true', messages 'true', streaming 'on')"
+            f"publication_names '{names}', binary '{str(binary).lower()}', messages 'true', streaming 'on')"
         )
         result = self._connection.exec_(command.encode())
         if result.status != pq.ExecStatus.COPY_BOTH:

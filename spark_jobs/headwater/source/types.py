@@ -2,8 +2,9 @@
 
 One table for load and log. A type is known by its name in `pg_catalog` (an enum by its kind, a domain by its
 base, an array by its element); a type of the same name in another schema is another type. What the table does
-not have is refused here, before anything is changed. `headwater.log.values` has a converter for every pair of
-`wire` and `lake` that this module can give.
+not have (composite, full-text and extension types, ranges of one's own) is the server's own text of it, which the log
+only carries over a connection in text format. `headwater.log.values` has a converter for every pair of `wire` and
+`lake` that this module can give, `headwater.log.text_values` for the text form of each.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 from dataclasses import dataclass, replace
 
 from headwater.errors import Refused
-from headwater.schema import ValueType
+from headwater.schema import SERVER_TEXT, ValueType
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,18 @@ _UNLISTED: dict[str, tuple[str, str]] = {
     "varbit": ("bit", "string"),
     "pg_lsn": ("pg_lsn", "string"),
     "xid8": ("xid8", "string"),
+    **{name: (name, "string") for name in ("point", "line", "lseg", "box", "path", "polygon", "circle")},
 }
+# Of the built-in ranges: typname -> subtype.
+_RANGES = {
+    "int4range": "int4",
+    "int8range": "int8",
+    "numrange": "numeric",
+    "tsrange": "timestamp",
+    "tstzrange": "timestamptz",
+    "daterange": "date",
+}
+_MULTIRANGES = {name.replace("range", "multirange"): subtype for name, subtype in _RANGES.items()}
 _TYPES = _LISTED | _UNLISTED
 _SPELLINGS = {"short": "smallint", "integer": "int", "long": "bigint", "real": "float", "text": "string"}
 _WIDER = {
@@ -99,6 +111,7 @@ _WIDER = {
     "int": ("bigint",),
     "float": ("double",),
 }
+_SERVER_TEXT = ValueType(SERVER_TEXT, "string")
 _CAN_BE_BAD = ("date", "timestamp", "timestamp_ntz")
 
 
@@ -109,7 +122,7 @@ def value_type(pg: PgType, override: str | None = None, on_bad_value: str = "sus
     "string" a type that can have bad values becomes text, so that none ever is. `where` names table and column
     in a refusal.
     """
-    value = _declared(pg, pg, where)
+    value = _declared(pg)
     if override is not None:
         value = _overridden(pg, value, override, where)
     if on_bad_value == "string" and _can_be_bad(value):
@@ -125,12 +138,11 @@ def value_type(pg: PgType, override: str | None = None, on_bad_value: str = "sus
     return value
 
 
-def _declared(pg: PgType, asked: PgType, where: str) -> ValueType:
-    """`asked` is the type of the column, for the refusal: `pg` is that, or what it is made of."""
+def _declared(pg: PgType) -> ValueType:
     if pg.kind == "d" and pg.base is not None:
-        return _declared(pg.base, asked, where)
+        return _declared(pg.base)
     if pg.is_array and pg.element is not None:
-        return _array(pg, pg.element, asked, where)
+        return _array(pg, pg.element)
     if pg.kind == "e":
         return ValueType("enum", "string")
     if pg.kind == "b" and pg.schema == "pg_catalog":
@@ -138,17 +150,11 @@ def _declared(pg: PgType, asked: PgType, where: str) -> ValueType:
             return _numeric(pg.typmod)
         if pg.name in _TYPES:
             return ValueType(*_TYPES[pg.name])
-    raise _unsupported(asked, pg, where)
-
-
-def _unsupported(asked: PgType, part: PgType, where: str) -> Refused:
-    because = f", because of {part}" if part.oid != asked.oid else ""
-    return Refused(
-        f"type {asked} is not supported{because}",
-        code="unsupported_type",
-        where=where,
-        remedy="leave the table out of the pipeline, or change the column at the source to a supported type, e.g. text",
-    )
+    if pg.kind in ("r", "m") and pg.schema == "pg_catalog":
+        for wire, subtypes in (("range", _RANGES), ("multirange", _MULTIRANGES)):
+            if pg.name in subtypes:
+                return ValueType(wire, "string", element=ValueType(subtypes[pg.name], "string"))
+    return _SERVER_TEXT
 
 
 def _numeric(typmod: int) -> ValueType:
@@ -169,14 +175,15 @@ def _decimal(precision: int, scale: int) -> ValueType:
     return ValueType("numeric", f"decimal({precision},{scale})", precision, scale)
 
 
-def _array(pg: PgType, element: PgType, asked: PgType, where: str) -> ValueType:
+def _array(pg: PgType, element: PgType) -> ValueType:
     inner = element if element.kind == "d" else replace(element, typmod=pg.typmod)
-    value = _declared(inner, asked, where)
+    value = _declared(inner)
+    if value.wire in ("array", "box", SERVER_TEXT):
+        # Of a domain over an array, or of what is not known here; boxes are the one type set apart by semicolons.
+        return _SERVER_TEXT
     root = inner
     while root.kind == "d" and root.base is not None:
         root = root.base
-    if value.wire == "array":
-        raise _unsupported(asked, inner, where)  # a domain over an array as element
     if root.kind == "e" or root.name == "numeric" or root.name in _LISTED:
         return ValueType("array", f"array<{value.lake}>", element=value)
     return ValueType("array", "string", element=_as_text(value))
