@@ -114,7 +114,7 @@ def test_a_table_that_was_followed_finds_what_one_that_is_read_anew_finds(tmp_pa
     assert any("OPTIMIZE" in file.read_text() for file in Path(path, "_delta_log").glob("*.json")), "upkeep took part"
     other.close()
     assert warm.current(path, APP) == current(path, APP)
-    state = warm.states()[path]
+    state = warm.take_states()[path]
     found = state.find(_codes())
     assert {key for key in range(KEYS) if found[key] != NOWHERE} == other.keys
     fresh = TableState(path, SCHEMA)
@@ -156,7 +156,7 @@ def test_a_table_of_another_incarnation_or_that_is_gone_is_not_taken_for_the_one
     other.close()
     warm.follow(RECORD, path, APP)
     assert warm.current(path, "headwater/shop/public.t/2") == (1, 0)
-    assert warm.states() == {}
+    assert warm.take_states() == {}
     warm.follow(RECORD, path, APP)
     Path(path).rename(tmp_path / "elsewhere")
     assert warm.current(path, APP) is None
@@ -175,7 +175,7 @@ def test_a_table_that_could_not_be_followed_is_forgotten_and_not_half_known(tmp_
         warm.follow(RECORD, path, APP)
     hidden.rename(newest)
     assert warm.current(path, APP) == (2, 2)
-    assert warm.states() == {}
+    assert warm.take_states() == {}
 
 
 def test_a_table_that_an_engine_must_write_says_so(tmp_path: Path) -> None:

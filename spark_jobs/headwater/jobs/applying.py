@@ -128,7 +128,7 @@ class Tables:
             self._read_version(record, known, warm.current)
             if known is None or known.state != self.records[name].state:
                 self._unwritten.add(name)
-        self._applier = Applier(spark, Fence(self._ledger.generation_app, self._ledger.generation), warm.states())
+        self._applier = Applier(spark, Fence(self._ledger.generation_app, self._ledger.generation), warm.take_states())
 
     def keep_up(self, names: Iterable[str]) -> None:
         """Behind the ledger: files and checkpoints of tables that were just written. Rows stay what they are, so the

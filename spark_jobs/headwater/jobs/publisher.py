@@ -148,6 +148,7 @@ class Publisher:
                     self._successor.look(connection)
                 except Exception as error:
                     log.warning("the source does not answer the sampler: %s", error)
+                    self._successor.look_away()
                     # A server that shuts down ends this session first; one that is only slow keeps it.
                     if connection is None or connection.closed:
                         connection = None

@@ -32,6 +32,14 @@ _PATIENT_SECONDS: Final = 0.2
 """Between looks at the slot: while it is expected to come free at any moment, and else."""
 _SOON: Final = 10.0
 
+_HELD: Final = """
+select l.objid::bigint
+  from pg_catalog.pg_locks l join pg_catalog.pg_stat_activity a on a.pid = l.pid
+ where l.locktype = 'advisory' and l.objsubid = 2 and l.granted and l.classid::bigint = %s
+   and a.datname = current_database() and a.usename = current_user
+   and l.database = (select d.oid from pg_catalog.pg_database d where d.datname = current_database())
+"""
+
 
 def _lock_class(slot: str) -> int:
     """The first of the two numbers of our advisory locks: one per slot, as a signed 32-bit number."""
@@ -48,15 +56,13 @@ class SuccessorWatch:
         self.handed_over = False
 
     def look(self, connection: Connection) -> None:
-        """Ask the source; what cannot be asked counts as nobody: a successor that is gone must not end this driver."""
-        self._held = frozenset()
-        rows = connection.execute(
-            "select objid::bigint from pg_catalog.pg_locks where locktype = 'advisory' and objsubid = 2 and granted "
-            "and classid::bigint = %s and database = (select oid from pg_catalog.pg_database "
-            "where datname = current_database())",
-            [self._class & 0xFFFFFFFF],
-        )
+        """Ask the source. Only locks of our own role count: anybody may take any advisory lock."""
+        rows = connection.execute(_HELD, [self._class & 0xFFFFFFFF]).fetchall()
         self._held = frozenset(row[0] for row in rows)
+
+    def look_away(self) -> None:
+        """The source cannot be asked: a successor that may be gone by now must not end this driver."""
+        self._held = frozenset()
 
     def why_stop(self, target: int | None, deadline: float | None) -> str | None:
         """Whether a driver ends now, and by which of the interface's words. `deadline`: by `time.monotonic`.

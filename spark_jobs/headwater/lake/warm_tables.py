@@ -68,9 +68,11 @@ class WarmTables:
         self._known[path] = known
         return known.version, known.applied_lsn
 
-    def states(self) -> dict[str, TableState]:
-        """By path, those that are known to the last commit that was asked for: to go on with by whoever writes now."""
-        return {path: known.state for path, known in self._known.items() if known.state is not None}
+    def take_states(self) -> dict[str, TableState]:
+        """By path, to go on with by whoever writes the tables now; here they are forgotten."""
+        states = {path: known.state for path, known in self._known.items() if known.state is not None}
+        self._known.clear()
+        return states
 
 
 def _known(app_id: str, state: TableState) -> _Known:
