@@ -10,14 +10,13 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from fixtures.waiting import until
+from fixtures.jobs import beside, until
 from headwater.jobs.demo.environment import Demo, demo_environment
 from headwater.jobs.demo.shop import Writer
 from headwater.jobs.demo.story import REPLICATE, Story
@@ -49,53 +48,27 @@ def story(demo: Demo) -> Iterator[Story]:
     writer.stop()
 
 
-@contextmanager
-def _changes(demo: Demo) -> Iterator[list[tuple[int, float]]]:
+def _change(demo: Demo, marks: list[tuple[int, float]], stop: threading.Event) -> None:
     """A hundred single-row commits a second; the position after each ten of them, and the moment."""
-    marks: list[tuple[int, float]] = []
-    stop = threading.Event()
-
-    def run() -> None:
-        with demo.server.connect("shop") as connection:
-            due, number = time.monotonic(), 0
-            while not stop.wait(max(0.0, due - time.monotonic())):
-                for _ in range(PER_STEP):
-                    number += 1
-                    connection.execute("update products set stock = stock + 1 where id = %s", [1 + number % 200])
-                row = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()
-                assert row is not None
-                marks.append((parse_lsn(row[0]), time.monotonic()))
-                due += STEP
-
-    thread = threading.Thread(target=run, name="changes", daemon=True)
-    thread.start()
-    try:
-        yield marks
-    finally:
-        stop.set()
-        thread.join(30)
+    with demo.server.connect("shop") as connection:
+        due, number = time.monotonic(), 0
+        while not stop.wait(max(0.0, due - time.monotonic())):
+            for _ in range(PER_STEP):
+                number += 1
+                connection.execute("update products set stock = stock + 1 where id = %s", [1 + number % 200])
+            row = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()
+            assert row is not None
+            marks.append((parse_lsn(row[0]), time.monotonic()))
+            due += STEP
 
 
-@contextmanager
-def _delays(demo: Demo, marks: list[tuple[int, float]]) -> Iterator[list[float]]:
+def _measure(demo: Demo, marks: list[tuple[int, float]], delays: list[float], stop: threading.Event) -> None:
     """How long each mark took until its position was published."""
-    delays: list[float] = []
-    stop = threading.Event()
-
-    def run() -> None:
-        while not stop.wait(0.02):
-            file = read_position_file(str(demo.lake))
-            now = time.monotonic()
-            while file is not None and len(delays) < len(marks) and marks[len(delays)][0] <= file.position.lsn:
-                delays.append(now - marks[len(delays)][1])
-
-    thread = threading.Thread(target=run, name="delays", daemon=True)
-    thread.start()
-    try:
-        yield delays
-    finally:
-        stop.set()
-        thread.join(30)
+    while not stop.wait(0.02):
+        file = read_position_file(str(demo.lake))
+        now = time.monotonic()
+        while file is not None and len(delays) < len(marks) and marks[len(delays)][0] <= file.position.lsn:
+            delays.append(now - marks[len(delays)][1])
 
 
 def _ended(demo: Demo) -> list[dict[str, Any]]:
@@ -106,7 +79,10 @@ def _ended(demo: Demo) -> list[dict[str, Any]]:
 
 def test_slices_take_over_from_each_other_while_the_source_goes_on(demo: Demo, story: Story) -> None:
     client = demo.airflow.client
-    with _changes(demo) as marks, _delays(demo, marks) as delays:
+    marks: list[tuple[int, float]] = []
+    delays: list[float] = []
+    changing = beside(lambda stop: _change(demo, marks, stop))
+    with changing, beside(lambda stop: _measure(demo, marks, delays, stop)):
         until(lambda: len(_ended(demo)) >= 3, "three slices have ended", 900)
         ended = _ended(demo)[:3]
         measured = sorted(delays)

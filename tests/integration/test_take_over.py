@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fixtures.bank import TABLES, Bank, assert_cuts_consistent, replicated_bank, writing
+from fixtures.bank import TABLES, Bank, assert_cuts_consistent, free_the_slot, replicated_bank, writing
 from fixtures.jobs import Hold, Job, armed, assert_equal, catch_up, in_thread, until
 from headwater.embedded import EmbeddedServer
 from headwater.errors import LostLease
@@ -287,7 +287,7 @@ def test_a_driver_that_is_stopped_loses_the_slot_to_its_successor_and_wakes_up_f
     with writing(bank.database, seed=7), _stopped_driver(bank, spark, hold) as running:
         successor = drivers.start(take_over=True)
         until(lambda: _locks(bank) == 2 or successor.done(), "a warm successor", 60)
-        _free_the_slot(bank)
+        free_the_slot(bank)
         _await_publication(bank, generation + 1, successor)
         hold.release()
         for process in [running.pid, *running.family]:
@@ -305,12 +305,3 @@ def _stopped_driver(bank: Bank, spark: SparkSession, hold: Hold) -> Iterator[Job
         for process in [running.pid, *running.family]:
             os.kill(process, signal.SIGSTOP)
         yield running
-
-
-def _free_the_slot(bank: Bank) -> None:
-    """What wal_sender_timeout does to a driver that does not answer."""
-    with bank.database.superuser() as connection:
-        connection.execute(
-            "select pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = %s",
-            [bank.pipeline.source.slot],
-        )

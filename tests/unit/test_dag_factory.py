@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,14 +41,7 @@ print(sorted(found - {"__name__"}))
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def airflow_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Airflow writes a configuration file when it is imported first: not into the home of whoever runs the tests."""
-    home = tmp_path_factory.mktemp("airflow")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AIRFLOW_HOME", str(home))
-        patch.setenv("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
-        yield home
+pytestmark = pytest.mark.usefixtures("airflow_home")
 
 
 def write_pipeline(folder: Path, name: str, file: str | None = None) -> Path:

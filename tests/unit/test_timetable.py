@@ -14,16 +14,9 @@ if TYPE_CHECKING:
     from airflow.timetables.base import DagRunInfo, DataInterval
     from pendulum import DateTime
 
+pytestmark = pytest.mark.usefixtures("airflow_home")
+
 PERIOD = 540.0
-
-
-@pytest.fixture(scope="module", autouse=True)
-def airflow_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    home = tmp_path_factory.mktemp("airflow")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AIRFLOW_HOME", str(home))
-        patch.setenv("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
-        yield home
 
 
 @pytest.fixture

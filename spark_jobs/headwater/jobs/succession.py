@@ -31,6 +31,7 @@ _LOOK_SECONDS: Final = 0.02
 _PATIENT_SECONDS: Final = 0.2
 """Between looks at the slot: while it is expected to come free at any moment, and else."""
 _SOON: Final = 10.0
+_CLAIM_SECONDS: Final = 5.0
 
 _HELD: Final = """
 select l.objid::bigint
@@ -91,7 +92,7 @@ class Successor:
     def __enter__(self) -> Self:
         self._connection = connect(self._conninfo, application_name="headwater successor")
         try:
-            if not self._lock(_ANNOUNCED):
+            if not self._announce():
                 raise LostLease(
                     "another replicate waits to take over already",
                     code="successor_waiting",
@@ -108,6 +109,13 @@ class Successor:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _announce(self) -> bool:
+        """Not refused at once: of two that start together, one takes a free slot and gives its claim up in a moment."""
+        deadline = time.monotonic() + _CLAIM_SECONDS
+        while not (announced := self._lock(_ANNOUNCED)) and time.monotonic() < deadline:
+            time.sleep(_PATIENT_SECONDS)
+        return announced
 
     def close(self) -> None:
         """Give the claim up: when the slot is ours, the next one may announce itself."""
