@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -59,6 +60,14 @@ class Driver:
             self.process = subprocess.Popen(
                 [*command, wanted.file, "--json", *arguments], stdout=out, stderr=log, env=environment
             )
+
+    def stop(self) -> None:
+        """Cleanly: below a JVM the signal is for the Python driver alone."""
+        for process in [*_family(self.process.pid)]:
+            with contextlib.suppress(OSError):
+                command = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+                if b"python" in command[0] and any(b"headwater_replicate" in c or c == b"replicate" for c in command):
+                    os.kill(process, signal.SIGTERM)
 
     def result(self) -> dict[str, Any]:
         status = self.process.wait(120)
@@ -172,7 +181,7 @@ def _measure(
                 overlaps.append(_while_both_run(running, successor))
                 assert running.result()["handed_over"]
             else:
-                running.process.terminate()
+                running.stop()
                 running.result()
                 successor = Driver(wanted, folder)
             running, generation = successor, generation + 1
@@ -181,7 +190,7 @@ def _measure(
             boundaries[kind].append(watch.between(max(began, taken - BETWEEN), taken + BETWEEN / 2))
         quiet = watch.between(watch.begun[1] + BETWEEN / 3, watch.begun[1] + 2 * BETWEEN)
     finally:
-        running.process.terminate()
+        running.stop()
         running.result()
     seconds = sorted(overlap[2] for overlap in overlaps)
     report(
