@@ -178,6 +178,15 @@ def test_of_two_successors_the_second_is_refused(bank: Bank, drivers: Drivers) -
     assert (refused.value.code, refused.value.exit_status) == ("successor_waiting", 1)
 
 
+def test_locks_of_another_role_are_no_successor(bank: Bank, drivers: Drivers) -> None:
+    number = succession._lock_class(bank.pipeline.source.slot)
+    with bank.database.superuser() as connection:
+        connection.execute("select pg_advisory_lock(%s, 1), pg_advisory_lock(%s, 2)", [number, number])
+        assert _locks(bank) == 2
+        report = drivers.start(take_over=False, seconds=5).result(60)
+    assert (report["stopped_by"], report["handed_over"]) == ("seconds", False)
+
+
 def test_a_driver_whose_slice_is_over_goes_on_until_its_successor_is_warm(bank: Bank, drivers: Drivers) -> None:
     generation = _generation(bank) + 1
     with writing(bank.database, seed=3), armed(bank.folder, "take_over.announced") as hold:
