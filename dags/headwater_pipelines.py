@@ -8,4 +8,6 @@ from headwater_airflow.dag_factory import headwater_dags
 
 if folder := os.environ.get("HEADWATER_PIPELINES"):
     slice_seconds = float(os.environ.get("HEADWATER_SLICE_SECONDS", "600"))
-    globals().update(headwater_dags(os.path.join(folder, "*.yaml"), slice_seconds=slice_seconds))
+    warm_up_seconds = float(os.environ.get("HEADWATER_WARM_UP_SECONDS", "60"))
+    files = os.path.join(folder, "*.yaml")
+    globals().update(headwater_dags(files, slice_seconds=slice_seconds, warm_up_seconds=warm_up_seconds))

@@ -8,4 +8,4 @@ from headwater.session import SHORT_LIVED_JVM
 
 os.environ.setdefault("JDK_JAVA_OPTIONS", SHORT_LIVED_JVM)
 
-pytest_plugins = ["fixtures.postgres", "fixtures.spark"]
+pytest_plugins = ["fixtures.airflow_files", "fixtures.postgres", "fixtures.spark"]

@@ -26,6 +26,7 @@ from headwater.config import Pipeline, load_pipeline
 from headwater.errors import BadConfiguration, HeadwaterError
 from headwater_airflow.operators.replication import PauseReplicationOperator, ResumeReplicationOperator
 from headwater_airflow.operators.spark import LoadOperator, ReplicateOperator
+from headwater_airflow.timetable import OverlappingSlices
 
 log = logging.getLogger(__name__)
 _GLOB = frozenset("*?[")
@@ -35,6 +36,7 @@ def headwater_dags(
     files: str | os.PathLike[str],
     *,
     slice_seconds: float = 600,
+    warm_up_seconds: float = 60,
     spark_conn_id: str = "spark_default",
     api_conn_id: str = "headwater_api",
     spark: Mapping[str, Any] | None = None,
@@ -44,11 +46,13 @@ def headwater_dags(
     """The DAGs of one pipeline file, or of all files that a pattern matches, by their id.
 
     `slice_seconds`: how long one run of `.replicate` lasts before the next takes over (a deployment's new code, or a
-    changed YAML, arrives with the next slice). `spark`: further arguments of SparkSubmitOperator, e.g. `conf`,
+    changed YAML, arrives with the next slice). `warm_up_seconds`: how long before its end the next run begins, makes
+    everything ready and takes over without a pause: two worker slots and two drivers until then. At most half a slice;
+    0: runs follow each other, with a pause in between. `spark`: further arguments of SparkSubmitOperator, e.g. `conf`,
     `driver_memory`. A faulty file raises when it is named, and is left out when a pattern found it.
     """
     path = os.fspath(files)
-    options = (slice_seconds, spark_conn_id, api_conn_id, spark or {}, default_args or {}, tags)
+    options = (slice_seconds, warm_up_seconds, spark_conn_id, api_conn_id, spark or {}, default_args or {}, tags)
     if not _GLOB.intersection(path):
         return _dags(load_pipeline(path), *options)
     pipelines, faults = _read(path)
@@ -83,6 +87,7 @@ def _read(pattern: str) -> tuple[list[Pipeline], list[HeadwaterError]]:
 def _dags(
     pipeline: Pipeline,
     slice_seconds: float,
+    warm_up_seconds: float,
     spark_conn_id: str,
     api_conn_id: str,
     spark: Mapping[str, Any],
@@ -91,11 +96,13 @@ def _dags(
 ) -> dict[str, DAG]:
     arguments = {**spark, "pipeline": pipeline.file, "conn_id": spark_conn_id}
     load_id, replicate_id = f"{pipeline.name}.load", f"{pipeline.name}.replicate"
-    common: dict[str, Any] = {"catchup": False, "max_active_runs": 1, "tags": list(tags)}
+    common: dict[str, Any] = {"catchup": False, "tags": list(tags)}
+    overlap = min(warm_up_seconds, slice_seconds / 2)
     with DAG(
         load_id,
         description=f"Loads what is not loaded yet of the pipeline {pipeline.name}",
         schedule=None,
+        max_active_runs=1,
         is_paused_upon_creation=False,  # without a schedule it runs only when asked to
         default_args={"retries": 3, "retry_delay": timedelta(seconds=20), **default_args},
         doc_md=_LOAD_DOC.format(file=pipeline.file, replicate=replicate_id),
@@ -112,7 +119,8 @@ def _dags(
     with DAG(
         replicate_id,
         description=f"Keeps the lake of the pipeline {pipeline.name} in step with its source",
-        schedule="@continuous",
+        schedule=OverlappingSlices(slice_seconds - overlap) if overlap > 0 else "@continuous",
+        max_active_runs=2 if overlap > 0 else 1,
         # Without a start in the past the first run's data interval is empty, the second one gets the first one's
         # date, and the scheduler skips it as "run already exists": there would be one slice and never another.
         start_date=datetime(2024, 1, 1, tzinfo=UTC),
@@ -129,12 +137,18 @@ def _dags(
         doc_md=_REPLICATE_DOC.format(file=pipeline.file, seconds=slice_seconds),
         **common,
     ) as replicate:
-        ReplicateOperator(task_id="replicate", max_seconds=slice_seconds, **arguments)
+        ReplicateOperator(
+            task_id="replicate",
+            max_seconds=slice_seconds,
+            take_over=overlap > 0,
+            go_on_after_pause=overlap > 0,
+            **arguments,
+        )
     return {load_id: load, replicate_id: replicate}
 
 
 _LOAD_DOC = """Loads the tables of `{file}` that are not loaded yet. Pauses `{replicate}`, which stops cleanly, and
 unpauses it afterwards (unless a person had paused it). Trigger it again after adding a table."""
 
-_REPLICATE_DOC = """Replicates the log of the source of `{file}`, in slices of {seconds:g} s that follow each other.
-Pausing this DAG stops the running slice cleanly within seconds."""
+_REPLICATE_DOC = """Replicates the log of the source of `{file}`, in slices of {seconds:g} s of which each takes over
+from the one before. Pausing this DAG stops the running slice cleanly within seconds; unpaused, it goes on."""

@@ -166,7 +166,7 @@ def _load(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -
 def _replicate(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:
     from headwater.jobs.replicate import replicate
 
-    result = replicate(pipeline, args.until, args.max_seconds, stop)
+    result = replicate(pipeline, args.until, args.max_seconds, stop, args.take_over)
     return result, _unless_suspended(result)
 
 
@@ -250,6 +250,8 @@ def _parser() -> argparse.ArgumentParser:
     replicate = command("replicate", "apply the source's log to the lake until stopped", _replicate)
     replicate.add_argument("--until", metavar="now|LSN", type=_now_or_lsn, help="stop once all up to there is in")
     replicate.add_argument("--max-seconds", metavar="N", type=_seconds, help="stop after so long")
+    text = "take the running replicate's place without a pause, as soon as everything is ready"
+    replicate.add_argument("--take-over", action="store_true", help=text)
     wait = command("wait", "wait until tables are fresh enough and print the cut", _wait, tables=True)
     wait.add_argument(
         "--require", metavar="now|LSN|30s", type=_requirement, default="now", help="what to wait for (default: now)"

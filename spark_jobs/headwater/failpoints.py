@@ -29,6 +29,10 @@ NAMES: Final = (
     "replicate.after_position_file",
     "replicate.before_confirm",
     "replicate.after_confirm",
+    "replicate.before_release",
+    "take_over.announced",
+    "take_over.warm",
+    "take_over.slot_is_free",
 )
 
 _reached: dict[str, int] = {}

@@ -25,10 +25,10 @@ RATE = int(os.environ.get("HEADWATER_BENCH_RATE", "1000"))
 STEP = 0.1
 
 
-def write(connection: object, marks: list[tuple[int, float]], stop: threading.Event) -> None:
-    """`RATE` single-row changes a second in steps; after each step its position and the moment."""
+def write(connection: object, marks: list[tuple[int, float]], stop: threading.Event, rate: int = RATE) -> None:
+    """`rate` single-row changes a second in steps; after each step its position and the moment."""
     execute = connection.execute  # type: ignore[attr-defined]
-    per_step = int(RATE * STEP)
+    per_step = int(rate * STEP)
     due, number = time.perf_counter(), 1_000_000
     while not stop.is_set():
         execute(f"call mixed({number}, {per_step})")

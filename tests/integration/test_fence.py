@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fixtures.bank import TABLES, Bank, replicated_bank
+from fixtures.bank import TABLES, Bank, free_the_slot, replicated_bank
 from fixtures.jobs import Hold, Job, armed, catch_up, in_thread, lake_path_of, until
 from headwater import failpoints
 from headwater.embedded import EmbeddedServer
@@ -34,21 +34,6 @@ pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 def bank(postgres: EmbeddedServer, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bank]:
     with replicated_bank(postgres, tmp_path_factory.mktemp("bank"), seed=11) as bank:
         yield bank
-
-
-def free_the_slot(bank: Bank) -> None:
-    """What wal_sender_timeout does to a driver that does not answer."""
-    slot = (bank.pipeline.source.slot,)
-    with bank.database.superuser() as connection:
-        connection.execute(
-            "select pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = %s", slot
-        )
-
-        def is_free() -> bool:
-            found = connection.execute("select active from pg_replication_slots where slot_name = %s", slot).fetchone()
-            return found == (False,)
-
-        until(is_free, "the slot is free")
 
 
 def _generation(bank: Bank) -> int:

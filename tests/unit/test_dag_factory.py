@@ -7,9 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -42,14 +41,7 @@ print(sorted(found - {"__name__"}))
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def airflow_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Airflow writes a configuration file when it is imported first: not into the home of whoever runs the tests."""
-    home = tmp_path_factory.mktemp("airflow")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AIRFLOW_HOME", str(home))
-        patch.setenv("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
-        yield home
+pytestmark = pytest.mark.usefixtures("airflow_home")
 
 
 def write_pipeline(folder: Path, name: str, file: str | None = None) -> Path:
@@ -67,6 +59,11 @@ def headwater_dags(files: str | Path, **options: float) -> dict[str, DAG]:
     return dag_factory.headwater_dags(files, **options)  # type: ignore[arg-type]
 
 
+def _arguments(dag: DAG) -> list[str]:
+    task: Any = dag.get_task("replicate")
+    return list(task.application_args)
+
+
 def serialized(dag: DAG) -> str:
     from airflow.serialization.serialized_objects import DagSerialization
 
@@ -78,12 +75,31 @@ def test_a_pipeline_is_loaded_on_request_and_replicated_continuously(tmp_path: P
     assert set(dags) == {"shop.load", "shop.replicate"}
     load, replicate = dags["shop.load"], dags["shop.replicate"]
     assert load.schedule is None
-    assert replicate.schedule == "@continuous"
-    assert replicate.max_active_runs == 1
+    assert load.max_active_runs == 1
     assert replicate.max_consecutive_failed_dag_runs > 0
     assert replicate.catchup is False
-    arguments = replicate.get_task("replicate").application_args
+    arguments = _arguments(replicate)
     assert arguments[arguments.index("--max-seconds") + 1] == "90"
+
+
+@pytest.mark.parametrize(("warm_up", "period"), [(30.0, 60.0), (60.0, 45.0)])
+def test_a_slice_begins_while_the_one_before_still_runs_and_takes_over(
+    tmp_path: Path, warm_up: float, period: float
+) -> None:
+    from headwater_airflow.timetable import OverlappingSlices
+
+    dags = headwater_dags(write_pipeline(tmp_path, "shop"), slice_seconds=90, warm_up_seconds=warm_up)
+    replicate = dags["shop.replicate"]
+    assert replicate.timetable == OverlappingSlices(period)
+    assert replicate.max_active_runs == 2
+    assert "--take-over" in _arguments(replicate)
+
+
+def test_without_a_warm_up_slices_follow_each_other_one_at_a_time(tmp_path: Path) -> None:
+    replicate = headwater_dags(write_pipeline(tmp_path, "shop"), warm_up_seconds=0)["shop.replicate"]
+    assert type(replicate.timetable).__name__ == "ContinuousTimetable"
+    assert replicate.max_active_runs == 1
+    assert "--take-over" not in _arguments(replicate)
 
 
 def test_replication_waits_paused_for_the_first_load(tmp_path: Path) -> None:

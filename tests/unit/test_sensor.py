@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,13 +30,7 @@ NOWHERE = f"postgresql://reader:{SECRET}@127.0.0.1:1/shop"
 CONTEXT: Any = {"ti": SimpleNamespace(dag_id="dag", run_id="run", task_id="fresh", map_index=-1)}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def airflow_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Airflow writes its configuration at import."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AIRFLOW_HOME", str(tmp_path_factory.mktemp("airflow")))
-        patch.setenv("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
-        yield
+pytestmark = pytest.mark.usefixtures("airflow_home")
 
 
 @pytest.fixture

@@ -12,11 +12,17 @@ import json
 import os
 import tempfile
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowNotFoundException
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowNotFoundException,
+    AirflowRescheduleException,
+)
 
 from headwater.errors import EXIT_DIFFERENCES, EXIT_REFUSED, EXIT_SUSPENDED, Refused
 from headwater_airflow.operators.submission import SparkSubmission, submission_environment
@@ -161,26 +167,41 @@ class ReplicateOperator(HeadwaterSparkOperator):
     """Replicates for `max_seconds` (until stopped: None). Suspended tables are no failure: the others go on.
 
     When somebody pauses the DAG, the slice that is running stops cleanly within seconds and succeeds
-    (`stop_when_paused`): a paused DAG that went on replicating would be no pause.
+    (`stop_when_paused`): a paused DAG that went on replicating would be no pause. With `go_on_after_pause` the task is
+    put back instead, and goes on as soon as the DAG is unpaused, where the schedule would not start a new run at once.
+    `take_over`: ask a driver that runs to hand over as soon as this one is ready, instead of failing.
     """
 
     def __init__(
-        self, *, pipeline: str, max_seconds: float | None = 600, stop_when_paused: bool = True, **arguments: Any
+        self,
+        *,
+        pipeline: str,
+        max_seconds: float | None = 600,
+        stop_when_paused: bool = True,
+        go_on_after_pause: bool = False,
+        take_over: bool = False,
+        **arguments: Any,
     ) -> None:
         limit = [] if max_seconds is None else ["--max-seconds", f"{max_seconds:g}"]
         super().__init__(
             pipeline=pipeline,
             application=entry_script("replicate"),
-            application_args=[pipeline, "--json", *limit],
+            application_args=[pipeline, "--json", *limit, *(["--take-over"] if take_over else [])],
             **arguments,
         )
         self.stop_when_paused = stop_when_paused
+        self.go_on_after_pause = go_on_after_pause
 
     def execute(self, context: Context) -> dict[str, Any] | None:
         if not self.stop_when_paused:
             return super().execute(context)
-        with stop_when_paused(context, self.on_kill):
-            return super().execute(context)
+        with stop_when_paused(context, self.on_kill) as was_paused:
+            result = super().execute(context)
+        if was_paused.is_set() and self.go_on_after_pause:
+            context["ti"].xcom_push(key="return_value", value=result)
+            self.log.info("the slice has stopped; it goes on when the DAG is unpaused")
+            raise AirflowRescheduleException(datetime.now(UTC))  # type: ignore[no-untyped-call]
+        return result
 
     def finished_with(self, status: int, submission: SparkSubmission) -> bool:
         # 143: the stop came while the driver was still starting.

@@ -15,9 +15,12 @@ log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def stop_when_paused(context: Context, stop: Callable[[], None], poll_seconds: float = 3.0) -> Iterator[None]:
-    """Calls `stop` once if the task's DAG is paused during the block; asks the task's API, so it needs no log-in."""
-    instance, done = context["ti"], threading.Event()
+def stop_when_paused(
+    context: Context, stop: Callable[[], None], poll_seconds: float = 3.0
+) -> Iterator[threading.Event]:
+    """Calls `stop` once if the task's DAG is paused during the block, and sets the event that the block gets; asks the
+    task's API, so it needs no log-in."""
+    instance, done, was_paused = context["ti"], threading.Event(), threading.Event()
 
     def watch() -> None:
         while not done.wait(poll_seconds):
@@ -28,13 +31,14 @@ def stop_when_paused(context: Context, stop: Callable[[], None], poll_seconds: f
                 continue
             if paused:
                 log.info("DAG %s was paused: stopping", instance.dag_id)
+                was_paused.set()
                 stop()
                 return
 
     thread = threading.Thread(target=watch, name="headwater-pause-watch", daemon=True)
     thread.start()
     try:
-        yield
+        yield was_paused
     finally:
         done.set()
         thread.join()

@@ -30,6 +30,7 @@ from headwater.lake.plan import Applied, Plan, PlanAgain, choose
 from headwater.lake.positional import Fence
 from headwater.lake.registry import Registry, State, TableRecord
 from headwater.lake.tables import current, foreign_data, own_history
+from headwater.lake.warm_tables import WarmTables
 from headwater.log.blocks import Relation, Transactions
 from headwater.log.net_effect import net_effect
 from headwater.position import format_lsn
@@ -39,6 +40,8 @@ from headwater.source.snapshots import VisibilitySnapshot
 log = logging.getLogger(__name__)
 
 _TRIES = 5
+
+_Look = Callable[[str, str], tuple[int, int] | None]
 
 
 class Tables:
@@ -64,20 +67,21 @@ class Tables:
     def owners(self, relation_ids: Iterable[int]) -> set[str]:
         return self._relations.owners(relation_ids)
 
-    def resume(self, spark: Callable[[], SparkSession]) -> None:
+    def resume(self, spark: Callable[[], SparkSession], warm: WarmTables | None = None) -> None:
         """Read every table's version and applied position; whoever else wrote to a table suspends it. `spark` gives
-        a session to the tables that need one."""
-        self._applier = Applier(spark, Fence(self._ledger.generation_app, self._ledger.generation))
+        a session to the tables that need one; `warm`: what was read of them before."""
+        warm = warm or WarmTables()
         before = self._ledger.newest.tables if self._ledger.newest else {}
         for name, record in list(self.records.items()):
             if record.state not in ("active", "catching up", "suspended"):
                 continue
             known = before.get(name)
-            self._read_version(record, known)
+            self._read_version(record, known, warm.current)
             if name in self._versions:
                 self._row[name] = self._versions[name]
             if known is None or known.state != self.records[name].state:
                 self._unwritten.add(name)
+        self._applier = Applier(spark, Fence(self._ledger.generation_app, self._ledger.generation), warm.take_states())
 
     def keep_up(self, name: str) -> Result:
         """In the table's lane, behind the ledger: files and checkpoints. Rows stay what they are, so the new version
@@ -327,10 +331,10 @@ class Tables:
             return
         raise Diverged(message, where=record.name, remedy=f"headwater load PIPELINE.yaml --table {record.name} --again")
 
-    def _read_version(self, record: TableRecord, known: TableVersion | None) -> None:
+    def _read_version(self, record: TableRecord, known: TableVersion | None, look: _Look = current) -> None:
         """Where the table stands now; a data commit that is not ours suspends it."""
         path, app_id = table_path(self._root, record.path), record.app_id(self._pipeline.name)
-        found = current(path, app_id)
+        found = look(path, app_id)
         if found is None:
             self._suspend(
                 record.name,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -27,7 +28,9 @@ from headwater.jobs.pace import Pace
 from headwater.jobs.publisher import Publisher
 from headwater.jobs.reader import LogReader
 from headwater.jobs.stage_times import ApplyRate, latency
+from headwater.jobs.succession import SuccessorWatch
 from headwater.lake.ledger import Ledger
+from headwater.lake.registry import TableRecord
 from headwater.log.blocks import Transactions
 from headwater.position import Position
 
@@ -36,6 +39,7 @@ log = logging.getLogger(__name__)
 
 IDLE_ROW_SECONDS = 10.0
 _SEAL_LOOK_SECONDS = 0.02
+_PATIENCE = 0.2
 
 
 @dataclass(slots=True)
@@ -46,6 +50,24 @@ class Totals:
     transactions: int = 0
     changes: int = 0
     per_table: dict[str, int] = field(default_factory=dict)
+
+
+def report(
+    totals: Totals, ledger: Ledger, records: Mapping[str, TableRecord], reason: str, handed_over: bool = False
+) -> dict[str, Any]:
+    """The JSON of interface "replicate"."""
+    newest = ledger.newest
+    return {
+        "epochs": totals.epochs,
+        "transactions": totals.transactions,
+        "changes": totals.changes,
+        "position": newest.position.to_json() if newest else None,
+        "stopped_by": reason,
+        "handed_over": handed_over,
+        "tables": {
+            name: {"changes": totals.per_table.get(name, 0), "state": record.state} for name, record in records.items()
+        },
+    }
 
 
 class Driver:
@@ -61,12 +83,14 @@ class Driver:
         position: Position,
         watch: CatalogWatch,
         handovers: Handovers,
+        successor: SuccessorWatch,
     ) -> None:
         self._limits = pipeline.replicate
         self._ledger, self._tables, self._publisher, self._reader = ledger, tables, publisher, reader
         self._at = position
         self._watch = watch
         self._handovers = handovers
+        self._successor = successor
         self._totals = Totals()
         self._open = OpenEpochs()
         self._pace = Pace(pipeline.replicate.max_seconds)
@@ -93,11 +117,14 @@ class Driver:
             if reason is not None and not self._open:
                 self._rest(force=True)
                 return reason
-            patience = 0.2 if deadline is None else max(0.0, min(0.2, deadline - time.monotonic()))
-            self._reader.wait(patience)
+            if reason is not None:
+                self._lanes.wait(_PATIENCE)  # only what has begun is brought to its end
+                continue
+            left = _PATIENCE if deadline is None else deadline - time.monotonic()
+            self._reader.wait(min(left, _PATIENCE) if left > 0 else _PATIENCE)  # past it a successor is awaited
             self._refuse_silence()
             self._handovers.finish_if_due()
-            batch = self._collect() if reason is None and self._is_due() else None
+            batch = self._collect() if self._is_due() else None
             if batch is not None:
                 self._begin(batch)
             elif not self._open:
@@ -108,18 +135,7 @@ class Driver:
         return {**self._speed.rates(), **self._reader.busy.rates()}
 
     def report(self, reason: str) -> dict[str, Any]:
-        totals, newest = self._totals, self._ledger.newest
-        return {
-            "epochs": totals.epochs,
-            "transactions": totals.transactions,
-            "changes": totals.changes,
-            "position": newest.position.to_json() if newest else None,
-            "stopped_by": reason,
-            "tables": {
-                name: {"changes": totals.per_table.get(name, 0), "state": record.state}
-                for name, record in self._tables.records.items()
-            },
-        }
+        return report(self._totals, self._ledger, self._tables.records, reason, self._successor.handed_over)
 
     def _why_stop(self, target: int | None, deadline: float | None, stop: threading.Event) -> str | None:
         if self._publisher.failure is not None:
@@ -130,9 +146,7 @@ class Driver:
         reached = max(self._processed, idle or 0)
         if target is not None and reached >= target and not self._tables.withholding(reached):
             return "until"
-        if deadline is not None and time.monotonic() >= deadline:
-            return "seconds"
-        return None
+        return self._successor.why_stop(target, deadline)
 
     def _suspend_found(self) -> None:
         """Suspend what the catalog watch has found: the log itself would never say it."""

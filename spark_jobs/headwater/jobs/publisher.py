@@ -1,8 +1,8 @@
 """What pollers see while a driver runs: the position file, once a second and after each epoch, and the samples.
 
-A thread of its own asks the source for (clock, insert LSN) each second, and whether its catalog has changed under a
-table. The same session tells a shutdown of the server early: it is ended before the walsenders are, and the log
-connection must not hold the shutdown up.
+A thread of its own asks the source for (clock, insert LSN) each second, whether its catalog has changed under a
+table, and whether another driver wants to take over. The same session tells a shutdown of the server early: it is
+ended before the walsenders are, and the log connection must not hold the shutdown up.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from headwater.errors import Fenced, HeadwaterError
 from headwater.jobs.catalog_watch import CatalogWatch
 from headwater.jobs.reader import LogReader
+from headwater.jobs.succession import SuccessorWatch
 from headwater.lake.freshness import SOURCE_RATE
 from headwater.lake.ledger import Epoch, Ledger
 from headwater.lake.position_file import PositionFile, write_position_file
@@ -38,12 +39,18 @@ class Publisher:
     """Keeps the position file true. `pending` is entered before the read position that covers it can be shown."""
 
     def __init__(
-        self, root: str, conninfo: str, owners: Callable[[Iterable[int]], set[str]], watch: CatalogWatch
+        self,
+        root: str,
+        conninfo: str,
+        owners: Callable[[Iterable[int]], set[str]],
+        watch: CatalogWatch,
+        successor: SuccessorWatch,
     ) -> None:
         self._root = root
         self._conninfo = conninfo
         self._owners = owners
         self._watch = watch
+        self._successor = successor
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._pending: dict[str, deque[tuple[int, int]]] = {}
@@ -150,8 +157,10 @@ class Publisher:
                         connection = connect(self._conninfo, application_name="headwater sampler", statement_timeout=5)
                     self._sample(connection)
                     self._watch.poll(connection)
+                    self._successor.look(connection)
                 except Exception as error:
                     log.warning("the source does not answer the sampler: %s", error)
+                    self._successor.look_away()
                     # A server that shuts down ends this session first; one that is only slow keeps it.
                     if connection is None or connection.closed:
                         connection = None

@@ -16,14 +16,54 @@ from typing import Any
 
 from headwater.errors import SourceUnreachable
 from headwater.jobs.chunk_pipe import ChunkReceiver
-from headwater.jobs.reader_process import ConninfoWanted, Ended, Progress, ReaderOptions, Spent, Started, main
+from headwater.jobs.reader_process import Awake, ConninfoWanted, Ended, Progress, ReaderOptions, Spent, Started, main
 from headwater.jobs.stage_times import BusyShares
 from headwater.log.blocks import Chunk
 from headwater.log.spill import SpillFolder, spill_files
 
-__all__ = ["LogReader", "ReaderOptions"]
+__all__ = ["LogReader", "ReaderOptions", "ReaderProcess"]
 
 log = logging.getLogger(__name__)
+
+
+class ReaderProcess:
+    """The process before it is told what to read: its start costs a second, which may be over when the slot comes
+    free."""
+
+    def __init__(self) -> None:
+        self.folder = SpillFolder()
+        self.folder.__enter__()
+        context = multiprocessing.get_context("spawn")
+        self.data, data = context.Pipe(duplex=False)
+        control, self.control = context.Pipe(duplex=False)
+        self.process = context.Process(
+            target=main, args=(self.folder.path, data, control), name="headwater-reader", daemon=True
+        )
+        self.process.start()
+        for end in (data, control):
+            end.close()
+        self._ended = False
+
+    @property
+    def is_awake(self) -> bool:
+        """Its first word has come, which is for whoever reads the pipe."""
+        return self.data.poll(0)
+
+    def discard(self) -> None:
+        """It is not needed (any more)."""
+        self.control.close()  # it finds the end of the pipe, and ends
+        self.end()
+
+    def end(self) -> None:
+        """Wait for its end, which it has been told; at last kill it. Once is enough."""
+        if self._ended:
+            return
+        self._ended = True
+        self.process.join(timeout=5)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join(timeout=5)
+        self.folder.__exit__()
 
 
 class LogReader:
@@ -32,14 +72,19 @@ class LogReader:
     `wait` sleeps until something is there or the time is up; `take` gives the next chunk. `on_arrival` is called in
     the receiving thread for each chunk before it can be taken, so that the position file may name it pending.
     `conninfo` gives the connection string anew when the connection has dropped; without it the first one is used.
+    `process`: one that was started before; it is ended here, too.
     """
 
     def __init__(
-        self, options: ReaderOptions, on_arrival: Any = None, conninfo: Callable[[], str] | None = None
+        self,
+        options: ReaderOptions,
+        on_arrival: Any = None,
+        conninfo: Callable[[], str] | None = None,
+        process: ReaderProcess | None = None,
     ) -> None:
         self._options = options
         self._conninfo = conninfo or (lambda: options.conninfo)
-        self._folder = SpillFolder()
+        self._prepared = process
         self._on_arrival = on_arrival
         self._changed = threading.Condition()
         self._chunks: deque[Chunk] = deque()
@@ -55,16 +100,11 @@ class LogReader:
         self._woken = False
 
     def __enter__(self) -> LogReader:
-        self._folder.__enter__()
-        context = multiprocessing.get_context("spawn")
-        self._data, data = context.Pipe(duplex=False)
-        control, self._control = context.Pipe(duplex=False)
-        self._process = context.Process(
-            target=main, args=(self._options, self._folder.path, data, control), name="headwater-reader", daemon=True
-        )
-        self._process.start()
-        for end in (data, control):
-            end.close()
+        self._own = self._prepared or ReaderProcess()
+        self._process, self._folder = self._own.process, self._own.folder
+        self._data, self._control = self._own.data, self._own.control
+        with contextlib.suppress(OSError):  # a process that is gone is noticed where its words are awaited
+            self._control.send(self._options)
         threading.Thread(target=self._receive, name="headwater-receiver", daemon=True).start()
         threading.Thread(target=self._beat, name="headwater-heartbeat", daemon=True).start()
         try:
@@ -80,12 +120,12 @@ class LogReader:
 
     def __exit__(self, *_: object) -> None:
         self._send("stop", None)
-        self._process.join(timeout=5)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join(timeout=5)
+        self._own.end()
         self._closing.set()
-        self._folder.__exit__()
+
+    def release(self) -> None:
+        """Give the slot back and return at once: nothing more will be taken or confirmed."""
+        self._send("stop", None)
 
     def wait(self, seconds: float) -> None:
         """Until a chunk, a wish of the server, the end, a `wake`, or `seconds` have passed."""
@@ -159,7 +199,7 @@ class LogReader:
             self._ended = ended
             self._changed.notify_all()
 
-    def _arrived(self, item: Chunk | Progress | Started | Spent | ConninfoWanted) -> None:
+    def _arrived(self, item: Chunk | Progress | Awake | Started | Spent | ConninfoWanted) -> None:
         if isinstance(item, ConninfoWanted):
             self._tell_conninfo()
             return
@@ -180,7 +220,7 @@ class LogReader:
                 self.read_position = max(self.read_position, item.read_position)
                 self.heard = item.heard
                 self.reply_wanted = self.reply_wanted or item.reply_wanted
-            else:
+            elif isinstance(item, Started):
                 self._started = True
             self._changed.notify_all()
 

@@ -80,6 +80,11 @@ class Spent:
 
 
 @dataclass(frozen=True, slots=True)
+class Awake:
+    """The process has started and waits for its options."""
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """Streaming has begun: the slot is ours."""
 
@@ -304,13 +309,16 @@ class _Reader:
         self._fed_back = time.monotonic()
 
 
-def main(options: ReaderOptions, folder: str, data: Connection, control: Connection) -> None:
-    """The process. `folder`: the driver's spill folder."""
+def main(folder: str, data: Connection, control: Connection) -> None:
+    """The process. `folder`: the driver's spill folder. The first thing that `control` brings are its options: they may
+    come long after the start."""
     # Ctrl-C and SIGTERM of a process group are the driver's to handle: it stops us in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     error: HeadwaterError | None = None
     try:
+        ChunkSender(data).send(Awake())
+        options: ReaderOptions = control.recv()
         _Reader(options, folder, data, control).run()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         os._exit(1)  # the driver is gone

@@ -8,9 +8,12 @@ only then is the slot confirmed: the source is the retry log.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 import time
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from headwater.config import Pipeline
@@ -20,11 +23,13 @@ from headwater.jobs import lease
 from headwater.jobs.applying import Tables
 from headwater.jobs.catalog_watch import CatalogWatch
 from headwater.jobs.check import APPLICATION_NAME
-from headwater.jobs.driver import Driver
+from headwater.jobs.driver import Driver, Totals, report
 from headwater.jobs.handovers import Handovers
 from headwater.jobs.log_format import may_be_binary, refuse_late_text
 from headwater.jobs.publisher import Publisher
 from headwater.jobs.reader import LogReader, ReaderOptions
+from headwater.jobs.succession import SuccessorWatch
+from headwater.jobs.take_over import Turn, taking_over
 from headwater.lake.ledger import Ledger
 from headwater.lake.registry import PipelineRecord, Registry
 from headwater.position import Position, format_lsn, parse_lsn
@@ -40,10 +45,18 @@ log = logging.getLogger(__name__)
 
 
 def replicate(
-    pipeline: Pipeline, until: str | None, max_seconds: float | None, stop: threading.Event
+    pipeline: Pipeline,
+    until: str | None,
+    max_seconds: float | None,
+    stop: threading.Event,
+    take_over: bool = False,
 ) -> dict[str, Any]:
-    """Replicate until `until` ("now", an LSN), `max_seconds`, or `stop`. The JSON of interface "replicate"."""
-    deadline = time.monotonic() + max_seconds if max_seconds is not None else None
+    """Replicate until `until` ("now", an LSN), `max_seconds`, or `stop`. The JSON of interface "replicate".
+
+    `take_over`: make everything ready beside a driver that runs, and have it hand over; `max_seconds` bounds the wait
+    for that, and counts anew from then on.
+    """
+    deadline = _deadline(max_seconds)
     conninfo, root = pipeline.conninfo(), pipeline.lake_path()
     registry = Registry.open(root, pipeline.name)
     if registry is None or registry.pipeline is None or not any(_is_loaded(r.state) for r in registry.tables.values()):
@@ -53,9 +66,21 @@ def replicate(
             where=f"pipeline {pipeline.name}",
             remedy="headwater load PIPELINE.yaml",
         )
-    with contextlib.closing(connect(conninfo, application_name="headwater replicate")) as connection:
+    session = functools.cache(partial(build_session, pipeline.name, app_name=f"headwater replicate {pipeline.name}"))
+    with (
+        contextlib.closing(connect(conninfo, application_name="headwater replicate")) as connection,
+        ExitStack() as held,
+    ):
         position, version = _same_source(connection, registry.pipeline)
         ledger = Ledger(root, pipeline.name)
+        turn = Turn()
+        if take_over:
+            # A successor that would be refused must not end a driver that works.
+            refuse_errors(server_problems(connection, pipeline.source.slot, [APPLICATION_NAME]))
+            turn = held.enter_context(taking_over(pipeline, registry, ledger, session, stop, deadline))
+            if turn.ended is not None:
+                return report(Totals(), ledger, registry.tables, turn.ended)
+            deadline = _deadline(max_seconds)
         start = _continuity(connection, pipeline, registry.pipeline, ledger)
         # Settings change under a running pipeline: as a synchronous standby we would hold up the source's commits.
         refuse_errors(server_problems(connection, pipeline.source.slot, [APPLICATION_NAME]))
@@ -71,25 +96,33 @@ def replicate(
         )
         tables = Tables(pipeline, registry, connection, ledger)
         watch = CatalogWatch(pipeline, lambda: registry.tables)
-        publisher = Publisher(root, conninfo, tables.owners, watch)
-        with LogReader(options, publisher.arrived, pipeline.conninfo) as reader:
+        successor = SuccessorWatch(pipeline.source.slot)
+        publisher = Publisher(root, conninfo, tables.owners, watch, successor)
+        with LogReader(options, publisher.arrived, pipeline.conninfo, turn.reader) as reader:
+            turn.begins()
             lease.refuse_if_held(connection, registry, lease.LOAD)
             refuse_late_text(registry.tables, binary=options.binary)
             ledger.begin_generation(position.at(start))
             reach("replicate.after_generation")
             handovers = Handovers(connection, registry)
             handovers.finish()
-            driver = Driver(pipeline, ledger, tables, publisher, reader, position, watch, handovers)
+            driver = Driver(pipeline, ledger, tables, publisher, reader, position, watch, handovers, successor)
             # Reading every table's history takes its time: not for a run that is to end.
             if stop.is_set():
                 return driver.report("signal")
-            tables.resume(lambda: build_session(pipeline.name, app_name=f"headwater replicate {pipeline.name}"))
+            tables.resume(session, turn.tables)
             # What fell silent while no driver ran is known before anything is said to be in step again.
             watch.look(connection)
             target = _target(connection, until, position)
             with contextlib.closing(tables), publisher.running(ledger, reader, driver.rates):
                 reason = driver.run(target, deadline, stop)
+                reach("replicate.before_release")
+                reader.release()  # whoever comes next need not wait for us to tidy up
     return driver.report(reason)
+
+
+def _deadline(max_seconds: float | None) -> float | None:
+    return time.monotonic() + max_seconds if max_seconds is not None else None
 
 
 def _is_loaded(state: str) -> bool:

@@ -8,8 +8,9 @@ version + 1 is a lost race: usually nothing was committed and the caller plans a
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -38,10 +39,13 @@ class Applier:
     """Applies plans; safe from several threads, each table in one at a time. `spark` is asked for a session when, and
     if, a table needs one."""
 
-    def __init__(self, spark: Callable[[], SparkSession], fence: Fence) -> None:
+    def __init__(
+        self, spark: Callable[[], SparkSession], fence: Fence, states: Mapping[str, TableState] = MappingProxyType({})
+    ) -> None:
+        """`states`: by path, tables that were read before; ours from now on."""
         self._spark = spark
         self._fence = fence
-        self._states: dict[str, TableState] = {}
+        self._states = dict(states)
         self._upkeep = Upkeep(fence)
         self._starting = threading.Lock()
         self._local = threading.local()

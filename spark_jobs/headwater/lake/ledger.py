@@ -23,6 +23,7 @@ from headwater.lake.paths import ledger_path
 from headwater.position import Position
 
 COMPLETE_EVERY = 100
+_LATELY = 300
 
 _TABLE = pa.struct(
     [
@@ -93,7 +94,22 @@ class Ledger:
         self._pipeline = pipeline
         self.generation = 0
         self.newest = _newest_epoch(self._table)
+        self._read_at = self._table.version()
         self._first_of_generation = True
+
+    def refresh(self) -> set[str]:
+        """Before `begin_generation`: take in what another driver has published since; the tables that it touched."""
+        self._table.update_incremental()
+        if self._table.version() == self._read_at:
+            return set()
+        known = self.newest.epoch if self.newest else 0
+        self.newest = _newest_epoch(self._table)
+        self._read_at = self._table.version()
+        return _touched(self._table, known)
+
+    def touched_lately(self) -> set[str]:
+        """The tables that the last rows name as changed."""
+        return _touched(self._table, (self.newest.epoch if self.newest else 0) - _LATELY)
 
     def begin_generation(self, position: Position) -> int:
         """Raise the fence: from this commit on, every driver of an older generation is out."""
@@ -108,7 +124,8 @@ class Ledger:
                 continue
             self.generation = generation
             # Rows that a predecessor committed between our first look and the fence are part of the truth.
-            self.newest = _newest_epoch(self._table)
+            if self._table.version() != self._read_at + 1:
+                self.newest = _newest_epoch(self._table)
             return generation
 
     def publish(
@@ -204,6 +221,11 @@ def _newest_epoch(table: DeltaTable) -> Epoch | None:
         return None
     newest = pc.max(actions["max.epoch"]).as_py()
     return None if newest is None else _epoch_at(table, newest)
+
+
+def _touched(table: DeltaTable, after: int) -> set[str]:
+    rows = select(table, f"kind = 'epoch' and epoch > {after}")
+    return {name for row in rows for name, version in _tables_of(row).items() if version.touched}
 
 
 def _epoch_at(table: DeltaTable, epoch: int) -> Epoch | None:

@@ -55,8 +55,12 @@ class TableState:
     def version(self) -> int:
         return self.snapshot.version
 
-    def advance(self, version: int) -> None:
-        """Follow commits of others up to `version`."""
+    def index_keys(self) -> None:
+        """Find out where each key lies now, and not when the first is looked for."""
+        self._ensure_index()
+
+    def advance(self, version: int | None = None) -> None:
+        """Follow commits of others up to `version` (None: as far as there are any)."""
         if self.snapshot.advance(version) and self._indexed:
             self._follow()
 
