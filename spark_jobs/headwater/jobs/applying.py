@@ -22,6 +22,7 @@ from headwater.errors import Diverged, ForeignWrite, SchemaChanged, TableError, 
 from headwater.failpoints import reach
 from headwater.jobs.relations import Relations, new_leaf, refuse_difference, with_leaf
 from headwater.lake.apply import Applier
+from headwater.lake.caretaker import Caretaker
 from headwater.lake.ledger import Ledger, TableVersion
 from headwater.lake.paths import table_path
 from headwater.lake.plan import Applied, Plan, PlanAgain, choose
@@ -126,10 +127,14 @@ class Tables:
             self._read_version(record, known)
             if known is None or known.state != self.records[name].state:
                 self._unwritten.add(name)
+        keep_cuts = self._pipeline.lake.keep_cuts
+        self._caretaker = Caretaker(self._root, self._ledger.generation, keep_cuts, self.records.values())
 
     def keep_up(self, names: Iterable[str]) -> None:
         """Behind the ledger: files and checkpoints of tables that were just written. Rows stay what they are, so the
         new version goes into the next row that names the table."""
+        names = list(names)
+        self._caretaker.written(self.records[name] for name in names)
         for name in filter(self._is_replicated, names):  # a suspended table stays as it is
             version = self._versions[name]
             record = self.records[name]
@@ -139,6 +144,7 @@ class Tables:
 
     def close(self) -> None:
         """End what `resume` has begun."""
+        self._caretaker.close()
         self._applier.close()
 
     def versions(self) -> dict[str, TableVersion]:

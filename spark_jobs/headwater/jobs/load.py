@@ -316,7 +316,7 @@ def _copy(
     parallel = max(1, min(pipeline.load.connections, len(units)))
     descriptions = spark.sparkContext.parallelize([(describe(u),) for u in _dealt(units, parallel)], parallel)
     frame = spark.createDataFrame(descriptions, "unit string").mapInArrow(reader, lake_tables.struct_type(schema))
-    lake_tables.create(spark, path, schema)
+    lake_tables.create(spark, path, schema, pipeline.lake.keep_cuts)
     reach("load.before_commit")
     writer = frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
     if schema.partition_by:

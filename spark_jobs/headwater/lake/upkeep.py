@@ -9,7 +9,6 @@ and no race is lost. Such a commit rearranges rows and changes none (`dataChange
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,12 +19,11 @@ from threading import Event
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from deltalake import DeltaTable
 from pyroaring import BitMap
 
 from headwater.arrow_types import lake_schema
 from headwater.lake import delta_log
-from headwater.lake.commits import LostRace
+from headwater.lake.commits import LostRace, write_checkpoint
 from headwater.lake.data_files import live_batches, write_batches
 from headwater.lake.deletion_vectors import write_vectors
 from headwater.lake.delta_log import DataFile
@@ -169,9 +167,6 @@ class Upkeep:
 
 def _checkpoint(folder: str) -> None:
     try:
-        DeltaTable(folder).create_checkpoint()
-        # Hadoop would compare the new pointer with the checksum of the one that Spark wrote before.
-        with contextlib.suppress(FileNotFoundError):
-            (Path(folder) / "_delta_log" / "._last_checkpoint.crc").unlink()
+        write_checkpoint(folder)
     except Exception as error:  # a table without a new checkpoint is slower to open, and nothing else
         log.warning("%s: no checkpoint was written: %s", folder, error)
