@@ -13,7 +13,7 @@ from headwater.errors import Fenced
 from headwater.lake import registry
 from headwater.lake.commits import DeltaTable, LostRace, append_once
 from headwater.lake.control_tables import Kept, keep_ledger, keep_registry
-from headwater.lake.ledger import _SCHEMA as ledger_schema
+from headwater.lake.ledger import _SCHEMA as LEDGER_SCHEMA
 from headwater.lake.ledger import Ledger, read_all, read_epoch, read_generation
 from headwater.lake.paths import ledger_path, registry_path
 from headwater.lake.registry import Registry
@@ -146,4 +146,4 @@ def test_nothing_is_committed_over_a_log_that_was_cleaned_up_to_beyond_it(lake: 
     assert not list((Path(ledger_path(lake.root)) / "_delta_log").glob(f"{standing._table.version() + 1:020d}.*"))
     table = standing._table
     with pytest.raises(LostRace):
-        append_once(table, [], ledger_schema)
+        append_once(table, [], LEDGER_SCHEMA)

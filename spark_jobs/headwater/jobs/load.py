@@ -67,6 +67,8 @@ def load(
         # Creating the registry is the first change, and it is ours: source and lake were looked at before.
         registry = existing or Registry.create(root, pipeline.name)
         with lease.hold(conninfo, registry, lease.LOAD):
+            # Rewritten files would be a conflict at the end of a load that has begun to write.
+            lease.refuse_if_held(connection, registry, lease.COMPACTION)
             _retire(pipeline, registry)
             wanted = [t for t in chosen if again or not _is_loaded(registry, t.name)]
             _refuse_running(connection, pipeline)

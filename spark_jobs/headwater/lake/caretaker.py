@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from headwater.lake import log_files
 from headwater.lake.cleanup import ORPHAN_SECONDS, Cleaned, clean
 from headwater.lake.control_tables import keep_ledger, keep_registry
-from headwater.lake.horizon import Horizons
+from headwater.lake.horizon import RecentHorizons
 from headwater.lake.ledger import generation_began
 from headwater.lake.paths import table_path
 from headwater.lake.registry import TableRecord
@@ -30,7 +30,6 @@ _REST = 1.0
 _COMMITS = 300
 _SECONDS = 600.0
 _CONTROL_SECONDS = 120.0
-_HORIZON_SECONDS = 20.0
 
 
 @dataclass(slots=True)
@@ -52,7 +51,7 @@ class Caretaker:
         self, root: str, generation: int, keep_cuts: float, tables: Iterable[TableRecord], *, first: float = 30.0
     ) -> None:
         """`first`: seconds until it begins, so that a short run does nothing but its own work."""
-        self._root, self._generation, self._keep_cuts = root, generation, keep_cuts
+        self._root, self._generation = root, generation
         self._began: datetime | None = None
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -64,7 +63,7 @@ class Caretaker:
         }
         self._seen(tables, begin)
         self._failed: set[str] = set()
-        self._horizon: tuple[float, Horizons] | None = None
+        self._horizons = RecentHorizons(root, keep_cuts)
         self._thread = threading.Thread(target=self._run, name="headwater-caretaker", daemon=True)
         self._thread.start()
 
@@ -132,7 +131,7 @@ class Caretaker:
             return False
         folder = table_path(self._root, record.path)
         found = log_files.look(folder)
-        horizon = self._horizons().of(name, record.path, found)
+        horizon = self._horizons.read().of(name, record.path, found)
         if horizon is None:
             return True
         cleaned = clean(
@@ -145,13 +144,6 @@ class Caretaker:
         )
         _say(name, cleaned)
         return horizon.version < found.newest
-
-    def _horizons(self) -> Horizons:
-        """One reading of pins and ledger serves several tables: an old horizon is a low one."""
-        now = time.monotonic()
-        if self._horizon is None or now > self._horizon[0] + _HORIZON_SECONDS:
-            self._horizon = now, Horizons.read(self._root, self._keep_cuts)
-        return self._horizon[1]
 
     def _control(self, keep: Callable[..., object]) -> bool:
         keep(self._root, self._stop)

@@ -10,6 +10,7 @@ newer: none is ever needed below a horizon that was true when it was taken.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -19,6 +20,7 @@ from headwater.lake.ledger import oldest_versions
 from headwater.lake.log_files import LogFiles
 from headwater.lake.paths import table_uri
 
+_RECENT_SECONDS = 20.0
 LOG_SECONDS = 3600.0
 """Log entries stay so long even where cuts are kept for less: a writer that was stopped for a while, and then commits
 the next version of the one that it had read, must find that name taken."""
@@ -73,3 +75,19 @@ class Horizons:
             version, because = log.oldest_readable, "older versions cannot be read any more"
         version = min(version, log.newest)
         return Horizon(version, because, min(version, log.current_at(self.now.timestamp() - LOG_SECONDS)))
+
+
+class RecentHorizons:
+    """Horizons that are read again when they are older than twenty seconds: one reading of pins and ledger serves many
+    tables. An old horizon is a low one, so it takes too little and never too much."""
+
+    def __init__(self, root: str, keep_cuts: float) -> None:
+        self._root, self._keep_cuts = root, keep_cuts
+        self._found: Horizons | None = None
+        self._read_at = 0.0
+
+    def read(self) -> Horizons:
+        if self._found is None or time.monotonic() > self._read_at + _RECENT_SECONDS:
+            self._read_at = time.monotonic()
+            self._found = Horizons.read(self._root, self._keep_cuts)
+        return self._found
