@@ -71,3 +71,16 @@ def test_the_rows_that_status_counts_are_those_that_spark_reads(session: SparkSe
     assert list((table / "_delta_log").glob("*.checkpoint.parquet"))
     newest = 5
     assert row_count(str(table), newest) == session.read.format("delta").load(str(table)).count() == 10
+
+
+def test_a_version_whose_files_are_gone_is_refused_though_the_log_still_tells_of_it(
+    session: SparkSession, table: Path
+) -> None:
+    session.sql(f"delete from delta.`{table}` where id = 7")
+    assert headwater.read(session, cut_of(table, 2))['public."Order Lines"'].count() == 7
+    oldest = min(table.glob("deletion_vector_*.bin"), key=lambda path: path.stat().st_mtime_ns)
+    oldest.unlink()
+    with pytest.raises(Refused, match="its files were removed") as refused:
+        headwater.read(session, cut_of(table, 2))
+    assert refused.value.code == "cut_gone"
+    assert headwater.read(session, cut_of(table, 3))['public."Order Lines"'].count() == 6

@@ -74,6 +74,17 @@ def clean(
     return cleaned
 
 
+def is_whole(folder: str, version: int) -> bool:
+    """Whether every file of `version` is still there: the log reaches further back than the files do. Also true where
+    the log cannot be read here, which is for the reader's own engine to say."""
+    try:
+        files = read_snapshot(folder, version).files.values()
+    except (FileNotFoundError, KeyError):
+        return True
+    paths = {path for file in files for path in _paths(folder, {"path": file.name, "deletionVector": file.vector})}
+    return all((Path(folder) / path).exists() for path in paths)
+
+
 def _known(folder: str, log: LogFiles, horizon: int) -> _Known:
     known = _Known()
     for file in read_snapshot(folder, horizon).files.values():

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlparse
 
 from headwater.errors import Refused
 from headwater.lake.freshness import IN_STEP, Look, TableState
@@ -173,7 +174,10 @@ def _read_table(spark: SparkSession, cut: Mapping[str, Any], name: str, table: M
     from pyspark.errors import AnalysisException
 
     try:
-        return spark.read.format("delta").option("versionAsOf", table["version"]).load(table["path"])
+        frame = spark.read.format("delta").option("versionAsOf", table["version"]).load(table["path"])
+        if _is_whole(table):
+            return frame
+        reason = "its files were removed"
     except AnalysisException as error:
         reason = error.getCondition() or ""
         if not reason.startswith("DELTA_"):
@@ -188,6 +192,14 @@ def _read_table(spark: SparkSession, cut: Mapping[str, Any], name: str, table: M
         where=f"cut of pipeline {cut['pipeline']}, epoch {cut['epoch']}, {table['path']}",
         remedy="wait again for a new cut; keep a cut longer by its pin or by lake.keep_cuts",
     )
+
+
+def _is_whole(table: Mapping[str, Any]) -> bool:
+    """Said here and not by the first query: Spark would name a file, or leave its rows out if it is told to."""
+    from headwater.lake.cleanup import is_whole
+
+    place = urlparse(table["path"])
+    return place.scheme not in ("", "file") or is_whole(unquote(place.path), table["version"])
 
 
 __all__ = ["Cut", "Pin", "list_pins", "pin_cut", "read", "release_pin", "remove_expired", "take_cut", "time_text"]
