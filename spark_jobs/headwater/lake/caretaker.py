@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -56,6 +57,7 @@ class Caretaker:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._records: dict[str, TableRecord] = {}
+        self.done: Counter[str] = Counter()
         begin = time.monotonic() + first
         self._tasks = {
             "ledger": _Task("the ledger", lambda: self._control(keep_ledger), begin, _CONTROL_SECONDS),
@@ -114,7 +116,8 @@ class Caretaker:
             return task
 
     def _do(self, task: _Task) -> bool:
-        """Whether there will be more to do without another commit."""
+        """Whether there will be more to do without another commit. `done` counts what was tried, by name."""
+        self.done[task.name] += 1
         try:
             more = task.work()
             self._failed.discard(task.name)
