@@ -167,7 +167,7 @@ class Day:
         """As the caretaker does it, at the simulated moment."""
         folder = str(self.folders[KEPT])
         log = log_files.look(folder)
-        horizon = Horizons.read(str(self.root), KEEP_CUTS, Clock.now).of(KEPT, "public/kept", log)
+        horizon = Horizons.read(str(self.root), KEEP_CUTS, Clock.now).of(KEPT, log)
         assert horizon is not None
         clean(folder, log, horizon.version, log_from=horizon.log_from, orphans_before=None, stop=Event())
         # Its own upkeep counts back from the real time.

@@ -34,7 +34,9 @@ class Lake:
         self.hand.publish(self.hand.position.lsn + 10, name)
 
     def start(self, keep_cuts: float = 0.01) -> Caretaker:
-        return Caretaker(self.hand.root, 1, keep_cuts, self.hand.registry.tables.values(), first=0)
+        care = Caretaker(self.hand.root, 1, keep_cuts, self.hand.registry.tables.values(), first=0)
+        care.written([])
+        return care
 
     def files(self, name: str = A) -> int:
         return len(list(self.tables[name].folder.glob("*.parquet")))
@@ -82,6 +84,8 @@ def test_a_pin_is_respected_and_its_end_noticed(lake: Lake) -> None:
         assert ids_at(table.folder, pinned) == table.contents[pinned]
         release_pin(lake.hand.root, pin.id)
         until(lambda: lake.files() == 1, "what the pin kept is gone")
+        pin_cut(lake.hand.root, cut, "long ago", datetime.now(UTC) - timedelta(hours=1))
+        until(lambda: not list((Path(lake.hand.root) / "_headwater" / "pins").iterdir()), "expired pins are gone, too")
     finally:
         care.close()
 
@@ -104,6 +108,7 @@ def test_a_table_whose_clean_up_fails_is_named_once_and_holds_up_no_other(
 def test_it_ends_when_it_is_told_to(lake: Lake) -> None:
     care = lake.start()
     care.close()
+    assert care.done.total() <= 1
     for _ in range(3):
         lake.batch()
         care.written([lake.hand.registry.record(A)])

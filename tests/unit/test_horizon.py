@@ -65,7 +65,7 @@ class Lake:
 
     def horizon(self, name: str = A) -> Horizon | None:
         log = log_files.look(str(self.tables[name].folder))
-        return Horizons.read(self.root, KEEP, self.clock.now).of(name, f"public/{name[-1]}", log)
+        return Horizons.read(self.root, KEEP, self.clock.now).of(name, log)
 
     def kept(self, name: str = A) -> tuple[int, str]:
         found = self.horizon(name)
@@ -109,7 +109,7 @@ def test_what_no_epoch_names_yet_keeps_the_newest_epoch(lake: Lake) -> None:
 def test_the_log_is_kept_for_an_hour_even_if_cuts_are_not(lake: Lake) -> None:
     lake.commits(10)
     log = log_files.look(str(lake.tables[A].folder))
-    found = Horizons.read(lake.root, 1.0, lake.clock.now + timedelta(seconds=10)).of(A, "public/a", log)
+    found = Horizons.read(lake.root, 1.0, lake.clock.now + timedelta(seconds=10)).of(A, log)
     assert found is not None
     assert (found.version, found.log_from) == (10, 4)
 
@@ -144,7 +144,7 @@ def test_a_table_that_no_epoch_holds_has_no_horizon(lake: Lake) -> None:
     table = HandTable(Path(lake.root) / "public" / "c")
     lake.commits(10)
     horizons = Horizons.read(lake.root, KEEP, lake.clock.now)
-    assert horizons.of("public.c", "public/c", log_files.look(str(table.folder))) is None
+    assert horizons.of("public.c", log_files.look(str(table.folder))) is None
 
 
 def test_a_table_that_joined_within_keep_cuts_is_kept_from_there(lake: Lake) -> None:

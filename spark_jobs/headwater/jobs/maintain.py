@@ -114,7 +114,7 @@ class _Maintenance:
             "checkpoint": checkpoint,
             "version": found.newest,
         }
-        horizon = self._horizons.read().of(record.name, record.path, found)
+        horizon = self._horizons.read().of(record.name, found)
         if horizon is None:
             return _result(**result, skipped="no epoch holds it yet: run replicate first")
         cleaned = clean(

@@ -1,4 +1,4 @@
-"""What a running driver removes by itself: files and log entries that no cut needs any more. Tables, ledger, registry.
+"""What a running driver removes by itself: files and log entries that no cut needs any more, and expired pins.
 
 One thread, one piece at a time, and after each a rest of nineteen times what it took: a twentieth of one core at most,
 whatever the lake holds. It asks nothing of the driver but which tables were written, and the driver never waits for it.
@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from headwater.lake import log_files
 from headwater.lake.cleanup import ORPHAN_SECONDS, Cleaned, clean
 from headwater.lake.control_tables import keep_ledger, keep_registry
+from headwater.lake.cuts import remove_expired
 from headwater.lake.horizon import RecentHorizons
 from headwater.lake.ledger import generation_began
 from headwater.lake.paths import table_path
@@ -61,21 +62,25 @@ class Caretaker:
         begin = time.monotonic() + first
         self._tasks = {
             "ledger": _Task("the ledger", lambda: self._control(keep_ledger), begin, _CONTROL_SECONDS),
+            "pins": _Task("pins", self._pins, begin, _SECONDS),
             "registry": _Task("the registry", lambda: self._control(keep_registry), begin, _SECONDS),
         }
         self._seen(tables, begin)
         self._failed: set[str] = set()
         self._horizons = RecentHorizons(root, keep_cuts)
-        self._thread = threading.Thread(target=self._run, name="headwater-caretaker", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
     def close(self) -> None:
         """It ends within a moment; what it was about to remove the next driver will."""
         self._stop.set()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
     def written(self, records: Iterable[TableRecord]) -> None:
-        """These tables have one more commit each."""
+        """A row was published: these tables have one more commit each. The first one begins the work."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="headwater-caretaker", daemon=True)
+            self._thread.start()
         now = time.monotonic()
         with self._lock:
             for record in records:
@@ -134,7 +139,7 @@ class Caretaker:
             return False
         folder = table_path(self._root, record.path)
         found = log_files.look(folder)
-        horizon = self._horizons.read().of(name, record.path, found)
+        horizon = self._horizons.read().of(name, found)
         if horizon is None:
             return True
         cleaned = clean(
@@ -150,6 +155,10 @@ class Caretaker:
 
     def _control(self, keep: Callable[..., object]) -> bool:
         keep(self._root, self._stop)
+        return True
+
+    def _pins(self) -> bool:
+        remove_expired(self._root)
         return True
 
     def _orphans_before(self) -> float | None:

@@ -18,7 +18,6 @@ from datetime import UTC, datetime, timedelta
 from headwater.lake.cuts import list_pins
 from headwater.lake.ledger import oldest_versions
 from headwater.lake.log_files import LogFiles
-from headwater.lake.paths import table_uri
 
 _RECENT_SECONDS = 20.0
 LOG_SECONDS = 3600.0
@@ -39,7 +38,6 @@ class Horizon:
 class Horizons:
     """What pins and ledger said at one moment, for all tables of a lake."""
 
-    root: str
     now: datetime
     since: datetime
     published: Mapping[str, int]
@@ -52,16 +50,16 @@ class Horizons:
         # Pins first: one that is made after this look has its epoch in the second.
         pinned: dict[str, tuple[int, str]] = {}
         for pin in list_pins(root, moment):
-            for table in pin.cut["tables"].values():
+            for name, table in pin.cut["tables"].items():
                 version = table["version"]
-                if version is not None and version < pinned.get(table["path"], (version + 1, ""))[0]:
-                    pinned[table["path"]] = version, f"pin {pin.id} of {pin.owner}"
+                if version is not None and version < pinned.get(name, (version + 1, ""))[0]:
+                    pinned[name] = version, f"pin {pin.id} of {pin.owner}"
         since = moment - timedelta(seconds=keep_cuts)
-        return cls(root, moment, since, oldest_versions(root, since), pinned)
+        return cls(moment, since, oldest_versions(root, since), pinned)
 
-    def of(self, name: str, relative: str, log: LogFiles) -> Horizon | None:
-        """The horizon of table `name` in the folder `relative`; None when no epoch holds the table yet, so that its
-        history is still to be looked at by the driver that takes it in."""
+    def of(self, name: str, log: LogFiles) -> Horizon | None:
+        """The horizon of table `name`; None when no epoch holds the table yet: its history is still to be looked
+        at by the driver that takes it in."""
         published = self.published.get(name)
         if published is None:
             return None
@@ -69,7 +67,7 @@ class Horizons:
             (published, "lake.keep_cuts, an epoch"),
             (log.current_at(self.since.timestamp()), "lake.keep_cuts, the version of that time"),
         ]
-        pin = self.pinned.get(table_uri(self.root, relative))
+        pin = self.pinned.get(name)
         version, because = min([*found, *([pin] if pin is not None else [])], key=lambda one: one[0])
         if version < log.oldest_readable:
             version, because = log.oldest_readable, "older versions cannot be read any more"
