@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import headwater
+from fixtures.hand_tables import HandTable
 from headwater.errors import Refused
+from headwater.lake.cleanup import clean
+from headwater.lake.log_files import look
 from headwater.lake.row_count import row_count
 from headwater.session import build_session
 
@@ -84,3 +89,26 @@ def test_a_version_whose_files_are_gone_is_refused_though_the_log_still_tells_of
         headwater.read(session, cut_of(table, 2))
     assert refused.value.code == "cut_gone"
     assert headwater.read(session, cut_of(table, 3))['public."Order Lines"'].count() == 6
+
+
+def test_cuts_from_the_horizon_on_are_read_after_log_and_files_were_cleaned_up(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    table, chance = HandTable(tmp_path / "public" / "t"), random.Random(11)
+    for _ in range(3):
+        table.at_random(chance, 8)
+        table.checkpoint()
+    folder = str(table.folder)
+    cleaned = clean(folder, look(folder), 18, log_from=18, orphans_before=None, stop=Event())
+    assert cleaned.files
+    assert look(folder).entries == list(range(16, 25))
+    for version in (18, 21, 24):
+        (frame,) = headwater.read(session, cut_of(table.folder, version)).values()
+        assert sorted(row.id for row in frame.collect()) == table.contents[version]
+    assert session.read.format("delta").load(folder).count() == len(table.contents[-1])
+    for version in (3, 16):
+        with pytest.raises(Refused) as refused:
+            headwater.read(session, cut_of(table.folder, version))
+        assert refused.value.code == "cut_gone"
+    session.range(9000, 9003).coalesce(1).write.format("delta").mode("append").save(folder)
+    assert session.read.format("delta").load(folder).count() == len(table.contents[-1]) + 3

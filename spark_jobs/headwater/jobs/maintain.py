@@ -22,15 +22,18 @@ from headwater.jobs import lease
 from headwater.lake import log_files
 from headwater.lake.cleanup import ORPHAN_SECONDS, clean
 from headwater.lake.commits import write_checkpoint
+from headwater.lake.compaction import ENOUGH, compact_directly, optimize, worth_optimizing
 from headwater.lake.control_tables import Kept, keep_ledger, keep_registry
 from headwater.lake.cuts import remove_expired
 from headwater.lake.delta_log import read_snapshot
 from headwater.lake.horizon import RecentHorizons
-from headwater.lake.ledger import generation_began, read_generation
+from headwater.lake.ledger import generation_app, generation_began, read_generation
 from headwater.lake.paths import table_path
 from headwater.lake.positional import obstacle
 from headwater.lake.registry import Registry, TableRecord
+from headwater.lake.upkeep import choose
 from headwater.names import TableName
+from headwater.session import build_session
 from headwater.source.connection import Connection, connect, identify
 from headwater.source.slot import read_slot
 
@@ -141,26 +144,21 @@ class _Maintenance:
             return False, "a suspended table stays as it is"
         if self._driver_lives():
             return False, "left to the driver that is running"
+        snapshot = read_snapshot(folder)
+        direct = not obstacle(snapshot)
+        files = list(snapshot.files.values())
+        if not (choose(files, ENOUGH)[0] if direct else worth_optimizing(files, ENOUGH)):
+            return False, ""
         try:
-            with self._no_load(record.name):
-                return self._rearrange(record, folder), ""
+            with self._no_load():
+                if direct:
+                    return compact_directly(folder, record.schema, generation_app(self._pipeline.name)), ""
+                return optimize(build_session(self._pipeline.name, app_name="headwater maintain"), snapshot), ""
         except LostLease as lost:
             return False, lost.message
 
-    def _rearrange(self, record: TableRecord, folder: str) -> bool:
-        from headwater.lake.compaction import ENOUGH, compact_directly, optimize, worth_optimizing
-
-        snapshot = read_snapshot(folder)
-        if not obstacle(snapshot):
-            return compact_directly(folder, record.schema, f"headwater/{self._pipeline.name}/generation")
-        if not worth_optimizing(snapshot.files.values(), ENOUGH):
-            return False  # no session for nothing
-        from headwater.session import build_session
-
-        return optimize(build_session(self._pipeline.name, app_name="headwater maintain"), snapshot)
-
     @contextlib.contextmanager
-    def _no_load(self, name: str) -> Iterator[None]:
+    def _no_load(self) -> Iterator[None]:
         """No load begins inside the block, and none runs; LostLease if one does."""
         with lease.hold(self._pipeline.conninfo(), self._registry, lease.COMPACTION):
             lease.refuse_if_held(self._connection, self._registry, lease.LOAD)

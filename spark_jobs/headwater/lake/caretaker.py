@@ -32,6 +32,7 @@ _REST = 1.0
 _COMMITS = 300
 _SECONDS = 600.0
 _CONTROL_SECONDS = 120.0
+_SAME_SECONDS = 3600.0
 
 
 @dataclass(slots=True)
@@ -67,6 +68,7 @@ class Caretaker:
         }
         self._seen(tables, begin)
         self._failed: set[str] = set()
+        self._last: dict[str, tuple[int, float]] = {}
         self._horizons = RecentHorizons(root, keep_cuts)
         self._thread: threading.Thread | None = None
 
@@ -109,7 +111,7 @@ class Caretaker:
             pause = max(_REST, (ended - began) * (1 / _SHARE - 1))
             with self._lock:
                 # A table with nothing to wait for is looked at when it is written again.
-                task.next = ended + task.every if more else float("inf")
+                task.next = ended + task.every if more or task.commits else float("inf")
 
     def _due(self) -> _Task | None:
         now = time.monotonic()
@@ -142,6 +144,9 @@ class Caretaker:
         horizon = self._horizons.read().of(name, found)
         if horizon is None:
             return True
+        last = self._last.get(name)
+        if last is not None and last[0] == horizon.version and time.monotonic() < last[1] + _SAME_SECONDS:
+            return True  # a pin holds it: there is no more to remove than the last time
         cleaned = clean(
             folder,
             found,
@@ -150,6 +155,7 @@ class Caretaker:
             orphans_before=self._orphans_before(),
             stop=self._stop,
         )
+        self._last[name] = horizon.version, time.monotonic()
         _say(name, cleaned)
         return horizon.version < found.newest
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
@@ -69,32 +69,31 @@ def append_once(
 
     On success `table` stands at the version it committed.
     """
+    _write_once(table, rows, schema, "append", transactions or {})
+
+
+def replace_once(table: DeltaTable, rows: list[dict[str, Any]], schema: pa.Schema) -> None:
+    """Replace the whole content by `rows` as exactly the next version; LostRace if it is taken."""
+    _write_once(table, rows, schema, "overwrite", {})
+
+
+def _write_once(
+    table: DeltaTable,
+    rows: list[dict[str, Any]],
+    schema: pa.Schema,
+    mode: Literal["append", "overwrite"],
+    transactions: dict[str, int],
+) -> None:
     require_version(unquote(urlparse(table.table_uri).path), table.version())
     properties = CommitProperties(
         max_commit_retries=0,
-        app_transactions=[Transaction(app, version) for app, version in (transactions or {}).items()],
+        app_transactions=[Transaction(app, version) for app, version in transactions.items()],
     )
     try:
         write_deltalake(
             table,
             pa.Table.from_pylist(rows, schema=schema),
-            mode="append",
-            commit_properties=properties,
-            post_commithook_properties=_NO_HOOKS,
-        )
-    except DeltaError as error:
-        raise _lost(table, error) from error
-
-
-def replace_once(table: DeltaTable, rows: list[dict[str, Any]], schema: pa.Schema) -> None:
-    """Replace the whole content by `rows` as exactly the next version; LostRace if it is taken."""
-    require_version(unquote(urlparse(table.table_uri).path), table.version())
-    properties = CommitProperties(max_commit_retries=0)
-    try:
-        write_deltalake(
-            table,
-            pa.Table.from_pylist(rows, schema=schema),
-            mode="overwrite",
+            mode=mode,
             commit_properties=properties,
             post_commithook_properties=_NO_HOOKS,
         )

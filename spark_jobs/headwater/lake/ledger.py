@@ -166,7 +166,12 @@ class Ledger:
     @property
     def generation_app(self) -> str:
         """The appId under which generations are counted, in the ledger and in every table's commits."""
-        return f"headwater/{self._pipeline}/generation"
+        return generation_app(self._pipeline)
+
+
+def generation_app(pipeline: str) -> str:
+    """The appId under which a pipeline's generations are counted."""
+    return f"headwater/{pipeline}/generation"
 
 
 def read_epoch(root: str, epoch: int | None = None) -> Epoch | None:
@@ -180,7 +185,7 @@ def read_epoch(root: str, epoch: int | None = None) -> Epoch | None:
 def read_generation(root: str, pipeline: str) -> int:
     """The newest generation; 0 when no driver ever started."""
     table = open_table(ledger_path(root))
-    return (table.transaction_version(f"headwater/{pipeline}/generation") or 0) if table is not None else 0
+    return (table.transaction_version(generation_app(pipeline)) or 0) if table is not None else 0
 
 
 def read_all(root: str) -> list[Epoch]:
