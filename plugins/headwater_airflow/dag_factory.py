@@ -1,4 +1,4 @@
-"""A pipeline's DAGs from its YAML: `<pipeline>.load` and `<pipeline>.replicate`.
+"""A pipeline's DAGs from its YAML: `<pipeline>.load`, `<pipeline>.replicate` and `<pipeline>.maintain`.
 
     from headwater_airflow.dag_factory import headwater_dags
     globals().update(headwater_dags("/etc/headwater/shop.yaml"))
@@ -25,7 +25,7 @@ from airflow.sdk import DAG
 from headwater.config import Pipeline, load_pipeline
 from headwater.errors import BadConfiguration, HeadwaterError
 from headwater_airflow.operators.replication import PauseReplicationOperator, ResumeReplicationOperator
-from headwater_airflow.operators.spark import LoadOperator, ReplicateOperator
+from headwater_airflow.operators.spark import LoadOperator, MaintainOperator, ReplicateOperator
 from headwater_airflow.timetable import OverlappingSlices
 
 log = logging.getLogger(__name__)
@@ -37,6 +37,7 @@ def headwater_dags(
     *,
     slice_seconds: float = 600,
     warm_up_seconds: float = 60,
+    maintain_schedule: str | None = "@daily",
     spark_conn_id: str = "spark_default",
     api_conn_id: str = "headwater_api",
     spark: Mapping[str, Any] | None = None,
@@ -48,11 +49,13 @@ def headwater_dags(
     `slice_seconds`: how long one run of `.replicate` lasts before the next takes over (a deployment's new code, or a
     changed YAML, arrives with the next slice). `warm_up_seconds`: how long before its end the next run begins, makes
     everything ready and takes over without a pause: two worker slots and two drivers until then. At most half a slice;
-    0: runs follow each other, with a pause in between. `spark`: further arguments of SparkSubmitOperator, e.g. `conf`,
-    `driver_memory`. A faulty file raises when it is named, and is left out when a pattern found it.
+    0: runs follow each other, with a pause in between. `maintain_schedule`: when `.maintain` runs. `spark`: further
+    arguments of SparkSubmitOperator, e.g. `conf`, `driver_memory`. A faulty file raises when it is named, and is left
+    out when a pattern found it.
     """
     path = os.fspath(files)
-    options = (slice_seconds, warm_up_seconds, spark_conn_id, api_conn_id, spark or {}, default_args or {}, tags)
+    schedules = (slice_seconds, warm_up_seconds, maintain_schedule)
+    options = (*schedules, spark_conn_id, api_conn_id, spark or {}, default_args or {}, tags)
     if not _GLOB.intersection(path):
         return _dags(load_pipeline(path), *options)
     pipelines, faults = _read(path)
@@ -88,6 +91,7 @@ def _dags(
     pipeline: Pipeline,
     slice_seconds: float,
     warm_up_seconds: float,
+    maintain_schedule: str | None,
     spark_conn_id: str,
     api_conn_id: str,
     spark: Mapping[str, Any],
@@ -96,6 +100,7 @@ def _dags(
 ) -> dict[str, DAG]:
     arguments = {**spark, "pipeline": pipeline.file, "conn_id": spark_conn_id}
     load_id, replicate_id = f"{pipeline.name}.load", f"{pipeline.name}.replicate"
+    maintain_id = f"{pipeline.name}.maintain"
     common: dict[str, Any] = {"catchup": False, "tags": list(tags)}
     overlap = min(warm_up_seconds, slice_seconds / 2)
     with DAG(
@@ -144,7 +149,19 @@ def _dags(
             go_on_after_pause=overlap > 0,
             **arguments,
         )
-    return {load_id: load, replicate_id: replicate}
+    with DAG(
+        maintain_id,
+        description=f"Keeps the lake of the pipeline {pipeline.name} small and quick to read",
+        schedule=maintain_schedule,
+        max_active_runs=1,
+        start_date=datetime(2024, 1, 1, tzinfo=UTC),
+        is_paused_upon_creation=True,  # there is nothing to maintain before the first load
+        default_args={"retries": 2, "retry_delay": timedelta(minutes=5), **default_args},
+        doc_md=_MAINTAIN_DOC.format(file=pipeline.file, replicate=replicate_id),
+        **common,
+    ) as maintain:
+        MaintainOperator(task_id="maintain", **arguments)
+    return {load_id: load, replicate_id: replicate, maintain_id: maintain}
 
 
 _LOAD_DOC = """Loads the tables of `{file}` that are not loaded yet. Pauses `{replicate}`, which stops cleanly, and
@@ -152,3 +169,6 @@ unpauses it afterwards (unless a person had paused it). Trigger it again after a
 
 _REPLICATE_DOC = """Replicates the log of the source of `{file}`, in slices of {seconds:g} s of which each takes over
 from the one before. Pausing this DAG stops the running slice cleanly within seconds; unpaused, it goes on."""
+
+_MAINTAIN_DOC = """Compacts the tables of `{file}` if `{replicate}` does not run just then (it compacts by itself),
+writes checkpoints, and removes files and log entries that no pin and no cut of `lake.keep_cuts` needs."""

@@ -196,6 +196,15 @@ def _verify(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event)
     return result, EXIT_DONE if all(t.get("compared", True) for t in result["tables"].values()) else EXIT_SUSPENDED
 
 
+def _maintain(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:
+    tables = _known_tables(pipeline, args.table)
+    from headwater.jobs.maintain import maintain
+
+    result = maintain(pipeline, tables, _say)
+    failed = any(table["error"] for table in result["tables"].values())
+    return result, EXIT_FAILED if failed else EXIT_DONE
+
+
 def _drop(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:
     from headwater.jobs.drop import drop
 
@@ -260,6 +269,7 @@ def _parser() -> argparse.ArgumentParser:
     wait.add_argument("--ignore-suspended", action="store_true", help="leave suspended tables out")
     command("status", "show state, position and lag of every table, and the slot", _status)
     command("verify", "compare source and lake row by row", _verify, tables=True)
+    command("maintain", "compact files, write checkpoints, remove what no cut needs any more", _maintain, tables=True)
     command("drop", "remove slot and publication at the source; the lake stays", _drop)
     # Only listed here: `main` hands its arguments over unread.
     commands.add_parser("demo", help="the whole way on an embedded PostgreSQL", add_help=False)

@@ -10,6 +10,18 @@ _COLUMNS = {
     "replicate": ("state", "changes"),
     "wait": ("state", "version", "applied_lsn", "gap_bytes", "reason"),
     "status": ("state", "applied_lsn", "version", "rows", "lag_bytes", "lag_seconds", "reason", "remedy"),
+    "maintain": (
+        "files_before",
+        "files_after",
+        "files_removed",
+        "bytes_removed",
+        "log_entries_removed",
+        "checkpoint",
+        "horizon",
+        "kept_for",
+        "skipped",
+        "error",
+    ),
     "verify": ("rows", "missing", "extra", "different", "keys"),
 }
 

@@ -24,7 +24,7 @@ from deltalake import DeltaTable, QueryBuilder
 from headwater.arrow_types import key_schema, lake_schema
 from headwater.changes import NetChanges
 from headwater.errors import Diverged, Fenced, ForeignWrite
-from headwater.lake import delta_log
+from headwater.lake import compaction, delta_log
 from headwater.lake.apply import Applier
 from headwater.lake.plan import Applied, ApplyPath, Plan, PlanAgain
 from headwater.lake.positional import Fence
@@ -159,6 +159,9 @@ class Twins:
     def plan(self, folder: Path, changes: NetChanges, path: ApplyPath) -> Plan:
         version = DeltaTable(str(folder)).version()
         return Plan(self.record, str(folder), APP, version, self.lsn, changes, path, "a test")
+
+    def at(self, path: str) -> tuple[TableRecord, str, int]:
+        return self.record, path, DeltaTable(path).version()
 
     def apply(self, changes: NetChanges, path: ApplyPath = "positional") -> tuple[Applied, Applied]:
         self.lsn += 1
@@ -326,6 +329,37 @@ def test_rows_deleted_while_their_files_are_rewritten_stay_deleted(
         assert twins.applier.apply(twins.plan(twins.direct, twins.batch(), "positional")).divergence == 0
         assert by_delta_rs(twins.direct) == twins.expected()
     upkeep.close()
+
+
+def test_tables_that_spark_writes_are_compacted_between_two_batches(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compaction, "_LOOK_EVERY", 2)
+    monkeypatch.setattr(compaction, "_ENOUGH_BESIDE", 3)
+    twins = make_twins(spark, tmp_path, "bigint", seed=random.randrange(1 << 30))
+    path = str(twins.merged)
+    spark.sql(f"alter table delta.`{path}` set tblproperties ('delta.enableChangeDataFeed' = 'true')")
+    again = 0
+    for _ in range(7):
+        twins.lsn += 1
+        changes = twins.batch()
+        plan = replace(
+            twins.plan(twins.merged, changes, "merge"), by_engine=twins.applier.why_by_engine(*twins.at(path))
+        )
+        try:
+            applied = twins.applier.apply(plan)
+        except PlanAgain:  # an OPTIMIZE came to its end in our turn
+            again += 1
+            applied = twins.applier.apply(replace(plan, version=DeltaTable(path).version()))
+        assert applied.noted == ""
+        assert twins.applier.keep_up(path, twins.schema, applied.version) == applied.version
+    twins.applier.close()
+    assert again
+    operations = [commit["operation"] for commit in DeltaTable(path).history()]
+    assert operations.count("OPTIMIZE") >= again
+    assert len(delta_log.read_snapshot(path).files) < 7
+    rows = spark.read.format("delta").load(path).toArrow().to_pylist()
+    assert sorted(repr(normal(row)) for row in rows) == twins.expected()
 
 
 def test_a_table_that_a_newer_driver_has_written_is_left_alone(spark: SparkSession, tmp_path: Path) -> None:

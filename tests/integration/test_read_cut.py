@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import headwater
+from fixtures.hand_tables import HandTable
 from headwater.errors import Refused
+from headwater.lake.cleanup import clean
+from headwater.lake.log_files import look
 from headwater.lake.row_count import row_count
 from headwater.session import build_session
 
@@ -71,3 +76,39 @@ def test_the_rows_that_status_counts_are_those_that_spark_reads(session: SparkSe
     assert list((table / "_delta_log").glob("*.checkpoint.parquet"))
     newest = 5
     assert row_count(str(table), newest) == session.read.format("delta").load(str(table)).count() == 10
+
+
+def test_a_version_whose_files_are_gone_is_refused_though_the_log_still_tells_of_it(
+    session: SparkSession, table: Path
+) -> None:
+    session.sql(f"delete from delta.`{table}` where id = 7")
+    assert headwater.read(session, cut_of(table, 2))['public."Order Lines"'].count() == 7
+    oldest = min(table.glob("deletion_vector_*.bin"), key=lambda path: path.stat().st_mtime_ns)
+    oldest.unlink()
+    with pytest.raises(Refused, match="its files were removed") as refused:
+        headwater.read(session, cut_of(table, 2))
+    assert refused.value.code == "cut_gone"
+    assert headwater.read(session, cut_of(table, 3))['public."Order Lines"'].count() == 6
+
+
+def test_cuts_from_the_horizon_on_are_read_after_log_and_files_were_cleaned_up(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    table, chance = HandTable(tmp_path / "public" / "t"), random.Random(11)
+    for _ in range(3):
+        table.at_random(chance, 8)
+        table.checkpoint()
+    folder = str(table.folder)
+    cleaned = clean(folder, look(folder), 18, log_from=18, orphans_before=None, stop=Event())
+    assert cleaned.files
+    assert look(folder).entries == list(range(16, 25))
+    for version in (18, 21, 24):
+        (frame,) = headwater.read(session, cut_of(table.folder, version)).values()
+        assert sorted(row.id for row in frame.collect()) == table.contents[version]
+    assert session.read.format("delta").load(folder).count() == len(table.contents[-1])
+    for version in (3, 16):
+        with pytest.raises(Refused) as refused:
+            headwater.read(session, cut_of(table.folder, version))
+        assert refused.value.code == "cut_gone"
+    session.range(9000, 9003).coalesce(1).write.format("delta").mode("append").save(folder)
+    assert session.read.format("delta").load(folder).count() == len(table.contents[-1]) + 3

@@ -53,7 +53,7 @@ def write_pipeline(folder: Path, name: str, file: str | None = None) -> Path:
     return path
 
 
-def headwater_dags(files: str | Path, **options: float) -> dict[str, DAG]:
+def headwater_dags(files: str | Path, **options: float | str) -> dict[str, DAG]:
     from headwater_airflow import dag_factory
 
     return dag_factory.headwater_dags(files, **options)  # type: ignore[arg-type]
@@ -72,7 +72,7 @@ def serialized(dag: DAG) -> str:
 
 def test_a_pipeline_is_loaded_on_request_and_replicated_continuously(tmp_path: Path) -> None:
     dags = headwater_dags(write_pipeline(tmp_path, "shop"), slice_seconds=90)
-    assert set(dags) == {"shop.load", "shop.replicate"}
+    assert set(dags) == {"shop.load", "shop.replicate", "shop.maintain"}
     load, replicate = dags["shop.load"], dags["shop.replicate"]
     assert load.schedule is None
     assert load.max_active_runs == 1
@@ -102,6 +102,17 @@ def test_without_a_warm_up_slices_follow_each_other_one_at_a_time(tmp_path: Path
     assert "--take-over" not in _arguments(replicate)
 
 
+def test_a_pipeline_is_maintained_at_its_own_times(tmp_path: Path) -> None:
+    file = write_pipeline(tmp_path, "shop")
+    maintain: Any = headwater_dags(file)["shop.maintain"]
+    assert maintain.schedule == "@daily"
+    assert maintain.max_active_runs == 1
+    arguments = maintain.get_task("maintain").application_args
+    assert arguments == [str(file), "--json"]
+    hourly: Any = headwater_dags(file, maintain_schedule="0 * * * *")["shop.maintain"]
+    assert hourly.schedule == "0 * * * *"
+
+
 def test_replication_waits_paused_for_the_first_load(tmp_path: Path) -> None:
     dags = headwater_dags(write_pipeline(tmp_path, "shop"))
     assert dags["shop.replicate"].is_paused_upon_creation is True
@@ -124,7 +135,7 @@ def test_a_faulty_file_among_others_is_left_out_and_reported_elsewhere(tmp_path:
     write_pipeline(tmp_path, "shop")
     report_faults(tmp_path / "*.yaml")
     (tmp_path / "warehouse.yaml").write_text("pipeline: warehouse\nsauce: {}\n")
-    assert set(headwater_dags(tmp_path / "*.yaml")) == {"shop.load", "shop.replicate"}
+    assert set(headwater_dags(tmp_path / "*.yaml")) == {"shop.load", "shop.replicate", "shop.maintain"}
     with pytest.raises(BadConfiguration, match=r"(?s)warehouse\.yaml.*sauce"):
         report_faults(tmp_path / "*.yaml")
 
@@ -142,7 +153,7 @@ def test_of_two_files_with_the_same_pipeline_name_the_second_is_faulty(tmp_path:
     first = write_pipeline(tmp_path, "shop", "one")
     second = write_pipeline(tmp_path, "shop", "two")
     dags = headwater_dags(tmp_path / "*.yaml")
-    assert set(dags) == {"shop.load", "shop.replicate"}
+    assert set(dags) == {"shop.load", "shop.replicate", "shop.maintain"}
     assert str(first) in str(dags["shop.load"].doc_md)
     with pytest.raises(BadConfiguration, match=f"{second}.*{first} has the same pipeline name"):
         report_faults(tmp_path / "*.yaml")

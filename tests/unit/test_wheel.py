@@ -24,7 +24,8 @@ dags = {
     name for file in sorted(example_dags().glob("*.py"))
     for value in runpy.run_path(str(file)).values() if isinstance(name := getattr(value, "dag_id", None), str)
 }
-scripts = {job: Path(entry_script(job)).is_file() for job in ("load", "replicate", "verify", "example_aggregate")}
+jobs = ("load", "replicate", "verify", "maintain", "example_aggregate")
+scripts = {job: Path(entry_script(job)).is_file() for job in jobs}
 found = {"package": headwater.__file__, "checkout": checkout() is not None, "dags": sorted(dags), "scripts": scripts}
 print(json.dumps(found))
 """
@@ -72,7 +73,7 @@ def test_the_dags_and_their_jobs_are_found_without_a_checkout(site: Path, tmp_pa
     )
     assert Path(found["package"]).is_relative_to(site)
     assert found["checkout"] is False
-    assert found["dags"] == ["headwater_example_downstream", "shop.load", "shop.replicate"]
+    assert found["dags"] == ["headwater_example_downstream", "shop.load", "shop.maintain", "shop.replicate"]
     assert all(found["scripts"].values()), found["scripts"]
 
 

@@ -154,11 +154,10 @@ class LoadOperator(HeadwaterSparkOperator):
     """Loads the tables that are not loaded yet (all, or `tables`); takes up where an earlier try ended."""
 
     def __init__(self, *, pipeline: str, tables: Sequence[str] = (), **arguments: Any) -> None:
-        table_arguments = [part for table in tables for part in ("--table", table)]
         super().__init__(
             pipeline=pipeline,
             application=entry_script("load"),
-            application_args=[pipeline, "--json", *table_arguments],
+            application_args=[pipeline, "--json", *_table_arguments(tables)],
             **arguments,
         )
 
@@ -208,15 +207,26 @@ class ReplicateOperator(HeadwaterSparkOperator):
         return status == EXIT_SUSPENDED or (submission.stop_requested and status == 143)
 
 
+class MaintainOperator(HeadwaterSparkOperator):
+    """Compacts, writes checkpoints and removes what no cut needs any more (all tables, or `tables`)."""
+
+    def __init__(self, *, pipeline: str, tables: Sequence[str] = (), **arguments: Any) -> None:
+        super().__init__(
+            pipeline=pipeline,
+            application=entry_script("maintain"),
+            application_args=[pipeline, "--json", *_table_arguments(tables)],
+            **arguments,
+        )
+
+
 class VerifyOperator(HeadwaterSparkOperator):
     """Compares source and lake; fails when they differ, with the differing keys in the XCom `result`."""
 
     def __init__(self, *, pipeline: str, tables: Sequence[str] = (), **arguments: Any) -> None:
-        table_arguments = [part for table in tables for part in ("--table", table)]
         super().__init__(
             pipeline=pipeline,
             application=entry_script("verify"),
-            application_args=[pipeline, "--json", *table_arguments],
+            application_args=[pipeline, "--json", *_table_arguments(tables)],
             **arguments,
         )
 
@@ -248,6 +258,10 @@ class SparkOnCutOperator(HeadwaterSparkOperator):
 
     def _connection_environment(self) -> dict[str, str]:
         return {}  # it reads the lake only
+
+
+def _table_arguments(tables: Sequence[str]) -> list[str]:
+    return [part for table in tables for part in ("--table", table)]
 
 
 def entry_script(job: str) -> str:

@@ -24,6 +24,7 @@ from headwater.jobs.batches import Batch, Share
 from headwater.jobs.lanes import Result
 from headwater.jobs.relations import Relations, new_leaf, refuse_difference, with_leaf
 from headwater.lake.apply import Applier
+from headwater.lake.caretaker import Caretaker
 from headwater.lake.ledger import Ledger, TableVersion
 from headwater.lake.paths import table_path
 from headwater.lake.plan import Applied, Plan, PlanAgain, choose
@@ -82,14 +83,20 @@ class Tables:
             if known is None or known.state != self.records[name].state:
                 self._unwritten.add(name)
         self._applier = Applier(spark, Fence(self._ledger.generation_app, self._ledger.generation), warm.take_states())
+        keep_cuts = self._pipeline.lake.keep_cuts
+        self._caretaker = Caretaker(self._root, self._ledger.generation, keep_cuts, self.records.values())
+
+    def tidy(self, names: Iterable[str]) -> None:
+        """A row was published: the caretaker learns what has more versions now."""
+        self._caretaker.written(self.records[name] for name in names)
 
     def keep_up(self, name: str) -> Result:
         """In the table's lane, behind the ledger: files and checkpoints. Rows stay what they are, so the new version
         goes into the next row that names the table."""
+        record = self.records[name]
         if not self._is_replicated(name):  # a suspended table stays as it is
             return Result()
         version = self._versions[name]
-        record = self.records[name]
         now = self._applier.keep_up(table_path(self._root, record.path), record.schema, version.version)
         if now == version.version:
             return Result()
@@ -98,6 +105,7 @@ class Tables:
 
     def close(self) -> None:
         """End what `resume` has begun."""
+        self._caretaker.close()
         self._applier.close()
 
     def note(self, touched: Mapping[str, TableVersion]) -> None:

@@ -293,6 +293,7 @@ class Driver:
         reach("replicate.before_confirm")
         self._reader.confirm(lsn)
         reach("replicate.after_confirm")
+        tables.tidy(written)
         for name in written:
             self._lanes.behind(name, partial(tables.keep_up, name))
 

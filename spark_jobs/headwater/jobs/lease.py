@@ -19,6 +19,8 @@ from headwater.lake.registry import Lease, Registry, now_text
 from headwater.source.connection import Connection, connect, errors_named
 
 LOAD = "load"
+MAINTAIN = "maintain"
+COMPACTION = "compaction"
 
 
 @contextlib.contextmanager

@@ -67,6 +67,8 @@ def load(
         # Creating the registry is the first change, and it is ours: source and lake were looked at before.
         registry = existing or Registry.create(root, pipeline.name)
         with lease.hold(conninfo, registry, lease.LOAD):
+            # Rewritten files would be a conflict at the end of a load that has begun to write.
+            lease.refuse_if_held(connection, registry, lease.COMPACTION)
             _retire(pipeline, registry)
             wanted = [t for t in chosen if again or not _is_loaded(registry, t.name)]
             _refuse_running(connection, pipeline)
@@ -316,7 +318,7 @@ def _copy(
     parallel = max(1, min(pipeline.load.connections, len(units)))
     descriptions = spark.sparkContext.parallelize([(describe(u),) for u in _dealt(units, parallel)], parallel)
     frame = spark.createDataFrame(descriptions, "unit string").mapInArrow(reader, lake_tables.struct_type(schema))
-    lake_tables.create(spark, path, schema)
+    lake_tables.create(spark, path, schema, pipeline.lake.keep_cuts)
     reach("load.before_commit")
     writer = frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
     if schema.partition_by:

@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from headwater.arrow_types import key_schema
 from headwater.errors import Fenced, ForeignWrite
 from headwater.lake import merge, positional, write
+from headwater.lake.compaction import TurnsOfSpark
 from headwater.lake.deletion_vectors import DamagedVector
 from headwater.lake.plan import Applied, Plan, PlanAgain
 from headwater.lake.positional import Fence
@@ -47,6 +48,7 @@ class Applier:
         self._fence = fence
         self._states = dict(states)
         self._upkeep = Upkeep(fence)
+        self._turns = TurnsOfSpark(spark)
         self._starting = threading.Lock()
         self._local = threading.local()
 
@@ -74,13 +76,15 @@ class Applier:
         """Behind the ledger: what the table at `version` needs besides its changes. Returns its version afterwards."""
         state = self._states.get(path)
         if state is None or state.version != version:
-            return version  # it was not written directly
+            self._turns.after_commit(path)  # it was not written directly
+            return version
         self._upkeep.after_commit(path, state, schema)
         return state.version
 
     def close(self) -> None:
         """End what still runs beside the writer."""
         self._upkeep.close()
+        self._turns.close()
 
     def _state(self, path: str, schema: TableSchema, version: int) -> TableState:
         state = self._states.get(path)
@@ -91,6 +95,7 @@ class Applier:
 
     @stage("write")  # planning and commit among it: the engine does not tell them apart
     def _by_engine(self, plan: Plan) -> Applied:
+        self._turns.finish(plan.path)
         if commits_after(plan.path, plan.version):
             raise PlanAgain
         spark = self._session()

@@ -6,14 +6,34 @@ which is what the fence needs; a commit takes milliseconds and no JVM (docs/deci
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Field, QueryBuilder, Schema, Transaction, write_deltalake
-from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake import (
+    CommitProperties,
+    DeltaTable,
+    Field,
+    PostCommitHookProperties,
+    QueryBuilder,
+    Schema,
+    Transaction,
+    write_deltalake,
+)
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
-# Neither table may lose old versions behind our back, and both are read from checkpoints when they grow.
-_CONFIGURATION = {"delta.checkpointInterval": "100", "delta.enableExpiredLogCleanup": "false"}
+_CONFIGURATION = {
+    # Neither table loses old versions behind our back: headwater.lake.control_tables decides.
+    "delta.checkpointInterval": "100",
+    "delta.enableExpiredLogCleanup": "false",
+    # Nobody reads an old version of these. At one commit a second a week of removed files would fill checkpoints.
+    "delta.deletedFileRetentionDuration": "interval 1 hours",
+    "delta.logRetentionDuration": "interval 1 hours",
+}
+_NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+"""A checkpoint at every hundredth commit would lie on the way of an epoch: it is written beside it."""
 
 
 class LostRace(Exception):
@@ -34,6 +54,14 @@ def create_table(path: str, schema: pa.Schema) -> DeltaTable:
     return DeltaTable.create(path, fields, mode="ignore", configuration=_CONFIGURATION)
 
 
+def require_version(folder: str, version: int) -> None:
+    """LostRace unless the log holds `version`. One that does not has gone on and was cleaned up, or was begun anew: the
+    next version's name would be free again, and a commit under it would be lost."""
+    log = Path(folder) / "_delta_log"
+    if not (log / f"{version:020d}.json").exists() and not any(log.glob(f"{version:020d}.*")):
+        raise LostRace(f"version {version} of {folder} does not exist (any more)")
+
+
 def append_once(
     table: DeltaTable, rows: list[dict[str, Any]], schema: pa.Schema, transactions: dict[str, int] | None = None
 ) -> None:
@@ -41,32 +69,87 @@ def append_once(
 
     On success `table` stands at the version it committed.
     """
-    properties = CommitProperties(
-        max_commit_retries=0,
-        app_transactions=[Transaction(app, version) for app, version in (transactions or {}).items()],
-    )
-    try:
-        write_deltalake(table, pa.Table.from_pylist(rows, schema=schema), mode="append", commit_properties=properties)
-    except CommitFailedError as error:
-        raise LostRace(str(error)) from error
+    _write_once(table, rows, schema, "append", transactions or {})
 
 
 def replace_once(table: DeltaTable, rows: list[dict[str, Any]], schema: pa.Schema) -> None:
     """Replace the whole content by `rows` as exactly the next version; LostRace if it is taken."""
-    properties = CommitProperties(max_commit_retries=0)
+    _write_once(table, rows, schema, "overwrite", {})
+
+
+def _write_once(
+    table: DeltaTable,
+    rows: list[dict[str, Any]],
+    schema: pa.Schema,
+    mode: Literal["append", "overwrite"],
+    transactions: dict[str, int],
+) -> None:
+    require_version(unquote(urlparse(table.table_uri).path), table.version())
+    properties = CommitProperties(
+        max_commit_retries=0,
+        app_transactions=[Transaction(app, version) for app, version in transactions.items()],
+    )
     try:
         write_deltalake(
-            table, pa.Table.from_pylist(rows, schema=schema), mode="overwrite", commit_properties=properties
+            table,
+            pa.Table.from_pylist(rows, schema=schema),
+            mode=mode,
+            commit_properties=properties,
+            post_commithook_properties=_NO_HOOKS,
         )
+    except DeltaError as error:
+        raise _lost(table, error) from error
+
+
+def _lost(table: DeltaTable, error: Exception) -> Exception:
+    """What an error of a commit means: delta-rs says something else of a race that it lost when it cannot read any more
+    what the other one did."""
+    behind = isinstance(error, CommitFailedError) or DeltaTable(table.table_uri).version() > table.version()
+    return LostRace(str(error)) if behind else error
+
+
+def compact(table: DeltaTable, target_size: int) -> int:
+    """Make files below `target_size` bytes into larger ones; rows and their order stay. Returns how many went. Appends
+    of others in between are no conflict; LostRace when another compaction was faster."""
+    try:
+        found = table.optimize.compact(target_size=target_size, post_commithook_properties=_NO_HOOKS)
     except CommitFailedError as error:
         raise LostRace(str(error)) from error
+    return int(found["numFilesRemoved"])
+
+
+def write_checkpoint(folder: str) -> int:
+    """A checkpoint of the newest version of the table in `folder`; returns that version."""
+    table = DeltaTable(folder)
+    table.create_checkpoint()
+    # Hadoop would compare the new pointer with the checksum of the one that Spark wrote before.
+    with contextlib.suppress(FileNotFoundError):
+        (Path(folder) / "_delta_log" / "._last_checkpoint.crc").unlink()
+    return int(table.version())
+
+
+def query(table: DeltaTable, sql: str) -> pa.Table:
+    """The answer to `sql` about the table `t`, as it stands loaded (file statistics prune)."""
+    return pa.table(QueryBuilder().register("t", table).execute(sql).read_all())
 
 
 def select(table: DeltaTable, condition: str = "true") -> list[dict[str, Any]]:
-    """The rows of `table`, as it stands loaded, that meet the SQL `condition` (file statistics prune)."""
-    result = QueryBuilder().register("t", table).execute(f"select * from t where {condition}").read_all()
-    rows: list[dict[str, Any]] = pa.table(result).to_pylist(maps_as_pydicts="strict")
+    """The rows of `table` that meet the SQL `condition`."""
+    rows: list[dict[str, Any]] = query(table, f"select * from t where {condition}").to_pylist(maps_as_pydicts="strict")
     return rows
 
 
-__all__ = ["DeltaTable", "Field", "LostRace", "append_once", "create_table", "open_table", "replace_once", "select"]
+__all__ = [
+    "DeltaTable",
+    "Field",
+    "LostRace",
+    "append_once",
+    "compact",
+    "create_table",
+    "open_table",
+    "query",
+    "replace_once",
+    "require_version",
+    "select",
+    "write_checkpoint",
+]

@@ -10,14 +10,16 @@ clean-up until it expires. Standard library only at import; Spark is the caller'
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlparse
 
 from headwater.errors import Refused
 from headwater.lake.freshness import IN_STEP, Look, TableState
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from headwater.lake.ledger import Epoch
 
 Cut = dict[str, Any]
+
+_SCRATCH_SECONDS = 3600.0
 
 # Delta refuses a version older than the retention of deleted files even where nothing of it has been deleted:
 # a quiet table's newest cut would be unreadable after a week. Pins and the maintenance job keep what is needed.
@@ -102,16 +106,39 @@ def pin_cut(root: str, cut: Cut, owner: str, expiry: datetime) -> Pin:
 
 
 def list_pins(root: str, now: datetime | None = None) -> list[Pin]:
-    """The pins that have not expired at `now` (default: this moment), oldest expiry first."""
+    """The pins that have not expired at `now` (default: this moment), oldest expiry first. Refused when one cannot be
+    read."""
     moment = now or datetime.now(UTC)
-    pins: list[Pin] = []
+    return sorted((pin for pin in _pins(root) if pin.expiry > moment), key=lambda pin: (pin.expiry, pin.id))
+
+
+def remove_expired(root: str, now: datetime | None = None) -> int:
+    """Remove the pins that have expired at `now`, and what a killed process left of one; how many pins."""
+    moment = now or datetime.now(UTC)
+    expired = [pin.id for pin in _pins(root) if pin.expiry <= moment]
+    for pin_id in expired:
+        release_pin(root, pin_id)
+    for scratch in Path(pins_path(root)).glob("*.tmp"):
+        with contextlib.suppress(FileNotFoundError):
+            if scratch.stat().st_mtime < moment.timestamp() - _SCRATCH_SECONDS:
+                scratch.unlink()
+    return len(expired)
+
+
+def _pins(root: str) -> Iterator[Pin]:
     for path in Path(pins_path(root)).glob("*.json"):
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
+            yield Pin(path.stem, value["cut"], value["owner"], datetime.fromisoformat(value["expiry"]))
         except FileNotFoundError:
             continue  # released between listing and reading
-        pins.append(Pin(path.stem, value["cut"], value["owner"], datetime.fromisoformat(value["expiry"])))
-    return sorted((pin for pin in pins if pin.expiry > moment), key=lambda pin: (pin.expiry, pin.id))
+        except (ValueError, KeyError, TypeError) as error:
+            raise Refused(
+                f"a pin cannot be read ({type(error).__name__}): nobody can tell which versions it keeps",
+                code="damaged_pin",
+                where=str(path),
+                remedy="remove the file if nobody reads its cut any more",
+            ) from error
 
 
 def release_pin(root: str, pin_id: str) -> None:
@@ -147,7 +174,10 @@ def _read_table(spark: SparkSession, cut: Mapping[str, Any], name: str, table: M
     from pyspark.errors import AnalysisException
 
     try:
-        return spark.read.format("delta").option("versionAsOf", table["version"]).load(table["path"])
+        frame = spark.read.format("delta").option("versionAsOf", table["version"]).load(table["path"])
+        if _is_whole(table):
+            return frame
+        reason = "its files were removed"
     except AnalysisException as error:
         reason = error.getCondition() or ""
         if not reason.startswith("DELTA_"):
@@ -164,4 +194,12 @@ def _read_table(spark: SparkSession, cut: Mapping[str, Any], name: str, table: M
     )
 
 
-__all__ = ["Cut", "Pin", "list_pins", "pin_cut", "read", "release_pin", "take_cut", "time_text"]
+def _is_whole(table: Mapping[str, Any]) -> bool:
+    """Said here and not by the first query: Spark would name a file, or leave its rows out if it is told to."""
+    from headwater.lake.cleanup import is_whole
+
+    place = urlparse(table["path"])
+    return place.scheme not in ("", "file") or is_whole(unquote(place.path), table["version"])
+
+
+__all__ = ["Cut", "Pin", "list_pins", "pin_cut", "read", "release_pin", "remove_expired", "take_cut", "time_text"]

@@ -46,17 +46,10 @@ def write_vectors(folder: str, vectors: Mapping[str, BitMap]) -> dict[str, dict[
 
 def read_vector(folder: str, descriptor: Mapping[str, Any]) -> BitMap:
     """The rows that `descriptor` marks. DamagedVector when the bytes are not what it says."""
-    stored, kind = str(descriptor["pathOrInlineDv"]), descriptor["storageType"]
-    if kind == "i":
-        return _from_bytes(_from_z85(stored)[: int(descriptor["sizeInBytes"])])
-    if kind == "u":
-        # Behind an optional random prefix, which names a folder, twenty characters of the file's UUID.
-        name = uuid.UUID(bytes=_from_z85(stored[-20:]))
-        path = Path(folder) / stored[:-20] / f"deletion_vector_{name}.bin"
-    elif kind == "p":
-        path = Path(stored.removeprefix("file:"))
-    else:
-        raise DamagedVector(f"a deletion vector of unknown storage {kind!r}")
+    path = vector_file(folder, descriptor)
+    if path is None:
+        stored = _from_z85(str(descriptor["pathOrInlineDv"]))
+        return _from_bytes(stored[: int(descriptor["sizeInBytes"])])
     with path.open("rb") as file:
         file.seek(int(descriptor.get("offset") or 0))
         (size,) = struct.unpack(">i", file.read(4))
@@ -65,6 +58,20 @@ def read_vector(folder: str, descriptor: Mapping[str, Any]) -> BitMap:
     if size != int(descriptor["sizeInBytes"]) or zlib.crc32(data) != checksum:
         raise DamagedVector(f"the deletion vector in {path} is damaged")
     return _from_bytes(data)
+
+
+def vector_file(folder: str, descriptor: Mapping[str, Any]) -> Path | None:
+    """The file that holds the vector, often beside those of other data files; None: the descriptor itself does."""
+    stored, kind = str(descriptor["pathOrInlineDv"]), descriptor["storageType"]
+    if kind == "i":
+        return None
+    if kind == "u":
+        # Behind an optional random prefix, which names a folder, twenty characters of the file's UUID.
+        name = uuid.UUID(bytes=_from_z85(stored[-20:]))
+        return Path(folder) / stored[:-20] / f"deletion_vector_{name}.bin"
+    if kind == "p":
+        return Path(stored.removeprefix("file:"))
+    raise DamagedVector(f"a deletion vector of unknown storage {kind!r}")
 
 
 def _to_bytes(rows: BitMap) -> bytes:

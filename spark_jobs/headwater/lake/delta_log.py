@@ -21,7 +21,7 @@ from urllib.parse import unquote
 
 import pyarrow.parquet as pq
 
-from headwater.lake.commits import LostRace
+from headwater.lake.commits import LostRace, require_version
 
 Action = dict[str, Any]
 
@@ -114,10 +114,12 @@ def read_snapshot(folder: str, version: int | None = None) -> Snapshot:
     newest = _newest_checkpoint(folder, version)
     if newest is not None:
         snapshot.version, parts = newest
-        columns = ["add", "txn", "protocol", "metaData"]
         for part in parts:
-            for row in pq.read_table(part, columns=columns).to_pylist(maps_as_pydicts="strict"):
-                snapshot._take({kind: value for kind, value in row.items() if value is not None})
+            table = pq.read_table(part, columns=["add", "txn", "protocol", "metaData"])
+            for kind in table.column_names:
+                # Most rows of a busy table's checkpoint tell of files that are gone: they are null here.
+                for value in table[kind].drop_null().to_pylist(maps_as_pydicts="strict"):
+                    snapshot._take({kind: value})
     snapshot.advance(version)
     if snapshot.version < 0 or (version is not None and snapshot.version != version):
         raise FileNotFoundError(f"the log of {folder} does not hold version {version}")
@@ -139,8 +141,7 @@ def commit(folder: str, version: int, actions: Iterable[Action]) -> None:
     was made anew); then nothing has changed."""
     log = Path(folder) / "_delta_log"
     target = log / f"{version:020d}.json"
-    if not any(log.glob(f"{version - 1:020d}.*")):
-        raise LostRace(f"version {version - 1} of {folder} does not exist")
+    require_version(folder, version - 1)
     scratch = log / f".{uuid.uuid4().hex}.tmp"
     text = "\n".join(json.dumps(action, separators=(",", ":")) for action in actions)
     try:
@@ -238,12 +239,17 @@ def _vector_id(descriptor: dict[str, Any] | None) -> tuple[str, int] | None:
     return (descriptor["pathOrInlineDv"], descriptor.get("offset") or 0) if descriptor else None
 
 
-def _newest_checkpoint(folder: str, version: int | None) -> tuple[int, list[Path]] | None:
-    """Version and files of the newest complete classic checkpoint at or below `version`."""
+def checkpoints(folder: str) -> dict[int, list[Path]]:
+    """The complete classic checkpoints by version: one file, or all of its parts."""
     found: dict[tuple[int, int], list[Path]] = {}
     for file in (Path(folder) / "_delta_log").glob("*.checkpoint*.parquet"):
         name = _CHECKPOINT.match(file.name)
-        if name is not None and (version is None or int(name[1]) <= version):
+        if name is not None:
             found.setdefault((int(name[1]), int(name[2] or 1)), []).append(file)
-    whole = [(number, files) for (number, count), files in found.items() if len(files) == count]
+    return {version: files for (version, count), files in found.items() if len(files) == count}
+
+
+def _newest_checkpoint(folder: str, version: int | None) -> tuple[int, list[Path]] | None:
+    """Version and files of the newest complete classic checkpoint at or below `version`."""
+    whole = [(number, files) for number, files in checkpoints(folder).items() if version is None or number <= version]
     return max(whole, default=None, key=lambda checkpoint: checkpoint[0])

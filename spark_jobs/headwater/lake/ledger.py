@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.errors import Fenced
-from headwater.lake.commits import DeltaTable, LostRace, append_once, create_table, open_table, select
+from headwater.lake.commits import DeltaTable, LostRace, append_once, create_table, open_table, query, select
 from headwater.lake.paths import ledger_path
 from headwater.position import Position
 
@@ -183,7 +183,12 @@ class Ledger:
     @property
     def generation_app(self) -> str:
         """The appId under which generations are counted, in the ledger and in every table's commits."""
-        return f"headwater/{self._pipeline}/generation"
+        return generation_app(self._pipeline)
+
+
+def generation_app(pipeline: str) -> str:
+    """The appId under which a pipeline's generations are counted."""
+    return f"headwater/{pipeline}/generation"
 
 
 def read_epoch(root: str, epoch: int | None = None) -> Epoch | None:
@@ -197,7 +202,7 @@ def read_epoch(root: str, epoch: int | None = None) -> Epoch | None:
 def read_generation(root: str, pipeline: str) -> int:
     """The newest generation; 0 when no driver ever started."""
     table = open_table(ledger_path(root))
-    return (table.transaction_version(f"headwater/{pipeline}/generation") or 0) if table is not None else 0
+    return (table.transaction_version(generation_app(pipeline)) or 0) if table is not None else 0
 
 
 def read_all(root: str) -> list[Epoch]:
@@ -212,6 +217,34 @@ def read_all(root: str) -> list[Epoch]:
         tables = {**({} if row["complete"] else tables), **_tables_of(row)}
         epochs.append(_epoch_of(row, dict(tables)))
     return epochs
+
+
+def oldest_versions(root: str, moment: datetime) -> dict[str, int]:
+    """Of each table the oldest version in any epoch that was the newest one at `moment` or later."""
+    table = open_table(ledger_path(root))
+    newest = _newest_epoch(table) if table is not None else None
+    if table is None or newest is None:
+        return {}
+    at = moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    later = f"kind = 'epoch' and applied_at > arrow_cast('{at}', 'Timestamp(Microsecond, Some(\"UTC\"))')"
+    first = query(table, f"select min(epoch) as epoch from t where {later}")["epoch"][0].as_py()
+    # The one before the first of these was the newest at that moment; clocks of several drivers may disagree a little.
+    base = newest if first is None else _epoch_at(table, first - 1)
+    versions = {name: found.version for name, found in base.tables.items()} if base is not None else {}
+    since = base.epoch if base is not None else 0
+    tables = query(table, f"select tables from t where kind = 'epoch' and epoch > {since}")["tables"]
+    for chunk in tables.chunks:
+        entries = pa.table({"name": chunk.keys, "version": chunk.items.field("version")})
+        for row in entries.group_by("name").aggregate([("version", "min")]).to_pylist():
+            versions[row["name"]] = min(row["version_min"], versions.get(row["name"], row["version_min"]))
+    return versions
+
+
+def generation_began(root: str, generation: int) -> datetime | None:
+    """When `generation` began, by its driver's clock; None when there is no such row."""
+    table = open_table(ledger_path(root))
+    rows = select(table, f"kind = 'generation' and generation = {generation}") if table is not None else []
+    return rows[0]["applied_at"] if rows else None
 
 
 def _newest_epoch(table: DeltaTable) -> Epoch | None:

@@ -6,6 +6,7 @@ version is expected to rise by one per commit of ours: anything else in between 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +25,6 @@ _PROPERTIES = {
     "delta.checkpointInterval": "100",
     # Old versions go only when no live cut needs them: never behind our back, by anybody's clean-up.
     "delta.enableExpiredLogCleanup": "false",
-    "delta.logRetentionDuration": "interval 30 days",
-    "delta.deletedFileRetentionDuration": "interval 7 days",
 }
 PLANNED_ON = "headwater planned on "
 """Begins the user metadata of our commits; the version follows."""
@@ -65,21 +64,28 @@ def struct_type(schema: TableSchema) -> StructType:
     return StructType(fields)
 
 
-def create(spark: SparkSession, path: str, schema: TableSchema) -> None:
-    """Create the empty Delta table at `path` unless there is one."""
+def create(spark: SparkSession, path: str, schema: TableSchema, keep_cuts: float = 3600.0) -> None:
+    """Create the empty Delta table at `path` unless there is one. `keep_cuts`: seconds that old versions are kept."""
     builder = DeltaTable.createIfNotExists(spark).location(path)
     for column in struct_type(schema).fields:
         builder = builder.addColumn(column.name, column.dataType)
     if schema.partition_by:
         builder = builder.partitionedBy(*schema.partition_by)
-    for name, value in properties(schema).items():
+    for name, value in properties(schema, keep_cuts).items():
         builder = builder.property(name, value)
     builder.execute()
 
 
-def properties(schema: TableSchema) -> dict[str, str]:
+def properties(schema: TableSchema, keep_cuts: float) -> dict[str, str]:
     """The table's Delta properties at creation."""
-    chosen = dict(_PROPERTIES)
+    # What really is kept. Every checkpoint names all files that were removed within the retention: at a commit a second
+    # those of a week, with a vector each for most data files, are millions of lines.
+    retention = f"interval {math.ceil(keep_cuts)} seconds"
+    chosen = {
+        **_PROPERTIES,
+        "delta.logRetentionDuration": retention,
+        "delta.deletedFileRetentionDuration": retention,
+    }
     if any(set(column.name) & _NEEDS_MAPPING for column in schema.columns):
         chosen["delta.columnMapping.mode"] = "name"
     position = {column.name: index for index, column in enumerate(schema.columns)}

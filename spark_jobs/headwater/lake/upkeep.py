@@ -9,7 +9,6 @@ and no race is lost. Such a commit rearranges rows and changes none (`dataChange
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,12 +19,11 @@ from threading import Event
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from deltalake import DeltaTable
 from pyroaring import BitMap
 
 from headwater.arrow_types import lake_schema
 from headwater.lake import delta_log
-from headwater.lake.commits import LostRace
+from headwater.lake.commits import LostRace, write_checkpoint
 from headwater.lake.data_files import live_batches, write_batches
 from headwater.lake.deletion_vectors import write_vectors
 from headwater.lake.delta_log import DataFile
@@ -45,8 +43,8 @@ _AT_MOST = 256 << 20
 _LOOK_EVERY = 8
 
 
-def choose(files: list[DataFile]) -> tuple[list[DataFile], str]:
-    """The files to be made into one, and why; none when there is nothing to do."""
+def choose(files: list[DataFile], enough: int = _ENOUGH) -> tuple[list[DataFile], str]:
+    """The files to be made into one, and why; none when there is nothing to do. `enough`: of one tier are worth it."""
     files = [file for file in files if file.rows is not None]  # without the number no row of the new file is known
     for file in files:
         if file.rows and file.deleted * 2 > file.rows and file.deleted > 1000:
@@ -54,7 +52,7 @@ def choose(files: list[DataFile]) -> tuple[list[DataFile], str]:
     low = 0
     for high in _TIERS:
         tier = sorted((file for file in files if low <= file.size < high), key=lambda file: file.size)
-        if len(tier) >= _ENOUGH:
+        if len(tier) >= enough:
             total = np.cumsum([file.size for file in tier])
             return tier[: max(2, int(np.searchsorted(total, _AT_MOST)))], f"{len(tier)} files below {high} bytes"
         low = high
@@ -138,12 +136,15 @@ class Upkeep:
         if error is not None:
             log.warning("%s: its files could not be rearranged: %s", folder, error)
             return
-        rewritten = running.result()
+        self.commit(folder, state, running.result())
+
+    def commit(self, folder: str, state: TableState, rewritten: Rewritten) -> bool:
+        """Whether the new file took the old ones' place; when somebody else was faster, nothing has changed."""
         live = state.snapshot.files
         if any(file.name not in live for file, _ in rewritten.sources):
             # Truncated or rearranged by somebody else meanwhile.
             (Path(folder) / rewritten.added.name).unlink(missing_ok=True)
-            return
+            return False
         gone = rewritten.rows_gone_since({file.name: state.deleted_rows(file.name) for file, _ in rewritten.sources})
         added = rewritten.added
         if gone:
@@ -163,15 +164,13 @@ class Upkeep:
             delta_log.commit(folder, state.version + 1, actions)
         except LostRace:
             (Path(folder) / rewritten.added.name).unlink(missing_ok=True)
-            return  # the next batch looks what has happened
+            return False  # the next batch looks what has happened
         state.follow_own(actions, {}, added, rewritten.codes, gone)
+        return True
 
 
 def _checkpoint(folder: str) -> None:
     try:
-        DeltaTable(folder).create_checkpoint()
-        # Hadoop would compare the new pointer with the checksum of the one that Spark wrote before.
-        with contextlib.suppress(FileNotFoundError):
-            (Path(folder) / "_delta_log" / "._last_checkpoint.crc").unlink()
+        write_checkpoint(folder)
     except Exception as error:  # a table without a new checkpoint is slower to open, and nothing else
         log.warning("%s: no checkpoint was written: %s", folder, error)

@@ -1,0 +1,175 @@
+"""Clean-up of one table: files that no version from its horizon on needs, then log entries that none needs.
+
+Only what is known to be superfluous goes. A file goes when the log says that it was removed at or below the horizon and
+no version from there on has it. One that the log does not mention at all may belong to a commit that is still to come:
+it goes when it is older than any writer that could make that commit (the caller says which that is). Names that begin
+with `_` or `.` are not ours to judge, but for Hadoop's checksums of files that go.
+
+Files before log entries: what is killed in between is found again by the next run. Nothing is committed, so no writer
+can lose a race to it. Delta's and delta-rs' own vacuums know neither pins nor cuts (docs/decisions/0016).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+from headwater.lake.deletion_vectors import vector_file
+from headwater.lake.delta_log import Action, read_snapshot
+from headwater.lake.log_files import LogFiles, pointed_at
+
+ORPHAN_SECONDS = 24 * 3600.0
+"""How long a file may wait for its commit: as long as the longest load of a table, or a driver that was stopped."""
+_NO_FILES = ('{"commitInfo":', '{"txn":', '{"protocol":', '{"metaData":', '{"cdc":', '{"domainMetadata":')
+
+
+@dataclass(slots=True)
+class Cleaned:
+    """What went. `files` and `bytes`: data files, deletion vectors and their checksums; `orphans` of them were never
+    mentioned by the log; `log_files`: entries, checkpoints and checksums in the log."""
+
+    files: int = 0
+    bytes: int = 0
+    orphans: int = 0
+    log_files: int = 0
+
+
+@dataclass(slots=True)
+class _Known:
+    """Paths below the table's folder: `needed` from the horizon on, `removed` at or below it."""
+
+    needed: set[str] = field(default_factory=set)
+    removed: set[str] = field(default_factory=set)
+
+
+def clean(
+    folder: str, log: LogFiles, horizon: int, *, log_from: int, orphans_before: float | None, stop: Event
+) -> Cleaned:
+    """Remove what versions from `horizon` on do not need, and of the log what those from `log_from` on do not.
+
+    `orphans_before`: files that the log does not mention go when they are older than this (seconds since 1970); None:
+    they stay. `stop` ends it early, at a good place. FileNotFoundError when another clean-up was faster.
+    """
+    cleaned = Cleaned()
+    known = _known(folder, log, horizon)
+    for path in _files(folder):
+        if stop.is_set():
+            return cleaned
+        relative = os.path.relpath(path, folder)
+        if relative in known.needed:
+            continue
+        orphan = relative not in known.removed
+        if orphan and (orphans_before is None or _modified(path) >= orphans_before):
+            continue
+        cleaned.bytes += _remove(path) + _remove(path.with_name(f".{path.name}.crc"))
+        cleaned.files += 1
+        cleaned.orphans += orphan
+    cleaned.log_files = _clean_log(log, min(horizon, log_from), orphans_before, stop)
+    return cleaned
+
+
+def is_whole(folder: str, version: int) -> bool:
+    """Whether every file of `version` is still there: the log reaches further back than the files do. Also true where
+    the log cannot be read here, which is for the reader's own engine to say."""
+    try:
+        files = read_snapshot(folder, version).files.values()
+    except (FileNotFoundError, KeyError):
+        return True
+    paths = {path for file in files for path in _paths(folder, {"path": file.name, "deletionVector": file.vector})}
+    return all((Path(folder) / path).exists() for path in paths)
+
+
+def _known(folder: str, log: LogFiles, horizon: int) -> _Known:
+    known = _Known()
+    for file in read_snapshot(folder, horizon).files.values():
+        known.needed |= _paths(folder, {"path": file.name, "deletionVector": file.vector})
+    for version in log.entries:
+        for action in _file_actions(folder, version):
+            if version > horizon and "add" in action:
+                known.needed |= _paths(folder, action["add"])
+            elif version <= horizon and "remove" in action:
+                known.removed |= _paths(folder, action["remove"])
+    # What was committed since the look at the log.
+    version = log.newest + 1
+    while (Path(folder) / "_delta_log" / f"{version:020d}.json").exists():
+        for action in _file_actions(folder, version):
+            known.needed |= _paths(folder, action["add"]) if "add" in action else set()
+        version += 1
+    return known
+
+
+def _file_actions(folder: str, version: int) -> Iterator[Action]:
+    """The actions of a commit that name files; lines that surely do not are not parsed."""
+    try:
+        text = (Path(folder) / "_delta_log" / f"{version:020d}.json").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return  # another clean-up, of what is below its horizon
+    for line in text.split("\n"):
+        if line and not line.startswith(_NO_FILES):
+            yield json.loads(line)
+
+
+def _paths(folder: str, file: dict[str, Any]) -> set[str]:
+    """The data file and its vector's file, if they lie below the folder."""
+    found = set()
+    place = urlparse(file["path"])
+    whole = Path(folder) / unquote(place.path)  # an absolute path stays what it is
+    vector = vector_file(folder, file["deletionVector"]) if file.get("deletionVector") else None
+    for path in (whole, vector):
+        if path is not None and path.is_relative_to(folder):
+            found.add(os.path.relpath(path, folder))
+    return found
+
+
+def _files(folder: str) -> Iterator[Path]:
+    """Data files and deletion vectors below the folder."""
+    for parent, folders, names in os.walk(folder):
+        # A folder of a partition may begin with anything, but has a value.
+        folders[:] = [name for name in folders if "=" in name or not name.startswith(("_", "."))]
+        for name in names:
+            vector = name.startswith("deletion_vector_") and name.endswith(".bin")
+            if vector or (name.endswith(".parquet") and not name.startswith(("_", "."))):
+                yield Path(parent) / name
+
+
+def _clean_log(log: LogFiles, horizon: int, orphans_before: float | None, stop: Event) -> int:
+    """Entries below the newest checkpoint at or below the horizon: the oldest version that is read begins there."""
+    folder = Path(log.folder) / "_delta_log"
+    start = max((version for version in log.checkpoints if version <= horizon), default=0)
+    pointer = pointed_at(log.folder)
+    # Readers go where the pointer leads, should a slower writer have set it back.
+    start = min(start, pointer) if pointer is not None else start
+    count = 0
+    for name in log.before(start):
+        if stop.is_set():
+            return count
+        _remove(folder / name)
+        count += 1
+    for name in log.scratch:
+        if orphans_before is not None and _modified(folder / name) < orphans_before:
+            _remove(folder / name)
+            count += 1
+    return count
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return float("inf")
+
+
+def _remove(path: Path) -> int:
+    """Its size; 0 when it was not there."""
+    try:
+        size = path.stat().st_size
+        path.unlink()
+    except FileNotFoundError:
+        return 0
+    return size

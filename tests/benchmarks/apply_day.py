@@ -1,0 +1,287 @@
+"""A day of one-second epochs, as far as HEADWATER_BENCH_EPOCHS of it go, without waiting for the clock.
+
+Two tables get the same changes through the applier, epochs go through the ledger, upkeep runs beside them as in a
+driver; every entry carries the second it stands for. One table is cleaned up as the caretaker does it, each 300 epochs,
+with `lake.keep_cuts` of an hour; the other one is the reference: compacted alike, never cleaned. Then a query is timed
+beside the same rows freshly written as one file, and a cold start over HEADWATER_BENCH_TABLES of such logs.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from bench_apply import PAYLOAD
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
+from mixed_load import report
+
+from headwater.arrow_types import lake_schema
+from headwater.changes import NetChanges
+from headwater.lake import ledger as ledger_module
+from headwater.lake import log_files
+from headwater.lake.apply import Applier
+from headwater.lake.cleanup import clean
+from headwater.lake.control_tables import keep_ledger
+from headwater.lake.delta_log import read_snapshot
+from headwater.lake.horizon import Horizons
+from headwater.lake.ledger import Ledger, TableVersion
+from headwater.lake.paths import ledger_path
+from headwater.lake.plan import Plan
+from headwater.lake.positional import Fence
+from headwater.lake.registry import TableRecord
+from headwater.lake.tables import create
+from headwater.position import Position
+from headwater.schema import Column, TableSchema, ValueType
+from headwater.session import build_session
+
+EPOCHS = int(os.environ.get("HEADWATER_BENCH_EPOCHS", "6000"))
+ROWS = int(os.environ.get("HEADWATER_BENCH_ROWS", "300000"))
+UPDATES = int(os.environ.get("HEADWATER_BENCH_UPDATES", "100"))
+TABLES = int(os.environ.get("HEADWATER_BENCH_TABLES", "500"))
+KEEP_CUTS = 3600.0
+CLEAN_EVERY = 300
+REPORT_EVERY = 1000
+KEPT, REFERENCE = "public.kept", "public.reference"
+BEGIN = datetime(2024, 5, 1, tzinfo=UTC)
+
+
+class Clock:
+    """The second of the day that is being lived; the ledger's, too."""
+
+    now = BEGIN
+
+    @classmethod
+    def install(cls) -> None:
+        class Simulated(datetime):
+            @classmethod
+            def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
+                return Clock.now
+
+        ledger_module.datetime = Simulated  # type: ignore[attr-defined]
+
+    @classmethod
+    def stamp(cls, folder: Path, version: int) -> None:
+        moment = cls.now.timestamp()
+        entry = folder / "_delta_log" / f"{version:020d}.json"
+        if entry.exists():
+            os.utime(entry, (moment, moment))
+
+
+def schema() -> TableSchema:
+    columns = {"id": ValueType("int8", "bigint"), **PAYLOAD}
+    return TableSchema(
+        1, "public", "t", tuple(Column(n, at, 0, -1, v) for at, (n, v) in enumerate(columns.items(), 1)), ("id",)
+    )
+
+
+class Changes:
+    """Each epoch's net changes: random updates, and a tenth as many inserts and deletes."""
+
+    def __init__(self) -> None:
+        self.ids, self.next = np.arange(ROWS), ROWS
+        self.chance = np.random.default_rng(1)
+
+    def take(self, second: int) -> NetChanges:
+        some = UPDATES // 10
+        at = self.chance.choice(len(self.ids), UPDATES + some, replace=False)
+        updated, removed = self.ids[at[:UPDATES]], self.ids[at[UPDATES:]]
+        inserted = np.arange(self.next, self.next + some)
+        self.next += some
+        self.ids = np.concatenate([np.delete(self.ids, at[UPDATES:]), inserted])
+        ids = np.concatenate([updated, inserted])
+        shape = lake_schema(schema())
+        columns = [
+            pa.array(ids),
+            pa.array(ids % 1000, pa.int32()),
+            pa.array(ids * second),
+            pa.array([f"note {second}"] * len(ids)),
+        ]
+        stored = np.concatenate([np.ones(UPDATES, dtype=np.bool_), np.zeros(some, dtype=np.bool_)])
+        gone = pa.table({"id": removed}, schema=pa.schema([shape.field("id")]))
+        return NetChanges(pa.table(columns, schema=shape), stored, {}, None, gone, len(ids) + some)
+
+
+class Day:
+    """The lake, its driver's parts, and what they cost."""
+
+    def __init__(self, root: Path, spark: Any) -> None:
+        self.root, self.schema = root, schema()
+        self.folders = {name: root / name.replace(".", "/") for name in (KEPT, REFERENCE)}
+        self.ledger = Ledger(str(root), "day")
+        self.ledger.begin_generation(Position("7", 1, 1))
+        self.applier = Applier(lambda: spark, Fence("headwater/day/generation", 1))
+        self.records = {
+            name: TableRecord(name, name.replace(".", "/"), "active", schemas=((0, self.schema),))
+            for name in self.folders
+        }
+        self.versions = dict.fromkeys(self.folders, 1)
+        self.changes = Changes()
+        self.apply_seconds: list[float] = []
+        self.clean_seconds: list[float] = []
+        for folder in self.folders.values():
+            create(spark, str(folder), self.schema, KEEP_CUTS)
+            frame = spark.range(ROWS).selectExpr("id", "cast(id % 1000 as int) as a", "id as b", "'loaded' as note")
+            frame.coalesce(1).write.format("delta").mode("append").save(str(folder))
+            for version in (0, 1):
+                Clock.stamp(folder, version)
+
+    def live(self, second: int) -> None:
+        Clock.now = BEGIN + timedelta(seconds=second)
+        changes = self.changes.take(second)
+        began = time.perf_counter()
+        for name, folder in self.folders.items():
+            plan = Plan(
+                self.records[name], str(folder), f"day/{name}", self.versions[name], second, changes, "positional", ""
+            )
+            applied = self.applier.apply(plan)
+            assert not applied.divergence, applied.example
+            self.versions[name] = applied.version
+            Clock.stamp(folder, applied.version)
+        tables = {
+            name: TableVersion(version, second, "active", 1, "positional", True)
+            for name, version in self.versions.items()
+        }
+        self.ledger.publish(
+            Position("7", 1, second + 1), tables, all_tables=tables, source_time=None, sample=None, stages={}
+        )
+        Clock.stamp(Path(ledger_path(str(self.root))), self.ledger._table.version())
+        for name, folder in self.folders.items():
+            self.versions[name] = self.applier.keep_up(str(folder), self.schema, self.versions[name])
+            Clock.stamp(folder, self.versions[name])
+        self.apply_seconds.append(time.perf_counter() - began)
+        if second % CLEAN_EVERY == 0:
+            began = time.perf_counter()
+            self.clean()
+            self.clean_seconds.append(time.perf_counter() - began)
+
+    def clean(self) -> None:
+        """As the caretaker does it, at the simulated moment."""
+        folder = str(self.folders[KEPT])
+        log = log_files.look(folder)
+        horizon = Horizons.read(str(self.root), KEEP_CUTS, Clock.now).of(KEPT, log)
+        assert horizon is not None
+        clean(folder, log, horizon.version, log_from=horizon.log_from, orphans_before=None, stop=Event())
+        # Its own upkeep counts back from the real time.
+        keep_ledger(str(self.root), Event(), keep=time.time() - Clock.now.timestamp() + KEEP_CUTS)
+        control = ledger_path(str(self.root))
+        Clock.stamp(Path(control), DeltaTable(control).version())
+
+    def report(self, second: int) -> None:
+        for name, folder in {**self.folders, "ledger": Path(ledger_path(str(self.root)))}.items():
+            report("day", epoch=second, table=name, **counted(folder))
+
+
+def counted(folder: Path) -> dict[str, int]:
+    log = [entry.name for entry in os.scandir(folder / "_delta_log")]
+    files = [entry for entry in os.scandir(folder) if entry.is_file()]
+    return {
+        "live_files": len(read_snapshot(str(folder)).files),
+        "data_files": sum(entry.name.endswith(".parquet") for entry in files),
+        "deletion_vector_files": sum(entry.name.endswith(".bin") for entry in files),
+        "log_entries": sum(name.endswith(".json") for name in log),
+        "checkpoints": sum("checkpoint" in name and name.endswith(".parquet") for name in log),
+        "checksums": sum(name.endswith(".crc") for name in [*log, *(entry.name for entry in files)]),
+        "megabytes": sum(entry.stat().st_size for entry in files) >> 20,
+    }
+
+
+def timed(work: Callable[[], object], times: int = 7) -> float:
+    work()
+    found = []
+    for _ in range(times):
+        began = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - began)
+    return round(statistics.median(found), 4)
+
+
+def by_delta_rs(folder: Path) -> Callable[[], object]:
+    question = "select a, count(*), sum(b), max(note) from t group by a"
+    return lambda: QueryBuilder().register("t", DeltaTable(str(folder))).execute(question).read_all()
+
+
+def by_spark(spark: Any, folder: Path) -> Callable[[], object]:
+    def ask() -> object:
+        return spark.read.format("delta").load(str(folder)).groupBy("a").agg({"b": "sum", "note": "max"}).collect()
+
+    return ask
+
+
+def queries(day: Day, spark: Any) -> None:
+    fresh = day.root / "fresh"
+    rows = QueryBuilder().register("t", DeltaTable(str(day.folders[KEPT]))).execute("select * from t").read_all()
+    write_deltalake(str(fresh), pa.table(rows))
+    folder = day.folders[KEPT]
+    snapshot = read_snapshot(str(folder)).files.values()
+    shape = {
+        "files": len(snapshot),
+        "deleted": sum(f.deleted for f in snapshot),
+        "rows": sum(f.rows or 0 for f in snapshot),
+    }
+    for engine, ask in (("delta-rs", by_delta_rs), ("Spark", lambda f: by_spark(spark, f))):
+        found, reference = timed(ask(folder)), timed(ask(fresh))
+        ratio = round(found / reference, 2)
+        report(
+            "query",
+            engine=engine,
+            seconds=found,
+            reference="freshly compacted",
+            reference_seconds=reference,
+            ratio=ratio,
+            **shape,
+        )
+
+
+def cold_start(day: Day) -> None:
+    """Each table's log is a link to the one that was made: what is counted is looking, reading and parsing."""
+    for name, source in day.folders.items():
+        folders = [str(day.root / "cold" / name / str(number)) for number in range(TABLES)]
+        for folder in folders:
+            Path(folder).mkdir(parents=True)
+            (Path(folder) / "_delta_log").symlink_to(source / "_delta_log", target_is_directory=True)
+        began = time.perf_counter()
+        for folder in folders:
+            DeltaTable(folder).version()
+        opened = time.perf_counter() - began
+        began = time.perf_counter()
+        for folder in folders:
+            read_snapshot(folder)
+        loaded = time.perf_counter() - began
+        report("cold start", table=name, tables=TABLES, open_by_delta_rs=round(opened, 2), snapshots=round(loaded, 2))
+
+
+def main() -> None:
+    spark = build_session()
+    Clock.install()
+    with tempfile.TemporaryDirectory(prefix="headwater-bench-") as scratch:
+        day = Day(Path(scratch), spark)
+        for second in range(1, EPOCHS + 1):
+            day.live(second)
+            if second % REPORT_EVERY == 0 or second == EPOCHS:
+                day.report(second)
+        day.applier.close()
+        report(
+            "cost",
+            epochs=EPOCHS,
+            epoch_seconds_of_two_tables=round(statistics.median(day.apply_seconds), 4),
+            clean_up_seconds_each=round(statistics.median(day.clean_seconds[-5:]), 3),
+            share_of_a_second_per_epoch=round(sum(day.clean_seconds) / EPOCHS, 5),
+            ledger_bytes_per_row=round(
+                sum(f.stat().st_size for f in Path(ledger_path(scratch)).glob("*.parquet")) / EPOCHS
+            ),
+        )
+        queries(day, spark)
+        cold_start(day)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,233 @@
+"""`maintain` beside everything else: cuts that are kept stay readable, the others go, and no writer notices."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from deltalake import DeltaTable
+
+import headwater
+from fixtures.bank import ENTRIES, TABLES, Bank, Writer, assert_epoch_consistent, create_bank, writing
+from fixtures.jobs import (
+    assert_equal,
+    catch_up,
+    following,
+    in_thread,
+    lake_path_of,
+    load_tables,
+    record_of,
+    registry_of,
+    until,
+)
+from fixtures.pipelines import write_pipeline
+from fixtures.postgres import new_database
+from headwater.cli import main
+from headwater.embedded import EmbeddedServer
+from headwater.errors import EXIT_DONE, EXIT_FAILED, LostLease, Refused
+from headwater.jobs import lease
+from headwater.jobs.maintain import maintain
+from headwater.lake import horizon
+from headwater.lake.control_tables import keep_ledger
+from headwater.lake.cuts import pin_cut, read, release_pin, take_cut
+from headwater.lake.delta_log import read_snapshot
+from headwater.lake.ledger import read_epoch
+from headwater.lake.status import LakeReader
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+PARTITIONED = "public.counters"
+
+
+@pytest.fixture
+def bank(
+    postgres: EmbeddedServer, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Bank]:
+    """A bank that keeps cuts for a tenth of a second, and of the log no more."""
+    monkeypatch.setattr(horizon, "LOG_SECONDS", 0.0)
+    with new_database(postgres) as database, database.connect() as connection:
+        create_bank(database)
+        database.allow_publishing()
+        pipeline = write_pipeline(tmp_path, database, *ENTRIES, lake={"keep_cuts": "100ms"})
+        load_tables(pipeline)
+        catch_up(pipeline)
+        yield Bank(database, pipeline, tmp_path, Writer(connection, seed=7))
+
+
+def cut_now(bank: Bank) -> dict[str, Any]:
+    root = bank.pipeline.lake_path()
+    epoch = read_epoch(root)
+    assert epoch is not None
+    return take_cut(root, "shop", LakeReader(root, "shop").look(), epoch, TABLES, epoch.position.lsn)
+
+
+def pin(bank: Bank, cut: dict[str, Any], hours: float = 1) -> str:
+    return pin_cut(bank.pipeline.lake_path(), cut, "a test", datetime.now(UTC) + timedelta(hours=hours)).id
+
+
+def batches(bank: Bank, count: int, transactions: int = 3) -> None:
+    for _ in range(count):
+        bank.writer.write(transactions)
+        catch_up(bank.pipeline)
+
+
+def removed(result: dict[str, Any]) -> int:
+    return sum(table["files_removed"] for table in result["tables"].values())
+
+
+def test_beside_a_driver_what_is_kept_stays_and_the_driver_goes_on(bank: Bank, spark: SparkSession) -> None:
+    results: list[dict[str, Any]] = []
+    with following(bank.pipeline) as driver, writing(bank.database, seed=3):
+        begun = len(bank.epochs())
+        until(lambda: len(bank.epochs()) > begun + 3, "some epochs")
+        cut = cut_now(bank)
+        kept = pin(bank, cut)
+        until(lambda: len(bank.epochs()) > cut["epoch"] + 5, "epochs behind the pinned one")
+        for _ in range(4):
+            results.append(maintain(bank.pipeline))
+            keep_ledger(bank.pipeline.lake_path(), Event(), enough=2)
+            before = len(bank.epochs())
+            until(lambda before=before: len(bank.epochs()) > before + 2, "the driver goes on")  # type: ignore[misc]
+        assert not driver.done()
+        held = {name: record_of(bank.pipeline, name).state for name in TABLES}
+    assert held == dict.fromkeys(TABLES, "active")
+    assert all(result["driver"] for result in results)
+    assert not any(table["error"] for result in results for table in result["tables"].values())
+    assert {table["not_compacted"] for result in results for table in result["tables"].values()} == {
+        "left to the driver that is running"
+    }
+    assert removed(results[0]) > 0, "what lies before the pinned cut"
+    catch_up(bank.pipeline)
+    assert_equal(bank.database, bank.pipeline, *TABLES)
+    epochs = bank.epochs()
+    assert [epoch.epoch for epoch in epochs] == list(range(1, len(epochs) + 1))
+    for epoch in epochs[cut["epoch"] - 1 :]:
+        assert_epoch_consistent(bank.pipeline, epoch)
+    assert headwater.read(spark, cut)["public.documents"].count() == 4
+    release_pin(bank.pipeline.lake_path(), kept)
+    assert removed(maintain(bank.pipeline)) > 0
+
+
+def test_without_a_driver_tables_are_compacted_on_both_ways_and_replication_goes_on(
+    bank: Bank, spark: SparkSession
+) -> None:
+    batches(bank, 6)
+    before = {name: len(read_snapshot(lake_path_of(bank.pipeline, name)).files) for name in TABLES}
+    result = maintain(bank.pipeline)
+    assert result["driver"] is False
+    for name in ("public.entries", PARTITIONED):
+        table = result["tables"][name]
+        assert table["compacted"] is True, table
+        assert table["files_after"] < table["files_before"] == before[name]
+        path = lake_path_of(bank.pipeline, name)
+        assert spark.read.format("delta").load(path).count() == len(DeltaTable(path).scan().read_all())
+    assert_equal(bank.database, bank.pipeline, *TABLES)
+    batches(bank, 2)
+    assert_equal(bank.database, bank.pipeline, *TABLES)
+    assert {record_of(bank.pipeline, name).state for name in TABLES} == {"active"}
+    again = maintain(bank.pipeline)
+    assert removed(again) > 0, "what was replaced by the compaction is not needed any more"
+
+
+def test_a_pinned_cut_is_read_by_two_engines_after_the_clean_up_and_is_gone_after_its_pin(
+    bank: Bank, spark: SparkSession
+) -> None:
+    batches(bank, 3)
+    cut = cut_now(bank)
+    expected = {name: read(spark, cut)[name].count() for name in TABLES}
+    kept = pin(bank, cut)
+    batches(bank, 6)
+    maintain(bank.pipeline)
+    for name, table in cut["tables"].items():
+        assert read(spark, cut)[name].count() == expected[name]
+        found = DeltaTable(lake_path_of(bank.pipeline, name), version=table["version"])
+        assert len(found.scan().read_all()) == expected[name]
+    release_pin(bank.pipeline.lake_path(), kept)
+    maintain(bank.pipeline)
+    with pytest.raises(Refused, match="cannot be read any more") as refused:
+        read(spark, cut)
+    assert refused.value.code == "cut_gone"
+    assert read(spark, cut_now(bank))["public.entries"].count() >= expected["public.entries"]
+
+
+def test_the_log_ends_behind_the_checkpoint_and_spark_writes_on(bank: Bank, spark: SparkSession) -> None:
+    batches(bank, 12, transactions=4)
+    result = maintain(bank.pipeline)
+    shortened = [name for name, table in result["tables"].items() if table["log_entries_removed"]]
+    assert {"public.entries", PARTITIONED} <= set(shortened), result
+    for name in shortened:
+        log = Path(lake_path_of(bank.pipeline, name)) / "_delta_log"
+        assert not (log / f"{0:020d}.json").exists()
+        assert spark.read.format("delta").load(str(log.parent)).count() >= 0
+    batches(bank, 2)
+    assert_equal(bank.database, bank.pipeline, *TABLES)
+
+
+def test_the_command_says_what_it_did_and_a_second_one_beside_it_is_refused(
+    bank: Bank, capfd: pytest.CaptureFixture[str]
+) -> None:
+    batches(bank, 1)
+    capfd.readouterr()
+    assert main(["maintain", bank.pipeline.file, "--table", "public.keyed", "--json"]) == EXIT_DONE
+    result = json.loads(capfd.readouterr().out)
+    assert set(result) == {"driver", "tables", "ledger", "registry", "expired_pins", "seconds"}
+    assert list(result["tables"]) == ["public.keyed"]
+    table = result["tables"]["public.keyed"]
+    assert table["version"] == DeltaTable(lake_path_of(bank.pipeline, "public.keyed")).version()
+    assert table["error"] == table["skipped"] == ""
+    registry = registry_of(bank.pipeline)
+    with lease.hold(bank.pipeline.conninfo(), registry, lease.MAINTAIN):
+        assert main(["maintain", bank.pipeline.file, "--json"]) == EXIT_FAILED
+    assert json.loads(capfd.readouterr().out)["error"]["code"] == "lease_held"
+
+
+def test_a_load_does_not_begin_while_files_are_being_rewritten_nor_the_other_way_round(bank: Bank) -> None:
+    registry = registry_of(bank.pipeline)
+    with lease.hold(bank.pipeline.conninfo(), registry, lease.COMPACTION), pytest.raises(LostLease, match="compaction"):
+        load_tables(bank.pipeline, "public.keyed", again=True)
+    batches(bank, 4)
+    with lease.hold(bank.pipeline.conninfo(), registry_of(bank.pipeline), lease.LOAD):
+        result = maintain(bank.pipeline)
+    assert all("load is running" in table["not_compacted"] for table in result["tables"].values())
+
+
+def test_a_table_that_is_loaded_and_not_replicated_yet_keeps_its_history(bank: Bank) -> None:
+    bank.database.execute("create table late (id int primary key)", "insert into late values (1)")
+    bank.database.allow_publishing()
+    pipeline = write_pipeline(bank.folder, bank.database, *ENTRIES, "public.late", lake={"keep_cuts": "100ms"})
+    load_tables(pipeline)
+    result = maintain(pipeline)
+    assert "run replicate first" in result["tables"]["public.late"]["skipped"]
+    catch_up(pipeline)
+    assert maintain(pipeline)["tables"]["public.late"]["skipped"] == ""
+
+
+def test_replicate_starts_while_a_table_is_being_compacted(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commit of the one that links second is lost, and it looks again."""
+    from headwater.lake.upkeep import Rewritten, Upkeep
+
+    batches(bank, 5)
+    commit = Upkeep.commit
+    waiting: list[str] = []
+
+    def late(self: Upkeep, folder: str, state: Any, rewritten: Rewritten) -> bool:
+        if not waiting:
+            waiting.append(folder)
+            batches(bank, 1)  # a driver comes, applies and goes
+        return commit(self, folder, state, rewritten)
+
+    monkeypatch.setattr(Upkeep, "commit", late)
+    job = in_thread(lambda: maintain(bank.pipeline))
+    result = job.result(180)
+    assert waiting
+    assert not any(table["error"] for table in result["tables"].values()), result
+    batches(bank, 1)
+    assert_equal(bank.database, bank.pipeline, *TABLES)

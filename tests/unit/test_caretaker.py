@@ -1,0 +1,115 @@
+"""Beside a driver, and unasked: what no cut needs any more goes, by itself, and a failure is nobody else's."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from fixtures.hand_tables import HandTable, ids_at
+from fixtures.lakes import HandLake, position_at
+from fixtures.waiting import until
+from headwater.lake import caretaker
+from headwater.lake.caretaker import Caretaker
+from headwater.lake.cuts import pin_cut, release_pin
+
+A, B = "public.a", "public.b"
+
+
+class Lake:
+    """Tables `a` and `b`, replicated by hand, and a caretaker that begins at once."""
+
+    def __init__(self, root: Path) -> None:
+        self.hand = HandLake(root, position_at(lsn=100), [A, B])
+        self.tables = {name: HandTable(root / "public" / name[-1]) for name in (A, B)}
+
+    def batch(self, name: str = A) -> None:
+        table = self.tables[name]
+        for file in sorted(path.name for path in table.folder.glob("*.parquet") if path.name in table.live):
+            table.commit(whole=file)
+        table.commit(table.write(4))
+        self.hand.versions[name] = self.hand.versions[name].__class__(table.version - 1, 0, "active")
+        self.hand.publish(self.hand.position.lsn + 10, name)
+
+    def start(self, keep_cuts: float = 0.01) -> Caretaker:
+        care = Caretaker(self.hand.root, 1, keep_cuts, self.hand.registry.tables.values(), first=0)
+        care.written([])
+        return care
+
+    def files(self, name: str = A) -> int:
+        return len(list(self.tables[name].folder.glob("*.parquet")))
+
+
+@pytest.fixture
+def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
+    monkeypatch.setattr(caretaker, "_REST", 0.01)
+    monkeypatch.setattr(caretaker, "_SHARE", 0.9)
+    monkeypatch.setattr(caretaker, "_COMMITS", 1)
+    monkeypatch.setattr(caretaker, "_SECONDS", 0.05)
+    monkeypatch.setattr("headwater.lake.horizon._RECENT_SECONDS", 0.0)
+    return Lake(tmp_path / "lake")
+
+
+def test_tables_are_cleaned_up_while_they_are_written(lake: Lake) -> None:
+    for name in (A, B):
+        for _ in range(4):
+            lake.batch(name)
+    care = lake.start()
+    try:
+        until(lambda: (lake.files(A), lake.files(B)) == (1, 1), "one file each is left")
+        for _ in range(3):
+            lake.batch()
+            care.written([lake.hand.registry.record(A)])
+        until(lambda: lake.files(A) == 1, "one file is left again")
+    finally:
+        care.close()
+    for table in lake.tables.values():
+        assert ids_at(table.folder) == table.contents[-1]
+
+
+def test_a_pin_is_respected_and_its_end_noticed(lake: Lake) -> None:
+    lake.batch()
+    table = lake.tables[A]
+    pinned = table.version
+    cut = {"tables": {A: {"path": table.folder.as_uri(), "version": pinned}}}
+    pin = pin_cut(lake.hand.root, cut, "a test", datetime.now(UTC) + timedelta(hours=1))
+    for _ in range(4):
+        lake.batch()
+    care = lake.start()
+    try:
+        lake.tables[B].commit(lake.tables[B].write(1))
+        until(lambda: care.done[A] > 2, "it has looked at the table several times")
+        assert ids_at(table.folder, pinned) == table.contents[pinned]
+        release_pin(lake.hand.root, pin.id)
+        until(lambda: lake.files() == 1, "what the pin kept is gone")
+        pin_cut(lake.hand.root, cut, "long ago", datetime.now(UTC) - timedelta(hours=1))
+        until(lambda: not list((Path(lake.hand.root) / "_headwater" / "pins").iterdir()), "expired pins are gone, too")
+    finally:
+        care.close()
+
+
+def test_a_table_whose_clean_up_fails_is_named_once_and_holds_up_no_other(
+    lake: Lake, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        lake.batch(B)
+    (lake.tables[A].folder / "_delta_log" / f"{0:020d}.json").unlink()
+    with caplog.at_level(logging.WARNING, "headwater.lake.caretaker"):
+        care = lake.start()
+        try:
+            until(lambda: lake.files(B) == 1 and care.done[A] > 2, "the other table is clean, and this one tried again")
+        finally:
+            care.close()
+    assert [record.args[0] for record in caplog.records if isinstance(record.args, tuple)] == [A]
+
+
+def test_it_ends_when_it_is_told_to(lake: Lake) -> None:
+    care = lake.start()
+    care.close()
+    assert care.done.total() <= 1
+    for _ in range(3):
+        lake.batch()
+        care.written([lake.hand.registry.record(A)])
+    assert lake.files() == 3
