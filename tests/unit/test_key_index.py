@@ -113,7 +113,7 @@ def test_a_place_is_a_file_and_a_row_of_it() -> None:
 
 def test_what_lay_in_files_that_are_gone_is_forgotten() -> None:
     live = np.ones(1000, dtype=np.bool_)
-    index = KeyIndex(lambda files: live[files])
+    index = KeyIndex(lambda: live.copy())
     for number in range(1000):
         index.put(codes_of([(number, 0)], 1), place_of(number, np.zeros(1, dtype=np.int64)))
         live[: max(0, number - 3)] = False

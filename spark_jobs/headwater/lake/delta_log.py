@@ -48,6 +48,10 @@ class DataFile:
         """Below the table's folder, as the file system names it."""
         return unquote(self.name)
 
+    def in_folder(self, folder: str) -> Path:
+        """Where the file lies; its name may be a path of its own."""
+        return Path(folder) / self.path
+
     @property
     def deleted(self) -> int:
         return int(self.vector["cardinality"]) if self.vector else 0
