@@ -27,7 +27,7 @@ _FORMAT = 1
 """Of manifests, runs and key codes: raise it when one of them changes."""
 _MANIFEST = "manifest.json"
 _AT_MOST = 20 << 30
-"""Bytes of all tables together, as far as manifests tell."""
+"""Bytes of the runs of all tables together."""
 
 
 def cache_folder() -> Path:
@@ -125,7 +125,7 @@ class IndexCache:
     def has_room(self, size: int) -> bool:
         """Whether `size` bytes fit below the limit, if need be instead of other tables' that nobody uses now."""
         others = [path for path in self.path.parent.iterdir() if path != self.path and path.is_dir()]
-        sizes = {path: sum(file.stat().st_size for file in _files(path)) for path in others}
+        sizes = {path: sum(file.stat().st_size for file in _runs(path)) for path in others}
         for path in sorted(others, key=_last_used):
             if size + sum(sizes.values()) <= _AT_MOST:
                 break
@@ -179,9 +179,9 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _files(path: Path) -> list[Path]:
+def _runs(path: Path) -> list[Path]:
     with contextlib.suppress(OSError):
-        return list(path.iterdir())
+        return list(path.glob("*.run"))
     return []
 
 

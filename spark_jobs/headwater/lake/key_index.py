@@ -140,7 +140,7 @@ class KeyIndex:
 
     def _settle(self) -> None:
         self._take_merged()
-        while self._ripe() and len(self._runs[-2]) <= _AT_ONCE:
+        while self._ripe() and sum(len(run) for run in self._runs[-2:]) <= _AT_ONCE:
             self._runs[-2:] = [self._merged(self._runs[-2:])]
         self._begin_merge()
 
@@ -155,23 +155,31 @@ class KeyIndex:
         return self._merge is None or self._runs[-2] not in self._merge.runs
 
     def _begin_merge(self) -> None:
-        """Beside the writer: the newest runs that are large enough together."""
+        """Beside the writer: the newest neighbours that are large enough together."""
         if self._merge is not None or self._closed:
             return
-        first = len(self._runs) - 1
-        total = len(self._runs[first]) if self._runs else 0
-        while first > 0 and total * 2 >= len(self._runs[first - 1]):
-            first -= 1
-            total += len(self._runs[first])
-        chosen = self._runs[max(first, 0) :]
+        first, end = self._ripe_neighbours()
+        chosen = self._runs[first:end]
         if len(chosen) < 2:
             return
         if self._beside is None:
-            self._runs[first:] = [self._merged(chosen)]
+            self._runs[first:end] = [self._merged(chosen)]
             self._forget(chosen)
         else:
             submitted = self._beside.submit(self._merged, chosen, live=self._live_now(chosen), stop=self._is_closed)
             self._merge = _Merge(chosen, submitted)
+
+    def _ripe_neighbours(self) -> tuple[int, int]:
+        """First and end of some runs of which the newer ones together are at least half of each older one."""
+        sizes = [len(run) for run in self._runs]
+        for newest in range(len(sizes) - 1, 0, -1):
+            first, total = newest, sizes[newest]
+            while first > 0 and total * 2 >= sizes[first - 1]:
+                first -= 1
+                total += sizes[first]
+            if first < newest:
+                return first, newest + 1
+        return 0, 0
 
     def _take_merged(self) -> None:
         """Put the finished run in the place of those that it was made of."""
