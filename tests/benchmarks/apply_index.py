@@ -8,14 +8,12 @@ measured, and removed afterwards; HEADWATER_BENCH_KEYS names the kinds (bigint,u
 from __future__ import annotations
 
 import gc
-import json
 import os
 import resource
 import shutil
 import statistics
 import tempfile
 import time
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,13 +21,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from direct_tables import make_table
 from mixed_load import report
 
-from headwater.arrow_types import arrow_type, lake_schema
+from headwater.arrow_types import lake_schema
 from headwater.changes import NetChanges
-from headwater.lake import delta_log
 from headwater.lake.apply import Applier
-from headwater.lake.data_files import write_batches
 from headwater.lake.index_cache import cache_folder
 from headwater.lake.plan import Plan
 from headwater.lake.positional import Fence
@@ -90,35 +87,6 @@ def rows_of(schema: TableSchema, kind: str, numbers: Int64) -> pa.Table:
     return pa.table([*KEY[kind][1](numbers), pa.array(numbers.astype(np.int32))], schema=lake_schema(schema))
 
 
-def make_table(folder: Path, schema: TableSchema, kind: str, rows: int) -> None:
-    """As Spark would have loaded it, but with nothing but the log's first commit."""
-    (folder / "_delta_log").mkdir(parents=True)
-    files = [
-        write_batches(str(folder), lake_schema(schema), [rows_of(schema, kind, np.arange(low, min(low + FILE, rows)))])
-        for low in range(0, rows, FILE)
-    ]
-    fields = [
-        {"name": c.name, "type": {"int": "integer", "bigint": "long"}.get(c.value.lake, c.value.lake)}
-        for c in schema.columns
-    ]
-    structure = {"type": "struct", "fields": [{**field, "nullable": True, "metadata": {}} for field in fields]}
-    assert all(arrow_type(c.value) for c in schema.columns)
-    configuration = {"delta.enableDeletionVectors": "true", "delta.checkpointInterval": "100"}
-    metadata = {
-        "id": str(uuid.uuid4()),
-        "format": {"provider": "parquet", "options": {}},
-        "schemaString": json.dumps(structure),
-        "partitionColumns": [],
-        "configuration": configuration,
-        "createdTime": 0,
-    }
-    features = ["deletionVectors"]
-    protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": features, "writerFeatures": features}
-    actions = [{"protocol": protocol}, {"metaData": metadata}, *map(delta_log.add, files)]
-    lines = "\n".join(json.dumps(action) for action in actions)
-    (folder / "_delta_log" / f"{0:020d}.json").write_text(lines + "\n")
-
-
 def no_spark() -> object:
     raise AssertionError("the table needs no Spark")
 
@@ -171,7 +139,9 @@ def measure(scratch: Path, kind: str) -> float:
     tables = {}
     for rows in (SMALL, ROWS):
         folder = scratch / f"{kind}-{rows}"
-        make_table(folder, schema_of(kind), kind, rows)
+        schema = schema_of(kind)
+        parts = (range(low, min(low + FILE, rows)) for low in range(0, rows, FILE))
+        make_table(folder, schema, (rows_of(schema, kind, np.arange(part.start, part.stop)) for part in parts))
         tables[rows] = Table(folder, kind, rows)
     first = {rows: table.apply() for rows, table in tables.items()}
     for _ in range(BATCHES):
