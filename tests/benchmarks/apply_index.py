@@ -1,8 +1,8 @@
 """What 1,000 random keys cost in a table of HEADWATER_BENCH_ROWS rows (20 M), beside a table of 1 M rows in one run,
 for each kind of key; how long the index is built and opened again, how large it is, and what memory the process takes.
 
-The tables are narrow and made without Spark: files of 1 M rows. The larger one is put on disk before anything is
-measured, and removed afterwards; HEADWATER_BENCH_KEYS names the kinds (bigint,uuid,composite,text).
+The tables are narrow and made without Spark, in files of 4 M rows (some 40 MB, as upkeep would leave them). They are
+removed afterwards; HEADWATER_BENCH_KEYS names the kinds (bigint,uuid,composite,text).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Int64 = npt.NDArray[np.int64]
 ROWS = int(os.environ.get("HEADWATER_BENCH_ROWS", "20000000"))
 SMALL = 1_000_000
 KINDS = os.environ.get("HEADWATER_BENCH_KEYS", "bigint,uuid").split(",")
-FILE = 1_000_000
+FILE = 4_000_000
 KEYS = 1000
 BATCHES = 30
 BYTES_PER_ROW = 80  # of files and index together, at most

@@ -55,7 +55,8 @@ class NewFile:
         self._below = below
         self._name = f"part-{uuid.uuid4()}.snappy.parquet"
         self._path = Path(folder) / self._below / self._name
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        if below:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
         self._written: list[Any] = []
         # Decimals as integers, as Spark writes them, and its compression.
         self._writer = pq.ParquetWriter(

@@ -32,6 +32,7 @@ from headwater.schema import TableSchema
 Int64 = npt.NDArray[np.int64]
 
 _NO_ROWS = BitMap()
+_FEW = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +161,7 @@ class TableState:
         """The place of each key's live row, NOWHERE where there is none."""
         self._ensure_index()
         places = self._index.find(codes)
+        rows = row_of(places)
         for number, at in _by_file(places):
             live = self._by_number[number]
             if live is None:
@@ -167,18 +169,17 @@ class TableState:
                 continue
             deleted = self._deleted(live)
             if deleted:
-                rows = row_of(places[at])
-                gone = np.array(BitMap(rows.astype(np.uint32)) & deleted, dtype=np.int64)
-                places[at[np.isin(rows, gone)]] = NOWHERE
+                places[at[_among(rows[at], deleted)]] = NOWHERE
         return places
 
     def deletions(self, places: Int64) -> dict[str, BitMap]:
         """By name of each file with rows at `places`: its deleted rows with these added."""
         found = {}
+        rows = row_of(places).astype(np.uint32)
         for number, at in _by_file(places):
             live = self._by_number[number]
             assert live is not None, "places come from find"
-            found[live.file.name] = self._deleted(live) | BitMap(row_of(places[at]).astype(np.uint32))
+            found[live.file.name] = self._deleted(live) | BitMap(rows[at])
         return found
 
     def rows_at(self, places: Int64, wanted: pa.Schema) -> Iterator[tuple[Int64, pa.Table]]:
@@ -290,6 +291,15 @@ class TableState:
         if live.deleted is None:
             live.deleted = read_vector(self._folder, live.file.vector) if live.file.vector else BitMap()
         return live.deleted
+
+
+def _among(rows: Int64, deleted: BitMap) -> npt.NDArray[np.bool_]:
+    """Which of `rows` are `deleted`."""
+    if len(rows) < _FEW:
+        return np.array([row in deleted for row in rows.tolist()], dtype=np.bool_)
+    gone = np.array(BitMap(rows.astype(np.uint32)) & deleted, dtype=np.int64)
+    found: npt.NDArray[np.bool_] = np.isin(rows, gone)
+    return found
 
 
 def _by_file(places: Int64) -> list[tuple[int, Int64]]:
