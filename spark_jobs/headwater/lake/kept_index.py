@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, wait
@@ -31,20 +32,23 @@ class KeptIndex:
         self._subject, self._generation = subject, generation
         self._cache: IndexCache | None = None
         self._refused = False
+        self._opening = threading.Lock()
         self._saving: Future[set[str]] | None = None
         self._saved_at = time.monotonic()
         self._saved_version = -1
 
     def folder(self) -> str | None:
         """Where large runs get their files; None when nothing can be kept."""
-        if self._cache is None and not self._refused:
-            self._cache = open_cache(self._subject, make=True)
-            self._refused = self._cache is None
-        return str(self._cache.path) if self._cache is not None else None
+        with self._opening:  # by the writer, or by the thread that merges
+            if self._cache is None and not self._refused:
+                self._cache = open_cache(self._subject, make=True)
+                self._refused = self._cache is None
+            return str(self._cache.path) if self._cache is not None else None
 
     def restore(self, version: int) -> tuple[Manifest, list[Run]] | None:
         """The index as it was saved, if the table at `version` has come from there."""
-        self._cache = self._cache or open_cache(self._subject, make=False)
+        with self._opening:
+            self._cache = self._cache or open_cache(self._subject, make=False)
         found = self._cache.read(version, self._generation) if self._cache is not None else None
         if found is not None:
             self._saved_version = found[0].version

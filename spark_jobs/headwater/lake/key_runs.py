@@ -106,7 +106,7 @@ def run_of(codes: Codes, place: Int64, stored: Stored | None = None) -> Run:
 
 def sorted_run(codes: Codes, places: Int64) -> Run:
     """No key may occur twice."""
-    order = np.argsort(codes.first, kind="stable")
+    order = np.argsort(codes.first)
     return run_of(codes.take(order), places[order])
 
 

@@ -77,7 +77,7 @@ def apply(state: TableState, plan: Plan, fence: Fence) -> Applied:
     rows = plan.changes.rows.schema
     written = write_rows(plan.path, rows, work.batches, state.layout) if work.count else []
     added = [one.file for one in written]
-    deleted = state.deletions(work.gone)
+    deleted = state.deletions(work.gone, work.emptied)
     actions = _actions(state, plan, fence, work, added, deleted)
     try:
         delta_log.commit(plan.path, plan.version + 1, actions)
@@ -96,7 +96,8 @@ def _indexed(written: Written, codes: Codes | None) -> Added:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What is to be done: `count` rows to write, in `batches`; `gone`: places of rows that go, or everything.
+    """What is to be done: `count` rows to write, in `batches`; `gone`: places of rows that go, `emptied`: more of them
+    by file, or everything.
 
     `codes`: keys of the plan's rows; `order`: which of these were written, in their order in the file (none: all).
     """
@@ -109,6 +110,7 @@ class _Work:
     divergence: int = 0
     example: str = ""
     order: list[Int64] = field(default_factory=list)
+    emptied: dict[str, BitMap] = field(default_factory=dict)
 
     @property
     def codes_as_written(self) -> Codes | None:
@@ -137,10 +139,10 @@ def _positional(state: TableState, plan: Plan) -> _Work:
     codes = encode(plan.record.schema, rows.select(keys)) if keys else None
     puts = state.find(codes) if codes is not None else np.full(rows.num_rows, NOWHERE, dtype=np.int64)
     goes = state.find(encode(plan.record.schema, removed)) if removed.num_rows else _NOTHING
-    emptied = state.rows_where(_LEAF, changes.truncated_leaves) if changes.truncated_leaves else _NOTHING
+    emptied = state.rows_where(_LEAF, changes.truncated_leaves) if changes.truncated_leaves else {}
     update_missed = changes.stored & (puts == NOWHERE)
     # The row that a new one meets in a truncated leaf is the truncated row.
-    insert_met = ~changes.stored & (puts != NOWHERE) & ~np.isin(puts, emptied)
+    insert_met = ~changes.stored & (puts != NOWHERE) & ~state.are_among(puts, emptied)
     delete_missed = goes == NOWHERE
     divergence = int(update_missed.sum() + insert_met.sum() + delete_missed.sum())
     example = _example(changes, keys, update_missed, insert_met, delete_missed) if divergence else ""
@@ -150,13 +152,14 @@ def _positional(state: TableState, plan: Plan) -> _Work:
     elif divergence:
         # A row that contradicts the log changes nothing.
         written = ~(update_missed | insert_met)
-    gone = np.unique(np.concatenate([puts[written & (puts != NOWHERE)], goes[goes != NOWHERE], emptied]))
+    gone = np.concatenate([puts[written & (puts != NOWHERE)], goes[goes != NOWHERE]])
     order: list[Int64] = []
     batches: Iterable[pa.Table] = [rows]
     if changes.unchanged or not written.all():
         sources = _sources(state, plan, puts, written)
         batches = _parts(state, changes, sources, written, order)
-    return _Work(batches, int(written.sum()), codes, gone, divergence=divergence, example=example, order=order)
+    count = int(written.sum())
+    return _Work(batches, count, codes, gone, divergence=divergence, example=example, order=order, emptied=emptied)
 
 
 _WORK = {"append": _append, "replace": _replace, "positional": _positional}
@@ -173,7 +176,7 @@ def _actions(
     changed = [(live[name], delta_log.with_vector(live[name], vector)) for name, vector in vectors.items()]
     metrics = {
         "numOutputRows": work.count,
-        "numDeletedRows": len(work.gone),
+        "numDeletedRows": sum(len(rows) - live[name].deleted for name, rows in deleted.items()),
         "numAddedFiles": len(added),
         "numRemovedFiles": len(removed),
         "numDeletionVectorsUpdated": len(changed),

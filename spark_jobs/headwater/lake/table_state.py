@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from headwater.arrow_types import key_schema
-from headwater.lake.data_files import alive_rows, column_batches, count_rows, read_columns, read_rows
+from headwater.lake.data_files import alive_rows, column_batches, count_rows, read_rows
 from headwater.lake.deletion_vectors import read_vector
 from headwater.lake.delta_log import Action, DataFile, Snapshot, read_snapshot
 from headwater.lake.index_cache import Subject
@@ -172,14 +172,16 @@ class TableState:
                 places[at[_among(rows[at], deleted)]] = NOWHERE
         return places
 
-    def deletions(self, places: Int64) -> dict[str, BitMap]:
-        """By name of each file with rows at `places`: its deleted rows with these added."""
+    def deletions(self, places: Int64, more: Mapping[str, BitMap] = MappingProxyType({})) -> dict[str, BitMap]:
+        """By name of each file with rows at `places` or in `more`: its deleted rows with these added."""
         found = {}
         rows = row_of(places).astype(np.uint32)
         for number, at in _by_file(places):
             live = self._by_number[number]
             assert live is not None, "places come from find"
             found[live.file.name] = self._deleted(live) | BitMap(rows[at])
+        for name, some in more.items():
+            found[name] = found.get(name, self.deleted_rows(name)) | some
         return found
 
     def rows_at(self, places: Int64, wanted: pa.Schema) -> Iterator[tuple[Int64, pa.Table]]:
@@ -190,18 +192,32 @@ class TableState:
             for here, rows in read_rows(self._folder, live.file, row_of(places[at]), wanted, self.layout):
                 yield at[here], rows
 
-    def rows_where(self, column: pa.Field, values: Sequence[int]) -> Int64:
-        """The places of the live rows that have one of these numbers in `column`."""
+    def rows_where(self, column: pa.Field, values: Sequence[int]) -> dict[str, BitMap]:
+        """By file, the live rows that have one of these numbers in `column`: as many as they may be."""
         self._ensure_index()
-        found = [np.zeros(0, dtype=np.int64)]
-        for live in self._live.values():
+        found = {}
+        for name, live in self._live.items():
             if not _may_hold(live.file, self.layout.in_files(column.name), values):
                 continue
-            numbers = read_columns(self._folder, live.file, pa.schema([column]), self.layout)[column.name]
-            rows = np.flatnonzero(np.isin(numbers.fill_null(-1).to_numpy(), np.array(values)))
-            gone = np.array(self._deleted(live), dtype=np.int64)
-            found.append(place_of(live.number, np.setdiff1d(rows, gone)))
-        return np.concatenate(found)
+            rows, first = BitMap(), 0
+            for part in column_batches(self._folder, live.file, pa.schema([column]), self.layout):
+                numbers = part[column.name].fill_null(-1).to_numpy()
+                rows |= BitMap((np.flatnonzero(np.isin(numbers, np.array(values))) + first).astype(np.uint32))
+                first += part.num_rows
+            rows -= self._deleted(live)
+            if rows:
+                found[name] = rows
+        return found
+
+    def are_among(self, places: Int64, rows: Mapping[str, BitMap]) -> npt.NDArray[np.bool_]:
+        """Which of `places` are of these rows, by file."""
+        found = np.zeros(len(places), dtype=np.bool_)
+        for number, at in _by_file(places):
+            live = self._by_number[number]
+            assert live is not None, "places come from find"
+            if live.file.name in rows:
+                found[at] = _among(row_of(places[at]), rows[live.file.name])
+        return found
 
     def _ensure_index(self) -> None:
         if not self._indexed:
@@ -293,12 +309,12 @@ class TableState:
         return live.deleted
 
 
-def _among(rows: Int64, deleted: BitMap) -> npt.NDArray[np.bool_]:
-    """Which of `rows` are `deleted`."""
+def _among(rows: Int64, some: BitMap) -> npt.NDArray[np.bool_]:
+    """Which of `rows` are among these."""
     if len(rows) < _FEW:
-        return np.array([row in deleted for row in rows.tolist()], dtype=np.bool_)
-    gone = np.array(BitMap(rows.astype(np.uint32)) & deleted, dtype=np.int64)
-    found: npt.NDArray[np.bool_] = np.isin(rows, gone)
+        return np.array([row in some for row in rows.tolist()], dtype=np.bool_)
+    both = np.array(BitMap(rows.astype(np.uint32)) & some, dtype=np.int64)
+    found: npt.NDArray[np.bool_] = np.isin(rows, both)
     return found
 
 
