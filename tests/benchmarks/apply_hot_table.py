@@ -5,9 +5,7 @@ HEADWATER_BENCH_CHANGES commits each (100,000). Both backlogs touch 100,000 rows
 
 from __future__ import annotations
 
-import cProfile
 import os
-import pstats
 import statistics
 import tempfile
 import threading
@@ -24,7 +22,6 @@ from headwater.jobs.replicate import replicate
 CHANGES = int(os.environ.get("HEADWATER_BENCH_CHANGES", "100000"))
 ROUNDS = 3
 ROWS = 100_000
-PROFILE = os.environ.get("HEADWATER_BENCH_PROFILE", "")  # a file for the driver's profile while the hot table drains
 
 _DRIVE = """
 create procedure drive(tables int, first bigint, commits int) language plpgsql as $$
@@ -38,7 +35,7 @@ begin
       t := case tables when 1 then 'hot' else 'spread' || ((i - 4) % tables) end;
       execute format('delete from %I where id = $1', t) using 1000000 + i - 4;
     else
-      k := 1 + ((i / tables) * 7919) % rows;
+      k := 1 + ((i::bigint / tables) * 7919) % rows;
       execute format('update %I set a = a + 1, note = $2 where id = $1', t) using k, 'changed ' || i;
     end if;
     commit;
@@ -68,14 +65,8 @@ def drain(source: EmbeddedServer, wanted: Pipeline, tables: int, first: int, cha
     with source.connect("postgres") as connection:
         connection.execute("set synchronous_commit = off")
         connection.execute(f"call drive({tables}, {first}, {changes})")
-    profile = cProfile.Profile() if PROFILE and tables == 1 else None
     started = time.perf_counter()
-    if profile is not None:
-        profile.runcall(replicate, wanted, "now", None, threading.Event())
-        with open(PROFILE, "w") as file:
-            pstats.Stats(profile, stream=file).sort_stats("cumulative").print_stats(60)
-    else:
-        replicate(wanted, "now", None, threading.Event())
+    replicate(wanted, "now", None, threading.Event())
     return changes / (time.perf_counter() - started)
 
 

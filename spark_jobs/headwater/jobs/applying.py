@@ -364,7 +364,7 @@ class Tables:
     def _read_version(self, record: TableRecord, known: TableVersion | None) -> None:
         """Where the table stands now; a data commit that is not ours suspends it."""
         path, app_id = table_path(self._root, record.path), record.app_id(self._pipeline.name)
-        found = current(path, app_id)
+        found = current(path, app_id, (known.version, known.applied_lsn) if known is not None else None)
         if found is None:
             self._suspend(
                 record.name,
