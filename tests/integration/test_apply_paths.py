@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder
+from pyspark.sql.functions import col
 
 from headwater.arrow_types import key_schema, lake_schema
 from headwater.changes import NetChanges
-from headwater.errors import Diverged, Fenced, ForeignWrite
+from headwater.errors import BadValue, Diverged, Fenced, ForeignWrite
 from headwater.lake import compaction, delta_log
 from headwater.lake.apply import Applier
 from headwater.lake.plan import Applied, ApplyPath, Plan, PlanAgain
@@ -31,7 +33,7 @@ from headwater.lake.positional import Fence
 from headwater.lake.registry import TableRecord
 from headwater.lake.tables import create
 from headwater.lake.upkeep import Rewritten, Upkeep
-from headwater.schema import Column, TableSchema, ValueType
+from headwater.schema import PARTITION_COLUMN, Column, TableSchema, ValueType
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,11 +62,29 @@ KEYS: dict[str, tuple[dict[str, ValueType], Callable[[int], tuple[Any, ...]]]] =
         lambda n: (f"c{n % 5}", datetime(2024, 1, 1 + n // 5, tzinfo=UTC).date()),
     ),
 }
+# What may partition a table, with values that are hard to write: as texts in the log, as names of folders.
+PARTITIONS: dict[str, tuple[ValueType, list[Any]]] = {
+    "région": (TEXT, [None, "eu", "a/b", "ä %=:{}[]^'\"*?\\#", " led by a space", "%41", "a\tb\nc", "__HIVE"]),
+    "day": (ValueType("date", "date"), [None, date(1, 1, 1), date(9999, 12, 31), date(2024, 2, 29)]),
+    "since": (
+        ValueType("timestamptz", "timestamp"),
+        [None, datetime(1, 1, 1, tzinfo=UTC), datetime(1969, 12, 31, 23, 59, 59, 999999, UTC)],
+    ),
+    "local": (
+        ValueType("timestamp", "timestamp_ntz"),
+        [None, datetime(9999, 12, 31, 23, 59, 59, 999000), datetime(2024, 2, 3, 4, 5, 6)],
+    ),
+    "price": (ValueType("numeric", "decimal(20,4)", 20, 4), [None, Decimal("-0.0001"), Decimal("10000000000.0000")]),
+    "open": (ValueType("bool", "boolean"), [None, True, False]),
+    "level": (ValueType("int2", "smallint"), [None, -32768, 0, 7]),
+}
 
 
-def schema_of(keys: dict[str, ValueType]) -> TableSchema:
-    columns = tuple(Column(name, at, 0, -1, value) for at, (name, value) in enumerate({**keys, **PAYLOAD}.items(), 1))
-    return TableSchema(1, "public", "t", columns, tuple(keys))
+def schema_of(keys: dict[str, ValueType], partition_by: tuple[str, ...] = ()) -> TableSchema:
+    extra = {name: PARTITIONS[name][0] for name in partition_by if name not in keys}
+    found = {**keys, **PAYLOAD, **extra}
+    columns = tuple(Column(name, at, 0, -1, value) for at, (name, value) in enumerate(found.items(), 1))
+    return TableSchema(1, "public", "t", columns, tuple(keys), partition_by=partition_by)
 
 
 @dataclass
@@ -97,6 +117,11 @@ class Twins:
             ),
             "ratio": chance.choice([None, float("nan"), -0.0, float("inf"), chance.random()]),
             "tags": chance.choice([None, [], ["a", None, "b"]]),
+            **{
+                name: chance.choice(PARTITIONS[name][1])
+                for name in self.schema.partition_by
+                if name in PARTITIONS and name not in self.schema.key
+            },
         }
 
     def batch(self, *, lies: bool = False) -> NetChanges:
@@ -190,7 +215,7 @@ def normal(row: Row) -> Row:
 
     def value_of(value: Any) -> Any:
         if isinstance(value, datetime):
-            return value.astimezone(UTC).isoformat()
+            return (value.astimezone(UTC) if value.tzinfo else value).isoformat()
         return str(value) if isinstance(value, float) else value
 
     return {name: value_of(value) for name, value in row.items()}
@@ -205,11 +230,17 @@ def by_polars(folder: Path) -> list[str]:
     return sorted(repr(normal(row)) for row in polars.read_delta(str(folder)).to_arrow().to_pylist())
 
 
-def make_twins(spark: SparkSession, folder: Path, kind: str, seed: int, on_divergence: str = "suspend") -> Twins:
+def make_twins(
+    spark: SparkSession,
+    folder: Path,
+    kind: str,
+    seed: int,
+    on_divergence: str = "suspend",
+    partition_by: tuple[str, ...] = (),
+) -> Twins:
     keys, key = KEYS[kind]
-    record = TableRecord(
-        "public.t", "public/t", "active", incarnation=1, on_divergence=on_divergence, schemas=((0, schema_of(keys)),)
-    )
+    schemas = ((0, schema_of(keys, partition_by)),)
+    record = TableRecord("public.t", "public/t", "active", incarnation=1, on_divergence=on_divergence, schemas=schemas)
     twins = Twins(
         Applier(lambda: spark, Fence(FENCE, 1)), record, key, folder / "direct", folder / "merged", random.Random(seed)
     )
@@ -317,8 +348,8 @@ def test_rows_deleted_while_their_files_are_rewritten_stay_deleted(
     state = twins.applier._states[path]
     upkeep = Upkeep(Fence(FENCE, 1))
     sources = [(file, state.deleted_rows(file.name)) for file in state.snapshot.files.values()]
-    rewritten: Future[Rewritten] = Future()
-    rewritten.set_result(upkeep.rewrite(path, twins.schema, sources, "a test"))
+    rewritten: Future[list[Rewritten]] = Future()
+    rewritten.set_result([upkeep.rewrite(path, twins.schema, sources, "a test")])
     for _ in range(6):
         twins.lsn += 1
         twins.applier.apply(twins.plan(twins.direct, twins.batch(), "positional"))
@@ -430,11 +461,157 @@ def test_a_missing_file_is_this_tables_trouble_and_has_a_name(spark: SparkSessio
         twins.applier.apply(twins.plan(twins.direct, twins.batch(), "positional"))
 
 
-def test_files_whose_statistics_do_not_tell_their_rows_are_left_to_delta(spark: SparkSession, tmp_path: Path) -> None:
+def test_rows_are_counted_in_the_file_where_statistics_do_not_tell(spark: SparkSession, tmp_path: Path) -> None:
     twins = make_twins(spark, tmp_path, "bigint", seed=11)
     twins.apply(twins.batch())
     folder = str(twins.direct)
     (file,) = delta_log.read_snapshot(folder).files.values()
     silent = [delta_log.remove(file, data=False), delta_log.add(replace(file, stats=None), data=False)]
     delta_log.commit(folder, 2, silent)
-    assert "statistics" in twins.applier.why_by_engine(twins.record, folder, 2)
+    assert twins.applier.why_by_engine(twins.record, folder, 2) == ""
+    direct, _ = twins.apply(twins.batch())
+    assert direct.divergence == 0
+    twins.assert_as_the_model(spark)
+
+
+@pytest.mark.parametrize(
+    ("kind", "partition_by"),
+    [
+        ("bigint", ("région",)),
+        ("uuid", ("day", "local")),
+        ("two integers", ("since",)),
+        ("bigint", ("price", "open")),
+        ("text and date", ("day", "level")),
+        ("two integers", ("line",)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " and ".join(value),
+)
+def test_a_table_that_is_partitioned_by_columns_comes_out_as_by_merge(
+    spark: SparkSession, tmp_path: Path, kind: str, partition_by: tuple[str, ...]
+) -> None:
+    twins = make_twins(spark, tmp_path, kind, seed=random.randrange(1 << 30), partition_by=partition_by)
+    for _ in range(3):
+        direct, merged = twins.apply(twins.batch())
+        assert (direct.divergence, merged.divergence) == (0, 0), (direct, merged)
+        twins.assert_as_the_model(spark)
+    files = {folder: delta_log.read_snapshot(str(folder)).files.values() for folder in (twins.direct, twins.merged)}
+    values = {
+        folder: {tuple(sorted(file.partition_values.items(), key=str)) for file in of} for folder, of in files.items()
+    }
+    assert values[twins.direct] == values[twins.merged], "the same texts as Spark writes"
+    for file in files[twins.direct]:
+        stored = pq.read_schema(file.in_folder(str(twins.direct))).names
+        assert set(stored) == {c.name for c in twins.schema.columns} - set(partition_by)
+    by_folder = {folder: {str(Path(file.path).parent) for file in of} for folder, of in files.items()}
+    assert by_folder[twins.direct] == by_folder[twins.merged], "folders named as Spark names them"
+
+
+def test_one_partition_is_pruned_to_by_every_reader(spark: SparkSession, tmp_path: Path) -> None:
+    twins = make_twins(spark, tmp_path, "bigint", seed=12, partition_by=("région",))
+    for _ in range(3):
+        twins.apply(twins.batch())
+    wanted = PARTITIONS["région"][1][3]
+    expected = sorted(row["id"] for row in twins.model.values() if row["région"] == wanted)
+    assert expected
+    folder = str(twins.direct)
+    by_spark = spark.read.format("delta").load(folder).where(col("`région`") == wanted)
+    assert sorted(row["id"] for row in by_spark.collect()) == expected
+    assert len(by_spark.inputFiles()) < len(delta_log.read_snapshot(folder).files)
+    rows = polars.scan_delta(folder).filter(polars.col("région") == wanted).collect()
+    assert sorted(rows["id"].to_list()) == expected
+
+
+def test_a_value_too_long_for_the_name_of_a_folder_is_a_bad_value(spark: SparkSession, tmp_path: Path) -> None:
+    twins = make_twins(spark, tmp_path, "bigint", seed=13, partition_by=("région",))
+    rows = [{**twins.row(number), "région": value} for number, value in enumerate(["eu", "ä" * 200])]
+    with pytest.raises(BadValue, match="région is too long"):
+        twins.applier.apply(
+            twins.plan(twins.direct, twins.changes(rows, [False] * 2, [False] * 2, [None] * 2, []), "append")
+        )
+    assert not list(twins.direct.rglob("*.parquet")), "nothing of it is left"
+
+
+def test_upkeep_gathers_files_of_one_partition_only(spark: SparkSession, tmp_path: Path) -> None:
+    twins = make_twins(spark, tmp_path, "bigint", seed=random.randrange(1 << 30), partition_by=("région", "level"))
+    path = str(twins.direct)
+    for _ in range(150):
+        twins.lsn += 1
+        version = twins.applier.apply(twins.plan(twins.direct, twins.batch(), "positional")).version
+        twins.applier.keep_up(path, twins.schema, version)
+    assert by_delta_rs(twins.direct) == by_polars(twins.direct) == twins.expected()
+    rounds = [commit for commit in DeltaTable(path).history() if commit["operation"] == "OPTIMIZE"]
+    assert any(int(commit["operationMetrics"]["numAddedFiles"]) > 1 for commit in rounds), "several in one round"
+    assert spark.read.format("delta").load(path).count() == len(twins.model)
+
+
+def test_truncated_leaves_are_emptied_as_by_merge(spark: SparkSession, tmp_path: Path) -> None:
+    twins = make_twins(spark, tmp_path, "two integers", seed=random.randrange(1 << 30))
+    partitioned = replace(twins.schema, partitioned=True)
+    twins.record = replace(twins.record, schemas=((0, partitioned),))
+    for name in ("direct", "merged"):
+        folder = tmp_path / "leaves" / name
+        create(spark, str(folder), partitioned)
+        setattr(twins, name, folder)
+    leaf_of = {number: 11 + number % 3 for number in range(twins.universe)}
+
+    def with_leaves(changes: NetChanges, numbers: list[int]) -> NetChanges:
+        leaves = pa.array([leaf_of[number] for number in numbers], pa.int64())
+        rows = (
+            changes.rows.drop_columns([PARTITION_COLUMN])
+            if PARTITION_COLUMN in changes.rows.column_names
+            else changes.rows
+        )
+        return replace(changes, rows=rows.append_column(PARTITION_COLUMN, leaves))
+
+    def numbers_in(changes: NetChanges) -> list[int]:
+        by_key = {twins.key(number): number for number in range(twins.universe)}
+        return [by_key[row["order_id"], row["line"]] for row in changes.rows.select(["order_id", "line"]).to_pylist()]
+
+    def follow(changes: NetChanges) -> None:
+        for number, row in twins.model.items():
+            twins.model[number] = {**row, PARTITION_COLUMN: row.get(PARTITION_COLUMN, leaf_of[number])}
+
+    for _ in range(2):
+        changes = twins.batch()
+        twins.apply(with_leaves(changes, numbers_in(changes)))
+        follow(changes)
+        twins.assert_as_the_model(spark)
+    # Emptied: leaf 11, and a leaf that holds nothing. Some of its keys come anew, one of them into another leaf.
+    emptied = [number for number in twins.model if leaf_of[number] == 11]
+    for number in emptied:
+        del twins.model[number]
+    again = emptied[:3]
+    leaf_of[again[0]] = 12
+    rows = [twins.row(number) for number in again]
+    twins.model.update(
+        {number: {**row, PARTITION_COLUMN: leaf_of[number]} for number, row in zip(again, rows, strict=True)}
+    )
+    changes = with_leaves(twins.changes(rows, [False] * 3, [False] * 3, [None] * 3, []), again)
+    direct, merged = twins.apply(replace(changes, truncated_leaves=(11, 99)))
+    assert (direct.divergence, merged.divergence) == (0, 0)
+    twins.assert_as_the_model(spark)
+
+
+def test_names_that_need_column_mapping_are_physical_ones_in_the_files(spark: SparkSession, tmp_path: Path) -> None:
+    twins = make_twins(spark, tmp_path, "bigint", seed=14)
+    columns = tuple(
+        replace(c, name=f"the {c.name}, so called") if c.name in ("small", "at") else c for c in twins.schema.columns
+    )
+    renamed = {"small": "the small, so called", "at": "the at, so called"}
+    schema = replace(twins.schema, columns=columns, partition_by=("the at, so called",))
+    twins.record = replace(twins.record, schemas=((0, schema),))
+    for name in ("direct", "merged"):
+        folder = tmp_path / "mapped" / name
+        create(spark, str(folder), schema)
+        setattr(twins, name, folder)
+    row_of = twins.row
+    twins.row = lambda number: {renamed.get(name, name): value for name, value in row_of(number).items()}  # type: ignore[method-assign]
+    assert twins.applier.why_by_engine(twins.record, str(twins.direct), 0) == ""
+    for _ in range(3):
+        direct, merged = twins.apply(twins.batch())
+        assert (direct.divergence, merged.divergence) == (0, 0), (direct, merged)
+        expected = twins.expected()
+        for folder in (twins.direct, twins.merged):
+            by_spark = spark.read.format("delta").load(str(folder)).toArrow().to_pylist()
+            assert sorted(repr(normal(row)) for row in by_spark) == expected
+        assert by_delta_rs(twins.direct) == expected

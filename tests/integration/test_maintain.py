@@ -218,7 +218,7 @@ def test_replicate_starts_while_a_table_is_being_compacted(bank: Bank, monkeypat
     commit = Upkeep.commit
     waiting: list[str] = []
 
-    def late(self: Upkeep, folder: str, state: Any, rewritten: Rewritten) -> bool:
+    def late(self: Upkeep, folder: str, state: Any, rewritten: list[Rewritten]) -> bool:
         if not waiting:
             waiting.append(folder)
             batches(bank, 1)  # a driver comes, applies and goes

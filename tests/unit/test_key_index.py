@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.arrow_types import key_schema
-from headwater.lake import key_index
+from headwater.lake import key_index, key_runs
 from headwater.lake.key_codes import Codes, encode
 from headwater.lake.key_index import NOWHERE, KeyIndex, file_of, place_of, row_of
 from headwater.schema import Column, TableSchema, ValueType
@@ -89,12 +92,18 @@ def test_the_newest_place_of_a_key_is_found_and_of_no_other(
     puts = data.draw(st.lists(st.lists(st.tuples(word, word if words == 2 else st.just(0)), unique=True), max_size=8))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(key_index, "_ON_DISK_ABOVE", on_disk_above)
+        if not on_disk_above:
+            # Every run as a large one: through its samples, and merged in many parts.
+            patch.setattr(key_index, "_AT_ONCE", 0)
+            patch.setattr(key_runs, "_SHORT", 0)
+            patch.setattr(key_runs, "_SAMPLED", 2)
+            patch.setattr(key_runs, "_PART", 4)
         for number, keys in enumerate(puts):
             places = place_of(number, np.arange(len(keys), dtype=np.int64))
             index.put(codes_of(keys, words), places)
             model.update(zip(keys, places.tolist(), strict=True))
-    asked = [(a, b) for a in range(42) for b in (range(42) if words == 2 else [0])]
-    found = index.find(codes_of(asked, words)).tolist()
+        asked = [(a, b) for a in range(42) for b in (range(42) if words == 2 else [0])]
+        found = index.find(codes_of(asked, words)).tolist()
     assert found == [model.get(key, NOWHERE) for key in asked]
     assert len(index) <= sum(map(len, puts))
 
@@ -113,7 +122,7 @@ def test_a_place_is_a_file_and_a_row_of_it() -> None:
 
 def test_what_lay_in_files_that_are_gone_is_forgotten() -> None:
     live = np.ones(1000, dtype=np.bool_)
-    index = KeyIndex(lambda files: live[files])
+    index = KeyIndex(lambda: live.copy())
     for number in range(1000):
         index.put(codes_of([(number, 0)], 1), place_of(number, np.zeros(1, dtype=np.int64)))
         live[: max(0, number - 3)] = False
@@ -127,3 +136,107 @@ def test_runs_stay_few_however_many_small_batches_come() -> None:
         index.put(codes_of([(number * 10 + i, 0) for i in range(10)], 1), place_of(number, np.arange(10)))
     assert len(index) == 10_000
     assert len(index._runs) <= 14
+
+
+class Later(Executor):
+    """Runs nothing until it is told to."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def submit(self, call: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.waiting.append((future, lambda: call(*args, **named)))
+        return future
+
+    def run(self) -> None:
+        future, call = self.waiting.pop(0)
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+
+
+def put_all(index: KeyIndex, number: int, keys: range) -> None:
+    index.put(codes_of([(key, 0) for key in keys], 1), place_of(number, np.arange(len(keys), dtype=np.int64)))
+
+
+def files_of(index: KeyIndex, *keys: int) -> list[int]:
+    found: list[int] = file_of(index.find(codes_of([(key, 0) for key in keys], 1))).tolist()
+    return found
+
+
+def test_a_large_merge_goes_on_beside_the_writer_and_is_swapped_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_index, "_AT_ONCE", 100)
+    later = Later()
+    index = KeyIndex(beside=later)
+    put_all(index, 0, range(1000))
+    put_all(index, 1, range(500, 1100))
+    assert len(later.waiting) == 1, "it waits for its turn beside the writer"
+    put_all(index, 2, range(550, 560))  # meanwhile
+    put_all(index, 3, range(555, 565))
+    asked = (0, 499, 500, 549, 550, 555, 564, 565, 1099, 1100)
+    expected = [0, 0, 1, 1, 2, 3, 3, 1, 1, NOWHERE]
+    assert files_of(index, *asked) == expected
+    later.run()
+    assert files_of(index, *asked) == expected
+    assert len(index) == 1100 + 15
+    assert len(index._runs) == 2
+
+
+def test_a_merge_that_fails_leaves_the_index_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(key_index, "_AT_ONCE", 0)
+    later = Later()
+    index = KeyIndex(beside=later)
+    put_all(index, 0, range(100))
+    put_all(index, 1, range(50, 150))
+
+    def full(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(key_index, "merged", full)
+    later.run()
+    assert files_of(index, 49, 50, 150) == [0, 1, NOWHERE]
+    assert "no space left" in caplog.text
+    monkeypatch.undo()
+    put_all(index, 2, range(10))
+    later.run()
+    assert files_of(index, 9, 49, 50) == [2, 0, 1]
+
+
+def test_closing_does_not_wait_for_a_merge_that_has_not_begun() -> None:
+    later = Later()
+    index = KeyIndex(beside=later)
+    for number in range(2):
+        put_all(index, number, range(200_000))
+    index.close()
+    later.run()
+    assert files_of(index, 5) == [1]
+
+
+def test_an_index_is_built_of_many_parts_with_few_of_them_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_index, "_ON_DISK_ABOVE", 1000)
+    index = KeyIndex()
+    chance = np.random.default_rng(5)
+    keys = chance.permutation(10_000)
+
+    def parts() -> Iterator[tuple[Codes, Any]]:
+        for number, part in enumerate(np.split(keys, 40)):
+            yield Codes(part.astype(np.uint64)), place_of(number, np.arange(250, dtype=np.int64))
+
+    index.build(parts())
+    assert len(index._runs) == 1
+    places = index.find(Codes(keys.astype(np.uint64)))
+    assert (keys[file_of(places) * 250 + row_of(places)] == keys).all()
+    assert (index.find(Codes(np.arange(10_000, 10_100).astype(np.uint64))) == NOWHERE).all()
+
+
+def test_a_full_folder_is_no_end_of_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_index, "_ON_DISK_ABOVE", 10)
+    index = KeyIndex(folder=lambda: str(tmp_path / "removed by somebody"))
+    for number in range(3):
+        put_all(index, number, range(100))
+    assert files_of(index, 99) == [2]

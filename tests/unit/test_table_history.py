@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import CommitProperties, Transaction, write_deltalake
 
-from headwater.lake.tables import PLANNED_ON, foreign_data, own_history
+from headwater.lake.tables import PLANNED_ON, current, foreign_data, own_history
 
 APP = "headwater/shop/public.orders/2"
 
@@ -80,3 +82,20 @@ def test_a_commit_on_top_of_one_that_it_did_not_know_is_noticed(log: Log) -> Non
     log.commit(APP, planned_on=2)
     log.commit(APP, planned_on=2)
     assert "version 4 of an earlier driver was planned on version 2" in log.problem()
+
+
+def test_a_table_that_stands_where_it_stood_is_not_opened(log: Log) -> None:
+    """The commits of `log` have no protocol and no metadata: no reader would open it."""
+    assert current(log.path, APP, (2, 1)) == (2, 1)
+
+
+@pytest.mark.parametrize("known", [(2, 2), (1, 1), (0, 1), (3, 1), None])
+def test_where_a_table_stands_otherwise_its_log_says(tmp_path: Path, known: tuple[int, int] | None) -> None:
+    folder = str(tmp_path / "t")
+    for position in (1, 1, 1):
+        properties = CommitProperties(app_transactions=[Transaction(APP, position)])
+        write_deltalake(folder, pa.table({"a": [1]}), mode="append", commit_properties=properties)
+    properties = CommitProperties(app_transactions=[Transaction("another", 7)])
+    write_deltalake(folder, pa.table({"a": [1]}), mode="append", commit_properties=properties)
+    assert current(folder, APP, known) == (3, 1)
+    assert current(str(tmp_path / "nothing"), APP, known) is None

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 _TRIES = 5
 
-_Look = Callable[[str, str], tuple[int, int] | None]
+_Look = Callable[[str, str, tuple[int, int] | None], tuple[int, int] | None]
 
 
 class Tables:
@@ -342,7 +342,7 @@ class Tables:
     def _read_version(self, record: TableRecord, known: TableVersion | None, look: _Look = current) -> None:
         """Where the table stands now; a data commit that is not ours suspends it."""
         path, app_id = table_path(self._root, record.path), record.app_id(self._pipeline.name)
-        found = look(path, app_id)
+        found = look(path, app_id, (known.version, known.applied_lsn) if known is not None else None)
         if found is None:
             self._suspend(
                 record.name,

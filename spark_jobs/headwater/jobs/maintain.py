@@ -147,7 +147,7 @@ class _Maintenance:
         snapshot = read_snapshot(folder)
         direct = not obstacle(snapshot)
         files = list(snapshot.files.values())
-        if not (choose(files, ENOUGH)[0] if direct else worth_optimizing(files, ENOUGH)):
+        if not (choose(files, ENOUGH) if direct else worth_optimizing(files, ENOUGH)):
             return False, ""
         try:
             with self._no_load():

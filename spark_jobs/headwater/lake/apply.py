@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import MappingProxyType
 
@@ -17,14 +18,15 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from headwater.arrow_types import key_schema
-from headwater.errors import Fenced, ForeignWrite
+from headwater.errors import BadValue, Fenced, ForeignWrite
 from headwater.lake import merge, positional, write
 from headwater.lake.compaction import TurnsOfSpark
 from headwater.lake.deletion_vectors import DamagedVector
+from headwater.lake.partition_values import NameTooLong
 from headwater.lake.plan import Applied, Plan, PlanAgain
 from headwater.lake.positional import Fence
 from headwater.lake.registry import TableRecord
-from headwater.lake.table_state import TableState
+from headwater.lake.table_state import Keep, TableState
 from headwater.lake.tables import PLANNED_ON, commits_after
 from headwater.lake.upkeep import Upkeep
 from headwater.schema import TableSchema
@@ -49,13 +51,15 @@ class Applier:
         self._states = dict(states)
         self._upkeep = Upkeep(fence)
         self._turns = TurnsOfSpark(spark)
+        # One thread merges and saves the indexes of all tables: none of them waits for another's.
+        self._beside = ThreadPoolExecutor(1, thread_name_prefix="headwater-index")
         self._starting = threading.Lock()
         self._local = threading.local()
 
     def why_by_engine(self, record: TableRecord, path: str, version: int) -> str:
         """Why the table at `path` must be written by Spark in `version`; empty when it need not."""
         with _damage_named(record.name):
-            return positional.obstacle(self._state(path, record.schema, version).snapshot)
+            return positional.obstacle(self._state(path, record, version).snapshot)
 
     def lacks_mark(self, record: TableRecord, path: str, version: int) -> bool:
         """Whether an older driver could still commit to the directly written table: it has not seen our generation."""
@@ -70,7 +74,7 @@ class Applier:
         if plan.by_engine or plan.apply_path == "merge":
             return self._by_engine(plan)
         with _damage_named(plan.record.name):
-            return positional.apply(self._state(plan.path, plan.record.schema, plan.version), plan, self._fence)
+            return positional.apply(self._state(plan.path, plan.record, plan.version), plan, self._fence)
 
     def keep_up(self, path: str, schema: TableSchema, version: int) -> int:
         """Behind the ledger: what the table at `version` needs besides its changes. Returns its version afterwards."""
@@ -79,17 +83,26 @@ class Applier:
             self._turns.after_commit(path)  # it was not written directly
             return version
         self._upkeep.after_commit(path, state, schema)
+        state.save_index()
         return state.version
 
     def close(self) -> None:
-        """End what still runs beside the writer."""
+        """End what still runs beside the writer; large indexes are kept for the next start."""
         self._upkeep.close()
         self._turns.close()
+        for state in self._states.values():
+            state.save_index(at_once=True)
+        for state in self._states.values():
+            state.close()
+        self._beside.shutdown(wait=True)
 
-    def _state(self, path: str, schema: TableSchema, version: int) -> TableState:
+    def _state(self, path: str, record: TableRecord, version: int) -> TableState:
         state = self._states.get(path)
-        if state is None or state.version > version or state.keys != key_schema(schema):
-            state = self._states[path] = TableState(path, schema)
+        if state is None or state.version > version or state.keys != key_schema(record.schema):
+            if state is not None:
+                state.close()
+            state = self._states[path] = TableState(path, record.schema)
+        state.keep(Keep(record.incarnation, self._fence.generation), self._beside)
         state.advance(version)
         return state
 
@@ -133,6 +146,12 @@ def _damage_named(table: str) -> Iterator[None]:
             f"a file of the table is missing or damaged: {error}",
             where=table,
             remedy=f"headwater load PIPELINE.yaml --table {table} --again",
+        ) from error
+    except NameTooLong as error:
+        raise BadValue(
+            str(error),
+            where=table,
+            remedy=f"partition it by another column, then headwater load PIPELINE.yaml --table {table} --again",
         ) from error
 
 

@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from headwater.lake.delta_log import DataFile, Snapshot, read_snapshot
 from headwater.lake.positional import Fence, obstacle
 from headwater.lake.table_state import TableState
-from headwater.lake.upkeep import Upkeep, choose
+from headwater.lake.upkeep import Upkeep, as_read, choose
 from headwater.schema import TableSchema
 
 log = logging.getLogger(__name__)
@@ -49,11 +49,12 @@ def compact_directly(folder: str, schema: TableSchema, generation_app: str) -> b
     changed = False
     with contextlib.closing(Upkeep(fence)) as upkeep:
         while True:
-            files, because = choose(list(state.snapshot.files.values()), ENOUGH)
-            if not files:
+            groups = choose(state.snapshot.files.values(), ENOUGH)
+            if not groups:
                 return changed
-            sources = [(file, state.deleted_rows(file.name)) for file in files]
-            if not upkeep.commit(folder, state, upkeep.rewrite(folder, schema, sources, because)):
+            if not upkeep.commit(
+                folder, state, upkeep.rewrite_all(folder, schema, as_read(state, groups), state.layout)
+            ):
                 return changed
             changed = True
 

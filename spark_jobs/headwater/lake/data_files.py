@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +24,7 @@ import pyarrow.parquet as pq
 from pyroaring import BitMap
 
 from headwater.lake.delta_log import DataFile, now_milliseconds
+from headwater.lake.layout import PLAIN, Layout
 
 Int64 = npt.NDArray[np.int64]
 
@@ -30,50 +33,119 @@ _PART_BYTES = 64 << 20
 _INDEXED_COLUMNS = 32
 _TEXT_BOUND = 32
 _LAST_CHARACTER = "\U0010ffff"
+NO_VALUES: Mapping[str, str | None] = MappingProxyType({})
 
 
-def write_batches(folder: str, schema: pa.Schema, batches: Iterable[pa.Table]) -> DataFile:
-    """Write rows as a new data file of the table; it belongs to nothing until a commit adds it. They may come in parts:
-    not more than a part and a row group are held."""
-    name = f"part-{uuid.uuid4()}.snappy.parquet"
-    path = Path(folder) / name
-    written: list[Any] = []
-    try:
+class NewFile:
+    """A data file being written; it belongs to nothing until a commit adds it. Either `finish` or `discard` it."""
+
+    def __init__(
+        self,
+        folder: str,
+        schema: pa.Schema,
+        layout: Layout = PLAIN,
+        values: Mapping[str, str | None] = NO_VALUES,
+        below: str = "",
+    ) -> None:
+        """`schema`: the rows' columns; `values`: of the partition columns, by their names in files, the same for all
+        rows; `below`: the partition's folder, ending in "/"."""
+        self._stored = layout.stored(schema)
+        self._names = [name for name in schema.names if name not in layout.partition_by]
+        self._values = dict(values)
+        self._below = below
+        self._name = f"part-{uuid.uuid4()}.snappy.parquet"
+        self._path = Path(folder) / self._below / self._name
+        if below:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._written: list[Any] = []
         # Decimals as integers, as Spark writes them, and its compression.
-        with pq.ParquetWriter(
-            path, schema, compression="snappy", store_decimal_as_integer=True, metadata_collector=written
-        ) as writer:
-            for batch in _gathered(batches):
-                writer.write_table(batch, row_group_size=_ROW_GROUP)
+        self._writer = pq.ParquetWriter(
+            self._path,
+            self._stored,
+            compression="snappy",
+            store_decimal_as_integer=True,
+            metadata_collector=self._written,
+        )
+
+    def write(self, rows: pa.Table) -> None:
+        stored = pa.table(rows.select(self._names).columns, schema=self._stored)
+        self._writer.write_table(stored, row_group_size=_ROW_GROUP)
+
+    def finish(self) -> DataFile:
+        self._writer.close()
+        (metadata,) = self._written
+        stats = {"numRecords": metadata.num_rows, **_statistics(metadata, self._stored), "tightBounds": True}
+        text = json.dumps(stats, separators=(",", ":"), ensure_ascii=False)
+        name = quote(self._below, safe="/=") + self._name
+        size = self._path.stat().st_size
+        return DataFile(name, size, now_milliseconds(), text, self._values, None, metadata.num_rows)
+
+    def discard(self) -> None:
+        self._writer.close()
+        self._path.unlink(missing_ok=True)
+
+
+def write_batches(
+    folder: str,
+    schema: pa.Schema,
+    batches: Iterable[pa.Table],
+    layout: Layout = PLAIN,
+    beside: DataFile | None = None,
+) -> DataFile:
+    """Write rows as one new data file. They may come in parts: not more than a part and a row group are held.
+
+    `beside`: a file of the partition that all rows are of.
+    """
+    values = beside.partition_values if beside is not None else NO_VALUES
+    below = "".join(f"{part}/" for part in Path(beside.path).parent.parts) if values and beside is not None else ""
+    file = NewFile(folder, schema, layout, values, below)
+    try:
+        for batch in gathered(batches):
+            file.write(batch)
+        return file.finish()
     except BaseException:
-        path.unlink(missing_ok=True)
+        file.discard()
         raise
-    (metadata,) = written
-    stats = {"numRecords": metadata.num_rows, **_statistics(metadata, schema), "tightBounds": True}
-    text = json.dumps(stats, separators=(",", ":"), ensure_ascii=False)
-    return DataFile(name, path.stat().st_size, now_milliseconds(), text, {}, None, metadata.num_rows)
 
 
-def live_batches(folder: str, file: DataFile, deleted: BitMap, schema: pa.Schema) -> Iterator[pa.Table]:
+def column_batches(folder: str, file: DataFile, schema: pa.Schema, layout: Layout = PLAIN) -> Iterator[pa.Table]:
+    """The columns of `schema` of all rows, in order and in parts."""
+    names = layout.stored(schema).names
+    with _open(folder, file) as parquet:
+        for batch in parquet.iter_batches(_ROW_GROUP, columns=names):
+            yield layout.complete(pa.Table.from_batches([batch]), file, schema)
+
+
+def live_batches(
+    folder: str, file: DataFile, deleted: BitMap, schema: pa.Schema, layout: Layout = PLAIN
+) -> Iterator[pa.Table]:
     """The rows of the file that are not `deleted`, in order and in parts."""
     first = 0
-    for batch in _open(folder, file).iter_batches(_ROW_GROUP, columns=schema.names):
-        gone = np.array(deleted & BitMap(range(first, first + batch.num_rows)), dtype=np.int64) - first
-        part = pa.Table.from_batches([batch])
-        if len(gone):
-            kept = np.ones(batch.num_rows, dtype=np.bool_)
-            kept[gone] = False
-            part = part.filter(pa.array(kept))
-        first += batch.num_rows
-        yield _as(part, schema)
+    for part in column_batches(folder, file, schema, layout):
+        rows = alive_rows(first, part.num_rows, deleted)
+        yield part if len(rows) == part.num_rows else part.take(pa.array(rows - first))
+        first += part.num_rows
 
 
-def read_columns(folder: str, file: DataFile, schema: pa.Schema) -> pa.Table:
+def alive_rows(first: int, count: int, deleted: BitMap) -> Int64:
+    """The numbers of the rows that are not `deleted` among `count` from `first` on."""
+    rows = np.arange(first, first + count, dtype=np.int64)
+    if not deleted.range_cardinality(first, first + count):
+        return rows
+    gone = np.array(deleted & BitMap(range(first, first + count)), dtype=np.int64)
+    kept = np.ones(count, dtype=np.bool_)
+    kept[gone - first] = False
+    return rows[kept]
+
+
+def read_columns(folder: str, file: DataFile, schema: pa.Schema, layout: Layout = PLAIN) -> pa.Table:
     """The columns of `schema`, all rows of the file in order; those that are gone included."""
-    return _as(_open(folder, file).read(columns=schema.names), schema)
+    return layout.complete(_open(folder, file).read(columns=layout.stored(schema).names), file, schema)
 
 
-def read_rows(folder: str, file: DataFile, numbers: Int64, schema: pa.Schema) -> Iterator[tuple[Int64, pa.Table]]:
+def read_rows(
+    folder: str, file: DataFile, numbers: Int64, schema: pa.Schema, layout: Layout = PLAIN
+) -> Iterator[tuple[Int64, pa.Table]]:
     """The columns of `schema` of the rows `numbers`, a row group at a time: which of `numbers`, and their rows.
 
     Large values are what such columns hold: not more than one row group of them is held.
@@ -84,11 +156,18 @@ def read_rows(folder: str, file: DataFile, numbers: Int64, schema: pa.Schema) ->
     group_of = np.searchsorted(first, numbers, side="right") - 1
     for group in np.unique(group_of):
         here = np.flatnonzero(group_of == group)
-        whole = parquet.read_row_group(int(group), columns=schema.names)
-        yield here, _as(whole.take(pa.array(numbers[here] - first[group])), schema)
+        whole = parquet.read_row_group(int(group), columns=layout.stored(schema).names)
+        yield here, layout.complete(whole.take(pa.array(numbers[here] - first[group])), file, schema)
 
 
-def _gathered(batches: Iterable[pa.Table]) -> Iterator[pa.Table]:
+def count_rows(folder: str, file: DataFile) -> DataFile:
+    """The same file with the number of its rows, from the file itself where its statistics do not tell."""
+    rows = int(_open(folder, file).metadata.num_rows)
+    stats = {**json.loads(file.stats or "{}"), "numRecords": rows}
+    return replace(file, rows=rows, stats=json.dumps(stats, separators=(",", ":"), ensure_ascii=False))
+
+
+def gathered(batches: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Many small parts as few larger ones: each that is written becomes a row group."""
     parts: list[pa.Table] = []
     rows = size = 0
@@ -104,11 +183,7 @@ def _gathered(batches: Iterable[pa.Table]) -> Iterator[pa.Table]:
 
 def _open(folder: str, file: DataFile) -> Any:
     """Spark's own sessions write times as INT96 unless told otherwise: nanoseconds would not hold the year 9999."""
-    return pq.ParquetFile(Path(folder) / file.path, coerce_int96_timestamp_unit="us")
-
-
-def _as(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    return table.select(schema.names).cast(schema)
+    return pq.ParquetFile(file.in_folder(folder), coerce_int96_timestamp_unit="us")
 
 
 @dataclass(slots=True)

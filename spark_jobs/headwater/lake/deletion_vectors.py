@@ -28,13 +28,14 @@ class DamagedVector(ValueError):
 def write_vectors(folder: str, vectors: Mapping[str, BitMap]) -> dict[str, dict[str, Any]]:
     """Write all `vectors` (by data file) into one new file of the table; returns each one's descriptor."""
     name = uuid.uuid4()
+    short = _z85(name.bytes)
     parts, descriptors, offset = [b"\x01"], {}, 1
     for file, rows in vectors.items():
         data = _to_bytes(rows)
         parts.append(struct.pack(">i", len(data)) + data + struct.pack(">I", zlib.crc32(data)))
         descriptors[file] = {
             "storageType": "u",
-            "pathOrInlineDv": _z85(name.bytes),
+            "pathOrInlineDv": short,
             "offset": offset,
             "sizeInBytes": len(data),
             "cardinality": len(rows),

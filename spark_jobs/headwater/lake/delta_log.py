@@ -25,6 +25,8 @@ from headwater.lake.commits import LostRace, require_version
 
 Action = dict[str, Any]
 
+_ROWS_FIRST = re.compile(r'\A\{"numRecords":(\d+)[,}]')
+_compact = json.JSONEncoder(separators=(",", ":")).encode
 # <version>.checkpoint.parquet, or in parts <version>.checkpoint.<part>.<parts>.parquet. Those named by a UUID keep
 # their files elsewhere.
 _CHECKPOINT = re.compile(r"\A(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.parquet\Z")
@@ -47,6 +49,10 @@ class DataFile:
     def path(self) -> str:
         """Below the table's folder, as the file system names it."""
         return unquote(self.name)
+
+    def in_folder(self, folder: str) -> Path:
+        """Where the file lies; its name may be a path of its own."""
+        return Path(folder) / self.path
 
     @property
     def deleted(self) -> int:
@@ -143,7 +149,7 @@ def commit(folder: str, version: int, actions: Iterable[Action]) -> None:
     target = log / f"{version:020d}.json"
     require_version(folder, version - 1)
     scratch = log / f".{uuid.uuid4().hex}.tmp"
-    text = "\n".join(json.dumps(action, separators=(",", ":")) for action in actions)
+    text = "\n".join(map(_compact, actions))
     try:
         scratch.write_text(text + "\n", encoding="utf-8")
         os.link(scratch, target)
@@ -187,8 +193,16 @@ def remove(file: DataFile, *, data: bool = True) -> Action:
 
 def with_vector(file: DataFile, vector: dict[str, Any]) -> DataFile:
     """The same file with more rows marked as deleted: its statistics are bounds now, no longer tight."""
-    stats = {**json.loads(file.stats or "{}"), "tightBounds": False}
-    return replace(file, vector=vector, stats=json.dumps(stats, separators=(",", ":")))
+    return replace(file, vector=vector, stats=_loose(file.stats or "{}"))
+
+
+def _loose(stats: str) -> str:
+    # Most batches touch files that were touched before, and many of them: those are not parsed again.
+    if stats.endswith('"tightBounds":false}'):
+        return stats
+    known = json.loads(stats)
+    known.pop("tightBounds", None)
+    return _compact({**known, "tightBounds": False})
 
 
 def transaction(app_id: str, version: int) -> Action:
@@ -216,7 +230,6 @@ def now_milliseconds() -> int:
 
 
 def _data_file(add: Action) -> DataFile:
-    rows = json.loads(add["stats"]).get("numRecords") if add.get("stats") else None
     return DataFile(
         name=add["path"],
         size=int(add["size"]),
@@ -224,8 +237,16 @@ def _data_file(add: Action) -> DataFile:
         stats=add.get("stats"),
         partition_values=dict(add.get("partitionValues") or {}),
         vector=_vector(add.get("deletionVector")),
-        rows=int(rows) if rows is not None else None,
+        rows=_rows_in(add.get("stats")),
     )
+
+
+def _rows_in(stats: str | None) -> int | None:
+    if not stats:
+        return None
+    first = _ROWS_FIRST.match(stats)  # where every writer puts it
+    rows = first[1] if first is not None else json.loads(stats).get("numRecords")
+    return int(rows) if rows is not None else None
 
 
 def _vector(descriptor: dict[str, Any] | None) -> dict[str, Any] | None:

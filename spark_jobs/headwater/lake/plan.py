@@ -52,7 +52,8 @@ def choose(changes: NetChanges, *, insert_only: bool, by_engine: str) -> tuple[A
     if changes.truncated:
         return "replace", "the table was truncated in this batch"
     if changes.truncated_leaves:
-        return "merge", "partitions were truncated in this batch"
+        because = "partitions were truncated in this batch"
+        return ("merge", f"{because}, and {by_engine}") if by_engine else ("positional", because)
     if insert_only:
         return "append", "the table is declared insert-only"
     if by_engine:

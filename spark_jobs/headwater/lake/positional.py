@@ -1,4 +1,5 @@
-"""The direct apply paths: rows found by key and marked in deletion vectors, new rows in one file, one commit.
+"""The direct apply paths: rows found by key and marked in deletion vectors, new rows in one file (in one for each
+partition of a table that is partitioned by columns), one commit.
 
 No engine takes part: the table's log, its data files and its deletion vectors are written here, the commit as exactly
 the version after the one that was planned on. `append` and `replace` are the same without a look-up.
@@ -8,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -18,22 +18,23 @@ from pyroaring import BitMap
 
 from headwater.changes import NetChanges
 from headwater.errors import Diverged, Fenced
-from headwater.lake import delta_log
+from headwater.lake import delta_log, layout
 from headwater.lake.commits import LostRace
-from headwater.lake.data_files import write_batches
 from headwater.lake.deletion_vectors import write_vectors
 from headwater.lake.delta_log import Action, DataFile, Snapshot
 from headwater.lake.key_codes import Codes, encode
 from headwater.lake.key_index import NOWHERE
+from headwater.lake.partitioned_write import Written, discard, write_rows
 from headwater.lake.plan import Applied, Plan, PlanAgain
-from headwater.lake.table_state import TableState
+from headwater.lake.table_state import Added, TableState
+from headwater.schema import PARTITION_COLUMN
 from headwater.stages import stage
 
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
 _EXAMPLES = 3
-_KNOWN_FEATURES = frozenset({"deletionVectors", "appendOnly", "invariants", "timestampNtz"})
+_KNOWN_FEATURES = frozenset({"deletionVectors", "appendOnly", "invariants", "timestampNtz", "columnMapping"})
 """Table features whose rules this writer keeps; any other one is left to Delta's own."""
 
 
@@ -42,8 +43,6 @@ def obstacle(snapshot: Snapshot) -> str:
     strange = snapshot.features - _KNOWN_FEATURES
     if strange:
         return f"it has the table features {', '.join(sorted(strange))}"
-    if snapshot.metadata.get("partitionColumns"):
-        return "its files are partitioned by columns"
     if (
         "deletionVectors" not in snapshot.features
         or snapshot.configuration.get("delta.enableDeletionVectors") != "true"
@@ -51,9 +50,7 @@ def obstacle(snapshot: Snapshot) -> str:
         return "it has no deletion vectors"
     if snapshot.configuration.get("delta.appendOnly") == "true":
         return "it is append-only"
-    if any(file.rows is None for file in snapshot.files.values()):
-        return "the statistics of its files do not tell how many rows they hold"
-    return ""
+    return layout.obstacle(snapshot.metadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,23 +77,31 @@ def apply(state: TableState, plan: Plan, fence: Fence) -> Applied:
     with stage("plan"):
         work = _WORK[plan.apply_path](state, plan)
     with stage("write"):
-        added = write_batches(plan.path, plan.changes.rows.schema, work.batches) if work.count else None
-        deleted = state.deletions(work.gone)
+        rows = plan.changes.rows.schema
+        written = write_rows(plan.path, rows, work.batches, state.layout) if work.count else []
+        added = [one.file for one in written]
+        deleted = state.deletions(work.gone, work.emptied)
         actions = _actions(state, plan, fence, work, added, deleted)
     try:
         with stage("commit"):
             delta_log.commit(plan.path, plan.version + 1, actions)
     except LostRace as lost:
-        if added is not None:
-            (Path(plan.path) / added.name).unlink(missing_ok=True)
+        discard(plan.path, added)
         raise PlanAgain from lost
-    state.follow_own(actions, deleted, added, work.codes_as_written)
+    codes = work.codes_as_written
+    state.follow_own(actions, deleted, [_indexed(one, codes) for one in written])
     return Applied(plan.version + 1, work.divergence, work.example)
+
+
+def _indexed(written: Written, codes: Codes | None) -> Added:
+    own = codes.take(written.numbers) if codes is not None and written.numbers is not None else codes
+    return Added(written.file, own)
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What is to be done: `count` rows to write, in `batches`; `gone`: places of rows that go, or everything.
+    """What is to be done: `count` rows to write, in `batches`; `gone`: places of rows that go, `emptied`: more of them
+    by file, or everything.
 
     `codes`: keys of the plan's rows; `order`: which of these were written, in their order in the file (none: all).
     """
@@ -109,6 +114,7 @@ class _Work:
     divergence: int = 0
     example: str = ""
     order: list[Int64] = field(default_factory=list)
+    emptied: dict[str, BitMap] = field(default_factory=dict)
 
     @property
     def codes_as_written(self) -> Codes | None:
@@ -116,6 +122,7 @@ class _Work:
         return self.codes.take(np.concatenate(self.order)) if self.codes is not None and self.order else self.codes
 
 
+_LEAF = pa.field(PARTITION_COLUMN, pa.int64())
 _NOTHING: Int64 = np.zeros(0, dtype=np.int64)
 
 
@@ -133,11 +140,13 @@ def _replace(state: TableState, plan: Plan) -> _Work:
 def _positional(state: TableState, plan: Plan) -> _Work:
     changes, keys = plan.changes, list(plan.record.schema.key)
     rows, removed = changes.rows, changes.removed
-    codes = encode(plan.record.schema, rows.select(keys))
-    puts = state.find(codes)
+    codes = encode(plan.record.schema, rows.select(keys)) if keys else None
+    puts = state.find(codes) if codes is not None else np.full(rows.num_rows, NOWHERE, dtype=np.int64)
     goes = state.find(encode(plan.record.schema, removed)) if removed.num_rows else _NOTHING
+    emptied = state.rows_where(_LEAF, changes.truncated_leaves) if changes.truncated_leaves else {}
     update_missed = changes.stored & (puts == NOWHERE)
-    insert_met = ~changes.stored & (puts != NOWHERE)
+    # The row that a new one meets in a truncated leaf is the truncated row.
+    insert_met = ~changes.stored & (puts != NOWHERE) & ~state.are_among(puts, emptied)
     delete_missed = goes == NOWHERE
     divergence = int(update_missed.sum() + insert_met.sum() + delete_missed.sum())
     example = _example(changes, keys, update_missed, insert_met, delete_missed) if divergence else ""
@@ -153,14 +162,15 @@ def _positional(state: TableState, plan: Plan) -> _Work:
     if changes.unchanged or not written.all():
         sources = _sources(state, plan, puts, written)
         batches = _parts(state, changes, sources, written, order)
-    return _Work(batches, int(written.sum()), codes, gone, divergence=divergence, example=example, order=order)
+    count = int(written.sum())
+    return _Work(batches, count, codes, gone, divergence=divergence, example=example, order=order, emptied=emptied)
 
 
 _WORK = {"append": _append, "replace": _replace, "positional": _positional}
 
 
 def _actions(
-    state: TableState, plan: Plan, fence: Fence, work: _Work, added: DataFile | None, deleted: dict[str, BitMap]
+    state: TableState, plan: Plan, fence: Fence, work: _Work, added: list[DataFile], deleted: dict[str, BitMap]
 ) -> list[Action]:
     live = state.snapshot.files
     whole = {name for name, rows in deleted.items() if len(rows) == live[name].rows}
@@ -170,8 +180,8 @@ def _actions(
     changed = [(live[name], delta_log.with_vector(live[name], vector)) for name, vector in vectors.items()]
     metrics = {
         "numOutputRows": work.count,
-        "numDeletedRows": len(work.gone),
-        "numAddedFiles": 1 if added is not None else 0,
+        "numDeletedRows": sum(len(rows) - live[name].deleted for name, rows in deleted.items()),
+        "numAddedFiles": len(added),
         "numRemovedFiles": len(removed),
         "numDeletionVectorsUpdated": len(changed),
     }
@@ -185,7 +195,7 @@ def _actions(
         *(delta_log.remove(file) for file in removed),
         *(delta_log.remove(before) for before, _ in changed),
         *(delta_log.add(after) for _, after in changed),
-        *([delta_log.add(added)] if added is not None else []),
+        *(delta_log.add(file) for file in added),
     ]
 
 

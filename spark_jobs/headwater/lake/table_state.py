@@ -6,7 +6,10 @@ table's log and data files and follows them by `advance`; after a lost race it i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -16,16 +19,38 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from headwater.arrow_types import key_schema
-from headwater.lake.data_files import read_columns, read_rows
+from headwater.lake.data_files import alive_rows, column_batches, count_rows, read_rows
 from headwater.lake.deletion_vectors import read_vector
 from headwater.lake.delta_log import Action, DataFile, Snapshot, read_snapshot
+from headwater.lake.index_cache import Subject
+from headwater.lake.kept_index import KeptIndex
 from headwater.lake.key_codes import Codes, encode
 from headwater.lake.key_index import NOWHERE, KeyIndex, file_of, place_of, row_of
+from headwater.lake.layout import Layout, layout_of
 from headwater.schema import TableSchema
 
 Int64 = npt.NDArray[np.int64]
 
 _NO_ROWS = BitMap()
+_FEW = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """What a kept index belongs to, besides its table: the incarnation, and the driver's generation."""
+
+    incarnation: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """A file of our own commit: its rows stand under `codes` (None: not known), those numbered `gone` are deleted
+    already."""
+
+    file: DataFile
+    codes: Codes | None
+    gone: BitMap = _NO_ROWS
 
 
 @dataclass(slots=True)
@@ -40,16 +65,51 @@ class _Live:
 class TableState:
     """The table in `folder` at the snapshot's version. One thread at a time."""
 
-    def __init__(self, folder: str, schema: TableSchema) -> None:
+    def __init__(
+        self, folder: str, schema: TableSchema, kept: Keep | None = None, beside: Executor | None = None
+    ) -> None:
+        """`kept`, `beside`: as of `keep`; without them the index is not kept, and merged in the caller's turn."""
         self.snapshot: Snapshot = read_snapshot(folder)
         self.keys = key_schema(schema)
         self._schema = schema
         self._folder = folder
-        self._index = KeyIndex(self._are_live)
+        self._beside: Executor | None = None
+        self._kept: KeptIndex | None = None
+        self._layout: tuple[Action, Layout] | None = None
+        self._forget()
+        self._count_rows()
+        if kept is not None and beside is not None:
+            self.keep(kept, beside)
+
+    def keep(self, kept: Keep, beside: Executor) -> None:
+        """From now on the index is kept on local disk, as `kept` says, and its large parts are merged and saved by
+        `beside`. Said again it changes nothing."""
+        if self._kept is not None:
+            return
+        table_id = str(self.snapshot.metadata.get("id"))
+        subject = Subject(self._folder, table_id, kept.incarnation, f"{self.keys.names} {self.keys.types}")
+        self._kept = KeptIndex(subject, kept.generation)
+        self._beside = beside
+        self._index.work_beside(beside, self._kept.folder)
+
+    def _forget(self) -> None:
+        """Without files and index; both are derived anew when they are asked for."""
+        folder = self._kept.folder if self._kept is not None else lambda: None
+        self._index = KeyIndex(lambda: np.frombuffer(bytes(self._alive), dtype=np.bool_), self._beside, folder)
         self._live: dict[str, _Live] = {}
         self._by_number: list[_Live | None] = []
         self._alive = bytearray()  # the same as ones and zeros
         self._indexed = False
+
+    @contextmanager
+    def _in_step(self) -> Iterator[None]:
+        """What fails half way leaves no half of an index."""
+        try:
+            yield
+        except BaseException:
+            self._index.close()
+            self._forget()
+            raise
 
     @property
     def version(self) -> int:
@@ -59,33 +119,47 @@ class TableState:
         """Find out where each key lies now, and not when the first is looked for."""
         self._ensure_index()
 
+    @property
+    def layout(self) -> Layout:
+        """How rows lie in the table's files, by its newest metadata."""
+        metadata = self.snapshot.metadata
+        if self._layout is None or self._layout[0] is not metadata:
+            self._layout = metadata, layout_of(metadata)
+        return self._layout[1]
+
     def advance(self, version: int | None = None) -> None:
         """Follow commits of others up to `version` (None: as far as there are any)."""
-        if self.snapshot.advance(version) and self._indexed:
-            self._follow()
+        if not self.snapshot.advance(version):
+            return
+        self._count_rows()
+        if self._indexed:
+            with self._in_step():
+                self._follow()
 
-    def follow_own(
-        self,
-        actions: list[Action],
-        deleted: Mapping[str, BitMap],
-        added: DataFile | None,
-        codes: Codes | None,
-        gone: BitMap = _NO_ROWS,
-    ) -> None:
-        """Follow our own commit: it left `deleted` in the files named, and put rows under `codes` into `added`, of
-        which those numbered `gone` are deleted already."""
+    def follow_own(self, actions: list[Action], deleted: Mapping[str, BitMap], added: Sequence[Added]) -> None:
+        """Follow our own commit: it left `deleted` in the files named, and added these."""
         self.snapshot.follow(actions)
         if not self._indexed:
             return
-        if added is not None and codes is not None:
-            live = self._register(added, gone)
-            rows = np.arange(len(codes), dtype=np.int64)
-            if gone:
-                rows = np.setdiff1d(rows, np.array(gone, dtype=np.int64))
-                codes = codes.take(rows)
-            self._index.put(codes, place_of(live.number, rows))
-            deleted = {**deleted, added.name: gone}
-        self._follow(deleted)
+        with self._in_step():
+            self._put(added)
+            self._follow({**deleted, **{new.file.name: new.gone for new in added if new.codes is not None}})
+
+    def save_index(self, *, at_once: bool = False) -> None:
+        """Behind the ledger: keep the index for the next start, if it is time (or `at_once`)."""
+        kept, beside = self._kept, self._beside
+        if kept is None or beside is None or not self._indexed:
+            return
+        kept.collect(self._index)
+        if at_once or kept.is_due(self.version):
+            files = tuple((live.number, name, live.file.deleted) for name, live in self._live.items())
+            kept.save(self._index, self.version, len(self._by_number), files, self._are_live, beside)
+
+    def close(self) -> None:
+        """Let go of what is kept. The state is not used any more."""
+        self._index.close()
+        if self._kept is not None:
+            self._kept.close(self._index)
 
     def deleted_rows(self, name: str) -> BitMap:
         """Of the live file `name`. Not to be changed."""
@@ -99,6 +173,7 @@ class TableState:
         """The place of each key's live row, NOWHERE where there is none."""
         self._ensure_index()
         places = self._index.find(codes)
+        rows = row_of(places)
         for number, at in _by_file(places):
             live = self._by_number[number]
             if live is None:
@@ -106,18 +181,19 @@ class TableState:
                 continue
             deleted = self._deleted(live)
             if deleted:
-                rows = row_of(places[at])
-                gone = np.array(BitMap(rows.astype(np.uint32)) & deleted, dtype=np.int64)
-                places[at[np.isin(rows, gone)]] = NOWHERE
+                places[at[_among(rows[at], deleted)]] = NOWHERE
         return places
 
-    def deletions(self, places: Int64) -> dict[str, BitMap]:
-        """By name of each file with rows at `places`: its deleted rows with these added."""
+    def deletions(self, places: Int64, more: Mapping[str, BitMap] = MappingProxyType({})) -> dict[str, BitMap]:
+        """By name of each file with rows at `places` or in `more`: its deleted rows with these added."""
         found = {}
+        rows = row_of(places).astype(np.uint32)
         for number, at in _by_file(places):
             live = self._by_number[number]
             assert live is not None, "places come from find"
-            found[live.file.name] = self._deleted(live) | BitMap(row_of(places[at]).astype(np.uint32))
+            found[live.file.name] = self._deleted(live) | BitMap(rows[at])
+        for name, some in more.items():
+            found[name] = found.get(name, self.deleted_rows(name)) | some
         return found
 
     def rows_at(self, places: Int64, wanted: pa.Schema) -> Iterator[tuple[Int64, pa.Table]]:
@@ -125,13 +201,74 @@ class TableState:
         for number, at in _by_file(places):
             live = self._by_number[number]
             assert live is not None, "places come from find"
-            for here, rows in read_rows(self._folder, live.file, row_of(places[at]), wanted):
+            for here, rows in read_rows(self._folder, live.file, row_of(places[at]), wanted, self.layout):
                 yield at[here], rows
+
+    def rows_where(self, column: pa.Field, values: Sequence[int]) -> dict[str, BitMap]:
+        """By file, the live rows that have one of these numbers in `column`: as many as they may be."""
+        self._ensure_index()
+        found = {}
+        for name, live in self._live.items():
+            if not _may_hold(live.file, self.layout.in_files(column.name), values):
+                continue
+            rows, first = BitMap(), 0
+            for part in column_batches(self._folder, live.file, pa.schema([column]), self.layout):
+                numbers = part[column.name].fill_null(-1).to_numpy()
+                rows |= BitMap((np.flatnonzero(np.isin(numbers, np.array(values))) + first).astype(np.uint32))
+                first += part.num_rows
+            rows -= self._deleted(live)
+            if rows:
+                found[name] = rows
+        return found
+
+    def are_among(self, places: Int64, rows: Mapping[str, BitMap]) -> npt.NDArray[np.bool_]:
+        """Which of `places` are of these rows, by file."""
+        found = np.zeros(len(places), dtype=np.bool_)
+        for number, at in _by_file(places):
+            live = self._by_number[number]
+            assert live is not None, "places come from find"
+            if live.file.name in rows:
+                found[at] = _among(row_of(places[at]), rows[live.file.name])
+        return found
 
     def _ensure_index(self) -> None:
         if not self._indexed:
-            self._indexed = True
-            self._follow()
+            with self._in_step():
+                self._restore()
+                self._follow()
+                self._indexed = True
+
+    def _restore(self) -> None:
+        """Begin with the index that an earlier driver has kept; `_follow` reads what is new."""
+        found = self._kept.restore(self.version) if self._kept is not None else None
+        if found is None:
+            return
+        manifest, runs = found
+        self._by_number = [None] * manifest.numbers
+        self._alive = bytearray(manifest.numbers)
+        for number, name, deleted in manifest.files:
+            file = self.snapshot.files.get(name)
+            # Rows that were deleted and are not any more: their entries may have been superseded since.
+            if file is not None and file.deleted >= deleted:
+                self._live[name] = self._by_number[number] = _Live(number, file)
+                self._alive[number] = 1
+        self._index.adopt(runs)
+
+    def _put(self, added: Sequence[Added]) -> None:
+        codes, places = [], []
+        for new in added:
+            if new.codes is None:
+                continue
+            live = self._register(new.file, new.gone)
+            rows = np.arange(len(new.codes), dtype=np.int64)
+            kept = new.codes
+            if new.gone:
+                rows = np.setdiff1d(rows, np.array(new.gone, dtype=np.int64))
+                kept = kept.take(rows)
+            codes.append(kept)
+            places.append(place_of(live.number, rows))
+        if codes:
+            self._index.put(Codes.joined(codes), np.concatenate(places))
 
     def _follow(self, known: Mapping[str, BitMap] = MappingProxyType({})) -> None:
         """Bring files and index in step with the snapshot; in the usual case only vectors have changed, as `known`."""
@@ -147,8 +284,14 @@ class TableState:
                 new.append(self._register(file, None))
             elif live.file is not file:
                 live.file, live.deleted = file, known.get(name)
-        if new:
+        if new and self.keys.names:
             self._read_keys(new)
+
+    def _count_rows(self) -> None:
+        """Statistics may be missing; without the number of rows a file's vector cannot be written."""
+        files = self.snapshot.files
+        for name in [name for name, file in files.items() if file.rows is None]:
+            files[name] = count_rows(self._folder, files[name])
 
     def _are_live(self, numbers: Int64) -> npt.NDArray[np.bool_]:
         return np.frombuffer(self._alive, dtype=np.bool_)[numbers]
@@ -161,21 +304,30 @@ class TableState:
         return live
 
     def _read_keys(self, files: list[_Live]) -> None:
-        for live in files:
-            keys = read_columns(self._folder, live.file, self.keys)
-            rows = np.arange(keys.num_rows, dtype=np.int64)
-            deleted = self._deleted(live)
-            if deleted:
-                kept = np.ones(keys.num_rows, dtype=np.bool_)
-                kept[np.array(deleted, dtype=np.int64)] = False
-                rows = rows[kept]
-                keys = keys.take(pa.array(rows))
-            self._index.put(encode(self._schema, keys), place_of(live.number, rows))
+        self._index.build(part for live in files for part in self._keys_in(live))
+
+    def _keys_in(self, live: _Live) -> Iterator[tuple[Codes, Int64]]:
+        """The codes of the file's live rows, and their places."""
+        deleted, first = self._deleted(live), 0
+        for keys in column_batches(self._folder, live.file, self.keys, self.layout):
+            rows = alive_rows(first, keys.num_rows, deleted)
+            first += keys.num_rows
+            part = keys if len(rows) == keys.num_rows else keys.take(pa.array(rows - first + keys.num_rows))
+            yield encode(self._schema, part), place_of(live.number, rows)
 
     def _deleted(self, live: _Live) -> BitMap:
         if live.deleted is None:
             live.deleted = read_vector(self._folder, live.file.vector) if live.file.vector else BitMap()
         return live.deleted
+
+
+def _among(rows: Int64, some: BitMap) -> npt.NDArray[np.bool_]:
+    """Which of `rows` are among these."""
+    if len(rows) < _FEW:
+        return np.array([row in some for row in rows.tolist()], dtype=np.bool_)
+    both = np.array(BitMap(rows.astype(np.uint32)) & some, dtype=np.int64)
+    found: npt.NDArray[np.bool_] = np.isin(rows, both)
+    return found
 
 
 def _by_file(places: Int64) -> list[tuple[int, Int64]]:
@@ -186,3 +338,10 @@ def _by_file(places: Int64) -> list[tuple[int, Int64]]:
     order = known[np.argsort(file_of(places[known]), kind="stable")]
     numbers, starts = np.unique(file_of(places[order]), return_index=True)
     return list(zip(numbers.tolist(), np.split(order, starts[1:]), strict=True))
+
+
+def _may_hold(file: DataFile, column: str, values: Sequence[int]) -> bool:
+    """Whether the file's statistics leave it possible that `column` holds one of `values`."""
+    stats = json.loads(file.stats or "{}")
+    low, high = stats.get("minValues", {}).get(column), stats.get("maxValues", {}).get(column)
+    return low is None or high is None or any(low <= value <= high for value in values)

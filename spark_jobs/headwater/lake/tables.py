@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from delta.tables import DeltaTable
@@ -96,12 +97,25 @@ def properties(schema: TableSchema, keep_cuts: float) -> dict[str, str]:
     return chosen
 
 
-def current(path: str, app_id: str) -> tuple[int, int] | None:
-    """(version, applied position) of the table at `path`; position 0 when it has none. None: there is no table."""
+def current(path: str, app_id: str, known: tuple[int, int] | None = None) -> tuple[int, int] | None:
+    """(version, applied position) of the table at `path`; position 0 when it has none. None: there is no table.
+
+    `known`: where it stood when it was last looked at. If it still stands there, its log is not opened: with thousands
+    of tables of which few have changed, that is most of a start.
+    """
+    if known is not None and _still_stands(path, app_id, *known):
+        return known
     table: RustTable | None = open_table(path)
     if table is None:
         return None
     return table.version(), table.transaction_version(app_id) or 0
+
+
+def _still_stands(path: str, app_id: str, version: int, position: int) -> bool:
+    commit = read_commit(path, version)
+    if commit is None or commit.transactions.get(app_id) != position:
+        return False
+    return not Path(path, "_delta_log", f"{version + 1:020d}.json").exists()
 
 
 def commits_after(path: str, version: int) -> list[Commit]:

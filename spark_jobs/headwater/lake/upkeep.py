@@ -1,19 +1,19 @@
 """Upkeep of the directly written tables beside their writer: many small files made into one, and checkpoints.
 
 Every batch leaves a small file. As in a log-structured merge tree, files are gathered by size: as soon as enough of
-one tier are there, one of the next is made of them, so a row is written anew only a few times in its life. Files of
-which most rows are gone are made anew as well. The rewriting works on files that never change, beside the writer; the
-commit is made in the writer's turn and takes along what was deleted meanwhile, so neither ever waits for the other
-and no race is lost. Such a commit rearranges rows and changes none (`dataChange` false).
+one tier are there, one of the next is made of them, so a row is written anew only a few times in its life; in a
+table that is partitioned by columns, files of one partition only. Files of which most rows are gone are made anew as
+well. The rewriting works on files that never change, beside the writer; the commit is made in the writer's turn and
+takes along what was deleted meanwhile, so neither ever waits for the other and no race is lost. Such a commit
+rearranges rows and changes none (`dataChange` false).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Event
 
 import numpy as np
@@ -26,10 +26,12 @@ from headwater.lake import delta_log
 from headwater.lake.commits import LostRace, write_checkpoint
 from headwater.lake.data_files import live_batches, write_batches
 from headwater.lake.deletion_vectors import write_vectors
-from headwater.lake.delta_log import DataFile
+from headwater.lake.delta_log import Action, DataFile
 from headwater.lake.key_codes import Codes, encode
+from headwater.lake.layout import PLAIN, Layout
+from headwater.lake.partitioned_write import discard
 from headwater.lake.positional import Fence
-from headwater.lake.table_state import TableState
+from headwater.lake.table_state import Added, TableState
 from headwater.schema import TableSchema
 
 log = logging.getLogger(__name__)
@@ -43,36 +45,71 @@ _AT_MOST = 256 << 20
 _LOOK_EVERY = 8
 
 
-def choose(files: list[DataFile], enough: int = _ENOUGH) -> tuple[list[DataFile], str]:
-    """The files to be made into one, and why; none when there is nothing to do. `enough`: of one tier are worth it."""
-    files = [file for file in files if file.rows is not None]  # without the number no row of the new file is known
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Files of one partition that are to be made into one, and why."""
+
+    files: list[DataFile]
+    because: str
+
+
+def choose(files: Iterable[DataFile], enough: int = _ENOUGH) -> list[Group]:
+    """What is to be rewritten now: at least one group if any is due, and others up to the limit of one round.
+    `enough`: so many files of one tier are worth it."""
+    partitions: dict[frozenset[tuple[str, str | None]], list[DataFile]] = {}
+    for file in files:
+        partitions.setdefault(frozenset(file.partition_values.items()), []).append(file)
+    chosen: list[Group] = []
+    left = _AT_MOST
+    for together in partitions.values():
+        group = _choose(together, enough)
+        if group is None:
+            continue
+        size = sum(file.size for file in group.files)
+        if chosen and size > left:
+            continue
+        chosen.append(group)
+        left -= size
+    return chosen
+
+
+def _choose(files: list[DataFile], enough: int) -> Group | None:
     for file in files:
         if file.rows and file.deleted * 2 > file.rows and file.deleted > 1000:
-            return [file], "most of its rows are gone"
+            return Group([file], "most of its rows are gone")
     low = 0
     for high in _TIERS:
         tier = sorted((file for file in files if low <= file.size < high), key=lambda file: file.size)
         if len(tier) >= enough:
             total = np.cumsum([file.size for file in tier])
-            return tier[: max(2, int(np.searchsorted(total, _AT_MOST)))], f"{len(tier)} files below {high} bytes"
+            return Group(tier[: max(2, int(np.searchsorted(total, _AT_MOST)))], f"{len(tier)} files below {high} bytes")
         low = high
-    return [], ""
+    return None
+
+
+Source = tuple[DataFile, BitMap]
+"""A file, and which of its rows were gone when it was read."""
+
+
+def as_read(state: TableState, groups: list[Group]) -> list[tuple[list[Source], str]]:
+    """The groups with what is gone of their files now, in the writer's turn; and why each is rewritten."""
+    return [([(file, state.deleted_rows(file.name)) for file in group.files], group.because) for group in groups]
 
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """`sources` as they were read, each with the rows that were gone then; `added`: what was made of the rest."""
+    """`sources` as they were read; `added`: what was made of the rest."""
 
-    sources: list[tuple[DataFile, BitMap]]
+    sources: list[Source]
     added: DataFile
     codes: Codes | None
     because: str
 
-    def rows_gone_since(self, now: dict[str, BitMap]) -> BitMap:
+    def rows_gone_since(self, now: Callable[[str], BitMap]) -> BitMap:
         """Rows of the new file that were deleted from the old ones after these were read."""
         found, first = BitMap(), 0
         for file, before in self.sources:
-            gone = np.array(now[file.name] - before, dtype=np.int64)
+            gone = np.array(now(file.name) - before, dtype=np.int64)
             # A row's number in the new file: its rank among the rows that were alive.
             rank = gone - np.array([before.rank(int(row)) for row in gone], dtype=np.int64)
             found |= BitMap((first + rank).astype(np.uint32))
@@ -86,7 +123,7 @@ class Upkeep:
     def __init__(self, fence: Fence) -> None:
         self._fence = fence
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="headwater-upkeep")
-        self._running: dict[str, Future[Rewritten]] = {}
+        self._running: dict[str, Future[list[Rewritten]]] = {}
         self._seen: dict[str, int] = {}  # the version at the last look
         self._stop = Event()
 
@@ -107,30 +144,43 @@ class Upkeep:
                 self.finish(folder, state, running)
             return
         if state.version // _LOOK_EVERY > last // _LOOK_EVERY:
-            files, because = choose(list(state.snapshot.files.values()))
-            if files:
-                sources = [(file, state.deleted_rows(file.name)) for file in files]
-                self._running[folder] = self._pool.submit(self.rewrite, folder, schema, sources, because)
+            groups = choose(state.snapshot.files.values())
+            if groups:
+                read = as_read(state, groups)
+                self._running[folder] = self._pool.submit(self.rewrite_all, folder, schema, read, state.layout)
+
+    def rewrite_all(
+        self, folder: str, schema: TableSchema, groups: list[tuple[list[Source], str]], layout: Layout
+    ) -> list[Rewritten]:
+        """One file of each group. Beside the writer: nothing of the table changes."""
+        done: list[Rewritten] = []
+        try:
+            for sources, because in groups:
+                done.append(self.rewrite(folder, schema, sources, because, layout))
+        except BaseException:
+            discard(folder, [one.added for one in done])
+            raise
+        return done
 
     def rewrite(
-        self, folder: str, schema: TableSchema, sources: list[tuple[DataFile, BitMap]], because: str
+        self, folder: str, schema: TableSchema, sources: list[Source], because: str, layout: Layout = PLAIN
     ) -> Rewritten:
-        """Make one file of the live rows of `sources`. Beside the writer: nothing of the table changes."""
+        """Make one file of the live rows of `sources`, which are of one partition."""
         codes: list[Codes] = []
 
         def batches() -> Iterator[pa.Table]:
             for file, deleted in sources:
-                for batch in live_batches(folder, file, deleted, lake_schema(schema)):
+                for batch in live_batches(folder, file, deleted, lake_schema(schema), layout):
                     if self._stop.is_set():
                         raise InterruptedError
                     if schema.key:
                         codes.append(encode(schema, batch.select(list(schema.key))))
                     yield batch
 
-        added = write_batches(folder, lake_schema(schema), batches())
+        added = write_batches(folder, lake_schema(schema), batches(), layout, beside=sources[0][0])
         return Rewritten(sources, added, Codes.joined(codes) if codes else None, because)
 
-    def finish(self, folder: str, state: TableState, running: Future[Rewritten]) -> None:
+    def finish(self, folder: str, state: TableState, running: Future[list[Rewritten]]) -> None:
         """Commit what was rewritten, less the rows that were deleted meanwhile."""
         error = running.exception()
         if error is not None:
@@ -138,35 +188,44 @@ class Upkeep:
             return
         self.commit(folder, state, running.result())
 
-    def commit(self, folder: str, state: TableState, rewritten: Rewritten) -> bool:
-        """Whether the new file took the old ones' place; when somebody else was faster, nothing has changed."""
+    def commit(self, folder: str, state: TableState, rewritten: list[Rewritten]) -> bool:
+        """Whether new files took the old ones' place; when somebody else was faster, nothing has changed."""
         live = state.snapshot.files
-        if any(file.name not in live for file, _ in rewritten.sources):
-            # Truncated or rearranged by somebody else meanwhile.
-            (Path(folder) / rewritten.added.name).unlink(missing_ok=True)
+        done, late = list[Rewritten](), list[Rewritten]()
+        for one in rewritten:
+            # Not there any more: truncated, or rearranged by somebody else meanwhile.
+            (done if all(file.name in live for file, _ in one.sources) else late).append(one)
+        discard(folder, [one.added for one in late])
+        if not done:
             return False
-        gone = rewritten.rows_gone_since({file.name: state.deleted_rows(file.name) for file, _ in rewritten.sources})
-        added = rewritten.added
-        if gone:
-            added = delta_log.with_vector(added, write_vectors(folder, {added.name: gone})[added.name])
-        actions = [
-            delta_log.commit_info(
-                "OPTIMIZE",
-                {"because": rewritten.because},
-                {"numRemovedFiles": len(rewritten.sources), "numAddedFiles": 1},
-                state.version,
-            ),
-            delta_log.transaction(self._fence.app_id, self._fence.generation),
-            *(delta_log.remove(live[file.name], data=False) for file, _ in rewritten.sources),
-            delta_log.add(added, data=False),
+        gone = {one.added.name: one.rows_gone_since(state.deleted_rows) for one in done}
+        touched = {name: rows for name, rows in gone.items() if rows}
+        vectors = write_vectors(folder, touched) if touched else {}
+        added = [
+            delta_log.with_vector(one.added, vectors[one.added.name]) if one.added.name in vectors else one.added
+            for one in done
         ]
+        actions = self._actions(state, done, added)
         try:
             delta_log.commit(folder, state.version + 1, actions)
         except LostRace:
-            (Path(folder) / rewritten.added.name).unlink(missing_ok=True)
+            discard(folder, added)
             return False  # the next batch looks what has happened
-        state.follow_own(actions, {}, added, rewritten.codes, gone)
+        state.follow_own(
+            actions, {}, [Added(file, one.codes, gone[file.name]) for file, one in zip(added, done, strict=True)]
+        )
         return True
+
+    def _actions(self, state: TableState, done: list[Rewritten], added: list[DataFile]) -> list[Action]:
+        removed = [state.snapshot.files[file.name] for one in done for file, _ in one.sources]
+        metrics = {"numRemovedFiles": len(removed), "numAddedFiles": len(added)}
+        because = "; ".join(sorted({one.because for one in done}))
+        return [
+            delta_log.commit_info("OPTIMIZE", {"because": because}, metrics, state.version),
+            delta_log.transaction(self._fence.app_id, self._fence.generation),
+            *(delta_log.remove(file, data=False) for file in removed),
+            *(delta_log.add(file, data=False) for file in added),
+        ]
 
 
 def _checkpoint(folder: str) -> None:

@@ -52,19 +52,19 @@ class WarmTables:
         self._known[path] = _known(app_id, state)
         return by_engine
 
-    def current(self, path: str, app_id: str) -> tuple[int, int] | None:
+    def current(self, path: str, app_id: str, before: tuple[int, int] | None = None) -> tuple[int, int] | None:
         """As `headwater.lake.tables.current`, without reading what has been read."""
         known = self._known.pop(path, None)
         if known is None or known.app_id != app_id or not _has_commit(path, known.version):
-            return current(path, app_id)
+            return current(path, app_id, before)
         if known.state is not None:
             try:
                 known.state.advance()
             except (OSError, DamagedVector):  # who writes the table will meet it again, and say so
-                return current(path, app_id)
+                return current(path, app_id, before)
             known = _known(app_id, known.state)
         elif _has_commit(path, known.version + 1):
-            return current(path, app_id)
+            return current(path, app_id, before)
         self._known[path] = known
         return known.version, known.applied_lsn
 
