@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -25,6 +26,7 @@ _SCALARS: dict[str, Any] = {
 }
 
 
+@cache
 def arrow_type(value: ValueType) -> Any:
     """The Arrow type of a lake type."""
     if value.lake == "string":

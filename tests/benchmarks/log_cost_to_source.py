@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from log_reading import WORK_MEM, WalsenderCpu, cpu
+from backlogs import WORK_MEM, WalsenderCpu, cpu
 from mixed_load import pipeline, report, server
 
 from headwater.config import Pipeline

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from log_reading import cpu
+from backlogs import cpu
 from mixed_load import report, server
 
 from headwater.embedded import EmbeddedServer

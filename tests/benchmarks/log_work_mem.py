@@ -8,17 +8,17 @@ server's own default, 64 MB. `spilled`: what the server wrote to its disk becaus
 
 from __future__ import annotations
 
-from log_reading import Reading, Workload, backlog, reference
+from backlogs import Inserts, Reading, reference, written
 from mixed_load import report, server
 
 SETTINGS = ("64kB", "512kB", "4MB", "64MB")
-WORKLOAD = Workload("100 B, 10 columns", 100, 10)
+WORKLOAD = Inserts("100 B, 10 columns", 100, 10)
 
 
 def main() -> None:
     slots = {(setting, turn): f"mem_{setting.lower()}_{turn}" for turn in range(2) for setting in SETTINGS}
     readings: dict[str, list[Reading]] = {}
-    with server() as source, backlog(source, WORKLOAD, list(slots.values())) as (_, end):
+    with server() as source, written(source, WORKLOAD, list(slots.values())) as (_, end):
         for (setting, _), slot in slots.items():
             readings.setdefault(setting, []).append(reference(source, slot, end, setting))
         with source.connect("postgres") as connection:

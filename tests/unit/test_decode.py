@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+import uuid
+from collections.abc import Callable, Sequence
+from decimal import Context, Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -134,6 +137,86 @@ def test_rows_may_be_asked_for_in_any_order_and_twice() -> None:
     assert decoded.columns["name"].to_pylist() == ["3", "0", "2", "0"]
     backwards = decode_tuples(buffer, starts[::-1], [_column("id", INT), _column("name", TEXT)])
     assert backwards.columns["name"].to_pylist() == ["3", "2", "1", "0"]
+
+
+UUID = ValueType("uuid", "string")
+BIG, FLAG = ValueType("int8", "bigint"), ValueType("bool", "boolean")
+_SENT: dict[str, Callable[[Any], bytes]] = {
+    "int4": struct.Struct("!i").pack,
+    "int8": struct.Struct("!q").pack,
+    "bool": struct.Struct("!?").pack,
+    "text": str.encode,
+    "uuid": lambda value: value.bytes,
+}
+_ANY_VALUE: dict[str, st.SearchStrategy[Any]] = {
+    "int4": st.integers(-(2**31), 2**31 - 1),
+    "int8": st.integers(-(2**63), 2**63 - 1),
+    "bool": st.booleans(),
+    "text": st.text(max_size=20) | st.sampled_from(["b\0\0\0\4", "nnnn"]),
+    "uuid": st.uuids(),
+}
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_rows_with_and_without_nulls_are_what_was_sent_whatever_the_first_rows_look_like(data: st.DataObject) -> None:
+    kinds = data.draw(st.lists(st.sampled_from([INT, BIG, FLAG, TEXT, UUID, None]), min_size=1, max_size=12))
+    count = data.draw(st.integers(1, 7))
+    columns, sent = [], []
+    for place, kind in enumerate(kinds):
+        value = _ANY_VALUE[kind.wire] if kind is not None else st.binary(max_size=9)
+        nullable = data.draw(st.sampled_from([value, st.none(), value | st.none()]))
+        columns.append(None if kind is None else _column(str(place), kind))
+        sent.append(data.draw(st.lists(nullable, min_size=count, max_size=count)))
+    unchanged = data.draw(st.sets(st.tuples(st.integers(0, count - 1), st.integers(0, len(kinds) - 1)), max_size=2))
+    raw = [
+        [None if value is None else _SENT[kind.wire](value) if kind is not None else value for value in values]
+        for kind, values in zip(kinds, sent, strict=True)
+    ]
+    tuples, copied = [], []
+    for row in range(count):
+        cells = [(values[row], (row, place) in unchanged) for place, values in enumerate(raw)]
+        tuples.append(_tuple(*(b"u" if kept else b"n" if cell is None else _binary(cell) for cell, kept in cells)))
+        copied.append(_tuple(*(b"\xff\xff\xff\xff" if cell is None else _sized(cell) for cell, _ in cells)))
+    for decode, rows, marked in ((decode_tuples, tuples, unchanged), (decode_copy_rows, copied, set())):
+        decoded = decode(*_block(*rows, before=b"\0" * data.draw(st.integers(0, 3))), columns)
+        for place, column in enumerate(columns):
+            if column is None:
+                continue
+            shown = [str(value) if isinstance(value, uuid.UUID) else value for value in sent[place]]
+            kept = [(row, place) in marked for row in range(count)]
+            assert decoded.columns[column.name].to_pylist() == [
+                None if keep else value for value, keep in zip(shown, kept, strict=True)
+            ]
+            decoded.columns[column.name].validate(full=True)
+            assert decoded.unchanged.get(column.name, np.zeros(count, np.bool_)).tolist() == kept
+
+
+def test_a_row_that_differs_from_the_first_middle_and_last_ends_its_run() -> None:
+    rows = [_tuple(_int(n), _int(-n), _binary(struct.pack("!q", n)), _int(2 * n)) for n in range(9)]
+    rows[2] = _tuple(_int(2), _int(-2), b"n", _int(4))
+    decoded = _decode([_column("a", INT), _column("b", INT), _column("c", BIG), _column("d", INT)], *rows)
+    assert decoded.columns["b"].to_pylist() == [-n for n in range(9)]
+    assert decoded.columns["c"].to_pylist() == [0, 1, None, 3, 4, 5, 6, 7, 8]
+    assert decoded.columns["d"].to_pylist() == [2 * n for n in range(9)]
+
+
+def test_a_length_that_is_wrong_in_a_row_between_is_malformed() -> None:
+    rows = [_tuple(_int(1), _int(2)) for _ in range(9)]
+    rows[2] = _tuple(_int(1), _binary(b"\0\0\0"))
+    with pytest.raises(MalformedMessage, match="3 bytes instead of 4"):
+        _decode([_column("a", INT), _column("b", INT)], *rows)
+
+
+def test_many_columns_are_decoded_as_a_few_are() -> None:
+    columns = [_column(f"c{place}", INT if place % 3 else BIG) for place in range(200)]
+    rows = [
+        _tuple(*(_int(n * place) if place % 3 else _binary(struct.pack("!q", n)) for place in range(200)))
+        for n in range(5)
+    ]
+    decoded = _decode(columns, *rows)
+    assert decoded.columns["c199"].to_pylist() == [199 * n for n in range(5)]
+    assert decoded.columns["c198"].to_pylist() == list(range(5))
 
 
 def test_no_rows_give_empty_columns_of_the_right_type() -> None:
@@ -277,6 +360,36 @@ def test_every_decimal_of_38_digits_is_exact(number: Any) -> None:
     assert (array.to_pylist(), bad) == ([number], [])
     texts, _ = _converted(ValueType("numeric", "string"), value)
     assert texts.to_pylist() == [f"{number if number else abs(number):f}"]
+
+
+@st.composite
+def _digits(draw: st.DrawFn) -> tuple[int, int, list[int]]:
+    """Weight, sign and digits as a server writes them: without zeros at either end."""
+    digits = draw(st.lists(st.sampled_from([0, 1, 9, 10, 5000, 9999]) | st.integers(0, 9999), max_size=11))
+    while digits and digits[0] == 0:
+        digits = digits[1:]
+    while digits and digits[-1] == 0:
+        digits = digits[:-1]
+    return (draw(st.integers(-5, 10)) if digits else 0), draw(st.sampled_from([0, 0x4000] if digits else [0])), digits
+
+
+@settings(deadline=None)
+@given(st.integers(1, 38), st.data(), st.lists(_digits() | st.none(), min_size=1, max_size=20))
+def test_long_and_short_numerics_of_one_block_are_exact_or_bad(
+    precision: int, data: st.DataObject, values: list[tuple[int, int, list[int]] | None]
+) -> None:
+    scale = data.draw(st.integers(0, precision))
+    expected: list[Decimal | None] = []
+    for value in values:
+        weight, sign, digits = value or (0, 0, [])
+        exact = sum(Fraction(digit) * Fraction(10000) ** (weight - at) for at, digit in enumerate(digits))
+        unscaled = (-exact if sign else exact) * 10**scale
+        fits = value is not None and unscaled.denominator == 1 and abs(unscaled) < 10**precision
+        expected.append(Decimal(int(unscaled)).scaleb(-scale, Context(prec=40)) if fits else None)
+    sent = [None if value is None else _numeric(value[0], value[1], 9, *value[2]) for value in values]
+    array, bad = _converted(ValueType("numeric", f"decimal({precision},{scale})", precision, scale), *sent)
+    assert array.to_pylist() == expected
+    assert bad == [at for at, value in enumerate(values) if value is not None and expected[at] is None]
 
 
 def test_arrays_of_one_dimension_from_one_are_lists_and_others_are_bad() -> None:

@@ -84,7 +84,18 @@ class Held:
         return self
 
     def part(self, rows: Rows) -> Held:
-        return Held(self.data, self.starts[rows], self.ends[rows], self.sequence[rows])
+        return self if rows.all() else Held(self.data, self.starts[rows], self.ends[rows], self.sequence[rows])
+
+    @classmethod
+    def joined(cls, pieces: Sequence[Held]) -> Held:
+        """Piece behind piece, whatever the numbers of their changes are."""
+        if len(pieces) == 1:
+            return pieces[0]
+        shifts = np.cumsum([0, *(piece.size for piece in pieces[:-1])])
+        shifted = [[piece.starts + shift, piece.ends + shift] for piece, shift in zip(pieces, shifts, strict=True)]
+        starts, ends = (np.concatenate(borders) for borders in zip(*shifted, strict=True))
+        data, sequence = ([getattr(piece, name) for piece in pieces] for name in ("data", "sequence"))
+        return cls(np.concatenate(data), starts, ends, np.concatenate(sequence))
 
 
 class Content(Protocol):

@@ -8,8 +8,8 @@ construction):
   `t` text or `b` binary, the last two with int32 length and bytes. A connection without `binary` sends `t` only.
 - a row of `COPY ... (FORMAT binary)`: int16 count of fields, then for each int32 length (-1: NULL) and bytes.
 
-Columns are walked in order, all rows at once: a column begins where the one before it ended. Every position is
-checked against the buffer before it is read.
+Columns are walked in order, all rows at once: a column begins where the one before it ended. Those that are as wide
+in every row are taken together (`headwater.log.runs`). Every position is checked against the buffer before it is read.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.arrow_types import arrow_type
+from headwater.log.runs import Runs
 from headwater.log.text_values import convert_text
-from headwater.log.values import TEXT_WIRES, Converted, convert
-from headwater.log.wire import Bytes, Ints, MalformedMessage, Mask, gather
+from headwater.log.values import TEXT_WIRES, Converted, convert, convert_wide
+from headwater.log.wire import Bytes, Fields, Ints, MalformedMessage, Mask, gather
 from headwater.schema import SERVER_TEXT, Column, TableSchema, ValueType
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
 _NULL, _UNCHANGED, _TEXT, _BINARY = (ord(kind) for kind in "nutb")
 _Converter = Callable[[ValueType, Bytes, Ints, Ints], Converted]
 _COPY_SIGNATURE = b"PGCOPY\n\xff\r\n\0"
+_OneColumn = Callable[["DecodedTuples", Column | None, Bytes, Ints], Ints]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,41 +62,62 @@ class DecodedTuples:
 
 def decode_tuples(buffer: Bytes, starts: Ints, columns: Sequence[Column | None]) -> DecodedTuples:
     """The TupleData that begin at `starts`. `columns` in the message's order; None is stepped over."""
-    decoded = _begin(buffer, starts, len(columns))
-    at = decoded.ends
-    for column in columns:
-        _reach(buffer, at, 1)
-        kinds = buffer[at]
-        values, lengths = at + 1, np.full(len(at), -1, dtype=np.int64)
-        binary = kinds == _BINARY
-        sized = binary if binary.all() else binary | (kinds == _TEXT)
-        if not sized.all():
-            _known_kinds(kinds, sized, at)
-        values, lengths = _sized(buffer, values, sized)
-        if column is not None:
-            converter = _converter(column, kinds, at, binary)
-            if sized is not binary:
-                unchanged = kinds == _UNCHANGED
-                if unchanged.any():
-                    decoded.unchanged[column.name] = unchanged
-            _convert(decoded, column, buffer, values, lengths, converter)
-        at = values + np.maximum(lengths, 0)
-    decoded.ends[:] = at
-    return decoded
+    return _decoded(buffer, starts, columns, _tuple_column, kinds=True)
 
 
 def decode_copy_rows(buffer: Bytes, starts: Ints, columns: Sequence[Column | None]) -> DecodedTuples:
     """The rows of a binary COPY that begin at `starts`; neither header nor trailer may be among them."""
+    return _decoded(buffer, starts, columns, _copy_column, kinds=False)
+
+
+def _decoded(
+    buffer: Bytes, starts: Ints, columns: Sequence[Column | None], one: _OneColumn, *, kinds: bool
+) -> DecodedTuples:
+    """Run by run, and `one` column after the other where there is none."""
+    if not len(starts):
+        empty = {c.name: pa.array([], arrow_type(c.value)) for c in columns if c is not None}
+        return DecodedTuples(0, empty, {}, [], np.zeros(0, dtype=np.int64))
     decoded = _begin(buffer, starts, len(columns))
+    runs = Runs(buffer, decoded.ends, columns, kinds=kinds)
     at = decoded.ends
-    every = np.ones(len(at), dtype=np.bool_)
-    for column in columns:
-        values, lengths = _sized(buffer, at, every, null_allowed=True)
-        if column is not None:
-            _convert(decoded, column, buffer, values, lengths)
-        at = values + np.maximum(lengths, 0)
+    place = 0
+    while place < len(columns):
+        fields, width = runs.take(at, place)
+        for column, values in zip(columns[place:], fields, strict=False):
+            if column is not None:
+                _take_run(decoded, column, values)
+        at = at + width
+        place += len(fields)
+        if not fields:
+            at = one(decoded, columns[place], buffer, at)
+            place += 1
     decoded.ends[:] = at
     return decoded
+
+
+def _tuple_column(decoded: DecodedTuples, column: Column | None, buffer: Bytes, at: Ints) -> Ints:
+    """Decode one column of TupleData at `at`; returns where the next one begins."""
+    kinds = gather(buffer, at, "u1")
+    binary = kinds == _BINARY
+    sized = binary if binary.all() else binary | (kinds == _TEXT)
+    if not sized.all():
+        _known_kinds(kinds, sized, at)
+    values, lengths = _sized(buffer, at + 1, sized)
+    if column is not None:
+        converter = _converter(column, kinds, at, binary)
+        if sized is not binary:
+            unchanged = kinds == _UNCHANGED
+            if unchanged.any():
+                decoded.unchanged[column.name] = unchanged
+        _put(decoded, column, *converter(column.value, buffer, values, lengths))
+    return values + np.maximum(lengths, 0)
+
+
+def _copy_column(decoded: DecodedTuples, column: Column | None, buffer: Bytes, at: Ints) -> Ints:
+    values, lengths = _sized(buffer, at, np.ones(len(at), dtype=np.bool_), null_allowed=True)
+    if column is not None:
+        _put(decoded, column, *convert(column.value, buffer, values, lengths))
+    return values + np.maximum(lengths, 0)
 
 
 def mark_lost_in_partitions(schema: TableSchema, decoded: DecodedTuples) -> None:
@@ -136,7 +160,8 @@ def frame_copy(messages: Iterable[bytes | bytearray | memoryview]) -> tuple[Byte
 def _begin(buffer: Bytes, starts: Ints, count: int) -> DecodedTuples:
     """Checks the column count of each tuple; `ends` is where its first column begins."""
     at = np.array(starts, dtype=np.int64)
-    _reach(buffer, at, 2)
+    if at.min() < 0:
+        raise MalformedMessage("a tuple that begins before the buffer", int(at.min()))
     counts = gather(buffer, at, ">i2")
     wrong = counts != count
     if wrong.any():
@@ -145,30 +170,24 @@ def _begin(buffer: Bytes, starts: Ints, count: int) -> DecodedTuples:
     return DecodedTuples(len(at), {}, {}, [], at + 2)
 
 
-def _reach(buffer: Bytes, at: Ints, size: int) -> None:
-    """Every range of `size` bytes at `at` lies inside the buffer."""
-    if len(at) and (at.max() + size > len(buffer) or at.min() < 0):
-        row = int(np.argmax((at + size > len(buffer)) | (at < 0)))
-        raise MalformedMessage(f"a tuple (row {row}) that goes on behind the end of the buffer", int(at[row]))
-
-
 def _sized(buffer: Bytes, at: Ints, sized: Mask, null_allowed: bool = False) -> tuple[Ints, Ints]:
     """Starts and lengths of the values whose int32 length stands at `at`, for the rows that are `sized`."""
     if sized.all():
-        _reach(buffer, at, 4)
         values, lengths = at + 4, gather(buffer, at, ">i4").astype(np.int64)
     else:
         rows = np.flatnonzero(sized)
-        _reach(buffer, at[rows], 4)
         lengths = np.full(len(at), -1, dtype=np.int64)
         lengths[rows] = gather(buffer, at[rows], ">i4")
         values = at + 4 * sized
-    wrong = sized & (lengths < (-1 if null_allowed else 0)) if len(lengths) and lengths.min() < 0 else None
-    if wrong is not None and wrong.any():
-        raise MalformedMessage("a value of negative length", int(at[np.argmax(wrong)]))
-    over = values + np.maximum(lengths, 0) > len(buffer)
-    if over.any():
-        raise MalformedMessage("a value that goes on behind the end of the buffer", int(at[np.argmax(over)]))
+    shortest = lengths.min()
+    if shortest < 0:
+        wrong = sized & (lengths < (-1 if null_allowed else 0))
+        if wrong.any():
+            raise MalformedMessage("a value of negative length", int(at[np.argmax(wrong)]))
+    ends = values + (lengths if shortest >= 0 else np.maximum(lengths, 0))
+    if ends.max() > len(buffer):
+        row = int(np.argmax(ends > len(buffer)))
+        raise MalformedMessage("a value that goes on behind the end of the buffer", int(at[row]))
     return values, lengths
 
 
@@ -197,15 +216,15 @@ def _converter(column: Column, kinds: Bytes, at: Ints, binary: Mask) -> _Convert
     return convert_text
 
 
-def _convert(
-    decoded: DecodedTuples,
-    column: Column,
-    buffer: Bytes,
-    values: Ints,
-    lengths: Ints,
-    converter: _Converter = convert,
-) -> None:
-    array, bad = converter(column.value, buffer, values, lengths)
+def _take_run(decoded: DecodedTuples, column: Column, fields: Fields | None) -> None:
+    """The values of a column in a run; None: NULL everywhere."""
+    if fields is None:
+        decoded.columns[column.name] = pa.nulls(decoded.rows, arrow_type(column.value))
+    else:
+        _put(decoded, column, *convert_wide(column.value, fields, None))
+
+
+def _put(decoded: DecodedTuples, column: Column, array: pa.Array, bad: Mask | None) -> None:
     decoded.columns[column.name] = array
     if bad is not None and column.on_bad_value != "null":
         decoded.bad.extend((column.name, row) for row in np.flatnonzero(bad).tolist())

@@ -5,7 +5,7 @@ Every block is decoded by columns; a change must end where its message ends, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -14,9 +14,10 @@ import pyarrow as pa
 
 from headwater.arrow_types import lake_schema
 from headwater.errors import BadValue, HeadwaterError
-from headwater.log.blocks import DELETE, INSERT, UPDATE, Block, Held, Relation
+from headwater.log.blocks import BLOCK_BYTES, BLOCK_CHANGES, DELETE, INSERT, UPDATE, Block, Held, Relation
 from headwater.log.decode import DecodedTuples, MalformedMessage, decode_tuples, mark_lost_in_partitions
 from headwater.log.messages import SHOWN_OF_VALUES
+from headwater.log.wire import fixed
 from headwater.schema import TableSchema
 from headwater.stages import stage
 
@@ -79,10 +80,10 @@ def _read_tuples(schema: TableSchema, relation: Relation, held: Held, keys_only:
     layout = [columns.get(c.name) for c in relation.columns]
     key_layout = [column if column is not None and column.name in schema.key else None for column in layout]
     buffer = held.data
-    operation, tuple_kind = buffer[held.starts], buffer[held.starts + 5]
+    new_starts = held.starts + 6
+    operation, tuple_kind = buffer[held.starts], buffer[new_starts - 1]
     _refuse_unknown_tuples(operation, tuple_kind, held.starts)
     has_old, has_new = tuple_kind != ord("N"), operation != DELETE
-    new_starts = held.starts + 6
     old = decode_tuples(buffer, new_starts[has_old], key_layout)
     new_starts[has_old] = old.ends + 1
     _refuse_no_new_tuple(buffer, old.ends[has_new[has_old]], held.ends[has_new & has_old])
@@ -105,12 +106,10 @@ def decode_changes(
     unchanged_parts: list[tuple[int, dict[str, Bool]]] = []
     parts: list[tuple[npt.NDArray[np.uint8], Int64, Int64, Int64, Int64]] = []
     row_count = old_count = 0
-    for block, mask in blocks:
-        if not mask.any():
-            continue
-        held = block.load().part(mask)
+    kind = lake_schema(schema)
+    for relation, held in _joined(blocks):
         sequence, count = held.sequence, held.changes
-        tuples = read_tuples(schema, block.relation, held, describe)
+        tuples = read_tuples(schema, relation, held, describe)
         old, new = tuples.old, tuples.new
         _refuse_bad(schema, new, sequence[tuples.has_new], describe)
         _refuse_bad(schema, old, sequence[tuples.has_old], describe)
@@ -118,20 +117,20 @@ def decode_changes(
         new_index[tuples.has_new] = row_count + np.arange(new.rows)
         old_index = np.full(count, -1, dtype=np.int64)
         old_index[tuples.has_old] = old_count + np.arange(old.rows)
-        relation = np.full(count, block.relation.relation_id, dtype=np.int64)
-        rows_parts.append(_lake_rows(schema, new, block.relation.relation_id))
+        rows_parts.append(_lake_rows(kind, schema, new, relation.relation_id))
         old_parts.append(key_rows(schema, old))
         unchanged_parts.append((new.rows, new.unchanged))
-        parts.append((tuples.operation, sequence, relation, new_index, old_index))
+        relation_ids = np.full(count, relation.relation_id, dtype=np.int64)
+        parts.append((tuples.operation, sequence, relation_ids, new_index, old_index))
         row_count += new.rows
         old_count += old.rows
     if not parts:
         empty = np.zeros(0, dtype=np.int64)
-        no_rows = lake_schema(schema).empty_table()
+        no_rows = kind.empty_table()
         return DecodedChanges(
             empty.astype(np.uint8), empty, empty, empty, empty, no_rows, no_rows.select(list(schema.key))
         )
-    operation, sequence, relation, new_index, old_index = (
+    operation, sequence, relation_ids, new_index, old_index = (
         np.concatenate(column) for column in zip(*parts, strict=True)
     )
     unchanged: dict[str, Bool] = {}
@@ -140,8 +139,28 @@ def decode_changes(
             [part.get(name, np.zeros(count, dtype=np.bool_)) for count, part in unchanged_parts]
         )
     rows, old_keys = pa.concat_tables(rows_parts), pa.concat_tables(old_parts)
-    decoded = DecodedChanges(operation, sequence, relation, new_index, old_index, rows, old_keys, unchanged)
+    decoded = DecodedChanges(operation, sequence, relation_ids, new_index, old_index, rows, old_keys, unchanged)
     return decoded.at(np.argsort(sequence, kind="stable")) if (np.diff(sequence) < 0).any() else decoded
+
+
+def _joined(blocks: Iterable[tuple[Block, Bool]]) -> Iterator[tuple[Relation, Held]]:
+    """The changes that count; those of blocks that follow each other together, up to the size of a full block.
+
+    Many tables give many small blocks, and each one decoded on its own costs as much as a thousand changes.
+    """
+    pieces: list[Held] = []
+    relation: Relation | None = None
+    for block, mask in blocks:
+        if not mask.any():
+            continue
+        room = BLOCK_CHANGES - sum(p.changes for p in pieces), BLOCK_BYTES - sum(p.size for p in pieces)
+        if relation is not None and (block.relation != relation or block.changes > room[0] or block.size > room[1]):
+            yield relation, Held.joined(pieces)
+            pieces = []
+        relation = block.relation
+        pieces.append(block.load().part(mask))
+    if relation is not None:
+        yield relation, Held.joined(pieces)
 
 
 def _protocol_error(
@@ -199,11 +218,11 @@ def _fill_large_keys(schema: TableSchema, tuples: Tuples, starts: Int64) -> None
             new.unchanged[name] = left
 
 
-def _lake_rows(schema: TableSchema, decoded: DecodedTuples, relation_id: int) -> pa.Table:
+def _lake_rows(kind: pa.Schema, schema: TableSchema, decoded: DecodedTuples, relation_id: int) -> pa.Table:
     arrays = [decoded.columns[column.name] for column in schema.columns]
     if schema.partitioned:
-        arrays.append(pa.array(np.full(decoded.rows, relation_id, dtype=np.int64)))
-    return pa.Table.from_arrays(arrays, schema=lake_schema(schema))
+        arrays.append(fixed(pa.int64(), np.full(decoded.rows, relation_id, dtype=np.int64), None))
+    return pa.Table.from_arrays(arrays, schema=kind)
 
 
 def key_rows(schema: TableSchema, decoded: DecodedTuples) -> pa.Table:

@@ -20,15 +20,15 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headwater.changes import NetChanges
-from headwater.log.blocks import DELETE, INSERT, UPDATE, Block, Truncate
+from headwater.log.blocks import INSERT, UPDATE, Block, Truncate
 from headwater.log.decoded_changes import DecodedChanges, decode_changes
+from headwater.log.key_codes import key_codes
 from headwater.log.net_parts import joined, on_disk
 from headwater.log.partitions import partitioned
 from headwater.log.spill import Spilled, SpillStore
-from headwater.log.wire import booleans
+from headwater.log.wire import booleans, fixed
 from headwater.schema import TableSchema
 from headwater.stages import stage
 
@@ -135,7 +135,7 @@ def _insert_only(
     if kept.all() and not (np.diff(decoded.new) < 0).any() and len(decoded.new) == decoded.rows.num_rows:
         rows = decoded.rows
     else:
-        rows = decoded.rows.take(pa.array(decoded.new[kept]))
+        rows = decoded.rows.take(fixed(pa.int64(), decoded.new[kept], None))
     return NetChanges(
         rows=rows,
         stored=np.zeros(rows.num_rows, dtype=np.bool_),
@@ -176,31 +176,35 @@ class _Events:
 
     @classmethod
     def of(cls, schema: TableSchema, decoded: DecodedChanges) -> _Events:
-        new_codes, old_codes, count = _key_codes(decoded.rows.select(list(schema.key)), decoded.old_keys)
+        new_codes, old_codes, count = key_codes(decoded.rows.select(list(schema.key)), decoded.old_keys)
         key_row = np.zeros(count, dtype=np.int64)
         key_row[old_codes] = np.arange(len(old_codes)) + len(new_codes)
         key_row[new_codes] = np.arange(len(new_codes))
-        old = np.where(decoded.old >= 0, old_codes[decoded.old] if len(old_codes) else -1, -1)
-        new = np.where(decoded.new >= 0, new_codes[decoded.new] if len(new_codes) else -1, -1)
-        moved = (decoded.operation == UPDATE) & (decoded.old >= 0) & (old != new)
-        removal = moved | (decoded.operation == DELETE)
-        put = decoded.operation != DELETE
-        put_kind = np.where((decoded.operation == UPDATE) & ~moved, _PUT_OVER_STORED, _PUT_NEW).astype(np.int8)
-        order = np.concatenate([decoded.sequence[removal] * 2, decoded.sequence[put] * 2 + 1])
-        events = cls(
-            order,
-            np.concatenate([old[removal], new[put]]),
-            np.concatenate([np.full(int(removal.sum()), _REMOVE, dtype=np.int8), put_kind[put]]),
-            np.concatenate([np.full(int(removal.sum()), -1, dtype=np.int64), decoded.new[put]]),
-            np.concatenate([np.full(int(removal.sum()), -1, dtype=np.int64), np.where(moved, old, -1)[put]]),
-            key_row,
-            new_codes,
-        )
-        return events._sorted()
+        put, update = decoded.new >= 0, decoded.operation == UPDATE
+        code = new_codes[decoded.new] if put.all() else _chosen(put, new_codes, decoded.new, old_codes, decoded.old)
+        moved = update & (decoded.old >= 0)
+        came_from = np.full(len(code), -1, dtype=np.int64)
+        if moved.any():
+            came_from[moved] = old_codes[decoded.old[moved]]
+            moved &= came_from != code
+            came_from[~moved] = -1
+        kind = np.where(put, np.where(update & ~moved, _PUT_OVER_STORED, _PUT_NEW), _REMOVE).astype(np.int8)
+        events = cls(decoded.sequence * 2 + put, code, kind, decoded.new, came_from, key_row, new_codes)
+        return events.with_removals(decoded.sequence[moved] * 2, came_from[moved]) if moved.any() else events
+
+    def with_removals(self, order: Int64, code: Int64) -> _Events:
+        """Further events, of keys that go."""
+        nothing = np.full(len(code), -1, dtype=np.int64)
+        return replace(
+            self,
+            order=np.concatenate([self.order, order]),
+            code=np.concatenate([self.code, code]),
+            kind=np.concatenate([self.kind, np.full(len(code), _REMOVE, dtype=np.int8)]),
+            row=np.concatenate([self.row, nothing]),
+            came_from=np.concatenate([self.came_from, nothing]),
+        )._sorted()
 
     def _sorted(self) -> _Events:
-        if not (np.diff(self.order) < 0).any():
-            return self
         by = np.argsort(self.order, kind="stable")
         return replace(
             self,
@@ -233,41 +237,14 @@ class _Events:
         puts = decoded.new >= 0
         leaf[decoded.new[puts]] = decoded.relation[puts]
         gone = self.code[alive[np.isin(leaf[self.row[alive]], relation_ids)]]
-        extra = len(gone)
-        return _Events(
-            np.concatenate([self.order, np.full(extra, sequence * 2, dtype=np.int64)]),
-            np.concatenate([self.code, gone]),
-            np.concatenate([self.kind, np.full(extra, _REMOVE, dtype=np.int8)]),
-            np.concatenate([self.row, np.full(extra, -1, dtype=np.int64)]),
-            np.concatenate([self.came_from, np.full(extra, -1, dtype=np.int64)]),
-            self.key_row,
-            self.row_code,
-        )._sorted()
+        return self.with_removals(np.full(len(gone), sequence * 2, dtype=np.int64), gone)
 
 
-def _key_codes(new: pa.Table, old: pa.Table) -> tuple[Int64, Int64, int]:
-    """Number the distinct keys of both tables together: codes of `new`, codes of `old`, how many there are."""
-    total = new.num_rows + old.num_rows
-    codes, count = np.zeros(total, dtype=np.int64), 1
-    for name in new.column_names:
-        values = pa.concat_arrays([*new[name].chunks, *old[name].chunks]) if total else pa.array([], new[name].type)
-        column, size = _numbered(_comparable(values))
-        if count > 1:
-            # Renumbering keeps the product of the columns' sizes within 64 bits.
-            column, size = _numbered(pa.array(codes * max(size, 1) + column))
-        codes, count = column, size
-    return codes[: new.num_rows], codes[new.num_rows :], count
-
-
-def _numbered(values: pa.Array) -> tuple[Int64, int]:
-    """Each value's number, in the order of first appearance, and how many there are."""
-    encoded = values.dictionary_encode(null_encoding="encode")
-    return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), len(encoded.dictionary)
-
-
-def _comparable(values: pa.Array) -> pa.Array:
-    """Floats as keys compare as in PostgreSQL: -0 equals 0."""
-    return pc.add(values, pa.scalar(0.0, values.type)) if pa.types.is_floating(values.type) else values
+def _chosen(put: Bool, new_codes: Int64, new: Int64, old_codes: Int64, old: Int64) -> Int64:
+    """Per change the code of its new key, or of the old one where nothing is put."""
+    codes = np.empty(len(put), dtype=np.int64)
+    codes[put], codes[~put] = new_codes[new[put]], old_codes[old[~put]]
+    return codes
 
 
 def _survivors(
@@ -319,9 +296,10 @@ def _survivors(
 
 def _keys_of(decoded: DecodedChanges, events: _Events, codes: Int64, keys: list[str]) -> pa.Table:
     """The key columns behind `codes`; null for -1. Any event of a code may lend its key: a new row or an old tuple."""
-    indices = events.key_row[codes] if events.codes else codes
     both = pa.concat_tables([decoded.rows.select(keys), decoded.old_keys.select(keys)])
-    return both.take(pa.array(indices, mask=codes < 0))
+    if not len(codes):
+        return both.slice(0, 0)
+    return both.take(fixed(pa.int64(), events.key_row[codes], codes >= 0))
 
 
 def _fill(
@@ -371,11 +349,11 @@ def _fill(
         if open_names and code != put_codes[index]:
             origin_codes[index] = code
     if lent:
-        lenders = decoded.rows.take(pa.array(lent))
+        lenders = decoded.rows.take(fixed(pa.int64(), np.array(lent, dtype=np.int64), None))
         for name, source in sources.items():
             values = pa.concat_arrays([*rows[name].chunks, *lenders[name].chunks])
             rows = rows.set_column(
-                rows.column_names.index(name), rows.schema.field(name), values.take(pa.array(source))
+                rows.column_names.index(name), rows.schema.field(name), values.take(fixed(pa.int64(), source, None))
             )
     return rows, {name: mask for name, mask in remaining.items() if mask.any()}, origin_codes
 

@@ -14,11 +14,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headwater.log.wire import Bytes, Ints, MalformedMessage, Mask, gather, shown_characters, validity
+from headwater.log.wire import Bytes, Ints, MalformedMessage, Mask, fixed, gather, shown_characters, spread
 
 _NEGATIVE, _NAN, _PLUS_INFINITY, _MINUS_INFINITY = 0x4000, 0xC000, 0xD000, 0xF000
 _SPECIAL_TEXT = {_NAN: "NaN", _PLUS_INFINITY: "Infinity", _MINUS_INFINITY: "-Infinity"}
+_SIGNS = np.zeros(1 << 16, dtype=np.bool_)
+_SIGNS[[0, _NEGATIVE, *_SPECIAL_TEXT]] = True
 _POWERS = 10 ** np.arange(19, dtype=np.int64)
+_DIGITS, _LIMB = 4, 16
+"""Digits of base 10000 in a limb, and of base 10."""
+_HALF = np.uint64(0xFFFFFFFF)
+Words = npt.NDArray[np.uint64]
 _MAX_WEIGHT, _MAX_GROUPS = 12, 26  # above: value by value, so that one giant value does not widen a whole block
 _GROUP = np.array([list(f"{digit:04d}".encode()) for digit in range(10000)], dtype=np.uint8)
 
@@ -33,90 +39,123 @@ class _Headers:
     scale: Ints
     digits: Ints
 
+    def at(self, rows: Mask) -> _Headers:
+        return _Headers(self.count[rows], self.weight[rows], self.sign[rows], self.scale[rows], self.digits[rows])
+
 
 def _headers(buffer: Bytes, starts: Ints, lengths: Ints) -> _Headers:
     if len(starts) == 0:
         return _Headers(*(np.empty(0, np.int64) for _ in range(5)))
-    short = lengths < 8
-    if short.any():
-        raise MalformedMessage("a numeric of less than 8 bytes", int(starts[np.argmax(short)]))
-    fields = gather(buffer, starts, ">u8")
-    count = (fields >> np.uint64(48)).astype(np.int64)
-    weight = ((fields >> np.uint64(32)) & np.uint64(0xFFFF)).astype(np.uint16).view(np.int16).astype(np.int64)
-    sign = ((fields >> np.uint64(16)) & np.uint64(0xFFFF)).astype(np.int64)
-    scale = (fields & np.uint64(0xFFFF)).astype(np.int64)
-    wrong = (lengths != 8 + 2 * count) | ~np.isin(sign, (0, _NEGATIVE, *_SPECIAL_TEXT)) | (scale > 0x3FFF)
+    if lengths.min() < 8:
+        raise MalformedMessage("a numeric of less than 8 bytes", int(starts[np.argmax(lengths < 8)]))
+    fields = gather(buffer, starts, ">i8")
+    count, weight = fields >> 48 & 0xFFFF, (fields << 16) >> 48
+    sign, scale = fields >> 16 & 0xFFFF, fields & 0xFFFF
+    wrong = (lengths != 8 + 2 * count) | ~_SIGNS[sign] | (scale > 0x3FFF)
     if wrong.any():
         raise MalformedMessage("a numeric whose header does not fit its bytes", int(starts[np.argmax(wrong)]))
     return _Headers(count, weight, sign, scale, starts + 8)
 
 
-def _digit(buffer: Bytes, headers: _Headers, index: Ints | int) -> npt.NDArray[np.int64]:
+def _digit(buffer: Bytes, headers: _Headers, index: Ints) -> Ints:
     """Digit number `index` of each value; zero where it has none."""
-    if isinstance(index, int) and len(headers.count) and index < headers.count.min():
-        found = gather(buffer, headers.digits + 2 * index, ">u2")
-        if found.max() <= 9999:
-            return found.astype(np.int64)
-    at = np.flatnonzero((index >= 0) & (index < headers.count))
-    result = np.zeros(len(headers.count), dtype=np.int64)
-    if len(at):
-        offsets = index[at] if isinstance(index, np.ndarray) else index
-        found = gather(buffer, headers.digits[at] + 2 * offsets, ">u2")
-        if found.max() > 9999:
-            wrong = int(np.argmax(found > 9999))
-            raise MalformedMessage("a numeric digit above 9999", int(headers.digits[at][wrong]))
-        result[at] = found
-    return result
+    there = (index >= 0) & (index < headers.count)
+    # Where there is none, the header's first field is read and not used.
+    found = gather(buffer, headers.digits + np.where(there, 2 * index, -8), ">u2").astype(np.int64) * there
+    _refuse_digits(found, headers)
+    return found
+
+
+def _refuse_digits(digits: Ints, headers: _Headers) -> None:
+    if digits.max(initial=0) > 9999:
+        raise MalformedMessage("a numeric digit above 9999", int(headers.digits[np.argmax(digits > 9999)]))
 
 
 def decimals(buffer: Bytes, starts: Ints, lengths: Ints, precision: int, scale: int) -> tuple[pa.Array, Mask | None]:
     """decimal128(precision, scale), exact; what does not fit exactly is NULL and marked in the mask."""
     known = lengths >= 0
-    headers = _headers(buffer, starts[known], lengths[known])
-    special = headers.sign >= _NAN
-    # 18 decimal digits always fit 64 bits: how many are left of the point is bounded by the weight.
-    wide = ~special & (headers.count > 0) & (4 * (headers.weight + 1) + scale > 18)
-    bad = special.copy()
-    amount = np.zeros(len(bad), dtype=np.int64)
-    rare = wide | special
-    deepest = int(np.where(rare, 0, headers.count).max(initial=0))
-    exponent = 4 * headers.weight + scale
-    for index in range(min(deepest, 6)):
-        digit = _digit(buffer, headers, index)
-        if rare.any():
-            digit[rare] = 0
-        below = exponent < 0
-        if below.any():  # the digit straddles the last place: what lies behind it must be zero
-            divided, rest = np.divmod(digit, _POWERS[np.clip(-exponent, 0, 4)])
-            bad |= below & (rest != 0)
-            digit = np.where(below, divided, digit)
-        amount += digit * _POWERS[np.clip(exponent, 0, 18)]
-        exponent -= 4
-    # A digit after the sixth lies below 10**-4 of the last place even at the greatest weight that is not wide.
-    bad |= ~wide & ~special & (headers.count > 6)
-    bad |= ~wide & (amount >= _POWERS[min(precision, 18)]) & (precision < 19)
-    amount[bad] = 0
-    halves = np.empty((len(bad), 2), dtype=np.int64)
-    halves[:, 0] = np.where(headers.sign == _NEGATIVE, -amount, amount)
-    halves[:, 1] = halves[:, 0] >> 63
-    for row in np.flatnonzero(wide).tolist():
-        unscaled = _unscaled(buffer, headers, row, scale)
-        if unscaled is None or abs(unscaled) >= 10**precision:
-            bad[row] = True
-        else:
-            halves[row] = np.frombuffer(unscaled.to_bytes(16, "little", signed=True), dtype="<i8")
+    everywhere = bool(known.all())
+    headers = _headers(buffer, starts, lengths) if everywhere else _headers(buffer, starts[known], lengths[known])
+    # Counted in units of the last base-10000 digit that the scale reaches into, then divided down to the scale.
+    places = -(-scale // 4)
+    unit = 10 ** (4 * places - scale)
+    top = headers.weight + places  # the unit is digit 0, and this the value's first
+    short = (headers.count <= _DIGITS) & (top < _DIGITS)
+    if short.all():
+        halves, bad = _short(buffer, headers, top, unit, precision)
+    else:
+        halves, bad = np.empty((len(top), 2), dtype=np.int64), np.empty(len(top), dtype=np.bool_)
+        for rows, read in ((short, _short), (~short, _long)):
+            halves[rows], bad[rows] = read(buffer, headers.at(rows), top[rows], unit, precision)
+    bad |= headers.sign >= _NAN
     return _decimal_array(halves, bad, known, pa.decimal128(precision, scale))
 
 
+def _short(buffer: Bytes, headers: _Headers, top: Ints, unit: int, precision: int) -> tuple[Ints, Mask]:
+    """Values below 10**16 units; their digits, at most four, are in the last eight bytes. Both halves, and the bad."""
+    word = gather(buffer, headers.digits + 2 * headers.count - 8, ">i8")
+    amount = np.zeros(len(word), dtype=np.int64)
+    for place in range(int(headers.count.max(initial=0))):
+        digit = np.where(place < headers.count, word >> 16 * place & 0xFFFF, 0)
+        _refuse_digits(digit, headers)
+        amount += digit * 10 ** (4 * place)
+    below = top - headers.count + 1  # digits that the server has not sent, as they are zero
+    bad = (below < 0) & (headers.count > 0)
+    amount *= _POWERS[4 * np.clip(below, 0, _DIGITS)]
+    if unit > 1:
+        amount, whole = amount // unit, amount
+        bad |= amount * unit != whole
+    if precision < _LIMB:
+        bad |= amount >= 10**precision
+    halves = np.empty((len(amount), 2), dtype=np.int64)
+    halves[:, 0] = np.where(headers.sign == _NEGATIVE, -amount, amount)
+    halves[:, 1] = halves[:, 0] >> 63
+    return halves, bad
+
+
+def _long(buffer: Bytes, headers: _Headers, top: Ints, unit: int, precision: int) -> tuple[Ints, Mask]:
+    """As `_short`, of up to 48 decimal digits, in three limbs of base 10**16."""
+    bad = (headers.count > 0) & ((top - headers.count + 1 < 0) | (top >= 3 * _DIGITS))
+    rest: Words = np.zeros(len(top), dtype=np.uint64)
+    limbs: list[Words] = []
+    for limb in (2, 1, 0):
+        amount = rest * np.uint64(10**_LIMB)
+        for place in range(_DIGITS):
+            digit = _digit(buffer, headers, top - (_DIGITS * limb + place))
+            amount += digit.astype(np.uint64) * np.uint64(10 ** (4 * place))
+        rest = amount % np.uint64(unit)
+        limbs.append(amount // np.uint64(unit))
+        allowed = precision - _LIMB * limb
+        if allowed < _LIMB:
+            bad |= limbs[-1] >= np.uint64(10 ** max(allowed, 0))
+    bad |= rest != 0
+    low, high = limbs[0], np.zeros(len(top), dtype=np.uint64)
+    for further in limbs[1:]:
+        low, high = _times_limb(low, high)
+        low += further
+        high += low < further
+    negative = headers.sign == _NEGATIVE
+    high = np.where(negative, ~high + (low == 0), high)
+    low = np.where(negative, ~low + np.uint64(1), low)
+    return np.stack([low, high], axis=1).view(np.int64), bad
+
+
+def _times_limb(low: Words, high: Words) -> tuple[Words, Words]:
+    """10**16 times a number of 128 bits, by halves of words; there is no carry out of the upper one."""
+    upper, lower = (np.uint64(half) for half in divmod(10**_LIMB, 1 << 32))
+    right, left = low & _HALF, low >> np.uint64(32)
+    first, middle, crossed = right * lower, right * upper, left * lower
+    carried = (first >> np.uint64(32)) + (middle & _HALF) + (crossed & _HALF)
+    above = left * upper + (middle >> np.uint64(32)) + (crossed >> np.uint64(32)) + (carried >> np.uint64(32))
+    return first & _HALF | carried << np.uint64(32), above + high * np.uint64(10**_LIMB)
+
+
 def _decimal_array(halves: npt.NDArray[np.int64], bad: Mask, known: Mask, kind: Any) -> tuple[pa.Array, Mask | None]:
-    everywhere = np.zeros(len(known), dtype=np.bool_)
-    everywhere[known] = bad
-    full = halves
-    if not known.all():
-        full = np.zeros((len(known), 2), dtype=np.int64)
-        full[known] = halves
-    array = pa.Array.from_buffers(kind, len(known), [validity(known & ~everywhere), pa.py_buffer(full)])
-    return array, everywhere if everywhere.any() else None
+    there = None if len(bad) == len(known) else known
+    if not bad.any():
+        return fixed(kind, spread(halves, there), there), None
+    bad = spread(bad, there)
+    return fixed(kind, spread(halves, there), known & ~bad), bad
 
 
 def _digits_of(buffer: Bytes, headers: _Headers, row: int) -> list[int]:
@@ -125,22 +164,6 @@ def _digits_of(buffer: Bytes, headers: _Headers, row: int) -> list[int]:
     if any(digit > 9999 for digit in digits):
         raise MalformedMessage("a numeric digit above 9999", begin)
     return digits
-
-
-def _unscaled(buffer: Bytes, headers: _Headers, row: int, scale: int) -> int | None:
-    """The value times 10**scale, None when that is not whole or has no chance to fit in 38 digits."""
-    digits = _digits_of(buffer, headers, row)
-    if headers.weight[row] > 12 or 4 * (int(headers.weight[row]) - len(digits) + 1) + scale <= -4:
-        return None
-    number = int("".join(f"{digit:04d}" for digit in digits) or "0")
-    exponent = 4 * (int(headers.weight[row]) - len(digits) + 1) + scale
-    if exponent >= 0:
-        number *= int(10**exponent)
-    else:
-        number, rest = divmod(number, int(10**-exponent))
-        if rest:
-            return None
-    return -number if headers.sign[row] == _NEGATIVE else number
 
 
 def texts(buffer: Bytes, starts: Ints, lengths: Ints) -> pa.Array:

@@ -53,7 +53,7 @@ class _Part:
 
     def flush(self, store: SpillStore) -> None:
         if self.relation is not None and self.pieces:
-            self.blocks += store.write(self.file, [Block(self.relation, _joined(self.pieces))])
+            self.blocks += store.write(self.file, [Block(self.relation, Held.joined(self.pieces))])
         self.pieces = []
 
 
@@ -133,15 +133,6 @@ def _relabelled(held: Held, operation: int, relation: Relation) -> Held:
     for place, byte in enumerate(relation.relation_id.to_bytes(4, "big"), 1):
         data[held.starts + place] = byte
     return Held(data, held.starts, held.ends, held.sequence)
-
-
-def _joined(pieces: Sequence[Held]) -> Held:
-    """In the order of the numbers: the pieces of one block follow each other, but not their changes."""
-    shifts = np.cumsum([0, *(piece.size for piece in pieces[:-1])])
-    starts = np.concatenate([piece.starts + shift for piece, shift in zip(pieces, shifts, strict=True)])
-    ends = np.concatenate([piece.ends + shift for piece, shift in zip(pieces, shifts, strict=True)])
-    sequence = np.concatenate([piece.sequence for piece in pieces])
-    return Held(np.concatenate([piece.data for piece in pieces]), starts, ends, sequence)
 
 
 def _hash(keys: pa.Table) -> Hash:

@@ -13,7 +13,18 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headwater.log.wire import Bytes, Ints, MalformedMessage, Mask, fixed, gather, present, shown_characters, spread
+from headwater.log.wire import (
+    Bytes,
+    Fields,
+    Ints,
+    MalformedMessage,
+    Mask,
+    fixed,
+    gather,
+    present,
+    shown_characters,
+    spread,
+)
 
 _EPOCH_DAYS = 10957  # 1970-01-01 to 2000-01-01
 _DAY = 86_400_000_000
@@ -23,42 +34,40 @@ _INT32, _INT64 = np.iinfo(np.int32), np.iinfo(np.int64)
 _INFINITY = np.frombuffer(b"-infinity", dtype=np.uint8)
 
 
-def dates(buffer: Bytes, starts: Ints, lengths: Ints) -> tuple[pa.Array, Mask | None]:
-    at, known = present(starts, lengths, 4, "date")
-    days = gather(buffer, at, ">i4").astype(np.int64)
-    good = (days >= _FIRST_DAY) & (days <= _LAST_DAY)
-    values = np.where(good, days + _EPOCH_DAYS, 0).astype(np.int32)
-    return _checked(pa.date32(), values, good, known)
+def dates(days: Fields, known: Mask | None) -> tuple[pa.Array, Mask | None]:
+    """`days` of the `known` rows (None: of all), as on the wire."""
+    return _checked(pa.date32(), days.astype(np.int32), _FIRST_DAY, _LAST_DAY, _EPOCH_DAYS, known)
 
 
-def timestamps(buffer: Bytes, starts: Ints, lengths: Ints, kind: Any) -> tuple[pa.Array, Mask | None]:
+def timestamps(micros: Fields, known: Mask | None, kind: Any) -> tuple[pa.Array, Mask | None]:
     """`kind` is timestamp('us') or timestamp('us', 'UTC'); both are the same bytes."""
-    at, known = present(starts, lengths, 8, "timestamp")
-    micros = gather(buffer, at, ">i8")
-    good = (micros >= _FIRST_DAY * _DAY) & (micros < (_LAST_DAY + 1) * _DAY)
-    return _checked(kind, np.where(good, micros, 0) + good * (_EPOCH_DAYS * _DAY), good, known)
+    first, last = _FIRST_DAY * _DAY, (_LAST_DAY + 1) * _DAY - 1
+    return _checked(kind, micros.astype(np.int64), first, last, _EPOCH_DAYS * _DAY, known)
 
 
-def _checked(kind: Any, values: npt.NDArray[Any], good: Mask, known: Mask | None) -> tuple[pa.Array, Mask | None]:
-    if good.all():
-        return fixed(kind, spread(values, known), known), None
+def _checked(
+    kind: Any, values: npt.NDArray[Any], first: int, last: int, epoch: int, known: Mask | None
+) -> tuple[pa.Array, Mask | None]:
+    """`values` counted from 1970; those outside the lake's calendar are bad."""
+    if not len(values) or (values.min() >= first and values.max() <= last):
+        return fixed(kind, spread(values + values.dtype.type(epoch), known), known), None
+    good = (values >= first) & (values <= last)
+    values = np.where(good, values, 0) + values.dtype.type(epoch)
     valid = spread(good, known)
     bad = ~valid if known is None else known & ~valid
     return fixed(kind, spread(values, known), valid), bad
 
 
-def date_texts(buffer: Bytes, starts: Ints, lengths: Ints) -> pa.Array:
+def date_texts(fields: Fields, known: Mask | None) -> pa.Array:
     """EncodeDateOnly."""
-    at, known = present(starts, lengths, 4, "date")
-    days = gather(buffer, at, ">i4").astype(np.int64)
+    days = fields.astype(np.int64)
     infinite = np.where(days == _INT32.max, 1, 0) - np.where(days == _INT32.min, 1, 0)
     return _calendar(np.where(infinite == 0, days, 0), None, "", infinite, known)
 
 
-def timestamp_texts(buffer: Bytes, starts: Ints, lengths: Ints, zone: str) -> pa.Array:
+def timestamp_texts(fields: Fields, known: Mask | None, zone: str) -> pa.Array:
     """EncodeDateTime; `zone` is `+00` for a timestamptz, since the session's time zone is UTC."""
-    at, known = present(starts, lengths, 8, "timestamp")
-    micros = gather(buffer, at, ">i8")
+    micros = fields.astype(np.int64)
     infinite = np.where(micros == _INT64.max, 1, 0) - np.where(micros == _INT64.min, 1, 0)
     days, clock = np.divmod(np.where(infinite == 0, micros, 0), _DAY)
     return _calendar(days, clock, zone, infinite, known)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,7 @@ from headwater.log import arrays, numeric, ranges, times
 from headwater.log.text_forms import FORMATTERS
 from headwater.log.wire import (
     Bytes,
+    Fields,
     Ints,
     MalformedMessage,
     Mask,
@@ -26,10 +28,10 @@ from headwater.log.wire import (
     byte_strings,
     fixed,
     gather,
-    gather_bytes,
+    is_ascii,
     present,
-    shown_characters,
     spread,
+    wide_texts,
 )
 from headwater.schema import SERVER_TEXT, ValueType
 
@@ -39,9 +41,12 @@ TEXT_WIRES = frozenset({"text", "json", "xml", "enum", SERVER_TEXT})
 """Wire forms whose bytes are the text itself."""
 
 _NUMBERS = {"int2": ">i2", "int4": ">i4", "int8": ">i8", "oid": ">u4", "float4": ">f4", "float8": ">f8"}
+_WIDE = {**_NUMBERS, "bool": "u1", "date": ">i4", "timestamp": ">i8", "timestamptz": ">i8", "uuid": "V16"}
 _NATIVE = {"smallint": "i2", "int": "i4", "bigint": "i8", "float": "f4", "double": "f8"}
-_HEX = np.frombuffer(bytes(range(256)).hex().encode(), dtype=np.uint16)  # both characters of a byte
-_UUID_GROUPS = ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32))
+_HEX = np.frombuffer(np.arange(1 << 16, dtype="<u2").tobytes().hex().encode(), dtype=np.uint32)
+"""The four characters of two bytes that stand one behind the other."""
+_UUID_PLACES = (0, 4, 9, 14, 19, 24, 28, 32)
+"""Where each two bytes of a uuid show in its text; dashes between."""
 
 
 def convert(value: ValueType, buffer: Bytes, starts: Ints, lengths: Ints) -> Converted:
@@ -59,6 +64,10 @@ def convert(value: ValueType, buffer: Bytes, starts: Ints, lengths: Ints) -> Con
     if value.wire == "numeric" and value.lake != "string":
         kind = arrow_type(value)
         return numeric.decimals(buffer, starts, lengths, kind.precision, kind.scale)
+    form = wide_form(value)
+    if form is not None:
+        at, known = present(starts, lengths, form.itemsize, value.wire)
+        return convert_wide(value, gather(buffer, at, form), known)
     table = _AS_TEXT if value.lake == "string" else _AS_ITSELF
     try:
         converter = table[value.wire]
@@ -67,23 +76,52 @@ def convert(value: ValueType, buffer: Bytes, starts: Ints, lengths: Ints) -> Con
     return converter(value, buffer, starts, lengths)
 
 
-def _number(value: ValueType, buffer: Bytes, starts: Ints, lengths: Ints) -> Converted:
+def wide_form(value: ValueType) -> np.dtype[Any] | None:
+    """As what numpy reads a wire form that is as wide in every row; None for the others."""
+    return _FORMS[value.wire] if value.wire in (_WIDE_AS_TEXT if value.lake == "string" else _WIDE_AS_ITSELF) else None
+
+
+def convert_wide(value: ValueType, fields: Fields, known: Mask | None) -> Converted:
+    """The `fields` of the `known` rows (None: of all rows) in the value's `wide_form`, of any byte order and stride."""
+    return (_WIDE_AS_TEXT if value.lake == "string" else _WIDE_AS_ITSELF)[value.wire](value, fields, known)
+
+
+def _number(value: ValueType, fields: Fields, known: Mask | None) -> Converted:
     """Integers and floats, widened when the lake's type is wider. Floats go bit by bit: -0 and NaN stay."""
-    dtype = np.dtype(_NUMBERS[value.wire])
-    at, known = present(starts, lengths, dtype.itemsize, value.wire)
-    kind = arrow_type(value)
-    numbers = gather(buffer, at, dtype.str).astype(_NATIVE[value.lake], copy=False)
-    return fixed(kind, spread(numbers, known), known), None
+    return fixed(arrow_type(value), spread(fields.astype(_NATIVE[value.lake]), known), known), None
 
 
-def _number_text(value: ValueType, buffer: Bytes, starts: Ints, lengths: Ints) -> Converted:
-    number, _ = _number(ValueType(value.wire, "bigint"), buffer, starts, lengths)
-    return number.cast(pa.string()), None
+def _number_text(value: ValueType, fields: Fields, known: Mask | None) -> Converted:
+    return fixed(pa.int64(), spread(fields.astype(np.int64), known), known).cast(pa.string()), None
 
 
-def _boolean(value: ValueType, buffer: Bytes, starts: Ints, lengths: Ints) -> Converted:
-    at, known = present(starts, lengths, 1, value.wire)
-    return booleans(spread(buffer[at], known) != 0, known), None
+def _boolean(value: ValueType, fields: Fields, known: Mask | None) -> Converted:
+    return booleans(spread(fields != 0, known), known), None
+
+
+def _date(value: ValueType, fields: Fields, known: Mask | None) -> Converted:
+    return times.dates(fields, known)
+
+
+def _date_text(value: ValueType, fields: Fields, known: Mask | None) -> Converted:
+    return times.date_texts(fields, known), None
+
+
+def _timestamp(value: ValueType, fields: Fields, known: Mask | None) -> Converted:
+    return times.timestamps(fields, known, arrow_type(value))
+
+
+def _timestamp_text(value: ValueType, fields: Fields, known: Mask | None) -> Converted:
+    return times.timestamp_texts(fields, known, "+00" if value.wire == "timestamptz" else ""), None
+
+
+def _uuid(value: ValueType, fields: Fields, known: Mask | None) -> Converted:
+    pairs = np.ascontiguousarray(fields).view(np.dtype("<u2")).reshape(len(fields), 8)
+    characters = np.empty((len(fields), 36), dtype=np.uint8)
+    characters[:, 8:24:5] = ord("-")
+    for pair, place in enumerate(_UUID_PLACES):
+        characters[:, place : place + 4].view(np.uint32)[:, 0] = _HEX[pairs[:, pair]]
+    return wide_texts(characters, known), None
 
 
 def _binary(value: ValueType, buffer: Bytes, starts: Ints, lengths: Ints) -> Converted:
@@ -92,6 +130,8 @@ def _binary(value: ValueType, buffer: Bytes, starts: Ints, lengths: Ints) -> Con
 
 def _text(value: ValueType, buffer: Bytes, starts: Ints, lengths: Ints) -> Converted:
     raw = byte_strings(buffer, starts, lengths)
+    if is_ascii(raw):
+        return raw.view(pa.string()), None
     try:
         return raw.cast(pa.string()), None  # validates UTF-8, copies nothing
     except pa.ArrowInvalid:
@@ -118,15 +158,6 @@ def _jsonb(value: ValueType, buffer: Bytes, starts: Ints, lengths: Ints) -> Conv
     return _text(value, buffer, starts + known, lengths - known)
 
 
-def _uuid(value: ValueType, buffer: Bytes, starts: Ints, lengths: Ints) -> Converted:
-    at, known = present(starts, lengths, 16, value.wire)
-    hexadecimal = _HEX[gather_bytes(buffer, at, 16)].view(np.uint8)
-    characters = np.full((len(at), 36), ord("-"), dtype=np.uint8)
-    for dashes, (begin, end) in enumerate(_UUID_GROUPS):
-        characters[:, begin + dashes : end + dashes] = hexadecimal[:, begin:end]
-    return shown_characters(spread(characters, known), None, known), None
-
-
 def _formatted(value: ValueType, buffer: Bytes, starts: Ints, lengths: Ints) -> Converted:
     """The rarer types, one Python call for each value."""
     formatter = FORMATTERS[value.wire]
@@ -146,44 +177,32 @@ def _numeric_text(value: ValueType, buffer: Bytes, starts: Ints, lengths: Ints) 
     return numeric.texts(buffer, starts, lengths), None
 
 
-def _date(value: ValueType, buffer: Bytes, starts: Ints, lengths: Ints) -> Converted:
-    return times.dates(buffer, starts, lengths)
-
-
-def _date_text(value: ValueType, buffer: Bytes, starts: Ints, lengths: Ints) -> Converted:
-    return times.date_texts(buffer, starts, lengths), None
-
-
-def _timestamp(value: ValueType, buffer: Bytes, starts: Ints, lengths: Ints) -> Converted:
-    return times.timestamps(buffer, starts, lengths, arrow_type(value))
-
-
-def _timestamp_text(value: ValueType, buffer: Bytes, starts: Ints, lengths: Ints) -> Converted:
-    zone = "+00" if value.wire == "timestamptz" else ""
-    return times.timestamp_texts(buffer, starts, lengths, zone), None
-
-
 def _time_text(value: ValueType, buffer: Bytes, starts: Ints, lengths: Ints) -> Converted:
     return times.time_texts(buffer, starts, lengths), None
 
 
 _Converter = Callable[[ValueType, Bytes, Ints, Ints], Converted]
-_AS_ITSELF: dict[str, _Converter] = {
+_AS_ITSELF: dict[str, _Converter] = {"bytea": _binary}
+_AS_TEXT: dict[str, _Converter] = {
+    **dict.fromkeys(FORMATTERS, _formatted),
+    **dict.fromkeys(TEXT_WIRES, _text),
+    "jsonb": _jsonb,
+    "numeric": _numeric_text,
+    "time": _time_text,
+}
+
+_WideConverter = Callable[[ValueType, Fields, Mask | None], Converted]
+_FORMS = {wire: np.dtype(form) for wire, form in _WIDE.items()}
+_WIDE_AS_ITSELF: dict[str, _WideConverter] = {
     **dict.fromkeys(_NUMBERS, _number),
     "bool": _boolean,
-    "bytea": _binary,
     "date": _date,
     "timestamp": _timestamp,
     "timestamptz": _timestamp,
 }
-_AS_TEXT: dict[str, _Converter] = {
-    **dict.fromkeys(FORMATTERS, _formatted),
-    **dict.fromkeys(TEXT_WIRES, _text),
+_WIDE_AS_TEXT: dict[str, _WideConverter] = {
     **dict.fromkeys(("int2", "int4", "int8", "oid"), _number_text),
     "date": _date_text,
-    "jsonb": _jsonb,
-    "numeric": _numeric_text,
-    "time": _time_text,
     "timestamp": _timestamp_text,
     "timestamptz": _timestamp_text,
     "uuid": _uuid,
