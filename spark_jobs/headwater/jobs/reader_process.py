@@ -69,11 +69,6 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Awake:
-    """The process has started and waits for its options."""
-
-
-@dataclass(frozen=True, slots=True)
 class Started:
     """Streaming has begun: the slot is ours."""
 
@@ -81,6 +76,11 @@ class Started:
 @dataclass(frozen=True, slots=True)
 class ConninfoWanted:
     """The connection has dropped; the driver answers with the connection string of now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Awake:
+    """The process has started and waits for its options."""
 
 
 @dataclass(frozen=True, slots=True)
