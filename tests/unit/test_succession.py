@@ -43,6 +43,8 @@ def test_a_driver_ends_for_a_warm_successor_and_goes_on_for_one_that_is_coming(
 def test_a_successor_that_cannot_be_seen_any_more_ends_nobody() -> None:
     watch = SuccessorWatch("slot")
     watch._held = WARM
+    deadline = time.monotonic() + LATER
+    assert watch.why_stop(None, deadline) == "seconds"
     watch.look_away()
-    assert watch.why_stop(None, time.monotonic() + LATER) is None
+    assert watch.why_stop(None, deadline) is None
     assert not watch.handed_over

@@ -71,9 +71,11 @@ class SuccessorWatch:
         One with a target of its own is waited for: whoever started it wants to see it reached.
         """
         held = self._held
-        if target is None and _WARM in held:
-            self.handed_over = True
+        warm = target is None and _WARM in held
+        if warm and not self.handed_over:
             log.info("a successor is ready: handing over")
+        self.handed_over = warm  # a driver that still has something to end asks again, and the other may be gone
+        if warm:
             return "signal" if deadline is None else "seconds"
         if deadline is None or time.monotonic() < deadline:
             return None
