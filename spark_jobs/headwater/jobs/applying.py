@@ -29,6 +29,7 @@ from headwater.lake.positional import Fence
 from headwater.lake.registry import Registry, TableRecord
 from headwater.lake.tables import current, foreign_data, own_history
 from headwater.log.blocks import Block, Chunk, Relation, Transactions, Truncate
+from headwater.log.marks import marked
 from headwater.log.net_effect import net_effect
 from headwater.position import format_lsn
 from headwater.source.connection import Connection
@@ -303,7 +304,8 @@ class Tables:
 
         blocks = [(block, counts[transactions.index_of(block.sequence)]) for block in share.blocks]
         truncates = [t for t in share.truncates if counts[transactions.index_of(np.array([t.sequence]))[0]]]
-        return net_effect(record.schema, blocks, truncates, describe)
+        changes = net_effect(record.schema, blocks, truncates, describe)
+        return marked(record.schema, changes, transactions) if record.schema.soft_delete else changes
 
     def _transactions_that_count(
         self, record: TableRecord, transactions: Transactions, applied_lsn: int
@@ -330,7 +332,7 @@ class Tables:
     def _plan(self, record: TableRecord, changes: NetChanges, version: TableVersion, to_lsn: int) -> Plan:
         path = table_path(self._root, record.path)
         by_engine = self._applier.why_by_engine(record, path, version.version)
-        apply_path, because = choose(changes, insert_only=record.schema.insert_only, by_engine=by_engine)
+        apply_path, because = choose(changes, record.schema, by_engine)
         return Plan(
             record=record,
             path=path,

@@ -315,7 +315,11 @@ def _copy(
     reader = UnitReader(pipeline.conninfo(), capture.snapshot_id, schema, signatures)
     parallel = max(1, min(pipeline.load.connections, len(units)))
     descriptions = spark.sparkContext.parallelize([(describe(u),) for u in _dealt(units, parallel)], parallel)
-    frame = spark.createDataFrame(descriptions, "unit string").mapInArrow(reader, lake_tables.struct_type(schema))
+    frame = spark.createDataFrame(descriptions, "unit string").mapInArrow(
+        reader, lake_tables.struct_type(schema.without_marks())
+    )
+    if schema.soft_delete:
+        frame = frame.selectExpr("*", *lake_tables.LIVING)
     lake_tables.create(spark, path, schema)
     reach("load.before_commit")
     writer = frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true")

@@ -12,6 +12,7 @@ from typing import Literal
 
 from headwater.changes import NetChanges
 from headwater.lake.registry import TableRecord
+from headwater.schema import TableSchema
 
 ApplyPath = Literal["append", "positional", "merge", "replace"]
 
@@ -45,15 +46,17 @@ class Applied:
     noted: str = ""
 
 
-def choose(changes: NetChanges, *, insert_only: bool, by_engine: str) -> tuple[ApplyPath, str]:
+def choose(changes: NetChanges, schema: TableSchema, by_engine: str) -> tuple[ApplyPath, str]:
     """The path and the reason for it."""
     if changes.is_empty:
         return "append", "nothing is left of the batch, and the table has yet to see this driver's generation"
     if changes.truncated:
         return "replace", "the table was truncated in this batch"
+    if changes.truncated_leaves and not schema.partitioned and not by_engine:
+        return "replace", "the table was truncated in this batch, and its rows stay as deleted"
     if changes.truncated_leaves:
-        return "merge", "partitions were truncated in this batch"
-    if insert_only:
+        return "merge", "partitions were truncated in this batch" if schema.partitioned else by_engine
+    if schema.insert_only:
         return "append", "the table is declared insert-only"
     if by_engine:
         return "merge", by_engine

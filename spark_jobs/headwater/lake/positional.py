@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from headwater.lake.delta_log import Action, DataFile, Snapshot
 from headwater.lake.key_codes import Codes, encode
 from headwater.lake.key_index import NOWHERE
 from headwater.lake.plan import Applied, Plan, PlanAgain
+from headwater.lake.soft_delete import are_marked, end_deleted, others_marked
 from headwater.lake.table_state import TableState
 
 Int64 = npt.NDArray[np.int64]
@@ -122,8 +124,24 @@ def _append(state: TableState, plan: Plan) -> _Work:
 
 def _replace(state: TableState, plan: Plan) -> _Work:
     schema, rows = plan.record.schema, plan.changes.rows
+    if plan.changes.emptied:
+        return _emptied(state, plan)
     codes = encode(schema, rows.select(list(schema.key))) if schema.key else None
     return _Work([rows], rows.num_rows, codes, _NOTHING, everything=True)
+
+
+def _emptied(state: TableState, plan: Plan) -> _Work:
+    """A TRUNCATE where deleted rows stay: all rows are written anew, those that the batch leaves alone as deleted."""
+    schema, changes, keys = plan.record.schema, plan.changes, list(plan.record.schema.key)
+    puts = state.find(encode(schema, changes.rows.select(keys)))
+    missed = changes.stored & ((puts == NOWHERE) | are_marked(state, schema, puts))
+    (moment,) = changes.emptied.values()
+    count, others = others_marked(state, schema, puts, moment)
+    parts = _parts(state, changes, _sources(state, plan, puts, ~missed), ~missed, [])
+    nothing = np.zeros(0, dtype=np.bool_)
+    example = _example(changes, keys, missed, nothing, nothing)
+    everything = count + int((~missed).sum())
+    return _Work(chain(others, parts), everything, None, _NOTHING, True, int(missed.sum()), example)
 
 
 def _positional(state: TableState, plan: Plan) -> _Work:
@@ -132,14 +150,17 @@ def _positional(state: TableState, plan: Plan) -> _Work:
     codes = encode(plan.record.schema, rows.select(keys))
     puts = state.find(codes)
     goes = state.find(encode(plan.record.schema, removed)) if removed.num_rows else _NOTHING
-    update_missed = changes.stored & (puts == NOWHERE)
-    insert_met = ~changes.stored & (puts != NOWHERE)
+    lives = (puts != NOWHERE) & ~are_marked(state, plan.record.schema, puts)
+    update_missed = changes.stored & ~lives
+    insert_met = ~changes.stored & lives
     delete_missed = goes == NOWHERE
     divergence = int(update_missed.sum() + insert_met.sum() + delete_missed.sum())
     example = _example(changes, keys, update_missed, insert_met, delete_missed) if divergence else ""
     written = np.ones(rows.num_rows, dtype=np.bool_)
     if divergence and plan.record.on_divergence == "repair":
-        _refuse_partial(plan, update_missed & _partial(changes, keys), divergence, example)
+        # What was to be deleted and is not there needs no repair.
+        written = ~(update_missed & end_deleted(changes))
+        _refuse_partial(plan, written & update_missed & _partial(changes, keys), divergence, example)
     elif divergence:
         # A row that contradicts the log changes nothing.
         written = ~(update_missed | insert_met)
@@ -232,11 +253,17 @@ def _wants(changes: NetChanges) -> Bool:
 
 
 def _example(changes: NetChanges, keys: list[str], *masks: Bool) -> str:
-    tables = (changes.rows, changes.rows, changes.removed)
-    words = ("update met no row", "insert met a row", "delete met no row")
+    update_missed, insert_met, delete_missed = masks
+    deleted = end_deleted(changes)
+    missed = (
+        ("update met no row", changes.rows, update_missed & ~deleted),
+        ("insert met a row", changes.rows, insert_met),
+        ("delete met no row", changes.removed, delete_missed),
+        ("delete met no row", changes.rows, update_missed & deleted),
+    )
     shown = [
         f"{word} at key ({', '.join(str(value) for value in row.values())})"
-        for word, table, mask in zip(words, tables, masks, strict=True)
+        for word, table, mask in missed
         for row in table.select(keys).take(pa.array(np.flatnonzero(mask)[:_EXAMPLES])).to_pylist()
     ]
     return "; ".join(shown[:_EXAMPLES])

@@ -124,7 +124,7 @@ def decode_changes(
         old_count += old.rows
     if not parts:
         empty = np.zeros(0, dtype=np.int64)
-        no_rows = lake_schema(schema).empty_table()
+        no_rows = lake_schema(schema.without_marks()).empty_table()
         return DecodedChanges(
             empty.astype(np.uint8), empty, empty, empty, empty, no_rows, no_rows.select(list(schema.key))
         )
@@ -180,7 +180,7 @@ def _lake_rows(schema: TableSchema, decoded: DecodedTuples, relation_id: int) ->
     arrays = [decoded.columns[column.name] for column in schema.columns]
     if schema.partitioned:
         arrays.append(pa.array(np.full(decoded.rows, relation_id, dtype=np.int64)))
-    return pa.Table.from_arrays(arrays, schema=lake_schema(schema))
+    return pa.Table.from_arrays(arrays, schema=lake_schema(schema.without_marks()))
 
 
 def key_rows(schema: TableSchema, decoded: DecodedTuples) -> pa.Table:
