@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import numpy as np
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from headwater.changes import NetChanges
 from headwater.config import Pipeline
 from headwater.errors import Diverged, ForeignWrite, SchemaChanged, TableError, Transient
 from headwater.failpoints import reach
+from headwater.jobs.histories import Histories
 from headwater.jobs.relations import Relations, new_leaf, refuse_difference, with_leaf
 from headwater.lake.apply import Applier
 from headwater.lake.ledger import Ledger, TableVersion
@@ -29,6 +32,7 @@ from headwater.lake.positional import Fence
 from headwater.lake.registry import Registry, TableRecord
 from headwater.lake.tables import current, foreign_data, own_history
 from headwater.log.blocks import Block, Chunk, Relation, Transactions, Truncate
+from headwater.log.every_change import every_change
 from headwater.log.marks import marked
 from headwater.log.net_effect import net_effect
 from headwater.position import format_lsn
@@ -83,6 +87,13 @@ class _Share:
     blocks: list[Block] = field(default_factory=list)
     truncates: list[Truncate] = field(default_factory=list)
 
+    def that_count(
+        self, transactions: Transactions, counts: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    ) -> tuple[list[tuple[Block, np.ndarray[tuple[int], np.dtype[np.bool_]]]], list[Truncate]]:
+        """The blocks, each with the mask of changes whose transaction counts, and the truncates that count."""
+        blocks = [(block, counts[transactions.index_of(block.sequence)]) for block in self.blocks]
+        return blocks, [t for t in self.truncates if counts[transactions.index_of(np.array([t.sequence]))[0]]]
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -102,6 +113,7 @@ class Tables:
         self._ledger = ledger
         self._root = pipeline.lake_path()
         self._relations = Relations(registry.tables)
+        self._histories = Histories(pipeline.name, self._root, ledger)
         self._versions: dict[str, TableVersion] = {}
         self._unwritten: set[str] = set()
         self._changed: set[str] = set()
@@ -125,13 +137,24 @@ class Tables:
                 continue
             known = before.get(name)
             self._read_version(record, known)
+            self._resume_history(self.records[name], before)
             if known is None or known.state != self.records[name].state:
                 self._unwritten.add(name)
+
+    def _resume_history(self, record: TableRecord, before: Mapping[str, TableVersion]) -> None:
+        if record.schemas and record.schema.history:
+            try:
+                self._histories.resume(self._applier, record, before)
+            except TableError as error:
+                if record.state != "suspended":
+                    self._suspend(record.name, error)
 
     def keep_up(self, names: Iterable[str]) -> None:
         """Behind the ledger: files and checkpoints of tables that were just written. Rows stay what they are, so the
         new version goes into the next row that names the table."""
-        for name in filter(self._is_replicated, names):  # a suspended table stays as it is
+        names = set(names)
+        self._histories.keep_up(names - set(self.records))
+        for name in filter(self._is_replicated, names & set(self.records)):  # a suspended table stays as it is
             version = self._versions[name]
             record = self.records[name]
             now = self._applier.keep_up(table_path(self._root, record.path), record.schema, version.version)
@@ -144,18 +167,21 @@ class Tables:
 
     def versions(self) -> dict[str, TableVersion]:
         """Every table as the next ledger row has it."""
-        return dict(self._versions)
+        return {**self._versions, **self._histories.versions()}
 
     def touched_since_row(self) -> dict[str, TableVersion]:
-        return {name: self._versions[name] for name in self._unwritten if name in self._versions}
+        own = {name: self._versions[name] for name in self._unwritten if name in self._versions}
+        return {**own, **self._histories.touched_since_row()}
 
     def row_written(self) -> None:
         self._unwritten.clear()
+        self._histories.row_written()
         self._versions = {name: replace(v, touched=False, rows=0) for name, v in self._versions.items()}
 
     def withholding(self, lsn: int) -> bool:
         """Whether a row at `lsn` must wait: some table in step already holds changes above it."""
-        return any(self._is_ahead(name, version, lsn) for name, version in self._versions.items())
+        ahead = any(self._is_ahead(name, version, lsn) for name, version in self._versions.items())
+        return ahead or self._histories.ahead(lsn)
 
     def _is_ahead(self, name: str, version: TableVersion, lsn: int) -> bool:
         record = self.records[name]
@@ -270,6 +296,11 @@ class Tables:
     ) -> TableVersion | None:
         """Net, plan and commit until the commit is ours; None when nothing of the share was left to do."""
         record = self.records[name]
+        if record.schema.history:
+            to_lsn = int(transactions.end_lsn[-1])
+            self._histories.append(
+                record, partial(self._history_rows, record, share, transactions), to_lsn, still_alive
+            )
         for _ in range(_TRIES):
             version = self._versions[name]
             changes = self._net(record, share, transactions, version.applied_lsn)
@@ -288,7 +319,8 @@ class Tables:
                 continue
             reach("replicate.after_table_commit")
             self._judge(record, plan, applied)
-            return TableVersion(applied.version, plan.to_lsn, record.state, changes.changes, plan.apply_path, True)
+            path = applied.apply_path or plan.apply_path
+            return TableVersion(applied.version, plan.to_lsn, record.state, changes.changes, path, True)
         raise Transient(f"{name} changed under each of {_TRIES} attempts to commit", where=name, remedy="run it again")
 
     def _net(
@@ -297,15 +329,20 @@ class Tables:
         counts = self._transactions_that_count(record, transactions, applied_lsn)
         if not counts.any():
             return None
-
-        def describe(sequence: int) -> str:
-            index = int(transactions.index_of(np.array([sequence]))[0])
-            return f"transaction {transactions.xid[index]} at {format_lsn(int(transactions.end_lsn[index]))}"
-
-        blocks = [(block, counts[transactions.index_of(block.sequence)]) for block in share.blocks]
-        truncates = [t for t in share.truncates if counts[transactions.index_of(np.array([t.sequence]))[0]]]
-        changes = net_effect(record.schema, blocks, truncates, describe)
+        blocks, truncates = share.that_count(transactions, counts)
+        changes = net_effect(record.schema, blocks, truncates, partial(_describe, transactions))
         return marked(record.schema, changes, transactions) if record.schema.soft_delete else changes
+
+    def _history_rows(
+        self, record: TableRecord, share: _Share, transactions: Transactions, own: TableRecord, applied_lsn: int
+    ) -> pa.Table | None:
+        """Every change of the share above the history's applied position `applied_lsn`, for its table `own`."""
+        counts = self._transactions_that_count(record, transactions, applied_lsn)
+        if not counts.any():
+            return None
+        blocks, truncates = share.that_count(transactions, counts)
+        describe = partial(_describe, transactions)
+        return every_change(record.schema, own.schema, record.incarnation, blocks, truncates, transactions, describe)
 
     def _transactions_that_count(
         self, record: TableRecord, transactions: Transactions, applied_lsn: int
@@ -414,8 +451,14 @@ class Tables:
             self._registry.write(record)
             if name in self._versions:
                 self._versions[name] = replace(self._versions[name], state=record.state)
+            self._histories.entered(record)
             self._unwritten.add(name)
             self._changed.add(name)
+
+
+def _describe(transactions: Transactions, sequence: int) -> str:
+    index = int(transactions.index_of(np.array([sequence]))[0])
+    return f"transaction {transactions.xid[index]} at {format_lsn(int(transactions.end_lsn[index]))}"
 
 
 def _silence_limit(connection: Connection) -> float:

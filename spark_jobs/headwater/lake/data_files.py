@@ -108,6 +108,10 @@ def _open(folder: str, file: DataFile) -> Any:
 
 
 def _as(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    # A file that is older than a column has NULL there.
+    for field in schema:
+        if field.name not in table.column_names:
+            table = table.append_column(field, pa.nulls(table.num_rows, field.type))
     return table.select(schema.names).cast(schema)
 
 

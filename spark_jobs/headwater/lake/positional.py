@@ -26,6 +26,7 @@ from headwater.lake.deletion_vectors import write_vectors
 from headwater.lake.delta_log import Action, DataFile, Snapshot
 from headwater.lake.key_codes import Codes, encode
 from headwater.lake.key_index import NOWHERE
+from headwater.lake.new_keys import lie_above, only_adds
 from headwater.lake.plan import Applied, Plan, PlanAgain
 from headwater.lake.soft_delete import are_marked, end_deleted, others_marked
 from headwater.lake.table_state import TableState
@@ -89,7 +90,8 @@ def apply(state: TableState, plan: Plan, fence: Fence) -> Applied:
             (Path(plan.path) / added.name).unlink(missing_ok=True)
         raise PlanAgain from lost
     state.follow_own(actions, deleted, added, work.codes_as_written)
-    return Applied(plan.version + 1, work.divergence, work.example)
+    taken = "append" if work.append_because else ""
+    return Applied(plan.version + 1, work.divergence, work.example, apply_path=taken)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ class _Work:
     """What is to be done: `count` rows to write, in `batches`; `gone`: places of rows that go, or everything.
 
     `codes`: keys of the plan's rows; `order`: which of these were written, in their order in the file (none: all).
+    `append_because`: why this only adds rows; empty where it was not proved.
     """
 
     batches: Iterable[pa.Table]
@@ -107,6 +110,7 @@ class _Work:
     divergence: int = 0
     example: str = ""
     order: list[Int64] = field(default_factory=list)
+    append_because: str = ""
 
     @property
     def codes_as_written(self) -> Codes | None:
@@ -148,6 +152,10 @@ def _positional(state: TableState, plan: Plan) -> _Work:
     changes, keys = plan.changes, list(plan.record.schema.key)
     rows, removed = changes.rows, changes.removed
     codes = encode(plan.record.schema, rows.select(keys))
+    adds = only_adds(changes)
+    if adds and lie_above(plan.record.schema, rows, state.snapshot.files.values()):
+        because = "inserts only, with keys above all that the statistics of its files show"
+        return _Work([rows], rows.num_rows, codes, _NOTHING, append_because=because)
     puts = state.find(codes)
     goes = state.find(encode(plan.record.schema, removed)) if removed.num_rows else _NOTHING
     lives = (puts != NOWHERE) & ~are_marked(state, plan.record.schema, puts)
@@ -170,7 +178,17 @@ def _positional(state: TableState, plan: Plan) -> _Work:
     if changes.unchanged or not written.all():
         sources = _sources(state, plan, puts, written)
         batches = _parts(state, changes, sources, written, order)
-    return _Work(batches, int(written.sum()), codes, gone, divergence=divergence, example=example, order=order)
+    because = "inserts only, and the index of its keys holds none of theirs" if adds and not len(gone) else ""
+    return _Work(
+        batches,
+        int(written.sum()),
+        codes,
+        gone,
+        divergence=divergence,
+        example=example,
+        order=order,
+        append_because=because if not divergence else "",
+    )
 
 
 _WORK = {"append": _append, "replace": _replace, "positional": _positional}
@@ -193,6 +211,8 @@ def _actions(
         "numDeletionVectorsUpdated": len(changed),
     }
     parameters = {"path": plan.apply_path, "because": plan.because}
+    if work.append_because:
+        parameters = {"path": "append", "because": work.append_because}
     if work.everything:
         parameters["mode"] = "Overwrite"
     return [
