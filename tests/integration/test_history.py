@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.config import Pipeline
 from headwater.errors import Refused
+from headwater.jobs.check import check
 from headwater.jobs.status import status
 from headwater.jobs.verify import verify
 from headwater.jobs.views import newest_cut
@@ -213,6 +215,15 @@ def test_a_cut_names_the_version_of_the_history_and_reads_it_as_it_was(shop: Sho
     with pytest.raises(Refused) as refused:
         headwater.history(shop.spark, later, "public.plain")
     assert refused.value.code == "no_history"
+
+
+def test_an_option_that_was_changed_after_the_load_is_a_warning_until_the_next_one(shop: Shop, tmp_path: Path) -> None:
+    tables = [{"name": ORDERS, "soft_delete": True}, {"name": SALES, "history": True, "soft_delete": True}]
+    changed = write_pipeline(tmp_path, shop.database, *tables, lake={"root": shop.pipeline.lake.root})
+    found = [problem for problem in check(changed).problems if problem.code == "option_waits_for_load"]
+    assert [(problem.where, problem.severity) for problem in found] == [(ORDERS, "warning")]
+    assert found[0].message.startswith("history is another")
+    assert not [p for p in check(shop.pipeline).problems if p.code == "option_waits_for_load"]
 
 
 def test_a_history_that_somebody_else_wrote_to_suspends_its_table_alone(shop: Shop) -> None:
