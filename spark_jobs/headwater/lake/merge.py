@@ -124,11 +124,7 @@ def _contradictions(spark: SparkSession, plan: Plan, source: DataFrame, changes:
     Diverged, with nothing written, when `repair` is asked for and a row is not whole in the log.
     """
     keys = plan.record.schema.key
-    reader = spark.read.format("delta").option("versionAsOf", plan.version)
-    living = reader.load(plan.path)
-    if plan.record.schema.soft_delete:
-        living = living.where(f"NOT {DELETED}")
-    stored = living.selectExpr(*(f"{quoted(k)} AS _hw_k{i}" for i, k in enumerate(keys)))
+    stored = _living(spark, plan).selectExpr(*(f"{quoted(k)} AS _hw_k{i}" for i, k in enumerate(keys)))
     condition = " AND ".join(f"s.{quoted(k)} = t._hw_k{i}" for i, k in enumerate(keys))
     partial = " OR ".join(f"s.{_UNCHANGED}{index}" for index in range(len(changes.unchanged))) or "false"
     joined = source.alias("s").join(stored.alias("t"), expr(condition), "left")
@@ -155,6 +151,12 @@ def _contradictions(spark: SparkSession, plan: Plan, source: DataFrame, changes:
             remedy=f"headwater load PIPELINE.yaml --table {plan.record.name} --again",
         )
     return len(rows), example
+
+
+def _living(spark: SparkSession, plan: Plan) -> DataFrame:
+    """The rows, at the version planned on, that are not marked as deleted."""
+    rows = spark.read.format("delta").option("versionAsOf", plan.version).load(plan.path)
+    return rows.where(f"NOT {DELETED}") if plan.record.schema.soft_delete else rows
 
 
 def _source(schema: TableSchema, changes: NetChanges) -> pa.Table:
@@ -215,7 +217,7 @@ def _with_values_of_moved_rows(spark: SparkSession, plan: Plan) -> NetChanges:
     wanted = changes.origins.take(pa.array(moved)).append_column("_hw_row", pa.array(moved))
     wanted_type = type(key_type)([key_type[name] for name in schema.key]).add("_hw_row", LongType())
     source = spark.createDataFrame(wanted, schema=wanted_type).alias("s")
-    stored = spark.read.format("delta").option("versionAsOf", plan.version).load(plan.path).alias("t")
+    stored = _living(spark, plan).alias("t")
     condition = " AND ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in schema.key)
     found = source.join(stored, expr(condition)).selectExpr("s._hw_row", *(f"t.{quoted(name)}" for name in names))
     values = found.toArrow()

@@ -140,7 +140,7 @@ def _emptied(state: TableState, plan: Plan) -> _Work:
     puts = state.find(encode(schema, changes.rows.select(keys)))
     missed = changes.stored & ((puts == NOWHERE) | are_marked(state, schema, puts))
     (moment,) = changes.emptied.values()
-    count, others = others_marked(state, schema, puts, moment)
+    count, others = others_marked(state, schema, np.where(missed, NOWHERE, puts), moment)
     parts = _parts(state, changes, _sources(state, plan, puts, ~missed), ~missed, [])
     nothing = np.zeros(0, dtype=np.bool_)
     example = _example(changes, keys, missed, nothing, nothing)
@@ -232,7 +232,9 @@ def _sources(state: TableState, plan: Plan, puts: Int64, written: Bool) -> Int64
     sources = puts.copy()
     moved = np.flatnonzero(_moved(changes, list(plan.record.schema.key)))
     if changes.origins is not None and len(moved):
-        sources[moved] = state.find(encode(plan.record.schema, changes.origins.take(pa.array(moved))))
+        origins = state.find(encode(plan.record.schema, changes.origins.take(pa.array(moved))))
+        origins[are_marked(state, plan.record.schema, origins)] = NOWHERE
+        sources[moved] = origins
     missing = int(((_wants(changes) & written) & (sources == NOWHERE)).sum())
     if missing:
         raise Diverged(
