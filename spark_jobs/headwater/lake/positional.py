@@ -213,7 +213,7 @@ def _actions(
     parameters = {"path": plan.apply_path, "because": plan.because}
     if work.append_because:
         parameters = {"path": "append", "because": work.append_because}
-    if work.everything:
+    if work.everything and not plan.changes.emptied:  # what stays as deleted comes from the content before
         parameters["mode"] = "Overwrite"
     return [
         delta_log.commit_info("HEADWATER APPLY", parameters, metrics, plan.version),
