@@ -4,6 +4,8 @@ The public surface, loaded on first use, so that importing a part of the package
 
     cut = headwater.wait("pipeline.yaml", tables=["public.orders"], require="now")
     tables = headwater.read(spark, cut)
+    changes = headwater.history(spark, cut, "public.orders")   # of a table with `history: true`
+    views = headwater.views(spark, "pipeline.yaml")       # of all tables at the newest epoch, for plain readers
     position = headwater.commit_position(connection)      # of one's own commit, to wait for it elsewhere
 """
 
@@ -13,17 +15,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headwater.jobs.views import views as views
     from headwater.jobs.wait import NotFresh as NotFresh
     from headwater.jobs.wait import wait_for_cut as wait
     from headwater.lake.cuts import read as read
+    from headwater.lake.history import history as history
     from headwater.source.samples import commit_position as commit_position
 
-__all__ = ["NotFresh", "commit_position", "read", "wait"]
+__all__ = ["NotFresh", "commit_position", "history", "read", "views", "wait"]
 
 _WHERE = {
     "NotFresh": ("headwater.jobs.wait", "NotFresh"),
     "commit_position": ("headwater.source.samples", "commit_position"),
+    "history": ("headwater.lake.history", "history"),
     "read": ("headwater.lake.cuts", "read"),
+    "views": ("headwater.jobs.views", "views"),
     "wait": ("headwater.jobs.wait", "wait_for_cut"),
 }
 

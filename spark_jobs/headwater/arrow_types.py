@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater.schema import PARTITION_COLUMN, TableSchema, ValueType
+from headwater.schema import DELETED, DELETED_AT, DELETED_LSN, PARTITION_COLUMN, TableSchema, ValueType
 
 _DECIMAL = re.compile(r"\Adecimal\((\d+),(\d+)\)\Z")
 _SCALARS: dict[str, Any] = {
@@ -41,11 +41,17 @@ def arrow_type(value: ValueType) -> Any:
         raise ValueError(f"no Arrow type for {value.lake}") from None
 
 
+MARKS = pa.schema([(DELETED, pa.bool_()), (DELETED_LSN, pa.int64()), (DELETED_AT, pa.timestamp("us", "UTC"))])
+"""The last columns of a table with `soft_delete`."""
+
+
 def lake_schema(schema: TableSchema) -> pa.Schema:
     """All columns of the table in the lake, in order."""
     fields = [pa.field(column.name, arrow_type(column.value)) for column in schema.columns]
     if schema.partitioned:
         fields.append(pa.field(PARTITION_COLUMN, pa.int64()))
+    if schema.soft_delete:
+        fields += MARKS
     return pa.schema(fields)
 
 

@@ -142,6 +142,8 @@ class TableEntry(_Section):
     types: dict[_Name, Annotated[str, PlainValidator(lake_type)]] = Field(default_factory=dict)
     partition_by: _Columns = ()
     insert_only: Annotated[bool | None, PlainValidator(truth_value)] = None
+    soft_delete: Annotated[bool | None, PlainValidator(truth_value)] = None
+    history: Annotated[bool | None, PlainValidator(truth_value)] = None
     on_bad_value: _BadValues | None = None
     on_divergence: _Divergence | None = None
 
@@ -277,6 +279,8 @@ def _check_tables(document: Document) -> None:
                 if key in options:
                     document.report((*path, key), "not possible for a pattern; give the table an entry of its own")
             _check_exclude(document, name, (*path, "exclude"))
+        if all(options.get(key) in (True, "true") for key in ("insert_only", "soft_delete")):
+            document.report((*path, "soft_delete"), "not possible beside insert_only: such rows are never deleted")
         for key in ("types", "on_bad_value"):
             _check_columns(document, options.get(key), (*path, key))
         if isinstance(name, TableName) and "exclude" in options:

@@ -21,6 +21,7 @@ NAMES: Final = (
     "load.after_commit",
     "load.after_registry",
     "replicate.after_generation",
+    "replicate.after_history_commit",
     "replicate.before_table_commit",
     "replicate.after_table_commit",
     "replicate.after_all_tables",

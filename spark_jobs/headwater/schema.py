@@ -14,6 +14,9 @@ PARTITION_COLUMN = "_hw_partition"
 
 SERVER_TEXT = "server text"
 """`wire` of a type whose binary form is not known here: every reader asks the server for its text."""
+DELETED, DELETED_LSN, DELETED_AT = "_hw_deleted", "_hw_deleted_lsn", "_hw_deleted_at"
+"""Columns of the lake for tables with `soft_delete`: whether the source has deleted the row, by the commit that ends at
+which LSN (bigint), and when that was by the source's clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,8 @@ class Leaf:
 class TableSchema:
     """A source table as the lake replicates it. `key` is empty for insert-only tables without one.
 
-    `leaves` has one entry, the table itself, unless `partitioned`.
+    `leaves` has one entry, the table itself, unless `partitioned`. `soft_delete`: deleted rows are marked and stay;
+    `history`: a table of all changes stands beside it.
     """
 
     relation_id: int
@@ -90,6 +94,8 @@ class TableSchema:
     partitioned: bool = False
     insert_only: bool = False
     partition_by: tuple[str, ...] = ()
+    soft_delete: bool = False
+    history: bool = False
 
     def column(self, name: str) -> Column:
         for column in self.columns:
@@ -104,6 +110,10 @@ class TableSchema:
 
     def with_leaves(self, leaves: tuple[Leaf, ...]) -> TableSchema:
         return replace(self, leaves=leaves)
+
+    def without_marks(self) -> TableSchema:
+        """The columns that log and load bring: none that say whether a row is deleted."""
+        return replace(self, soft_delete=False) if self.soft_delete else self
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -173,7 +173,7 @@ class Twins:
             )
 
         return NetChanges(
-            rows=pa.Table.from_pylist(rows, schema=lake_schema(self.schema)),
+            rows=pa.Table.from_pylist(rows, schema=lake_schema(self.schema.without_marks())),
             stored=np.array(stored, dtype=np.bool_),
             unchanged={"big": np.array(unchanged, dtype=np.bool_)} if any(unchanged) else {},
             origins=key_table(origins) if any(origins) else None,
@@ -193,7 +193,8 @@ class Twins:
         direct = self.applier.apply(self.plan(self.direct, changes, path))
         merged = self.applier.apply(
             replace(
-                self.plan(self.merged, changes, "merge" if path == "positional" else path), by_engine="its twin is not"
+                self.plan(self.merged, changes, "merge" if path == "positional" or changes.emptied else path),
+                by_engine="its twin is not",
             )
         )
         return direct, merged

@@ -160,6 +160,11 @@ tables:
         (HEAD + "tables: [{name: public.a, types: {A: int, a: int}}]\n", "tables[0].types.a: the same column"),
         (HEAD + "tables: [{name: public.a, key: [a b]}]\n", "tables[0].key[0]: a blank needs double quotes"),
         (HEAD + "tables: [{name: public.a, insert_only: maybe}]\n", "tables[0].insert_only: expected true or false"),
+        (HEAD + "tables: [{name: public.a, history: all}]\n", "tables[0].history: expected true or false"),
+        (
+            HEAD + "tables: [{name: public.a, soft_delete: true, insert_only: true}]\n",
+            "tables[0].soft_delete: not possible beside insert_only: such rows are never deleted (line 4)",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_used_says_where_and_why(tmp_path: Path, text: str, expected: str) -> None:

@@ -29,7 +29,7 @@ def share(number: int) -> Share:
 
 def done(name: str, *numbers: int, version: int | None, at: float = 1.0, rows: int = 1) -> Done:
     stands = TableVersion(version, version, "active", rows) if version is not None else None
-    return Done(name, numbers, Result(stands), 0.0, at, {})
+    return Done(name, numbers, Result({name: stands} if stands is not None else {}), 0.0, at, {})
 
 
 class Work:
@@ -48,7 +48,7 @@ class Work:
         if name in self.free:
             self.began[name].set()
             assert self.free[name].wait(20)
-        return Result(TableVersion(len(self.seen), int(transactions.end_lsn[-1]), "active"))
+        return Result({name: TableVersion(len(self.seen), int(transactions.end_lsn[-1]), "active")})
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ def test_the_parts_of_an_epochs_latency_add_up_to_the_time_from_commit_to_row() 
     epochs = OpenEpochs()
     epochs.begin(Batch([chunk]), ["t"], 101.0)
     stages = {"decode": 0.1, "net": 0.1, "plan": 0.1, "write": 0.2, "commit": 0.1}
-    epochs.resolve(Done("t", (1,), Result(TableVersion(1, 5, "active")), 101.2, 102.0, stages))
+    epochs.resolve(Done("t", (1,), Result({"t": TableVersion(1, 5, "active")}), 101.2, 102.0, stages))
     epoch = epochs.publishable()
     assert epoch is not None
     times = latency(epoch, 102.5, offset)

@@ -12,8 +12,10 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from headwater.changes import NetChanges
@@ -21,10 +23,13 @@ from headwater.config import Pipeline
 from headwater.errors import Diverged, ForeignWrite, SchemaChanged, TableError, Transient
 from headwater.failpoints import reach
 from headwater.jobs.batches import Batch, Share
+from headwater.jobs.histories import Histories
 from headwater.jobs.lanes import Result
 from headwater.jobs.relations import Relations, new_leaf, refuse_difference, with_leaf
 from headwater.lake.apply import Applier
 from headwater.lake.caretaker import Caretaker
+from headwater.lake.cuts import history_name, table_of
+from headwater.lake.history import history_record
 from headwater.lake.ledger import Ledger, TableVersion
 from headwater.lake.paths import table_path
 from headwater.lake.plan import Applied, Plan, PlanAgain, choose
@@ -33,6 +38,8 @@ from headwater.lake.registry import Registry, State, TableRecord
 from headwater.lake.tables import current, foreign_data, own_history
 from headwater.lake.warm_tables import WarmTables
 from headwater.log.blocks import Relation, Transactions
+from headwater.log.every_change import every_change
+from headwater.log.marks import marked
 from headwater.log.net_effect import net_effect
 from headwater.position import format_lsn
 from headwater.source.connection import Connection
@@ -55,8 +62,9 @@ class Tables:
         self._ledger = ledger
         self._root = pipeline.lake_path()
         self._relations = Relations(registry.tables)
+        self._histories = Histories(pipeline.name, self._root, ledger)
         self._versions: dict[str, TableVersion] = {}  # where each table stands
-        self._row: dict[str, TableVersion] = {}  # as the next ledger row has it
+        self._row: dict[str, TableVersion] = {}  # as the next ledger row has it, with histories
         self._unwritten: set[str] = set()
         self._lock = threading.Lock()
         self.silence_limit = _silence_limit(connection)
@@ -78,17 +86,44 @@ class Tables:
                 continue
             known = before.get(name)
             self._read_version(record, known, warm.current)
-            if name in self._versions:
-                self._row[name] = self._versions[name]
+            self._row.update(self._standing(name))
             if known is None or known.state != self.records[name].state:
-                self._unwritten.add(name)
+                self._unwritten.update(self._standing(name))
         self._applier = Applier(spark, Fence(self._ledger.generation_app, self._ledger.generation), warm.take_states())
         keep_cuts = self._pipeline.lake.keep_cuts
         self._caretaker = Caretaker(self._root, self._ledger.generation, keep_cuts, self.records.values())
+        for record in [record for record in self.records.values() if record.name in self._versions]:
+            self._resume_history(record, before)
+
+    def _resume_history(self, record: TableRecord, before: Mapping[str, TableVersion]) -> None:
+        if not (record.schemas and record.schema.history):
+            return
+        try:
+            self._histories.resume(self._applier, record)
+            name = history_name(record.name)
+            self._row[name] = self._histories.versions[name]
+            known = before.get(name)
+            if known is None or known.state != record.state:
+                self._unwritten.add(name)
+            if known is not None and record.state != "suspended":
+                self._histories.refuse_damage(record, known)
+        except TableError as error:
+            if record.state != "suspended":
+                self._suspend(record.name, error)
+
+    def _standing(self, name: str) -> dict[str, TableVersion]:
+        """Where the table and its history stand, by their names in ledger rows."""
+        known = {name: self._versions.get(name), history_name(name): self._histories.versions.get(history_name(name))}
+        return {each: version for each, version in known.items() if version is not None}
+
+    def _owner(self, name: str) -> TableRecord:
+        """The table's record, also by the name of its history."""
+        return self.records[table_of(name)]
 
     def tidy(self, names: Iterable[str]) -> None:
         """A row was published: the caretaker learns what has more versions now."""
-        self._caretaker.written(self.records[name] for name in names)
+        owners = ((name, self._owner(name)) for name in names)
+        self._caretaker.written(record if record.name == name else history_record(record) for name, record in owners)
 
     def keep_up(self, name: str) -> Result:
         """In the table's lane, behind the ledger: files and checkpoints. Rows stay what they are, so the new version
@@ -96,12 +131,16 @@ class Tables:
         record = self.records[name]
         if not self._is_replicated(name):  # a suspended table stays as it is
             return Result()
+        before = self._standing(name)
         version = self._versions[name]
         now = self._applier.keep_up(table_path(self._root, record.path), record.schema, version.version)
-        if now == version.version:
-            return Result()
-        self._versions[name] = replace(version, version=now, rows=0, touched=False)
-        return Result(self._versions[name])
+        if now != version.version:
+            self._versions[name] = replace(version, version=now, rows=0, touched=False)
+        self._histories.keep_up(name)
+        return Result(self._moved_since(name, before))
+
+    def _moved_since(self, name: str, before: Mapping[str, TableVersion]) -> dict[str, TableVersion]:
+        return {each: v for each, v in self._standing(name).items() if v.version != before[each].version}
 
     def close(self) -> None:
         """End what `resume` has begun."""
@@ -114,11 +153,12 @@ class Tables:
             self._row.update(touched)
             self._unwritten.update(touched)
 
-    def rearranged(self, name: str, version: TableVersion) -> None:
-        """The same rows in another version: it is the row's, unless the table has gone on."""
+    def rearranged(self, versions: Mapping[str, TableVersion]) -> None:
+        """The same rows in other versions: they are the row's, unless the table has gone on."""
         with self._lock:
-            if name in self._row and self._row[name].applied_lsn == version.applied_lsn:
-                self._row[name] = version
+            for name, version in versions.items():
+                if name in self._row and self._row[name].applied_lsn == version.applied_lsn:
+                    self._row[name] = version
 
     def versions(self) -> dict[str, TableVersion]:
         """Every table as the next ledger row has it."""
@@ -135,14 +175,14 @@ class Tables:
             self._row = {name: replace(v, touched=False, rows=0) for name, v in self._row.items()}
 
     def _with_state(self, name: str) -> TableVersion:
-        return replace(self._row[name], state=self.records[name].state)
+        return replace(self._row[name], state=self._owner(name).state)
 
     def withholding(self, lsn: int) -> bool:
         """Whether a row at `lsn` must wait: some table in step already holds changes above it."""
         return any(self._is_ahead(name, version, lsn) for name, version in self._row.items())
 
     def _is_ahead(self, name: str, version: TableVersion, lsn: int) -> bool:
-        record = self.records[name]
+        record = self._owner(name)
         # A driver that died between "active" and its ledger row leaves a table whose load lies above the ledger.
         loaded_ahead = record.state == "active" and record.capture is not None and record.capture.lsn > lsn
         return loaded_ahead or (record.state in ("active", "catching up") and version.applied_lsn > lsn)
@@ -165,7 +205,7 @@ class Tables:
         """In the table's lane: commit its share. Raises what is not the table's own failure."""
         if not self._is_replicated(name):
             return Result()
-        before = self._versions[name]
+        before = self._standing(name)
         error: TableError | None = None
         try:
             self._apply_share(name, share, transactions, still_alive)
@@ -173,8 +213,7 @@ class Tables:
             # At once, before the next share of this lane is taken.
             self._suspend(name, failed)
             error = failed
-        now = self._versions[name]
-        return Result(now if now.version != before.version else None, error)
+        return Result(self._moved_since(name, before), error)
 
     def shares(self, batch: Batch) -> dict[str, Share]:
         """The batch by table: only tables that are replicated now."""
@@ -247,6 +286,11 @@ class Tables:
     ) -> None:
         """Net, plan and commit until the commit is ours, or until nothing of the share is left to do."""
         record = self.records[name]
+        if record.schema.history:
+            to_lsn = int(transactions.end_lsn[-1])
+            self._histories.append(
+                record, partial(self._history_rows, record, share, transactions), to_lsn, still_alive
+            )
         for _ in range(_TRIES):
             version = self._versions[name]
             changes = self._net(record, share, transactions, version.applied_lsn)
@@ -265,9 +309,8 @@ class Tables:
                 continue
             reach("replicate.after_table_commit", name)
             # The commit exists: the table stands at it, whatever is thought of it.
-            self._versions[name] = TableVersion(
-                applied.version, plan.to_lsn, record.state, changes.changes, plan.apply_path, True
-            )
+            path = applied.apply_path or plan.apply_path
+            self._versions[name] = TableVersion(applied.version, plan.to_lsn, record.state, changes.changes, path, True)
             self._judge(record, plan, applied)
             return
         raise Transient(f"{name} changed under each of {_TRIES} attempts to commit", where=name, remedy="run it again")
@@ -278,14 +321,20 @@ class Tables:
         counts = self._transactions_that_count(record, transactions, applied_lsn)
         if not counts.any():
             return None
+        blocks, truncates = share.that_count(transactions, counts)
+        changes = net_effect(record.schema, blocks, truncates, partial(_describe, transactions))
+        return marked(record.schema, changes, transactions) if record.schema.soft_delete else changes
 
-        def describe(sequence: int) -> str:
-            index = int(transactions.index_of(np.array([sequence]))[0])
-            return f"transaction {transactions.xid[index]} at {format_lsn(int(transactions.end_lsn[index]))}"
-
-        blocks = [(block, counts[transactions.index_of(block.sequence)]) for block in share.blocks]
-        truncates = [t for t in share.truncates if counts[transactions.index_of(np.array([t.sequence]))[0]]]
-        return net_effect(record.schema, blocks, truncates, describe)
+    def _history_rows(
+        self, record: TableRecord, share: Share, transactions: Transactions, own: TableRecord, applied_lsn: int
+    ) -> pa.Table | None:
+        """Every change of the share above the history's applied position `applied_lsn`, for its table `own`."""
+        counts = self._transactions_that_count(record, transactions, applied_lsn)
+        if not counts.any():
+            return None
+        blocks, truncates = share.that_count(transactions, counts)
+        describe = partial(_describe, transactions)
+        return every_change(record.schema, own.schema, record.incarnation, blocks, truncates, transactions, describe)
 
     def _transactions_that_count(
         self, record: TableRecord, transactions: Transactions, applied_lsn: int
@@ -312,7 +361,7 @@ class Tables:
     def _plan(self, record: TableRecord, changes: NetChanges, version: TableVersion, to_lsn: int) -> Plan:
         path = table_path(self._root, record.path)
         by_engine = self._applier.why_by_engine(record, path, version.version)
-        apply_path, because = choose(changes, insert_only=record.schema.insert_only, by_engine=by_engine)
+        apply_path, because = choose(changes, record.schema, by_engine)
         return Plan(
             record=record,
             path=path,
@@ -387,7 +436,12 @@ class Tables:
     def _enter(self, name: str, state: State, reason: str = "", remedy: str = "") -> None:
         self._registry.change(name, lambda record: record.entered(state, reason, remedy))
         with self._lock:
-            self._unwritten.add(name)
+            self._unwritten.update(self._standing(name))
+
+
+def _describe(transactions: Transactions, sequence: int) -> str:
+    index = int(transactions.index_of(np.array([sequence]))[0])
+    return f"transaction {transactions.xid[index]} at {format_lsn(int(transactions.end_lsn[index]))}"
 
 
 def _silence_limit(connection: Connection) -> float:

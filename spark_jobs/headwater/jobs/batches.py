@@ -8,7 +8,9 @@ from datetime import UTC, datetime, timedelta
 from functools import reduce
 from operator import add
 
-from headwater.log.blocks import Block, Chunk, Transactions, Truncate
+import numpy as np
+
+from headwater.log.blocks import Block, Chunk, Rows, Transactions, Truncate
 
 _EPOCH_2000 = datetime(2000, 1, 1, tzinfo=UTC)
 
@@ -93,6 +95,11 @@ class Share:
 
     blocks: list[Block] = field(default_factory=list)
     truncates: list[Truncate] = field(default_factory=list)
+
+    def that_count(self, transactions: Transactions, counts: Rows) -> tuple[list[tuple[Block, Rows]], list[Truncate]]:
+        """The blocks, each with the mask of changes whose transaction counts, and the truncates that count."""
+        blocks = [(block, counts[transactions.index_of(block.sequence)]) for block in self.blocks]
+        return blocks, [t for t in self.truncates if counts[transactions.index_of(np.array([t.sequence]))[0]]]
 
     @classmethod
     def joined(cls, shares: Sequence[Share]) -> Share:

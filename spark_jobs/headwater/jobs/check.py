@@ -17,7 +17,7 @@ from headwater.errors import Refused
 from headwater.lake.paths import registry_path
 from headwater.source.catalog import Catalog, read_catalog
 from headwater.source.connection import Connection, connect, errors_named
-from headwater.source.problems import Problem, error, refuse_errors
+from headwater.source.problems import Problem, error, refuse_errors, warning
 from headwater.source.publishing_rights import publishing_problems
 from headwater.source.settings import server_problems, version_problems
 
@@ -59,7 +59,7 @@ def _inspect(connection: Connection, pipeline: Pipeline, lake: str) -> CheckRepo
     problems = [
         *server_problems(connection, pipeline.source.slot, [APPLICATION_NAME]),
         *lake_problems(lake),
-        *registry_problems(lake, pipeline.name),
+        *registry_problems(lake, pipeline.name, catalog),
         *catalog.problems,
         *publishing_problems(connection, pipeline.source.publication, others, insert_only),
     ]
@@ -87,14 +87,25 @@ def lake_problems(root: str) -> list[Problem]:
     return []
 
 
-def registry_problems(root: str, pipeline_name: str) -> list[Problem]:
-    """Whether a lake that exists under `root` is this pipeline's, in a format that this Headwater knows."""
+def registry_problems(root: str, pipeline_name: str, catalog: Catalog) -> list[Problem]:
+    """Whether a lake that exists under `root` is this pipeline's, in a format that this Headwater knows; and which
+    options of `catalog`'s tables wait for a load."""
     if not os.path.isdir(registry_path(root)):
         return []  # nothing was ever loaded there, and delta-rs takes longer to import than all else here
     from headwater.lake.registry import Registry
 
     try:
-        Registry.open(root, pipeline_name)
+        registry = Registry.open(root, pipeline_name)
     except Refused as refused:
         return [error(refused.code, refused.where, refused.message, refused.remedy)]
-    return []
+    found = []
+    for table in catalog.tables:
+        record = registry.tables.get(str(table.name)) if registry is not None else None
+        if record is None or record.state not in ("active", "catching up", "suspended") or not record.schemas:
+            continue
+        for option in ("soft_delete", "history"):
+            if getattr(record.schema, option) != getattr(table.schema, option):
+                message = f"{option} is another than when the table was loaded, and holds from its next load on"
+                remedy = f"headwater load PIPELINE.yaml --table {table.name} --again"
+                found.append(warning("option_waits_for_load", str(table.name), message, remedy))
+    return found

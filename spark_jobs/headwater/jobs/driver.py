@@ -29,6 +29,7 @@ from headwater.jobs.publisher import Publisher
 from headwater.jobs.reader import LogReader
 from headwater.jobs.stage_times import ApplyRate, latency
 from headwater.jobs.succession import SuccessorWatch
+from headwater.lake.cuts import table_of
 from headwater.lake.ledger import Ledger
 from headwater.lake.registry import TableRecord
 from headwater.log.blocks import Transactions
@@ -220,8 +221,8 @@ class Driver:
             if done.result.error is not None:
                 self._publish_states()
             self._reader.busy.add(done.stages)
-            if not done.numbers and done.result.version is not None:
-                self._tables.rearranged(done.name, done.result.version)
+            if not done.numbers:
+                self._tables.rearranged(done.result.versions)
             self._open.resolve(done)
         epoch = self._open.publishable()
         if epoch is None:
@@ -243,6 +244,8 @@ class Driver:
         totals = self._totals
         totals.transactions += epoch.transactions
         for name, version in epoch.touched.items():
+            if name not in self._tables.records:
+                continue  # a history: its rows are the same changes
             totals.changes += version.rows
             totals.per_table[name] = totals.per_table.get(name, 0) + version.rows
 
@@ -294,7 +297,7 @@ class Driver:
         self._reader.confirm(lsn)
         reach("replicate.after_confirm")
         tables.tidy(written)
-        for name in written:
+        for name in {table_of(name) for name in written}:
             self._lanes.behind(name, partial(tables.keep_up, name))
 
     def _publish_states(self) -> None:

@@ -87,10 +87,10 @@ class OpenEpochs:
                 epoch.missing.discard(done.name)
                 if epoch.last is None or done.ended >= epoch.last.ended:
                     epoch.last = done
-            if first <= epoch.number < last and done.result.version is not None:
+            if first <= epoch.number < last and done.result.versions:
                 epoch.exact = False
-            if epoch.number == last and done.result.version is not None:
-                epoch.touched[done.name] = done.result.version
+            if epoch.number == last:
+                epoch.touched.update(done.result.versions)
 
     def publishable(self) -> OpenEpoch | None:
         """Everything up to the furthest position at which every table stands, as one epoch; None: nothing yet."""

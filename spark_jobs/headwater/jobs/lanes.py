@@ -23,10 +23,10 @@ THREADS = 4
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a table's share. `version`: where the table stands now, if it moved; `error`: why it is to be
-    suspended."""
+    """What came of a table's share. `versions`: where the table (and its history) stand now, by their names in ledger
+    rows, if they moved; `error`: why it is to be suspended."""
 
-    version: TableVersion | None = None
+    versions: Mapping[str, TableVersion] = field(default_factory=dict)
     error: TableError | None = None
 
 

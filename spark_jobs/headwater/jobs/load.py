@@ -29,6 +29,7 @@ from headwater.jobs.handovers import finish_handovers
 from headwater.jobs.options import on_divergence
 from headwater.jobs.units import BAD_VALUE, CHANGED, UnitReader, cut_units, describe
 from headwater.lake import tables as lake_tables
+from headwater.lake.history import history_record, mark_load, prepare
 from headwater.lake.ledger import read_epoch
 from headwater.lake.paths import table_path
 from headwater.lake.registry import Capture, PipelineRecord, Registry, TableRecord, now_text
@@ -278,7 +279,13 @@ def _attempt(
         reach("load.after_capture")
         progress(f"{record.name}: reading at {format_lsn(capture.position.lsn)}")
         path = table_path(pipeline.lake_path(), record.path)
+        beside = table_path(pipeline.lake_path(), history_record(record).path)
+        if schema.history:
+            prepare(spark, beside, record)
         rows, size = _copy(spark, connection, pipeline, record, capture, signatures, path, slot.confirmed_lsn)
+        if schema.history:
+            app_id = history_record(record).app_id(pipeline.name)
+            mark_load(spark, beside, record, app_id, capture.position.lsn, slot.confirmed_lsn)
         # The last unit ended some time ago: a rewrite after it is seen here, one after this in the log's Relation.
         if signature(connection, ids) != signatures:
             raise _Changed("it was rewritten, truncated or altered during the load")
@@ -317,7 +324,11 @@ def _copy(
     reader = UnitReader(pipeline.conninfo(), capture.snapshot_id, schema, signatures)
     parallel = max(1, min(pipeline.load.connections, len(units)))
     descriptions = spark.sparkContext.parallelize([(describe(u),) for u in _dealt(units, parallel)], parallel)
-    frame = spark.createDataFrame(descriptions, "unit string").mapInArrow(reader, lake_tables.struct_type(schema))
+    frame = spark.createDataFrame(descriptions, "unit string").mapInArrow(
+        reader, lake_tables.struct_type(schema.without_marks())
+    )
+    if schema.soft_delete:
+        frame = frame.selectExpr("*", *lake_tables.LIVING)
     lake_tables.create(spark, path, schema, pipeline.lake.keep_cuts)
     reach("load.before_commit")
     writer = frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true")

@@ -106,6 +106,10 @@ def _tables(
     named = {str(entry.name) for entry in pipeline.tables if isinstance(entry.name, TableName)}
     versions = lake.epoch(look.file.epoch).tables if look.file is not None and look.file.epoch else {}
     root = pipeline.lake_path()
+    registry = lake.registry()
+    soft = (
+        {n for n, r in registry.tables.items() if r.schemas and r.schema.soft_delete} if registry is not None else set()
+    )
     shown: dict[str, dict[str, Any]] = {}
     for name in sorted(named | listed | set(look.tables)):
         table = look.tables.get(name, TableState("new", "it has not been loaded"))
@@ -122,7 +126,9 @@ def _tables(
             "remedy": table.remedy or _remedy(table.state, pipeline.file, running),
             "applied_lsn": format_lsn(version.applied_lsn) if version is not None else None,
             "version": version.version if version is not None else None,
-            "rows": row_count(table_path(root, relative), version.version) if version is not None else None,
+            "rows": row_count(table_path(root, relative), version.version, soft_delete=name in soft)
+            if version is not None
+            else None,
             "lag_bytes": lag_bytes,
             "lag_seconds": lag_seconds,
             "path": table_uri(root, relative),

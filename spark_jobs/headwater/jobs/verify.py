@@ -28,7 +28,7 @@ from headwater.lake.registry import Registry, TableRecord
 from headwater.lake.tables import struct_type
 from headwater.names import TableName
 from headwater.position import Position, format_lsn
-from headwater.schema import TableSchema
+from headwater.schema import DELETED, TableSchema
 from headwater.session import build_session
 from headwater.source.catalog import Signature, read_catalog, signature
 from headwater.source.connection import Connection, connect, errors_named, identify
@@ -125,7 +125,7 @@ class _Table:
         if record is None or record.state not in _COMPARED:
             return self._result(record.state if record else "new", record.reason if record else "it was never loaded")
         try:
-            rows, candidates, settled = self._compare(record.schema)
+            rows, candidates, settled = self._compare(record.schema.without_marks())
         except _NotCompared as reason:
             return self._result(self._record().state, str(reason))
         return self._result(self._record().state, self._record().reason, rows, candidates, settled)
@@ -138,7 +138,7 @@ class _Table:
             self.first = (look.capture.position, look.stored.epoch)
             spark = self._spark()
             return Comparison(spark, schema).first_look(
-                self._source(spark, look), _stored(spark, look.stored), _CANDIDATES
+                self._source(spark, look), self._stored(spark, look.stored), _CANDIDATES
             )
 
         rows, candidates = self._look(full)
@@ -204,7 +204,7 @@ class _Table:
         kinds = [[(c.name, c.attnum, c.type_oid, c.typmod) for c in schema.columns] for schema in (found, stored)]
         if kinds[0] != kinds[1]:
             raise _NotCompared("its columns changed at the source")
-        return stored.with_leaves(found.leaves)
+        return stored.without_marks().with_leaves(found.leaves)
 
     def _source(self, spark: SparkSession, look: _Look) -> DataFrame:
         """Every row at the capture point, read as a load reads them."""
@@ -214,6 +214,11 @@ class _Table:
         parallel = max(1, min(self._pipeline.load.connections, len(units)))
         descriptions = spark.sparkContext.parallelize([(describe(unit),) for unit in units], parallel)
         return spark.createDataFrame(descriptions, "unit string").mapInArrow(reader, struct_type(schema))
+
+    def _stored(self, spark: SparkSession, stored: StoredVersion) -> DataFrame:
+        """The rows that the lake holds as living."""
+        rows = spark.read.format("delta").option("versionAsOf", stored.version).load(stored.path)
+        return rows.where(f"NOT {DELETED}") if self._record().schema.soft_delete else rows
 
     def _pages(self, relation_id: int) -> int:
         with errors_named("source"):
@@ -226,7 +231,7 @@ class _Table:
         self, comparison: Comparison, candidates: Candidates, look: _Look, numbers: Sequence[int]
     ) -> dict[int, State]:
         spark = self._spark()
-        lake = _stored(spark, look.stored)
+        lake = self._stored(spark, look.stored)
         if comparison.multiset:
             chosen = comparison.numbered(candidates, numbers)
             return comparison.look_again(self._source(spark, look), lake, chosen)
@@ -270,7 +275,3 @@ class _Table:
             "capture_lsn": format_lsn(position.lsn) if position and rows is not None else None,
             "epoch": epoch if rows is not None else None,
         }
-
-
-def _stored(spark: SparkSession, stored: StoredVersion) -> DataFrame:
-    return spark.read.format("delta").option("versionAsOf", stored.version).load(stored.path)

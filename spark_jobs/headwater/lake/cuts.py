@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from headwater.lake.ledger import Epoch
 
 Cut = dict[str, Any]
+HISTORY = "~history"
+"""Behind a table's name and path: those of its history."""
 
 _SCRATCH_SECONDS = 3600.0
 
@@ -62,10 +64,27 @@ def _table(root: str, state: TableState | None, epoch: Epoch, name: str) -> dict
     }
     if version is None:
         return {**entry, "state": "absent", "reason": f"epoch {epoch.epoch} does not hold it"}
+    beside = epoch.tables.get(history_name(name))
+    if beside is not None:
+        entry["history"] = {
+            "path": table_uri(root, relative + HISTORY),
+            "version": beside.version,
+            "applied_lsn": format_lsn(beside.applied_lsn),
+        }
     if state is not None and state.state == IN_STEP:
         return {**entry, "state": "in step"}
     found = state or TableState("removed")
     return {**entry, "state": "behind", "since": found.since, "reason": found.reason or f"it is {found.state}"}
+
+
+def history_name(name: str) -> str:
+    """What the history of table `name` is called in ledger rows and appIds. No table has such a name: `~` is quoted."""
+    return name + HISTORY
+
+
+def table_of(name: str) -> str:
+    """The table of a ledger row's entry, which may be its history's."""
+    return name.removesuffix(HISTORY)
 
 
 def time_text(time: datetime) -> str:
@@ -152,6 +171,16 @@ def read(spark: SparkSession, cut: Mapping[str, Any], *, allow_behind: bool = Fa
     Refused when a table is not in step; with `allow_behind` such a table is read as it last was, and one that is
     absent is left out. Refused as well when a version is no longer kept.
     """
+    refuse_behind(cut, allow_behind=allow_behind)
+    return {
+        name: read_version(spark, cut, name, table)
+        for name, table in cut["tables"].items()
+        if table["state"] != "absent"
+    }
+
+
+def refuse_behind(cut: Mapping[str, Any], *, allow_behind: bool) -> None:
+    """Refused when a table of `cut` is not in step, unless that is allowed."""
     late = {name: table for name, table in cut["tables"].items() if table["state"] != "in step"}
     if late and not allow_behind:
         names = "; ".join(f"{name} is {table['state']}: {table.get('reason', '')}" for name, table in late.items())
@@ -161,15 +190,16 @@ def read(spark: SparkSession, cut: Mapping[str, Any], *, allow_behind: bool = Fa
             where=f"cut of pipeline {cut['pipeline']}, epoch {cut['epoch']}",
             remedy="wait for these tables, leave them out, or read with allow_behind=True",
         )
+
+
+def allow_old_versions(spark: SparkSession) -> None:
+    """Delta's refusal of versions older than its own retention is off in this session."""
     spark.conf.set(_NO_RETENTION_REFUSAL, "false")
-    return {
-        name: _read_table(spark, cut, name, table)
-        for name, table in cut["tables"].items()
-        if table["state"] != "absent"
-    }
 
 
-def _read_table(spark: SparkSession, cut: Mapping[str, Any], name: str, table: Mapping[str, Any]) -> DataFrame:
+def read_version(spark: SparkSession, cut: Mapping[str, Any], name: str, table: Mapping[str, Any]) -> DataFrame:
+    """The version that `table`, an entry of `cut`, names; Refused when it is gone."""
+    allow_old_versions(spark)
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import AnalysisException
 

@@ -41,8 +41,10 @@ class Layout:
             if column.name in self.partition_by:
                 value = from_text(file.partition_values.get(self.in_files(column.name)), column.type)
                 columns.append(pa.chunked_array([pa.repeat(pa.scalar(value, column.type), stored.num_rows)]))
-            else:
-                columns.append(stored[self.in_files(column.name)].cast(column.type))
+            elif (name := self.in_files(column.name)) in stored.column_names:
+                columns.append(stored[name].cast(column.type))
+            else:  # a file that is older than a column has NULL there
+                columns.append(pa.chunked_array([pa.nulls(stored.num_rows, column.type)]))
         return pa.table(columns, schema=schema)
 
     def _stored(self, column: pa.Field) -> pa.Field:

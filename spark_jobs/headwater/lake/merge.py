@@ -22,7 +22,7 @@ from headwater.changes import NetChanges
 from headwater.errors import Diverged
 from headwater.lake.plan import Plan, PlanAgain
 from headwater.lake.tables import quoted, struct_type
-from headwater.schema import PARTITION_COLUMN, TableSchema
+from headwater.schema import DELETED, DELETED_AT, DELETED_LSN, PARTITION_COLUMN, TableSchema
 
 _OPERATION = "_hw_op"
 _UNCHANGED = "_hw_unchanged_"
@@ -50,38 +50,67 @@ def merge(spark: SparkSession, plan: Plan) -> tuple[int, str]:
     builder = (
         target.merge(source.alias("s"), _condition(schema, changes))
         .whenMatchedDelete(f"s.{_OPERATION} = {_REMOVE}")
-        .whenMatchedUpdate(_update_condition(changes, strict=strict), assign)
+        .whenMatchedUpdate(_update_condition(schema, changes, strict=strict), assign)
         .whenNotMatchedInsert(
-            f"s.{_OPERATION} = {_PUT_NEW}" if strict else f"s.{_OPERATION} <> {_REMOVE} AND {whole}",
+            _insert_condition(schema, whole, strict=strict),
             {quoted(name): f"s.{quoted(name)}" for name in names},
         )
     )
-    if changes.truncated_leaves:
-        leaves = ", ".join(str(leaf) for leaf in changes.truncated_leaves)
-        builder = builder.whenNotMatchedBySourceDelete(f"t.{PARTITION_COLUMN} IN ({leaves})")
+    if changes.emptied:
+        for leaf, moment in changes.emptied.items():
+            here = f"t.{PARTITION_COLUMN} = {leaf}" if schema.partitioned else "true"
+            builder = builder.whenNotMatchedBySourceUpdate(f"NOT t.{DELETED} AND {here}", _marks(moment))
+    elif changes.truncated_leaves:
+        builder = builder.whenNotMatchedBySourceDelete(_in_leaves(changes))
     counted = builder.execute().collect()
     if not counted:
         # Delta saw this position, or a later one, in the table already and did nothing.
         raise PlanAgain
     counts = counted[0]
-    if strict and not changes.truncated_leaves and not _as_foretold(changes, counts):
+    if strict and not changes.truncated_leaves and not _as_foretold(schema, changes, counts):
         diverged, example = _contradictions(spark, plan, source, changes)
     return diverged, example
 
 
-def _update_condition(changes: NetChanges, *, strict: bool) -> str:
+def _in_leaves(changes: NetChanges) -> str:
+    return f"t.{PARTITION_COLUMN} IN ({', '.join(str(leaf) for leaf in changes.truncated_leaves)})"
+
+
+def _marks(moment: tuple[int, int]) -> dict[str, Any]:
+    """Assignments that make a row a deleted one. `moment`: LSN, and microseconds since 1970."""
+    lsn, time = moment
+    return {DELETED: "true", DELETED_LSN: f"{lsn}L", DELETED_AT: f"timestamp_micros({time}L)"}
+
+
+def _insert_condition(schema: TableSchema, whole: str, *, strict: bool) -> str:
+    if strict:
+        return f"s.{_OPERATION} = {_PUT_NEW}"
+    condition = f"s.{_OPERATION} <> {_REMOVE} AND {whole}"
+    # What was to be deleted and is not there needs no repair.
+    return f"{condition} AND (s.{_OPERATION} = {_PUT_NEW} OR NOT s.{DELETED})" if schema.soft_delete else condition
+
+
+def _update_condition(schema: TableSchema, changes: NetChanges, *, strict: bool) -> str:
     if not strict:
-        return f"s.{_OPERATION} <> {_REMOVE}"
+        condition = f"s.{_OPERATION} <> {_REMOVE}"
+        nothing_to_delete = f"(s.{_OPERATION} = {_PUT_STORED} AND s.{DELETED} AND t.{DELETED})"
+        return f"{condition} AND NOT {nothing_to_delete}" if schema.soft_delete else condition
     condition = f"s.{_OPERATION} = {_PUT_STORED}"
+    if schema.soft_delete:
+        # A row that is marked is not there; a new one may take its place.
+        condition = f"({condition} AND NOT t.{DELETED} OR s.{_OPERATION} = {_PUT_NEW} AND t.{DELETED})"
     if changes.truncated_leaves:
         # The row that a new one meets in a truncated leaf is the truncated row.
-        leaves = ", ".join(str(leaf) for leaf in changes.truncated_leaves)
-        condition = f"({condition} OR t.{PARTITION_COLUMN} IN ({leaves}) AND s.{_OPERATION} = {_PUT_NEW})"
+        here = _in_leaves(changes) if schema.partitioned else "true"
+        condition = f"({condition} OR {here} AND s.{_OPERATION} = {_PUT_NEW})"
     return condition
 
 
-def _as_foretold(changes: NetChanges, counts: Any) -> bool:
+def _as_foretold(schema: TableSchema, changes: NetChanges, counts: Any) -> bool:
     over_stored = int(changes.stored.sum())
+    if schema.soft_delete:
+        # New rows may come over marked ones: only a row that contradicts the log is neither updated nor inserted.
+        return bool(counts["num_updated_rows"] + counts["num_inserted_rows"] == changes.rows.num_rows)
     return bool(
         counts["num_updated_rows"] == over_stored
         and counts["num_inserted_rows"] == changes.rows.num_rows - over_stored
@@ -95,21 +124,26 @@ def _contradictions(spark: SparkSession, plan: Plan, source: DataFrame, changes:
     Diverged, with nothing written, when `repair` is asked for and a row is not whole in the log.
     """
     keys = plan.record.schema.key
-    reader = spark.read.format("delta").option("versionAsOf", plan.version)
-    stored = reader.load(plan.path).selectExpr(*(f"{quoted(k)} AS _hw_k{i}" for i, k in enumerate(keys)))
+    stored = _living(spark, plan).selectExpr(*(f"{quoted(k)} AS _hw_k{i}" for i, k in enumerate(keys)))
     condition = " AND ".join(f"s.{quoted(k)} = t._hw_k{i}" for i, k in enumerate(keys))
     partial = " OR ".join(f"s.{_UNCHANGED}{index}" for index in range(len(changes.unchanged))) or "false"
     joined = source.alias("s").join(stored.alias("t"), expr(condition), "left")
     wrong = joined.where(f"(t._hw_k0 IS NULL) = (s.{_OPERATION} <> {_PUT_NEW})").selectExpr(
         f"s.{_OPERATION} AS op",
         f"({partial}) AS partial",
+        f"{f's.{DELETED}' if plan.record.schema.soft_delete else 'false'} AS deleted",
         *(f"CAST(s.{quoted(k)} AS STRING) AS _hw_k{i}" for i, k in enumerate(keys)),
     )
     rows = wrong.collect()
     words = {_PUT_STORED: "update met no row", _REMOVE: "delete met no row", _PUT_NEW: "insert met a row"}
-    shown = [f"{words[row['op']]} at key ({', '.join(str(value) for value in row[2:])})" for row in rows[:_EXAMPLES]]
+    shown = [
+        f"{words[_REMOVE if row['deleted'] and row['op'] == _PUT_STORED else row['op']]} at key "
+        f"({', '.join(str(value) for value in row[3:])})"
+        for row in rows[:_EXAMPLES]
+    ]
     example = "; ".join(shown)
-    if plan.record.on_divergence == "repair" and any(row["partial"] and row["op"] == _PUT_STORED for row in rows):
+    unknown = any(row["partial"] and row["op"] == _PUT_STORED and not row["deleted"] for row in rows)
+    if plan.record.on_divergence == "repair" and unknown:
         raise Diverged(
             f"{len(rows)} rows contradict the lake and cannot all be repaired, because the log does not carry their "
             f"unchanged large values: {example}",
@@ -117,6 +151,12 @@ def _contradictions(spark: SparkSession, plan: Plan, source: DataFrame, changes:
             remedy=f"headwater load PIPELINE.yaml --table {plan.record.name} --again",
         )
     return len(rows), example
+
+
+def _living(spark: SparkSession, plan: Plan) -> DataFrame:
+    """The rows, at the version planned on, that are not marked as deleted."""
+    rows = spark.read.format("delta").option("versionAsOf", plan.version).load(plan.path)
+    return rows.where(f"NOT {DELETED}") if plan.record.schema.soft_delete else rows
 
 
 def _source(schema: TableSchema, changes: NetChanges) -> pa.Table:
@@ -177,7 +217,7 @@ def _with_values_of_moved_rows(spark: SparkSession, plan: Plan) -> NetChanges:
     wanted = changes.origins.take(pa.array(moved)).append_column("_hw_row", pa.array(moved))
     wanted_type = type(key_type)([key_type[name] for name in schema.key]).add("_hw_row", LongType())
     source = spark.createDataFrame(wanted, schema=wanted_type).alias("s")
-    stored = spark.read.format("delta").option("versionAsOf", plan.version).load(plan.path).alias("t")
+    stored = _living(spark, plan).alias("t")
     condition = " AND ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in schema.key)
     found = source.join(stored, expr(condition)).selectExpr("s._hw_row", *(f"t.{quoted(name)}" for name in names))
     values = found.toArrow()

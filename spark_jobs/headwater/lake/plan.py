@@ -12,6 +12,7 @@ from typing import Literal
 
 from headwater.changes import NetChanges
 from headwater.lake.registry import TableRecord
+from headwater.schema import TableSchema
 
 ApplyPath = Literal["append", "positional", "merge", "replace"]
 
@@ -37,24 +38,30 @@ class Plan:
 @dataclass(frozen=True, slots=True)
 class Applied:
     """The table's commit. `divergence`: rows that met no stored row or met one unexpectedly; 0 in health; `example`
-    names a few of their keys. `noted`: commits of others in between that only rearranged files."""
+    names a few of their keys. `noted`: commits of others in between that only rearranged files. `apply_path`: the way
+    that was taken, where it turned out to be shorter than the planned one; else empty."""
 
     version: int
     divergence: int = 0
     example: str = ""
     noted: str = ""
+    apply_path: str = ""
 
 
-def choose(changes: NetChanges, *, insert_only: bool, by_engine: str) -> tuple[ApplyPath, str]:
+def choose(changes: NetChanges, schema: TableSchema, by_engine: str) -> tuple[ApplyPath, str]:
     """The path and the reason for it."""
     if changes.is_empty:
         return "append", "nothing is left of the batch, and the table has yet to see this driver's generation"
     if changes.truncated:
         return "replace", "the table was truncated in this batch"
+    if changes.truncated_leaves and schema.soft_delete and not schema.partitioned and not by_engine:
+        return "replace", "the table was truncated in this batch, and its rows stay as deleted"
     if changes.truncated_leaves:
         because = "partitions were truncated in this batch"
+        if schema.soft_delete:
+            return "merge", f"{because}, and their rows stay as deleted" if schema.partitioned else by_engine
         return ("merge", f"{because}, and {by_engine}") if by_engine else ("positional", because)
-    if insert_only:
+    if schema.insert_only:
         return "append", "the table is declared insert-only"
     if by_engine:
         return "merge", by_engine

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +25,10 @@ from headwater.lake.deletion_vectors import write_vectors
 from headwater.lake.delta_log import Action, DataFile, Snapshot
 from headwater.lake.key_codes import Codes, encode
 from headwater.lake.key_index import NOWHERE
+from headwater.lake.new_keys import lie_above, only_adds
 from headwater.lake.partitioned_write import Written, discard, write_rows
 from headwater.lake.plan import Applied, Plan, PlanAgain
+from headwater.lake.soft_delete import are_marked, end_deleted, others_marked
 from headwater.lake.table_state import Added, TableState
 from headwater.schema import PARTITION_COLUMN
 from headwater.stages import stage
@@ -90,7 +93,8 @@ def apply(state: TableState, plan: Plan, fence: Fence) -> Applied:
         raise PlanAgain from lost
     codes = work.codes_as_written
     state.follow_own(actions, deleted, [_indexed(one, codes) for one in written])
-    return Applied(plan.version + 1, work.divergence, work.example)
+    taken = "append" if work.append_because else ""
+    return Applied(plan.version + 1, work.divergence, work.example, apply_path=taken)
 
 
 def _indexed(written: Written, codes: Codes | None) -> Added:
@@ -104,6 +108,7 @@ class _Work:
     by file, or everything.
 
     `codes`: keys of the plan's rows; `order`: which of these were written, in their order in the file (none: all).
+    `append_because`: why this only adds rows; empty where it was not proved.
     """
 
     batches: Iterable[pa.Table]
@@ -115,6 +120,7 @@ class _Work:
     example: str = ""
     order: list[Int64] = field(default_factory=list)
     emptied: dict[str, BitMap] = field(default_factory=dict)
+    append_because: str = ""
 
     @property
     def codes_as_written(self) -> Codes | None:
@@ -133,26 +139,49 @@ def _append(state: TableState, plan: Plan) -> _Work:
 
 def _replace(state: TableState, plan: Plan) -> _Work:
     schema, rows = plan.record.schema, plan.changes.rows
+    if plan.changes.emptied:
+        return _emptied(state, plan)
     codes = encode(schema, rows.select(list(schema.key))) if schema.key else None
     return _Work([rows], rows.num_rows, codes, _NOTHING, everything=True)
+
+
+def _emptied(state: TableState, plan: Plan) -> _Work:
+    """A TRUNCATE where deleted rows stay: all rows are written anew, those that the batch leaves alone as deleted."""
+    schema, changes, keys = plan.record.schema, plan.changes, list(plan.record.schema.key)
+    puts = state.find(encode(schema, changes.rows.select(keys)))
+    missed = changes.stored & ((puts == NOWHERE) | are_marked(state, schema, puts))
+    (moment,) = changes.emptied.values()
+    count, others = others_marked(state, schema, np.where(missed, NOWHERE, puts), moment)
+    parts = _parts(state, changes, _sources(state, plan, puts, ~missed), ~missed, [])
+    nothing = np.zeros(0, dtype=np.bool_)
+    example = _example(changes, keys, missed, nothing, nothing)
+    everything = count + int((~missed).sum())
+    return _Work(chain(others, parts), everything, None, _NOTHING, True, int(missed.sum()), example)
 
 
 def _positional(state: TableState, plan: Plan) -> _Work:
     changes, keys = plan.changes, list(plan.record.schema.key)
     rows, removed = changes.rows, changes.removed
     codes = encode(plan.record.schema, rows.select(keys)) if keys else None
+    adds = codes is not None and only_adds(changes)
+    if adds and lie_above(plan.record.schema, rows, state.snapshot.files.values(), state.layout):
+        because = "inserts only, with keys above all that the statistics of its files show"
+        return _Work([rows], rows.num_rows, codes, _NOTHING, append_because=because)
     puts = state.find(codes) if codes is not None else np.full(rows.num_rows, NOWHERE, dtype=np.int64)
     goes = state.find(encode(plan.record.schema, removed)) if removed.num_rows else _NOTHING
     emptied = state.rows_where(_LEAF, changes.truncated_leaves) if changes.truncated_leaves else {}
-    update_missed = changes.stored & (puts == NOWHERE)
+    lives = (puts != NOWHERE) & ~are_marked(state, plan.record.schema, puts)
+    update_missed = changes.stored & ~lives
     # The row that a new one meets in a truncated leaf is the truncated row.
-    insert_met = ~changes.stored & (puts != NOWHERE) & ~state.are_among(puts, emptied)
+    insert_met = ~changes.stored & lives & ~state.are_among(puts, emptied)
     delete_missed = goes == NOWHERE
     divergence = int(update_missed.sum() + insert_met.sum() + delete_missed.sum())
     example = _example(changes, keys, update_missed, insert_met, delete_missed) if divergence else ""
     written = np.ones(rows.num_rows, dtype=np.bool_)
     if divergence and plan.record.on_divergence == "repair":
-        _refuse_partial(plan, update_missed & _partial(changes, keys), divergence, example)
+        # What was to be deleted and is not there needs no repair.
+        written = ~(update_missed & end_deleted(changes))
+        _refuse_partial(plan, written & update_missed & _partial(changes, keys), divergence, example)
     elif divergence:
         # A row that contradicts the log changes nothing.
         written = ~(update_missed | insert_met)
@@ -162,8 +191,18 @@ def _positional(state: TableState, plan: Plan) -> _Work:
     if changes.unchanged or not written.all():
         sources = _sources(state, plan, puts, written)
         batches = _parts(state, changes, sources, written, order)
-    count = int(written.sum())
-    return _Work(batches, count, codes, gone, divergence=divergence, example=example, order=order, emptied=emptied)
+    because = "inserts only, and the index of its keys holds none of theirs" if adds and not len(gone) else ""
+    return _Work(
+        batches,
+        int(written.sum()),
+        codes,
+        gone,
+        divergence=divergence,
+        example=example,
+        order=order,
+        emptied=emptied,
+        append_because=because if not divergence else "",
+    )
 
 
 _WORK = {"append": _append, "replace": _replace, "positional": _positional}
@@ -186,7 +225,9 @@ def _actions(
         "numDeletionVectorsUpdated": len(changed),
     }
     parameters = {"path": plan.apply_path, "because": plan.because}
-    if work.everything:
+    if work.append_because:
+        parameters = {"path": "append", "because": work.append_because}
+    if work.everything and not plan.changes.emptied:  # what stays as deleted comes from the content before
         parameters["mode"] = "Overwrite"
     return [
         delta_log.commit_info("HEADWATER APPLY", parameters, metrics, plan.version),
@@ -205,7 +246,9 @@ def _sources(state: TableState, plan: Plan, puts: Int64, written: Bool) -> Int64
     sources = puts.copy()
     moved = np.flatnonzero(_moved(changes, list(plan.record.schema.key)))
     if changes.origins is not None and len(moved):
-        sources[moved] = state.find(encode(plan.record.schema, changes.origins.take(pa.array(moved))))
+        origins = state.find(encode(plan.record.schema, changes.origins.take(pa.array(moved))))
+        origins[are_marked(state, plan.record.schema, origins)] = NOWHERE
+        sources[moved] = origins
     missing = int(((_wants(changes) & written) & (sources == NOWHERE)).sum())
     if missing:
         raise Diverged(
@@ -246,11 +289,17 @@ def _wants(changes: NetChanges) -> Bool:
 
 
 def _example(changes: NetChanges, keys: list[str], *masks: Bool) -> str:
-    tables = (changes.rows, changes.rows, changes.removed)
-    words = ("update met no row", "insert met a row", "delete met no row")
+    update_missed, insert_met, delete_missed = masks
+    deleted = end_deleted(changes)
+    missed = (
+        ("update met no row", changes.rows, update_missed & ~deleted),
+        ("insert met a row", changes.rows, insert_met),
+        ("delete met no row", changes.removed, delete_missed),
+        ("delete met no row", changes.rows, update_missed & deleted),
+    )
     shown = [
         f"{word} at key ({', '.join(str(value) for value in row.values())})"
-        for word, table, mask in zip(words, tables, masks, strict=True)
+        for word, table, mask in missed
         for row in table.select(keys).take(pa.array(np.flatnonzero(mask)[:_EXAMPLES])).to_pylist()
     ]
     return "; ".join(shown[:_EXAMPLES])

@@ -14,11 +14,11 @@ from typing import Any
 from delta.tables import DeltaTable
 from deltalake import DeltaTable as RustTable
 from pyspark.sql import SparkSession
-from pyspark.sql.types import DataType, LongType, StructField, StructType
+from pyspark.sql.types import BooleanType, DataType, LongType, StructField, StructType, TimestampType
 
 from headwater.lake.commits import open_table
 from headwater.lake.delta_log import read_actions
-from headwater.schema import PARTITION_COLUMN, TableSchema
+from headwater.schema import DELETED, DELETED_AT, DELETED_LSN, PARTITION_COLUMN, TableSchema
 
 _PROPERTIES = {
     "delta.enableDeletionVectors": "true",
@@ -29,6 +29,8 @@ _PROPERTIES = {
 }
 PLANNED_ON = "headwater planned on "
 """Begins the user metadata of our commits; the version follows."""
+LIVING = (f"false AS {DELETED}", f"CAST(NULL AS BIGINT) AS {DELETED_LSN}", f"CAST(NULL AS TIMESTAMP) AS {DELETED_AT}")
+"""The marks of a row that lives, as expressions of Spark SQL."""
 _NEEDS_MAPPING = set(" ,;{}()\n\t=")
 
 
@@ -55,13 +57,17 @@ def quoted(name: str) -> str:
 
 
 def struct_type(schema: TableSchema) -> StructType:
-    """The table's columns as Spark types, in order, with `_hw_partition` last where there are leaves.
+    """The table's columns as Spark types, in order, then `_hw_partition` where there are leaves, then the marks of
+    `soft_delete`.
 
     Needs a running session: Spark parses its own type names.
     """
     fields = [StructField(c.name, DataType.fromDDL(c.value.lake), True) for c in schema.columns]
     if schema.partitioned:
         fields.append(StructField(PARTITION_COLUMN, LongType(), True))
+    if schema.soft_delete:
+        marks = ((DELETED, BooleanType()), (DELETED_LSN, LongType()), (DELETED_AT, TimestampType()))
+        fields += [StructField(name, kind, True) for name, kind in marks]
     return StructType(fields)
 
 

@@ -106,7 +106,7 @@ def decode_changes(
     unchanged_parts: list[tuple[int, dict[str, Bool]]] = []
     parts: list[tuple[npt.NDArray[np.uint8], Int64, Int64, Int64, Int64]] = []
     row_count = old_count = 0
-    kind = lake_schema(schema)
+    kind = lake_schema(schema.without_marks())
     for relation, held in _joined(blocks):
         sequence, count = held.sequence, held.changes
         tuples = read_tuples(schema, relation, held, describe)

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headwater.changes import NetChanges
+from headwater.changes import Deletions, NetChanges
 from headwater.log.blocks import INSERT, UPDATE, Block, Truncate
 from headwater.log.decoded_changes import DecodedChanges, decode_changes
 from headwater.log.key_codes import key_codes
@@ -76,6 +76,10 @@ class _Cuts:
         leaves = {leaf.relation_id for leaf in schema.leaves}
         whole = {schema.relation_id} if schema.partitioned else leaves
         cuts = [(t.sequence, frozenset(t.relation_ids)) for t in truncates]
+        if schema.soft_delete:
+            # Rows that were put before a TRUNCATE stay, as deleted: nothing of the batch is without effect.
+            every = [(s, leaves if ids & whole else ids & leaves) for s, ids in cuts]
+            return cls(-1, [(s, tuple(sorted(ids))) for s, ids in every if ids])
         start = max((sequence for sequence, ids in cuts if ids & whole or leaves <= ids), default=-1)
         return cls(start, [(s, tuple(sorted(ids & leaves))) for s, ids in cuts if s > start and ids & leaves])
 
@@ -261,7 +265,8 @@ def _survivors(
     stored_before = events.kind[first[touched]] != _PUT_NEW
     if truncated:
         stored_before &= False
-    final_row = events.row[last[touched]]
+    shown = _before_removal(events, last) if schema.soft_delete else last
+    final_row = events.row[shown[touched]]
     present = final_row >= 0
     removed_codes = touched[~present & stored_before]
     # Survivors in the order of the log, so that whole runs of rows are copied, and none where all survive.
@@ -280,7 +285,7 @@ def _survivors(
     }
     origins: pa.Table | None = None
     if unchanged:
-        rows, unchanged, origin_codes = _fill(decoded, events, last, put_codes, rows, unchanged)
+        rows, unchanged, origin_codes = _fill(decoded, events, shown, put_codes, rows, unchanged)
         origins = _keys_of(decoded, events, origin_codes, keys) if (origin_codes >= 0).any() else None
     return NetChanges(
         rows=rows,
@@ -291,6 +296,33 @@ def _survivors(
         changes=changes,
         truncated=truncated,
         truncated_leaves=_leaves_of(partial),
+        deletions=_deletions(events, last, put_codes, removed_codes, partial) if schema.soft_delete else None,
+    )
+
+
+def _before_removal(events: _Events, last: Int64) -> Int64:
+    """Per code its last event; for a key whose row was removed again, the put before that: the row stays, marked."""
+    previous, shown = _previous_of_same_code(events), last.copy()
+    removed = np.flatnonzero(last >= 0)
+    removed = removed[events.row[last[removed]] < 0]
+    put = previous[last[removed]]
+    known = (put >= 0) & (events.row[put] >= 0)
+    shown[removed[known]] = put[known]
+    return shown
+
+
+def _deletions(
+    events: _Events,
+    last: Int64,
+    put_codes: Int64,
+    removed_codes: Int64,
+    partial: list[tuple[int, tuple[int, ...]]],
+) -> Deletions:
+    end = last[put_codes]
+    return Deletions(
+        rows=np.where(events.row[end] < 0, events.order[end] // 2, -1),
+        removed=events.order[last[removed_codes]] // 2,
+        leaves={leaf: sequence for sequence, leaves in reversed(partial) for leaf in leaves},
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from headwater.changes import NetChanges
+from headwater.changes import Deletions, NetChanges
 from headwater.log.blocks import Rows
 from headwater.log.spill import SpillStore
 
@@ -43,7 +43,15 @@ def joined(parts: Sequence[NetChanges]) -> NetChanges:
         changes=sum(part.changes for part in parts),
         truncated=first.truncated,
         truncated_leaves=first.truncated_leaves,
+        deletions=_deletions([part.deletions for part in parts if part.deletions is not None]),
     )
+
+
+def _deletions(parts: Sequence[Deletions]) -> Deletions | None:
+    if not parts:
+        return None
+    rows, removed = (np.concatenate([getattr(part, name) for part in parts]) for name in ("rows", "removed"))
+    return Deletions(rows, removed, parts[0].leaves)
 
 
 def _mask(part: NetChanges, name: str) -> Rows:

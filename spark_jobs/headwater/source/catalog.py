@@ -202,6 +202,8 @@ class _TableReader:
             partitioned=partitioned,
             insert_only=insert_only,
             partition_by=tuple(entry.partition_by),
+            soft_delete=bool(entry.soft_delete),
+            history=bool(entry.history),
         )
         return CatalogTable(schema, entry, relation, tuple(holders), children)
 

@@ -1,0 +1,125 @@
+"""The histories of a driver's tables: each share of a batch is written to them before it is applied to its table.
+
+A history is a table of its own with a version and an applied position of its own, which the ledger rows carry beside
+the table's, under its name and `~history`. What lies at or below that position is never written again; a driver that
+dies between the two commits leaves a history that is ahead, and no row is published until its table has followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from headwater.changes import NetChanges
+from headwater.errors import ForeignWrite, Transient
+from headwater.failpoints import reach
+from headwater.lake.apply import Applier
+from headwater.lake.cuts import history_name
+from headwater.lake.delta_log import read_snapshot
+from headwater.lake.history import history_record, refuse_foreign, stored_record
+from headwater.lake.ledger import Ledger, TableVersion
+from headwater.lake.paths import table_path
+from headwater.lake.plan import Plan, PlanAgain
+from headwater.lake.registry import TableRecord
+from headwater.lake.tables import current
+
+_TRIES = 5
+_BECAUSE = "a history only grows"
+Rows = Callable[[TableRecord, int], pa.Table | None]
+"""The changes above an applied position, as rows of the history's table `record`; None when there are none."""
+
+
+class Histories:
+    """Of the tables with `history`. `append` may be called from several threads, for each table from one at a time."""
+
+    def __init__(self, pipeline: str, root: str, ledger: Ledger) -> None:
+        self._pipeline, self._root, self._ledger = pipeline, root, ledger
+        self._records: dict[str, TableRecord] = {}
+        self.versions: dict[str, TableVersion] = {}
+        """Where each stands, by its name in ledger rows."""
+
+    def resume(self, applier: Applier, record: TableRecord) -> None:
+        """Find out where the history of `record` stands. ForeignWrite when it is gone."""
+        self._applier = applier
+        self._read(record, table_path(self._root, history_record(record).path))
+
+    def refuse_damage(self, record: TableRecord, known: TableVersion) -> None:
+        """ForeignWrite when the history has lost commits since `known`, the ledger's, or somebody else wrote to it."""
+        name = history_name(record.name)
+        prefix = f"headwater/{self._pipeline}/{name}/"
+        refuse_foreign(table_path(self._root, history_record(record).path), known.version, prefix, record.name)
+        if known.applied_lsn >= record.start_lsn > 0 and self.versions[name].applied_lsn < known.applied_lsn:
+            raise ForeignWrite(
+                "the applied position of its history fell back: commits are lost",
+                where=record.name,
+                remedy=f"headwater load PIPELINE.yaml --table {record.name} --again",
+            )
+
+    def append(self, record: TableRecord, rows: Rows, to_lsn: int, still_alive: Callable[[], None]) -> None:
+        """Commit the changes that the history does not hold yet."""
+        name = history_name(record.name)
+        for _ in range(_TRIES):
+            own, version = self._records[name], self.versions[name]
+            found = rows(own, version.applied_lsn)
+            if found is None or not found.num_rows:
+                return
+            still_alive()
+            try:
+                applied = self._applier.apply(self._plan(own, version, found, to_lsn))
+            except PlanAgain:
+                self._ledger.check_fence()
+                path = table_path(self._root, own.path)
+                self._read(record, path)
+                refuse_foreign(path, version.version, f"headwater/{self._pipeline}/{name}/", record.name)
+                continue
+            self.versions[name] = TableVersion(
+                applied.version, to_lsn, record.state, found.num_rows, "append", touched=True
+            )
+            reach("replicate.after_history_commit")
+            return
+        raise Transient(f"{name} changed under each of {_TRIES} attempts to commit", where=name, remedy="run it again")
+
+    def _plan(self, own: TableRecord, version: TableVersion, rows: pa.Table, to_lsn: int) -> Plan:
+        path = table_path(self._root, own.path)
+        return Plan(
+            record=own,
+            path=path,
+            app_id=own.app_id(self._pipeline),
+            version=version.version,
+            to_lsn=to_lsn,
+            changes=NetChanges(
+                rows=rows,
+                stored=np.zeros(rows.num_rows, dtype=np.bool_),
+                unchanged={},
+                origins=None,
+                removed=rows.select([]).slice(0, 0),
+                changes=rows.num_rows,
+            ),
+            apply_path="append",
+            because=_BECAUSE,
+            by_engine=self._applier.why_by_engine(own, path, version.version),
+        )
+
+    def _read(self, record: TableRecord, path: str) -> None:
+        name = history_name(record.name)
+        found = current(path, history_record(record).app_id(self._pipeline))
+        if found is None:
+            raise ForeignWrite(
+                "its history is gone from the lake",
+                where=record.name,
+                remedy=f"headwater load PIPELINE.yaml --table {record.name} --again begins a new one",
+            )
+        self._records[name] = stored_record(record, read_snapshot(path, found[0]))
+        self.versions[name] = TableVersion(found[0], found[1], record.state)
+
+    def keep_up(self, table: str) -> None:
+        """Files and checkpoints of the table's history, if it has one."""
+        name = history_name(table)
+        own, version = self._records.get(name), self.versions.get(name)
+        if own is not None and version is not None:
+            now = self._applier.keep_up(table_path(self._root, own.path), own.schema, version.version)
+            if now != version.version:
+                self.versions[name] = replace(version, version=now, rows=0, touched=False)

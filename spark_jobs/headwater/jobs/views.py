@@ -1,0 +1,48 @@
+"""`headwater.views`: published views at a pipeline's newest epoch, or at a cut that the caller has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from headwater.config import Pipeline, load_pipeline
+from headwater.errors import Refused
+from headwater.lake.cuts import Cut, take_cut
+from headwater.lake.status import LakeReader
+from headwater.lake.views import publish
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def views(
+    spark: SparkSession,
+    pipeline_or_cut: str | os.PathLike[str] | Pipeline | Mapping[str, Any],
+    *,
+    database: str | None = None,
+    temporary: bool = False,
+    allow_behind: bool = False,
+) -> dict[str, str]:
+    """Make or replace a view for each table of a cut: the one given, or that of all tables at the newest epoch of the
+    pipeline (file). See `headwater.lake.views.publish`."""
+    cut = pipeline_or_cut if isinstance(pipeline_or_cut, Mapping) else newest_cut(pipeline_or_cut)
+    return publish(spark, cut, database=database, temporary=temporary, allow_behind=allow_behind)
+
+
+def newest_cut(pipeline: str | os.PathLike[str] | Pipeline) -> Cut:
+    """The cut of all tables at the newest epoch, as it stands; nothing is waited for. Refused when there is none."""
+    found = pipeline if isinstance(pipeline, Pipeline) else load_pipeline(pipeline)
+    root = found.lake_path()
+    lake = LakeReader(root, found.name)
+    look = lake.look()
+    if look.file is None or not look.file.epoch:
+        raise Refused(
+            "no epoch has been published yet",
+            code="no_epoch",
+            where=f"pipeline {found.name}",
+            remedy="headwater replicate PIPELINE.yaml --until now",
+        )
+    epoch = lake.epoch(look.file.epoch)
+    tables = [name for name, table in look.tables.items() if table.state != "removed"]
+    return take_cut(root, found.name, look, epoch, tables, epoch.position.lsn)

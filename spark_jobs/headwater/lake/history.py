@@ -1,0 +1,126 @@
+"""The table of all changes beside a table with `history`: where it lies, how a load begins it, how it is read.
+
+It lies at the table's own path and `~history`: of a name every `~` is followed by two hexadecimal digits, so no other
+table can lie there. Its applied position has an appId of its own. Loads leave it standing: a row `load` marks a
+new one, columns that the table has gained are added, those that it has lost stay.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from headwater.errors import ForeignWrite, Refused, SchemaChanged
+from headwater.history_columns import INCARNATION, LSN, OPERATION, SEQUENCE, history_schema
+from headwater.lake.cuts import HISTORY, history_name, read_version, refuse_behind
+from headwater.names import TableName
+from headwater.schema import Column, ValueType
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from headwater.lake.delta_log import Snapshot
+    from headwater.lake.registry import TableRecord
+
+_LAKE_TYPES = {"integer": "int", "long": "bigint", "short": "smallint"}
+
+
+def history_record(record: TableRecord, others: tuple[Column, ...] = ()) -> TableRecord:
+    """The history of `record`'s table as a table: another name and path, the same incarnation."""
+    return replace(
+        record,
+        name=history_name(record.name),
+        path=record.path + HISTORY,
+        schemas=((record.schemas[-1][0], history_schema(record.schema, others)),),
+    )
+
+
+def stored_record(record: TableRecord, snapshot: Snapshot) -> TableRecord:
+    """The same with the columns that its Delta table has besides, from earlier loads."""
+    return history_record(record, tuple(_columns_of(snapshot)))
+
+
+def prepare(spark: SparkSession, path: str, record: TableRecord) -> None:
+    """Before a load copies anything: the history's table is there and has a column for each of the table's.
+
+    SchemaChanged when it holds another type under one of these names.
+    """
+    from headwater.lake.delta_log import read_snapshot
+    from headwater.lake.tables import create, quoted
+
+    schema = history_record(record).schema
+    create(spark, path, schema)
+    stored = {column.name.lower(): column.value.lake for column in _columns_of(read_snapshot(path))}
+    others = [c.name for c in schema.columns if stored.get(c.name.lower(), c.value.lake) != c.value.lake]
+    if others:
+        raise SchemaChanged(
+            f"its history holds other types under the names {', '.join(others)}",
+            where=record.name,
+            remedy=f"move the folder {path} to another place to begin a new history (or set history: false), then "
+            f"headwater load PIPELINE.yaml --table {record.name} --again",
+        )
+    missing = [f"{quoted(c.name)} {c.value.lake}" for c in schema.columns if c.name.lower() not in stored]
+    if missing:
+        spark.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS ({', '.join(missing)})")
+
+
+def mark_load(spark: SparkSession, path: str, record: TableRecord, app_id: str, lsn: int, confirmed_lsn: int) -> None:
+    """The row `load` of the incarnation that begins at the capture point `lsn`. Its commit carries the slot's confirmed
+    position, as the load's own does: nothing is skipped by it."""
+    row = [("load", lsn, 0, record.incarnation)]
+    kinds = f"{OPERATION} string, {LSN} bigint, {SEQUENCE} bigint, {INCARNATION} bigint"
+    writer = spark.createDataFrame(row, kinds).coalesce(1).write.format("delta").mode("append")
+    writer.option("txnAppId", app_id).option("txnVersion", confirmed_lsn).save(path)
+
+
+def refuse_foreign(path: str, since: int, prefix: str, name: str) -> None:
+    """ForeignWrite when a commit above version `since` holds rows that none of this table's loads or drivers wrote."""
+    from headwater.lake.tables import commits_after
+
+    for commit in commits_after(path, since):
+        if commit.data and not any(app_id.startswith(prefix) for app_id in commit.transactions):
+            raise ForeignWrite(
+                f"version {commit.version} ({commit.operation}) of its history was written by somebody else",
+                where=name,
+                remedy=f"find out what it is; headwater load PIPELINE.yaml --table {name} --again goes on from there",
+            )
+
+
+def history(
+    spark: SparkSession, cut: Mapping[str, Any], table: str | TableName, *, allow_behind: bool = False
+) -> DataFrame:
+    """Every change of `table` up to `cut`, in no order: sort by `_hw_lsn` and `_hw_sequence`.
+
+    Refused when the cut names no history of it, when the table is not in step (but for `allow_behind`), and when the
+    version is no longer kept.
+    """
+    name = str(table if isinstance(table, TableName) else TableName.parse(table))
+    where = f"cut of pipeline {cut['pipeline']}, epoch {cut['epoch']}"
+    entry = cut["tables"].get(name)
+    if entry is None or "history" not in entry:
+        raise Refused(
+            f"the cut has no history of {name}",
+            code="no_history",
+            where=where,
+            remedy="name a table of the cut that has `history: true` in the pipeline file and was loaded with it",
+        )
+    refuse_behind({**cut, "tables": {name: entry}}, allow_behind=allow_behind)
+    return read_version(spark, cut, f"the history of {name}", entry["history"])
+
+
+def _columns_of(snapshot: Snapshot) -> list[Column]:
+    fields = json.loads(snapshot.metadata["schemaString"])["fields"]
+    return [Column(f["name"], 0, 0, -1, _value_type(f["type"])) for f in fields if f["name"] != "_hw_partition"]
+
+
+def _value_type(kind: Any) -> ValueType:
+    """A type of Delta's schema as the type table has it; of what a lake can hold here."""
+    if isinstance(kind, dict):
+        element = _value_type(kind["elementType"])
+        return ValueType("array", f"array<{element.lake}>", element=element)
+    return ValueType("", _LAKE_TYPES.get(kind, kind))
+
+
+__all__ = ["history", "history_record", "mark_load", "prepare", "refuse_foreign", "stored_record"]

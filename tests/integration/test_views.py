@@ -1,0 +1,126 @@
+"""Published views: all tables of one cut in one call, for readers who know neither cuts nor versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+import headwater
+from fixtures.lakes import HandLake, position_at
+from headwater.errors import Refused
+from headwater.session import build_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+TABLES = {"public.orders": 3, 'public."Order Lines"': 5, "archive.orders": 7}
+RETENTION = "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration"
+
+
+@pytest.fixture
+def session() -> Iterator[SparkSession]:
+    spark = build_session().newSession()
+    yield spark
+    for name in ("public", "archive", "shop"):
+        spark.sql(f"drop database if exists {name} cascade")
+
+
+@pytest.fixture
+def cut(session: SparkSession, tmp_path: Path) -> dict[str, Any]:
+    """Three tables with a version 0 without rows and a version 1 with as many as TABLES says. Delta by itself refuses
+    to read version 1 as soon as there is another."""
+    tables: dict[str, dict[str, Any]] = {}
+    for name, rows in TABLES.items():
+        path = tmp_path / str(len(tables)) / "t"
+        session.sql(
+            f"create table delta.`{path}` (id bigint) using delta "
+            "tblproperties ('delta.deletedFileRetentionDuration' = 'interval 0 hours')"
+        )
+        session.range(rows).coalesce(1).write.format("delta").mode("append").save(str(path))
+        tables[name] = {"path": path.as_uri(), "version": 1, "applied_lsn": "0/10", "state": "in step"}
+    return {"pipeline": "shop", "epoch": 3, "tables": tables}
+
+
+def more(session: SparkSession, cut: dict[str, Any]) -> dict[str, Any]:
+    """A later cut: each table has a hundred rows more."""
+    later = {name: {**table, "version": 2} for name, table in cut["tables"].items()}
+    for table in later.values():
+        session.range(1000, 1100).coalesce(1).write.format("delta").mode("append").save(table["path"])
+    return {**cut, "epoch": 4, "tables": later}
+
+
+def counts(session: SparkSession, views: dict[str, str]) -> dict[str, int]:
+    return {name: session.sql(f"select * from {view}").count() for name, view in views.items()}
+
+
+def test_views_show_the_cut_until_they_are_refreshed(session: SparkSession, cut: dict[str, Any]) -> None:
+    views = headwater.views(session, cut)
+    assert views == {
+        "public.orders": "`public`.`orders`",
+        'public."Order Lines"': "`public`.`Order_Lines`",
+        "archive.orders": "`archive`.`orders`",
+    }
+    later = more(session, cut)
+    assert session.conf.get(RETENTION) == "false"
+    assert counts(session, views) == TABLES
+    assert headwater.views(session, later) == views
+    assert counts(session, views) == {name: rows + 100 for name, rows in TABLES.items()}
+    # Another session of the same catalog reads them as well.
+    assert counts(build_session().newSession(), views) == {name: rows + 100 for name, rows in TABLES.items()}
+
+
+def test_one_database_holds_the_views_of_tables_whose_names_differ(session: SparkSession, cut: dict[str, Any]) -> None:
+    with pytest.raises(Refused, match=r"public\.orders and archive\.orders would both be the view") as refused:
+        headwater.views(session, cut, database="shop")
+    assert refused.value.code == "same_view"
+    del cut["tables"]["archive.orders"]
+    views = headwater.views(session, cut, database="shop")
+    assert list(views.values()) == ["`shop`.`orders`", "`shop`.`Order_Lines`"]
+    assert counts(session, views) == {name: TABLES[name] for name in views}
+
+
+def test_temporary_views_are_this_sessions_alone(session: SparkSession, cut: dict[str, Any]) -> None:
+    del cut["tables"]["archive.orders"]
+    views = headwater.views(session, cut, temporary=True)
+    assert list(views.values()) == ["orders", "Order_Lines"]
+    more(session, cut)
+    assert counts(session, views) == {name: TABLES[name] for name in views}
+    assert not build_session().newSession().catalog.tableExists("orders")
+
+
+def test_a_table_that_is_behind_changes_no_view_unless_it_is_allowed(
+    session: SparkSession, cut: dict[str, Any]
+) -> None:
+    views = headwater.views(session, cut)
+    later = more(session, cut)
+    later["tables"]["archive.orders"] |= {"state": "behind", "reason": "suspended"}
+    with pytest.raises(Refused, match="suspended"):
+        headwater.views(session, later)
+    assert counts(session, views) == TABLES
+    assert headwater.views(session, later, allow_behind=True) == views
+    assert counts(session, views)["public.orders"] == TABLES["public.orders"] + 100
+
+
+def test_a_pipeline_stands_for_all_its_tables_at_the_newest_epoch(session: SparkSession, tmp_path: Path) -> None:
+    root = tmp_path / "lake"
+    file = tmp_path / "shop.yaml"
+    source = {"connection": "postgresql://nobody@localhost/none"}
+    content = {"pipeline": "shop", "source": source, "lake": {"root": str(root)}, "tables": ["public.orders"]}
+    file.write_text(yaml.safe_dump(content))
+    lake = HandLake(root, position_at(), ["public.orders"])
+    with pytest.raises(Refused) as refused:
+        headwater.views(session, file)
+    assert refused.value.code == "no_epoch"
+    path = str(root / "public" / "orders")
+    session.sql(f"create table delta.`{path}` (id bigint) using delta")
+    for epoch in range(2):
+        session.range(10).coalesce(1).write.format("delta").mode("append").save(path)
+        lake.publish(0x2000 + epoch, "public.orders")
+        session.range(10).coalesce(1).write.format("delta").mode("append").save(path)  # no epoch tells of it
+        assert counts(session, headwater.views(session, file)) == {"public.orders": 10 * (epoch + 1)}
