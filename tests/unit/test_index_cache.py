@@ -262,7 +262,14 @@ def test_two_processes_do_not_share_a_kept_index(tmp_path: Path, beside: ThreadP
         assert find(state, 1) == [(file.name, 0)]
     assert reads == [file.name, file.name], "read for the first time, and by the one that found it locked"
     one.close()
+    reads.clear()
+    other.save_index(at_once=True)  # the one that ended has left it
     other.close()
+    after = table.state(beside)
+    assert find(after, 1) == [(file.name, 0)]
+    assert reads == []
+    after.close()
+    assert len(list(cache_folder().rglob("*.run"))) == 1, "nothing is left of the other's"
 
 
 def test_what_is_kept_stays_below_its_limit_and_is_private(

@@ -95,10 +95,9 @@ class IndexCache:
             if manifest.commit != commit_digest(self._subject.folder, manifest.version):
                 raise ValueError("the table's log is not the one that it was saved with")
             found = [read_run(str(self.path), stored) for stored in runs]
-        except FileNotFoundError:
-            return None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             log.info("%s: the kept index of its keys is not used: %s", self._subject.folder, error)
+            self.clear()
             return None
         self.sweep({stored.name for stored in runs})
         return manifest, found
@@ -121,6 +120,11 @@ class IndexCache:
         for path in self.path.iterdir():
             if path.name != _MANIFEST and path.name not in kept:
                 path.unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Nothing is kept any more."""
+        (self.path / _MANIFEST).unlink(missing_ok=True)
+        self.sweep(set())
 
     def has_room(self, size: int) -> bool:
         """Whether `size` bytes fit below the limit, if need be instead of other tables' that nobody uses now."""

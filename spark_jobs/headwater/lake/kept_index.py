@@ -31,7 +31,7 @@ class KeptIndex:
     def __init__(self, subject: Subject, generation: int) -> None:
         self._subject, self._generation = subject, generation
         self._cache: IndexCache | None = None
-        self._refused = False
+        self._closed = False
         self._opening = threading.Lock()
         self._saving: Future[set[str]] | None = None
         self._saved_at = time.monotonic()
@@ -40,9 +40,11 @@ class KeptIndex:
     def folder(self) -> str | None:
         """Where large runs get their files; None when nothing can be kept."""
         with self._opening:  # by the writer, or by the thread that merges
-            if self._cache is None and not self._refused:
+            if self._cache is None and not self._closed:
+                # Asked again each time: a driver that hands over to this one holds it until it has ended.
                 self._cache = open_cache(self._subject, make=True)
-                self._refused = self._cache is None
+                if self._cache is not None:
+                    self._cache.clear()  # of an index that this one does not go on with
             return str(self._cache.path) if self._cache is not None else None
 
     def restore(self, version: int) -> tuple[Manifest, list[Run]] | None:
@@ -101,7 +103,7 @@ class KeptIndex:
         if self._cache is not None:
             self._cache.close()
             self._cache = None
-        self._refused = True
+        self._closed = True
 
     def _seconds(self) -> float:
         return time.monotonic() - self._saved_at

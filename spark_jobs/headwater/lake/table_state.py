@@ -337,7 +337,8 @@ def _by_file(places: Int64) -> list[tuple[int, Int64]]:
         return []
     order = known[np.argsort(file_of(places[known]), kind="stable")]
     numbers, starts = np.unique(file_of(places[order]), return_index=True)
-    return list(zip(numbers.tolist(), np.split(order, starts[1:]), strict=True))
+    ends = [*starts[1:].tolist(), len(order)]
+    return [(n, order[start:end]) for n, start, end in zip(numbers.tolist(), starts.tolist(), ends, strict=True)]
 
 
 def _may_hold(file: DataFile, column: str, values: Sequence[int]) -> bool:
