@@ -179,9 +179,9 @@ class TableState:
             if live is None:
                 places[at] = NOWHERE
                 continue
-            deleted = self._deleted(live)
-            if deleted:
-                places[at[_among(rows[at], deleted)]] = NOWHERE
+            gone = _among(rows[at], self._deleted(live))
+            if gone.any():
+                places[at[gone]] = NOWHERE
         return places
 
     def deletions(self, places: Int64, more: Mapping[str, BitMap] = MappingProxyType({})) -> dict[str, BitMap]:
