@@ -36,23 +36,25 @@ log = logging.getLogger(__name__)
 
 Int64 = npt.NDArray[np.int64]
 
-_TIERS = (256 << 10, 4 << 20, 64 << 20)
-"""Upper ends of the tiers, bytes; larger files are left as they are."""
-_ENOUGH = 16
+_TIERS = ((256 << 10, 8), (4 << 20, 4), (64 << 20, 4))
+"""Upper ends of the tiers, bytes, and how many files of one are made into one; larger files are left as they are. A
+small table's few megabytes are quickly written again, and each file costs every query of it."""
+_GONE = 0.3
+"""Share of deleted rows from which a file is written anew: half of it, on average, is what queries read in vain."""
 _AT_MOST = 256 << 20
 _LOOK_EVERY = 8
 
 
-def choose(files: list[DataFile], enough: int = _ENOUGH) -> tuple[list[DataFile], str]:
-    """The files to be made into one, and why; none when there is nothing to do. `enough`: of one tier are worth it."""
+def choose(files: list[DataFile], enough: int | None = None) -> tuple[list[DataFile], str]:
+    """The files to be made into one, and why; none when there is nothing to do. `enough`: of any tier are worth it."""
     files = [file for file in files if file.rows is not None]  # without the number no row of the new file is known
     for file in files:
-        if file.rows and file.deleted * 2 > file.rows and file.deleted > 1000:
-            return [file], "most of its rows are gone"
+        if file.rows and file.deleted > _GONE * file.rows and file.deleted > 1000:
+            return [file], f"{file.deleted} of its {file.rows} rows are gone"
     low = 0
-    for high in _TIERS:
+    for high, many in _TIERS:
         tier = sorted((file for file in files if low <= file.size < high), key=lambda file: file.size)
-        if len(tier) >= enough:
+        if len(tier) >= (enough or many):
             total = np.cumsum([file.size for file in tier])
             return tier[: max(2, int(np.searchsorted(total, _AT_MOST)))], f"{len(tier)} files below {high} bytes"
         low = high
