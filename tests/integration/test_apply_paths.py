@@ -297,7 +297,7 @@ def test_upkeep_bounds_the_files_and_keeps_every_row_while_batches_go_on(spark: 
         twins.applier.keep_up(path, twins.schema, version)
         assert by_delta_rs(twins.direct) == twins.expected()
         most = max(most, len(delta_log.read_snapshot(path).files))
-    # Sixteen of a tier are made into one as soon as the thread beside the writer gets to it.
+    # Enough of a tier are made into one as soon as the thread beside the writer gets to it.
     assert most <= 48
     operations = [commit["operation"] for commit in DeltaTable(path).history()]
     assert "OPTIMIZE" in operations

@@ -2,7 +2,7 @@
 
 Every batch leaves a small file. As in a log-structured merge tree, files are gathered by size: as soon as enough of
 one tier are there, one of the next is made of them, so a row is written anew only a few times in its life. Files of
-which most rows are gone are made anew as well. The rewriting works on files that never change, beside the writer; the
+which many rows are gone are made anew as well. The rewriting works on files that never change, beside the writer; the
 commit is made in the writer's turn and takes along what was deleted meanwhile, so neither ever waits for the other
 and no race is lost. Such a commit rearranges rows and changes none (`dataChange` false).
 """
