@@ -20,6 +20,7 @@ from fixtures.jobs import (
     following,
     in_thread,
     lake_path_of,
+    lake_rows,
     load_tables,
     record_of,
     registry_of,
@@ -128,7 +129,7 @@ def test_without_a_driver_tables_are_compacted_on_both_ways_and_replication_goes
         assert table["compacted"] is True, table
         assert table["files_after"] < table["files_before"] == before[name]
         path = lake_path_of(bank.pipeline, name)
-        assert spark.read.format("delta").load(path).count() == len(DeltaTable(path).scan().read_all())
+        assert spark.read.format("delta").load(path).count() == len(lake_rows(bank.pipeline, name))
     assert_equal(bank.database, bank.pipeline, *TABLES)
     batches(bank, 2)
     assert_equal(bank.database, bank.pipeline, *TABLES)
@@ -148,8 +149,7 @@ def test_a_pinned_cut_is_read_by_two_engines_after_the_clean_up_and_is_gone_afte
     maintain(bank.pipeline)
     for name, table in cut["tables"].items():
         assert read(spark, cut)[name].count() == expected[name]
-        found = DeltaTable(lake_path_of(bank.pipeline, name), version=table["version"])
-        assert len(found.scan().read_all()) == expected[name]
+        assert len(lake_rows(bank.pipeline, name, version=table["version"])) == expected[name]
     release_pin(bank.pipeline.lake_path(), kept)
     maintain(bank.pipeline)
     with pytest.raises(Refused, match="cannot be read any more") as refused:

@@ -157,6 +157,21 @@ def test_what_is_not_a_data_file_is_left_alone(tmp_path: Path, name: str) -> Non
     assert path.exists()
 
 
+def test_a_log_that_another_clean_up_has_shortened_meanwhile_is_looked_at_again(tmp_path: Path) -> None:
+    """What the lost entries added would look like nobody's files."""
+    table = HandTable(tmp_path / "t")
+    table.at_random(random.Random(6), 12)
+    table.checkpoint()
+    table.age(2 * DAY)
+    folder = str(table.folder)
+    before = log_files.look(folder)
+    clean_at(table, table.version)
+    left = table.data_files()
+    with pytest.raises(FileNotFoundError):
+        clean(folder, before, 3, log_from=3, orphans_before=time.time(), stop=Event())
+    assert table.data_files() == left
+
+
 def test_files_of_partitions_are_found_in_their_folders(tmp_path: Path) -> None:
     table = HandTable(tmp_path / "t")
     folder = table.folder / "_region=eu%20west"

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -89,6 +90,8 @@ class _Maintenance:
         record = self._registry.tables.get(name)
         if record is None or record.state not in _KEPT_STATES:
             return _result(skipped=f"it is {record.state if record is not None else 'new'}")
+        if not (Path(table_path(self._root, record.path)) / "_delta_log").is_dir():
+            return _result(skipped="its Delta table is gone from the lake")
         for left in reversed(range(_TRIES)):
             try:
                 return self._maintain(record)

@@ -21,12 +21,13 @@ from typing import Any
 from urllib.parse import unquote, urlparse
 
 from headwater.lake.deletion_vectors import vector_file
-from headwater.lake.delta_log import Action, read_snapshot
+from headwater.lake.delta_log import read_snapshot
 from headwater.lake.log_files import LogFiles, pointed_at
 
 ORPHAN_SECONDS = 24 * 3600.0
 """How long a file may wait for its commit: as long as the longest load of a table, or a driver that was stopped."""
 _NO_FILES = ('{"commitInfo":', '{"txn":', '{"protocol":', '{"metaData":', '{"cdc":', '{"domainMetadata":')
+_OTHERS = {"add": (*_NO_FILES, '{"remove":'), "remove": (*_NO_FILES, '{"add":')}
 
 
 @dataclass(slots=True)
@@ -44,8 +45,8 @@ class Cleaned:
 class _Known:
     """Paths below the table's folder: `needed` from the horizon on, `removed` at or below it."""
 
-    needed: set[str] = field(default_factory=set)
-    removed: set[str] = field(default_factory=set)
+    needed: set[str]
+    removed: set[str]
 
 
 def clean(
@@ -77,54 +78,74 @@ def clean(
 def is_whole(folder: str, version: int) -> bool:
     """Whether every file of `version` is still there: the log reaches further back than the files do. Also true where
     the log cannot be read here, which is for the reader's own engine to say."""
+    named = _Named()
     try:
-        files = read_snapshot(folder, version).files.values()
+        for file in read_snapshot(folder, version).files.values():
+            named.take({"path": file.name, "deletionVector": file.vector})
     except (FileNotFoundError, KeyError):
         return True
-    paths = {path for file in files for path in _paths(folder, {"path": file.name, "deletionVector": file.vector})}
-    return all((Path(folder) / path).exists() for path in paths)
+    return all((Path(folder) / path).exists() for path in named.below(folder))
 
 
 def _known(folder: str, log: LogFiles, horizon: int) -> _Known:
-    known = _Known()
+    needed, removed = _Named(), _Named()
     for file in read_snapshot(folder, horizon).files.values():
-        known.needed |= _paths(folder, {"path": file.name, "deletionVector": file.vector})
+        needed.take({"path": file.name, "deletionVector": file.vector})
     for version in log.entries:
-        for action in _file_actions(folder, version):
-            if version > horizon and "add" in action:
-                known.needed |= _paths(folder, action["add"])
-            elif version <= horizon and "remove" in action:
-                known.removed |= _paths(folder, action["remove"])
+        if version <= horizon:
+            _take(folder, version, "remove", removed)
+        elif not _take(folder, version, "add", needed):
+            # Without what it added, its files would look like nobody's.
+            raise FileNotFoundError(f"version {version} of {folder} was cleaned up meanwhile")
     # What was committed since the look at the log.
     version = log.newest + 1
-    while (Path(folder) / "_delta_log" / f"{version:020d}.json").exists():
-        for action in _file_actions(folder, version):
-            known.needed |= _paths(folder, action["add"]) if "add" in action else set()
+    while _take(folder, version, "add", needed):
         version += 1
-    return known
+    return _Known(needed.below(folder), removed.below(folder))
 
 
-def _file_actions(folder: str, version: int) -> Iterator[Action]:
-    """The actions of a commit that name files; lines that surely do not are not parsed."""
+@dataclass(slots=True)
+class _Named:
+    """Files as actions name them, each once: a data file comes back with every new vector, a vectors' file with each of
+    its vectors."""
+
+    paths: set[str] = field(default_factory=set)
+    vectors: set[tuple[str, str]] = field(default_factory=set)
+
+    def take(self, file: dict[str, Any]) -> None:
+        self.paths.add(file["path"])
+        vector = file.get("deletionVector")
+        if vector and vector["storageType"] != "i":
+            self.vectors.add((vector["storageType"], vector["pathOrInlineDv"]))
+
+    def below(self, folder: str) -> set[str]:
+        """Their paths below the folder; files elsewhere are not this table's."""
+        found = set()
+        # An absolute path stays what it is.
+        whole = [Path(folder) / unquote(urlparse(path).path) for path in self.paths]
+        whole += [
+            path for s, p in self.vectors if (path := vector_file(folder, {"storageType": s, "pathOrInlineDv": p}))
+        ]
+        for path in whole:
+            if path.is_relative_to(folder):
+                found.add(os.path.relpath(path, folder))
+        return found
+
+
+def _take(folder: str, version: int, kind: str, named: _Named) -> bool:
+    """Take in the files of the actions of this `kind`; lines that surely are of another are not parsed. False when
+    there is no such entry: not yet, or another clean-up took it."""
     try:
         text = (Path(folder) / "_delta_log" / f"{version:020d}.json").read_text(encoding="utf-8")
     except FileNotFoundError:
-        return  # another clean-up, of what is below its horizon
+        return False
+    others = _OTHERS[kind]
     for line in text.split("\n"):
-        if line and not line.startswith(_NO_FILES):
-            yield json.loads(line)
-
-
-def _paths(folder: str, file: dict[str, Any]) -> set[str]:
-    """The data file and its vector's file, if they lie below the folder."""
-    found = set()
-    place = urlparse(file["path"])
-    whole = Path(folder) / unquote(place.path)  # an absolute path stays what it is
-    vector = vector_file(folder, file["deletionVector"]) if file.get("deletionVector") else None
-    for path in (whole, vector):
-        if path is not None and path.is_relative_to(folder):
-            found.add(os.path.relpath(path, folder))
-    return found
+        if line and not line.startswith(others):
+            action = json.loads(line)
+            if kind in action:
+                named.take(action[kind])
+    return True
 
 
 def _files(folder: str) -> Iterator[Path]:

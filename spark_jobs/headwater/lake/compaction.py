@@ -27,7 +27,7 @@ from headwater.schema import TableSchema
 
 log = logging.getLogger(__name__)
 
-ENOUGH = 4
+ENOUGH = 2
 _ENOUGH_BESIDE = 16
 _LOOK_EVERY = 8
 _REST = 19.0

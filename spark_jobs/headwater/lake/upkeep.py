@@ -2,7 +2,7 @@
 
 Every batch leaves a small file. As in a log-structured merge tree, files are gathered by size: as soon as enough of
 one tier are there, one of the next is made of them, so a row is written anew only a few times in its life; in a
-table that is partitioned by columns, files of one partition only. Files of which most rows are gone are made anew as
+table that is partitioned by columns, files of one partition only. Files of which many rows are gone are made anew as
 well. The rewriting works on files that never change, beside the writer; the commit is made in the writer's turn and
 takes along what was deleted meanwhile, so neither ever waits for the other and no race is lost. Such a commit
 rearranges rows and changes none (`dataChange` false).
@@ -38,9 +38,11 @@ log = logging.getLogger(__name__)
 
 Int64 = npt.NDArray[np.int64]
 
-_TIERS = (256 << 10, 4 << 20, 64 << 20)
-"""Upper ends of the tiers, bytes; larger files are left as they are."""
-_ENOUGH = 16
+_TIERS = ((256 << 10, 8), (4 << 20, 4), (64 << 20, 4))
+"""Upper ends of the tiers, bytes, and how many files of one are made into one; larger files are left as they are. A
+small table's few megabytes are quickly written again, and each file costs every query of it."""
+_GONE = 0.3
+"""Share of deleted rows from which a file is written anew: half of it, on average, is what queries read in vain."""
 _AT_MOST = 256 << 20
 _LOOK_EVERY = 8
 
@@ -53,9 +55,9 @@ class Group:
     because: str
 
 
-def choose(files: Iterable[DataFile], enough: int = _ENOUGH) -> list[Group]:
+def choose(files: Iterable[DataFile], enough: int | None = None) -> list[Group]:
     """What is to be rewritten now: at least one group if any is due, and others up to the limit of one round.
-    `enough`: so many files of one tier are worth it."""
+    `enough`: so many files of any tier are worth it."""
     partitions: dict[frozenset[tuple[str, str | None]], list[DataFile]] = {}
     for file in files:
         partitions.setdefault(frozenset(file.partition_values.items()), []).append(file)
@@ -73,14 +75,14 @@ def choose(files: Iterable[DataFile], enough: int = _ENOUGH) -> list[Group]:
     return chosen
 
 
-def _choose(files: list[DataFile], enough: int) -> Group | None:
+def _choose(files: list[DataFile], enough: int | None) -> Group | None:
     for file in files:
-        if file.rows and file.deleted * 2 > file.rows and file.deleted > 1000:
-            return Group([file], "most of its rows are gone")
+        if file.rows and file.deleted > _GONE * file.rows and file.deleted > 1000:
+            return Group([file], f"{file.deleted} of its {file.rows} rows are gone")
     low = 0
-    for high in _TIERS:
+    for high, many in _TIERS:
         tier = sorted((file for file in files if low <= file.size < high), key=lambda file: file.size)
-        if len(tier) >= enough:
+        if len(tier) >= (enough or many):
             total = np.cumsum([file.size for file in tier])
             return Group(tier[: max(2, int(np.searchsorted(total, _AT_MOST)))], f"{len(tier)} files below {high} bytes")
         low = high
