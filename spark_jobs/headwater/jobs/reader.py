@@ -47,7 +47,11 @@ class ReaderProcess:
     @property
     def is_awake(self) -> bool:
         """Its first word has come, which is for whoever reads the pipe."""
-        return self.data.poll(0)
+        return self.is_alive and self.data.poll(0)
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.is_alive()
 
     def discard(self) -> None:
         """It is not needed (any more)."""

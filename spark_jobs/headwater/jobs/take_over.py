@@ -59,7 +59,8 @@ def taking_over(
                 warm_up.finish()
                 registry.refresh()
                 ledger.refresh()
-            yield Turn(ended, warm_up.reader, warm_up.tables, successor.close)
+            reader = warm_up.reader if warm_up.reader.is_alive else None
+            yield Turn(ended, reader, warm_up.tables, successor.close)
         finally:
             warm_up.discard()
 
