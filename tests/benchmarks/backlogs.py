@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from headwater.embedded import EmbeddedServer
 from headwater.position import format_lsn, parse_lsn
@@ -193,6 +193,28 @@ class Reading:
 
     def rounded(self) -> dict[str, float]:
         return {name: round(value, 2) for name, value in asdict(self).items()}
+
+
+def compared(changes: int, size: int, passes: list[Reading], references: list[Reading]) -> dict[str, Any]:
+    """The best of our passes beside the best of `pg_recvlogical`; `size`: bytes of the log."""
+    best, against = (min(readings, key=lambda r: r.seconds) for readings in (passes, references))
+    return {
+        "changes": changes,
+        "log_mb": round(size / 1e6, 1),
+        "changes_per_second": round(changes / best.seconds),
+        "mb_per_second": round(size / best.seconds / 1e6, 1),
+        "reference": "pg_recvlogical",
+        "reference_changes_per_second": round(changes / against.seconds),
+        "share_of_reference": round(against.seconds / best.seconds, 3),
+        "cpu_seconds_per_million": {
+            "walsender": round(best.walsender_cpu / changes * 1e6, 2),
+            "reader": round(best.reader_cpu / changes * 1e6, 2),
+            "driver": round(best.driver_cpu / changes * 1e6, 2),
+            "pg_recvlogical": round(against.reader_cpu / changes * 1e6, 2),
+        },
+        "passes": [reading.rounded() for reading in passes],
+        "references": [reading.rounded() for reading in references],
+    }
 
 
 def cpu(pid: int) -> float | None:

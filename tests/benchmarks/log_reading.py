@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-from backlogs import PUBLICATIONS, Inserts, Reading, WalsenderCpu, cpu, peak, reference, written
+from backlogs import PUBLICATIONS, Inserts, Reading, WalsenderCpu, compared, cpu, peak, reference, written
 from mixed_load import report, server
 
 from headwater.embedded import EmbeddedServer
@@ -67,19 +67,7 @@ def measure(source: EmbeddedServer, backlog: Inserts) -> dict[str, Any]:
             references.append(reference(source, f"reference_{number}", end))
             reading, changes, size = read(source, f"reader_{number}", start, end)
             readings.append(reading)
-    best, against = min(readings, key=lambda r: r.seconds), min(references, key=lambda r: r.seconds)
-    return {
-        "workload": backlog.name,
-        "changes": changes,
-        "log_mb": round(size / 1e6, 1),
-        "changes_per_second": round(changes / best.seconds),
-        "mb_per_second": round(size / best.seconds / 1e6, 1),
-        "reference": "pg_recvlogical",
-        "reference_changes_per_second": round(changes / against.seconds),
-        "share_of_reference": round(against.seconds / best.seconds, 3),
-        "readings": [reading.rounded() for reading in readings],
-        "references": [reading.rounded() for reading in references],
-    }
+    return {"workload": backlog.name, **compared(changes, size, readings, references)}
 
 
 def main() -> None:

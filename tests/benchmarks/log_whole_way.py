@@ -26,6 +26,7 @@ from backlogs import (
     Reading,
     Updates,
     WalsenderCpu,
+    compared,
     cpu,
     forget_peak,
     peak,
@@ -116,35 +117,15 @@ def net(
 def measure(source: EmbeddedServer, backlog: Backlog) -> dict[str, Any]:
     slots = [f"{kind}_{number}" for number in range(ROUNDS) for kind in ("reference", "reader")]
     references: list[Reading] = []
-    netted: list[tuple[Reading, Batches]] = []
+    passes: list[Reading] = []
     with written(source, backlog, slots) as (start, end):
         schemas = table_schemas(source, backlog)
         for number in range(ROUNDS):
             references.append(reference(source, f"reference_{number}", end))
-            netted.append(net(source, f"reader_{number}", start, end, schemas))
-    best, done = min(netted, key=lambda pair: pair[0].seconds)
-    against = min(references, key=lambda r: r.seconds)
-    millions = done.changes / 1e6
-    return {
-        "backlog": backlog.name,
-        "changes": done.changes,
-        "log_mb": round(done.size / 1e6, 1),
-        "batches": done.batches,
-        "rows": done.rows,
-        "changes_per_second": round(done.changes / best.seconds),
-        "mb_per_second": round(done.size / best.seconds / 1e6, 1),
-        "reference": "pg_recvlogical",
-        "reference_changes_per_second": round(done.changes / against.seconds),
-        "share_of_reference": round(against.seconds / best.seconds, 3),
-        "cpu_seconds_per_million": {
-            "walsender": round(best.walsender_cpu / millions, 2),
-            "reader": round(best.reader_cpu / millions, 2),
-            "decoder": round(best.driver_cpu / millions, 2),
-            "pg_recvlogical": round(against.reader_cpu / millions, 2),
-        },
-        "passes": [reading.rounded() for reading, _ in netted],
-        "references": [reading.rounded() for reading in references],
-    }
+            reading, done = net(source, f"reader_{number}", start, end, schemas)
+            passes.append(reading)
+    figures = compared(done.changes, done.size, passes, references)
+    return {"backlog": backlog.name, "batches": done.batches, "rows": done.rows, **figures}
 
 
 def main() -> None:

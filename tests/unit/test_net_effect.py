@@ -7,6 +7,7 @@ batches; the net changes are applied to the rows that were stored before, as the
 from __future__ import annotations
 
 import contextlib
+import pickle
 import struct
 import tempfile
 from collections import Counter
@@ -24,8 +25,10 @@ from hypothesis import strategies as st
 
 from headwater.changes import NetChanges
 from headwater.errors import BadValue, HeadwaterError
+from headwater.log import decoded_changes as decoded_changes_module
 from headwater.log import net_effect as net_effect_module
 from headwater.log.blocks import Block, Chunk, Held
+from headwater.log.decode import decode_tuples
 from headwater.log.framing import XLOG_HEADER, Framer
 from headwater.log.net_effect import net_effect
 from headwater.log.net_parts import on_disk
@@ -332,6 +335,35 @@ def test_batches_may_be_cut_anywhere(log: Log, data: st.DataObject) -> None:
         truncates = [truncate for truncate in chunk.truncates if start <= truncate.sequence < end]
         table = applied(log.shape, table, net_effect(log.shape.schema, blocks, truncates, str))
         assert table == (log.history[end - 1] if end else {})
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(logs(), st.data())
+def test_blocks_of_one_change_give_what_one_block_gives(log: Log, data: st.DataObject) -> None:
+    """As many chunks bring them, each with a description of the table of its own; some have nothing that counts."""
+    above = data.draw(st.integers(0, len(log.history)))
+    chunk = log.cut()
+    small = tuple(
+        Block(pickle.loads(pickle.dumps(block.relation)), block.load().part(block.sequence == number))
+        for block in chunk.blocks
+        for number in block.sequence
+    )
+    stored = log.history[above - 1] if above else {}
+    assert applied(log.shape, stored, net(log.shape, replace(chunk, blocks=small), above)) == log.model
+
+
+def test_small_blocks_of_one_table_are_decoded_together() -> None:
+    log = Log(Shape(("id",)))
+    blocks: list[Block] = []
+    for number in range(40):
+        log.begin()
+        log.insert(a_row(id=number))
+        log.commit()
+        blocks += pickle.loads(pickle.dumps(log.cut())).blocks
+    with patch.object(decoded_changes_module, "decode_tuples", wraps=decode_tuples) as decoded:
+        masks = [(block, np.ones(1, dtype=np.bool_)) for block in blocks]
+        assert net_effect(log.shape.schema, masks, [], str).rows.num_rows == 40
+    assert [len(call.args[1]) for call in decoded.call_args_list] == [0, 40]
 
 
 @settings(max_examples=200, deadline=None)

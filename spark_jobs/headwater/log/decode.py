@@ -75,7 +75,7 @@ def _decoded(
 ) -> DecodedTuples:
     """Run by run, and `one` column after the other where there is none."""
     if not len(starts):
-        empty = {c.name: pa.array([], arrow_type(c.value)) for c in columns if c is not None}
+        empty = {c.name: pa.nulls(0, arrow_type(c.value)) for c in columns if c is not None}
         return DecodedTuples(0, empty, {}, [], np.zeros(0, dtype=np.int64))
     decoded = _begin(buffer, starts, len(columns))
     runs = Runs(buffer, decoded.ends, columns, kinds=kinds)
@@ -86,11 +86,8 @@ def _decoded(
         for column, values in zip(columns[place:], fields, strict=False):
             if column is not None:
                 _take_run(decoded, column, values)
-        at = at + width
-        place += len(fields)
-        if not fields:
-            at = one(decoded, columns[place], buffer, at)
-            place += 1
+        at = at + width if fields else one(decoded, columns[place], buffer, at)
+        place += len(fields) or 1
     decoded.ends[:] = at
     return decoded
 
@@ -102,7 +99,7 @@ def _tuple_column(decoded: DecodedTuples, column: Column | None, buffer: Bytes, 
     sized = binary if binary.all() else binary | (kinds == _TEXT)
     if not sized.all():
         _known_kinds(kinds, sized, at)
-    values, lengths = _sized(buffer, at + 1, sized)
+    values, lengths, ends = _sized(buffer, at + 1, sized)
     if column is not None:
         converter = _converter(column, kinds, at, binary)
         if sized is not binary:
@@ -110,14 +107,14 @@ def _tuple_column(decoded: DecodedTuples, column: Column | None, buffer: Bytes, 
             if unchanged.any():
                 decoded.unchanged[column.name] = unchanged
         _put(decoded, column, *converter(column.value, buffer, values, lengths))
-    return values + np.maximum(lengths, 0)
+    return ends
 
 
 def _copy_column(decoded: DecodedTuples, column: Column | None, buffer: Bytes, at: Ints) -> Ints:
-    values, lengths = _sized(buffer, at, np.ones(len(at), dtype=np.bool_), null_allowed=True)
+    values, lengths, ends = _sized(buffer, at, np.ones(len(at), dtype=np.bool_), null_allowed=True)
     if column is not None:
         _put(decoded, column, *convert(column.value, buffer, values, lengths))
-    return values + np.maximum(lengths, 0)
+    return ends
 
 
 def mark_lost_in_partitions(schema: TableSchema, decoded: DecodedTuples) -> None:
@@ -170,8 +167,8 @@ def _begin(buffer: Bytes, starts: Ints, count: int) -> DecodedTuples:
     return DecodedTuples(len(at), {}, {}, [], at + 2)
 
 
-def _sized(buffer: Bytes, at: Ints, sized: Mask, null_allowed: bool = False) -> tuple[Ints, Ints]:
-    """Starts and lengths of the values whose int32 length stands at `at`, for the rows that are `sized`."""
+def _sized(buffer: Bytes, at: Ints, sized: Mask, null_allowed: bool = False) -> tuple[Ints, Ints, Ints]:
+    """Starts, lengths and ends of the values whose int32 length stands at `at`, for the rows that are `sized`."""
     if sized.all():
         values, lengths = at + 4, gather(buffer, at, ">i4").astype(np.int64)
     else:
@@ -188,7 +185,7 @@ def _sized(buffer: Bytes, at: Ints, sized: Mask, null_allowed: bool = False) -> 
     if ends.max() > len(buffer):
         row = int(np.argmax(ends > len(buffer)))
         raise MalformedMessage("a value that goes on behind the end of the buffer", int(at[row]))
-    return values, lengths
+    return values, lengths, ends
 
 
 def _known_kinds(kinds: Bytes, sized: Mask, at: Ints) -> None:

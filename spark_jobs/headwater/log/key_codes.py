@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.log.wire import fixed
+from headwater.log.wire import fixed, integers
 
 Int64 = npt.NDArray[np.int64]
 
@@ -37,15 +37,15 @@ def _numbered(chunks: Sequence[pa.Array]) -> tuple[Int64, int]:
     if dense is not None:
         return dense
     encoded = pa.chunked_array([_comparable(chunk) for chunk in chunks]).dictionary_encode(null_encoding="encode")
-    indices = [chunk.indices.to_numpy(zero_copy_only=False) for chunk in encoded.chunks]
-    return np.concatenate(indices).astype(np.int64), len(encoded.chunks[-1].dictionary)
+    indices = [integers(chunk.indices) for chunk in encoded.chunks if len(chunk)]
+    return np.concatenate(indices), len(encoded.chunks[-1].dictionary)
 
 
 def _dense(chunks: Sequence[pa.Array]) -> tuple[Int64, int] | None:
     """Integers that lie close together, as those of a sequence do, are numbers already."""
     if not pa.types.is_integer(chunks[0].type) or any(chunk.null_count for chunk in chunks):
         return None
-    values = np.concatenate([chunk.to_numpy() for chunk in chunks]).astype(np.int64)
+    values = np.concatenate([integers(chunk) for chunk in chunks if len(chunk)])
     lowest, highest = int(values.min()), int(values.max())
     return (values - lowest, highest - lowest + 1) if highest - lowest < 2 * len(values) else None
 

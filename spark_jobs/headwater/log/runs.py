@@ -2,8 +2,8 @@
 
 A number, a date or a uuid is as wide in every row, and so is a column that is NULL in all of them. Such a run is
 copied out of the buffer row below row; each of its columns is then a field with a stride, whose kinds and lengths are
-compared with what they must be. That is an eighth of walking from column to column, and of blocks of few rows, where
-each step of numpy costs more than the values, even less.
+compared with what they must be. Walking from column to column costs several times that, in the processor's cache as in
+the number of numpy's steps, which are what a block of few rows costs.
 
 What is as wide in every row is guessed from three rows, and checked in all: a guess that fails costs time, no more.
 """

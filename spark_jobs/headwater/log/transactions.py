@@ -184,12 +184,12 @@ class TransactionManager:
         self._streams.pop(xid).changes.discard()
 
     def bound_memory(self) -> None:
-        """Spill the largest until what is open fits."""
+        """Spill of the largest until what is open fits."""
         if self._store is None:
             return
         open_changes = self._open_changes()
-        while sum(changes.memory for changes in open_changes) > self._open_bytes:
-            max(open_changes, key=lambda changes: changes.memory).spill(self._store)
+        while (excess := sum(changes.memory for changes in open_changes) - self._open_bytes) > 0:
+            max(open_changes, key=lambda changes: changes.memory).spill(self._store, excess)
 
     def _open_changes(self) -> list[Changes]:
         return [self._ordinary.changes, *(transaction.changes for transaction in self._streams.values())]

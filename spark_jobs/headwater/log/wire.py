@@ -96,6 +96,13 @@ def booleans(bits: Mask, known: Mask | None = None) -> pa.Array:
     return pa.Array.from_buffers(pa.bool_(), len(bits), [validity(known), data])
 
 
+def integers(values: pa.Array) -> Ints:
+    """Integers, none of them NULL, as numpy's (not by `to_numpy`, which imports pandas as well)."""
+    width = values.type.bit_width // 8
+    data = np.frombuffer(values.buffers()[1], f"i{width}", len(values), values.offset * width)
+    return data.astype(np.int64)
+
+
 def byte_strings(buffer: Bytes, starts: Ints, lengths: Ints) -> pa.Array:
     """The byte ranges as an Arrow binary array, NULL where the length is negative.
 
