@@ -7,9 +7,9 @@ newest entry of a key supersedes the older ones, so a key that it does not lead 
 
 from __future__ import annotations
 
-import os
+import mmap
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,9 @@ NOWHERE = -1
 _ROW_BITS = 32
 _ON_DISK_ABOVE = 1 << 21
 """Entries of a run that are kept on disk: mapped, so that the memory is the page cache's to give and to take."""
+_MERGED_AT_ONCE = 1 << 19
+_MANY_KEYS = 1 << 16
+"""A look-up of so many touches most pages of a mapped run: they are given back after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +63,26 @@ class KeyIndex:
             if not len(open_):
                 break
             found[open_] = _look_up(run, codes.take(open_))
+            if len(open_) >= _MANY_KEYS:
+                _give_back(run)
             open_ = open_[found[open_] == NOWHERE]
         return found
 
     def _merged(self, older: _Run, newer: _Run) -> _Run:
-        """Both as one; of a key that is in both, the newer place."""
+        """Both as one; of a key that is in both, the newer place. Large runs are merged a range of keys at a time."""
+        if len(older.place) + len(newer.place) <= _ON_DISK_ABOVE:
+            return _Run(*self._merged_entries(older, newer))
+        words = 2 if older.codes.second is not None else 1
+        files = [_Column() for _ in range(words + 1)]
+        for left, right in _ranges(older, newer):
+            codes, places = self._merged_entries(left, right)
+            columns = (codes.first, codes.second, places.view(np.uint64)) if words == 2 else (codes.first, places)
+            for file, values in zip(files, columns, strict=True):
+                file.write(values)  # type: ignore[arg-type]
+        first, *second, place = (file.mapped() for file in files)
+        return _Run(Codes(first, second[0] if second else None), place.view(np.int64))
+
+    def _merged_entries(self, older: _Run, newer: _Run) -> tuple[Codes, Int64]:
         codes = Codes.joined([newer.codes, older.codes])
         places = np.concatenate([newer.place, older.place])
         order = _order(codes)
@@ -72,8 +90,30 @@ class KeyIndex:
         again = codes.first[1:] == codes.first[:-1]
         if codes.second is not None:
             again &= codes.second[1:] == codes.second[:-1]
-        kept = np.concatenate([[True], ~again]) & self._is_live(file_of(places))
-        return _kept(codes.take(np.flatnonzero(kept)), places[kept])
+        kept = self._is_live(file_of(places))
+        kept[1:] &= ~again
+        return codes.take(np.flatnonzero(kept)), places[kept]
+
+
+def _ranges(older: _Run, newer: _Run) -> Iterator[tuple[_Run, _Run]]:
+    """Both runs cut at the same keys, in pieces of about `_MERGED_AT_ONCE` entries at most."""
+    runs, at = (older, newer), [0, 0]
+    while any(begin < len(run.place) for run, begin in zip(runs, at, strict=True)):
+        border = min(
+            run.codes.first[min(begin + _MERGED_AT_ONCE, len(run.place)) - 1]
+            for run, begin in zip(runs, at, strict=True)
+            if begin < len(run.place)
+        )
+        ends = [int(np.searchsorted(run.codes.first, border, side="right")) for run in runs]
+        left, right = (_piece(run, begin, end) for run, begin, end in zip(runs, at, ends, strict=True))
+        yield left, right
+        at = ends
+
+
+def _piece(run: _Run, begin: int, end: int) -> _Run:
+    second = run.codes.second
+    codes = Codes(run.codes.first[begin:end], second[begin:end] if second is not None else None)
+    return _Run(codes, run.place[begin:end])
 
 
 def place_of(file: int, rows: Int64) -> Int64:
@@ -90,7 +130,11 @@ def row_of(places: Int64) -> Int64:
 
 def _sorted(codes: Codes, places: Int64) -> _Run:
     order = np.argsort(codes.first, kind="stable")
-    return _kept(codes.take(order), places[order])
+    codes, places = codes.take(order), places[order]
+    if len(places) <= _ON_DISK_ABOVE:
+        return _Run(codes, places)
+    second = _on_disk(codes.second) if codes.second is not None else None
+    return _Run(Codes(_on_disk(codes.first), second), _on_disk(places.view(np.uint64)).view(np.int64))
 
 
 def _order(codes: Codes) -> Int64:
@@ -100,20 +144,33 @@ def _order(codes: Codes) -> Int64:
     return np.lexsort((codes.second, codes.first))
 
 
-def _kept(codes: Codes, places: Int64) -> _Run:
-    if len(places) <= _ON_DISK_ABOVE:
-        return _Run(codes, places)
-    second = _on_disk(codes.second) if codes.second is not None else None
-    return _Run(Codes(_on_disk(codes.first), second), _on_disk(places.view(np.uint64)).view(np.int64))
+class _Column:
+    """Values of a run on their way to disk. The file has no name: it ends with the mapping."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115
+
+    def write(self, values: UInt64) -> None:
+        self._file.write(np.ascontiguousarray(values).data)
+
+    def mapped(self) -> UInt64:
+        self._file.flush()  # a full disk is an error here, and no signal later
+        with self._file as file:
+            size = file.tell()
+            return np.memmap(file, dtype=np.uint64, mode="r", shape=size // 8) if size else np.zeros(0, np.uint64)
 
 
 def _on_disk(values: UInt64) -> UInt64:
-    # The file has no name any more when this returns: it ends with the mapping, however the process ends.
-    with tempfile.TemporaryFile() as file:
-        os.posix_fallocate(file.fileno(), 0, values.nbytes)  # a full disk is an error here, and a signal later
-        mapped = np.memmap(file, dtype=np.uint64, mode="w+", shape=values.shape)
-    mapped[:] = values
-    return mapped
+    column = _Column()
+    column.write(values)
+    return column.mapped()
+
+
+def _give_back(run: _Run) -> None:
+    """Pages of a mapped run stay in the page cache, and are this process's memory no longer."""
+    for values in (run.codes.first, run.codes.second, run.place):
+        if isinstance(values, np.memmap):
+            values._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
 
 
 def _look_up(run: _Run, codes: Codes) -> Int64:
