@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -11,6 +12,17 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     Bool = npt.NDArray[np.bool_]
+
+
+class Parts(Protocol):
+    """A net effect too large for memory, in parts on local disk that are read anew by each iteration.
+
+    No key is in two of the parts. `write_parquet` keeps what is made of one beside them, in the same private folder and
+    budget, and returns its path: the caller removes it.
+    """
+
+    def __iter__(self) -> Iterator[NetChanges]: ...
+    def write_parquet(self, rows: pa.Table) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +33,8 @@ class NetChanges:
     key must be stored already (False: must not). `unchanged`: per column, rows whose value is the stored row's.
     `origins`: key columns of the stored row for rows that take values from it, in row order, null where none is
     needed; None when no row moved. `removed`: keys of stored rows that go. `changes`: log changes behind all this.
+    `on_disk`: the same in parts, when the tables here are only views of files; whoever goes through `in_parts` needs
+    the memory of one.
     """
 
     rows: pa.Table
@@ -31,7 +45,12 @@ class NetChanges:
     changes: int
     truncated: bool = False
     truncated_leaves: tuple[int, ...] = ()
+    on_disk: Parts | None = None
 
     @property
     def is_empty(self) -> bool:
         return not (self.rows.num_rows or self.removed.num_rows or self.truncated or self.truncated_leaves)
+
+    def in_parts(self) -> Iterable[NetChanges]:
+        """The parts that it lies in; itself when it is in memory."""
+        return self.on_disk if self.on_disk is not None else (self,)

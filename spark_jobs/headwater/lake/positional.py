@@ -1,14 +1,14 @@
-"""The direct apply paths: rows found by key and marked in deletion vectors, new rows in one file, one commit.
+"""The direct apply paths: rows found by key and marked in deletion vectors, new rows in new files, one commit.
 
 No engine takes part: the table's log, its data files and its deletion vectors are written here, the commit as exactly
-the version after the one that was planned on. `append` and `replace` are the same without a look-up.
+the version after the one that was planned on. `append` and `replace` are the same without a look-up. A net effect
+that lies on disk is taken part by part: memory holds one part, the marks of deleted rows, and the keys' index.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +20,13 @@ from headwater.changes import NetChanges
 from headwater.errors import Diverged, Fenced
 from headwater.lake import delta_log
 from headwater.lake.commits import LostRace
-from headwater.lake.data_files import write_batches
 from headwater.lake.deletion_vectors import write_vectors
 from headwater.lake.delta_log import Action, DataFile, Snapshot
-from headwater.lake.key_codes import Codes, encode
+from headwater.lake.key_codes import encode
 from headwater.lake.key_index import NOWHERE
+from headwater.lake.new_files import WrittenKeys, remove_files, write_files
 from headwater.lake.plan import Applied, Plan, PlanAgain
-from headwater.lake.table_state import TableState
+from headwater.lake.table_state import Added, TableState
 
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
@@ -76,58 +76,77 @@ def apply(state: TableState, plan: Plan, fence: Fence) -> Applied:
         )
     if state.snapshot.transactions.get(plan.app_id, 0) >= plan.to_lsn:
         raise PlanAgain  # the position is in the table already
-    work = _WORK[plan.apply_path](state, plan)
-    added = write_batches(plan.path, plan.changes.rows.schema, work.batches) if work.count else None
-    deleted = state.deletions(work.gone)
-    actions = _actions(state, plan, fence, work, added, deleted)
+    work = _Work(everything=plan.apply_path == "replace")
+    added = write_files(plan.path, plan.changes.rows.schema, _ROWS[plan.apply_path](state, plan, work))
+    actions = _actions(state, plan, fence, work, added)
     try:
         delta_log.commit(plan.path, plan.version + 1, actions)
     except LostRace as lost:
-        if added is not None:
-            (Path(plan.path) / added.name).unlink(missing_ok=True)
+        remove_files(plan.path, added)
         raise PlanAgain from lost
-    state.follow_own(actions, deleted, added, work.codes_as_written)
+    state.follow_own(actions, work.deleted, _with_keys(added, work.written))
     return Applied(plan.version + 1, work.divergence, work.example)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Work:
-    """What is to be done: `count` rows to write, in `batches`; `gone`: places of rows that go, or everything.
+    """What is to be committed beside the new rows, as it is found part by part: `deleted` rows by file, `gone` of them
+    by this plan, or `everything`; `written`: keys of the new rows, where a look-up will want them."""
 
-    `codes`: keys of the plan's rows; `order`: which of these were written, in their order in the file (none: all).
-    """
-
-    batches: Iterable[pa.Table]
-    count: int
-    codes: Codes | None
-    gone: Int64
-    everything: bool = False
+    everything: bool
+    deleted: dict[str, BitMap] = field(default_factory=dict)
+    gone: int = 0
+    written: WrittenKeys | None = None
     divergence: int = 0
     example: str = ""
-    order: list[Int64] = field(default_factory=list)
 
-    @property
-    def codes_as_written(self) -> Codes | None:
-        """Known once `batches` have been written."""
-        return self.codes.take(np.concatenate(self.order)) if self.codes is not None and self.order else self.codes
+    def delete(self, state: TableState, places: Int64) -> None:
+        self.gone += len(places)
+        for name, rows in state.deletions(places).items():
+            self.deleted[name] = self.deleted.get(name, rows) | rows
 
-
-_NOTHING: Int64 = np.zeros(0, dtype=np.int64)
-
-
-def _append(state: TableState, plan: Plan) -> _Work:
-    rows = plan.changes.rows
-    return _Work([rows], rows.num_rows, None, _NOTHING)
+    def diverged(self, count: int, example: Callable[[], str]) -> None:
+        """`count` more rows contradict the lake; the first ones are shown."""
+        if count and not self.divergence:
+            self.example = example()
+        self.divergence += count
 
 
-def _replace(state: TableState, plan: Plan) -> _Work:
-    schema, rows = plan.record.schema, plan.changes.rows
-    codes = encode(schema, rows.select(list(schema.key))) if schema.key else None
-    return _Work([rows], rows.num_rows, codes, _NOTHING, everything=True)
+def _with_keys(files: list[DataFile], written: WrittenKeys | None) -> Iterator[Added]:
+    """The new files with the keys of their rows, one at a time."""
+    first = 0
+    for file in files:
+        rows = file.rows or 0
+        yield Added(file, written.take(first, rows) if written is not None else None)
+        first += rows
 
 
-def _positional(state: TableState, plan: Plan) -> _Work:
-    changes, keys = plan.changes, list(plan.record.schema.key)
+def _append(state: TableState, plan: Plan, work: _Work) -> Iterator[pa.Table]:
+    for part in plan.changes.in_parts():
+        yield part.rows
+
+
+def _replace(state: TableState, plan: Plan, work: _Work) -> Iterator[pa.Table]:
+    schema = plan.record.schema
+    work.written = WrittenKeys() if schema.key else None
+    for part in plan.changes.in_parts():
+        if work.written is not None:
+            work.written.add(encode(schema, part.rows.select(list(schema.key))))
+        yield part.rows
+
+
+def _positional(state: TableState, plan: Plan, work: _Work) -> Iterator[pa.Table]:
+    """The rows to write. No key is in two parts, and nothing is put into the index before the commit: so each part
+    finds the rows that were stored before, those of moved rows under keys of other parts included."""
+    work.written = WrittenKeys()
+    for part in plan.changes.in_parts():
+        yield from _positional_part(state, plan, part, work, work.written)
+
+
+def _positional_part(
+    state: TableState, plan: Plan, changes: NetChanges, work: _Work, keys_written: WrittenKeys
+) -> Iterator[pa.Table]:
+    keys = list(plan.record.schema.key)
     rows, removed = changes.rows, changes.removed
     codes = encode(plan.record.schema, rows.select(keys))
     puts = state.find(codes)
@@ -135,39 +154,40 @@ def _positional(state: TableState, plan: Plan) -> _Work:
     update_missed = changes.stored & (puts == NOWHERE)
     insert_met = ~changes.stored & (puts != NOWHERE)
     delete_missed = goes == NOWHERE
-    divergence = int(update_missed.sum() + insert_met.sum() + delete_missed.sum())
-    example = _example(changes, keys, update_missed, insert_met, delete_missed) if divergence else ""
+    diverged = int(update_missed.sum() + insert_met.sum() + delete_missed.sum())
+    work.diverged(diverged, lambda: _example(changes, keys, update_missed, insert_met, delete_missed))
     written = np.ones(rows.num_rows, dtype=np.bool_)
-    if divergence and plan.record.on_divergence == "repair":
-        _refuse_partial(plan, update_missed & _partial(changes, keys), divergence, example)
-    elif divergence:
+    if diverged and plan.record.on_divergence == "repair":
+        _refuse_partial(plan, update_missed & _partial(changes, keys), work.divergence, work.example)
+    elif diverged:
         # A row that contradicts the log changes nothing.
         written = ~(update_missed | insert_met)
-    gone = np.concatenate([puts[written & (puts != NOWHERE)], goes[goes != NOWHERE]])
+    work.delete(state, np.concatenate([puts[written & (puts != NOWHERE)], goes[goes != NOWHERE]]))
+    if not changes.unchanged and written.all():
+        keys_written.add(codes)
+        yield rows
+        return
     order: list[Int64] = []
-    batches: Iterable[pa.Table] = [rows]
-    if changes.unchanged or not written.all():
-        sources = _sources(state, plan, puts, written)
-        batches = _parts(state, changes, sources, written, order)
-    return _Work(batches, int(written.sum()), codes, gone, divergence=divergence, example=example, order=order)
+    yield from _parts(state, changes, _sources(state, plan, changes, puts, written), written, order)
+    if order:
+        keys_written.add(codes.take(np.concatenate(order)))
 
 
-_WORK = {"append": _append, "replace": _replace, "positional": _positional}
+_NOTHING: Int64 = np.zeros(0, dtype=np.int64)
+_ROWS = {"append": _append, "replace": _replace, "positional": _positional}
 
 
-def _actions(
-    state: TableState, plan: Plan, fence: Fence, work: _Work, added: DataFile | None, deleted: dict[str, BitMap]
-) -> list[Action]:
+def _actions(state: TableState, plan: Plan, fence: Fence, work: _Work, added: list[DataFile]) -> list[Action]:
     live = state.snapshot.files
-    whole = {name for name, rows in deleted.items() if len(rows) == live[name].rows}
+    whole = {name for name, rows in work.deleted.items() if len(rows) == live[name].rows}
     removed = list(live.values()) if work.everything else [live[name] for name in whole]
-    partly = {name: rows for name, rows in deleted.items() if name not in whole}
+    partly = {name: rows for name, rows in work.deleted.items() if name not in whole}
     vectors = write_vectors(plan.path, partly) if partly else {}
     changed = [(live[name], delta_log.with_vector(live[name], vector)) for name, vector in vectors.items()]
     metrics = {
-        "numOutputRows": work.count,
-        "numDeletedRows": len(work.gone),
-        "numAddedFiles": 1 if added is not None else 0,
+        "numOutputRows": sum(file.rows or 0 for file in added),
+        "numDeletedRows": work.gone,
+        "numAddedFiles": len(added),
         "numRemovedFiles": len(removed),
         "numDeletionVectorsUpdated": len(changed),
     }
@@ -181,13 +201,12 @@ def _actions(
         *(delta_log.remove(file) for file in removed),
         *(delta_log.remove(before) for before, _ in changed),
         *(delta_log.add(after) for _, after in changed),
-        *([delta_log.add(added)] if added is not None else []),
+        *(delta_log.add(file) for file in added),
     ]
 
 
-def _sources(state: TableState, plan: Plan, puts: Int64, written: Bool) -> Int64:
+def _sources(state: TableState, plan: Plan, changes: NetChanges, puts: Int64, written: Bool) -> Int64:
     """Where the unchanged large values of each row stand: under its key, or under the key that it had before."""
-    changes = plan.changes
     sources = puts.copy()
     moved = np.flatnonzero(_moved(changes, list(plan.record.schema.key)))
     if changes.origins is not None and len(moved):

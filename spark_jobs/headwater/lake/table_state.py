@@ -6,7 +6,7 @@ table's log and data files and follows them by `advance`; after a lost race it i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -37,6 +37,15 @@ class _Live:
     deleted: BitMap | None = None  # None: not read yet
 
 
+@dataclass(frozen=True, slots=True)
+class Added:
+    """A new file of our own commit: the keys of its rows, if they are known, and which of these are gone already."""
+
+    file: DataFile
+    codes: Codes | None
+    gone: BitMap = _NO_ROWS
+
+
 class TableState:
     """The table in `folder` at the snapshot's version. One thread at a time."""
 
@@ -60,28 +69,25 @@ class TableState:
         if self.snapshot.advance(version) and self._indexed:
             self._follow()
 
-    def follow_own(
-        self,
-        actions: list[Action],
-        deleted: Mapping[str, BitMap],
-        added: DataFile | None,
-        codes: Codes | None,
-        gone: BitMap = _NO_ROWS,
-    ) -> None:
-        """Follow our own commit: it left `deleted` in the files named, and put rows under `codes` into `added`, of
-        which those numbered `gone` are deleted already."""
+    def follow_own(self, actions: list[Action], deleted: Mapping[str, BitMap], added: Iterable[Added]) -> None:
+        """Follow our own commit: it left `deleted` in the files named. Of `added` one file is looked at at a time."""
         self.snapshot.follow(actions)
         if not self._indexed:
             return
-        if added is not None and codes is not None:
-            live = self._register(added, gone)
-            rows = np.arange(len(codes), dtype=np.int64)
-            if gone:
-                rows = np.setdiff1d(rows, np.array(gone, dtype=np.int64))
-                codes = codes.take(rows)
-            self._index.put(codes, place_of(live.number, rows))
-            deleted = {**deleted, added.name: gone}
-        self._follow(deleted)
+        known = dict(deleted)
+        for new in added:
+            if new.codes is not None:
+                self._put(new, new.codes)
+                known[new.file.name] = new.gone
+        self._follow(known)
+
+    def _put(self, new: Added, codes: Codes) -> None:
+        live = self._register(new.file, new.gone)
+        rows = np.arange(len(codes), dtype=np.int64)
+        if new.gone:
+            rows = np.setdiff1d(rows, np.array(new.gone, dtype=np.int64))
+            codes = codes.take(rows)
+        self._index.put(codes, place_of(live.number, rows))
 
     def deleted_rows(self, name: str) -> BitMap:
         """Of the live file `name`. Not to be changed."""

@@ -31,7 +31,7 @@ from headwater.lake.deletion_vectors import write_vectors
 from headwater.lake.delta_log import DataFile
 from headwater.lake.key_codes import Codes, encode
 from headwater.lake.positional import Fence
-from headwater.lake.table_state import TableState
+from headwater.lake.table_state import Added, TableState
 from headwater.schema import TableSchema
 
 log = logging.getLogger(__name__)
@@ -164,7 +164,7 @@ class Upkeep:
         except LostRace:
             (Path(folder) / rewritten.added.name).unlink(missing_ok=True)
             return  # the next batch looks what has happened
-        state.follow_own(actions, {}, added, rewritten.codes, gone)
+        state.follow_own(actions, {}, [Added(added, rewritten.codes, gone)])
 
 
 def _checkpoint(folder: str) -> None:

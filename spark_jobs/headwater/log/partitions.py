@@ -25,7 +25,7 @@ from headwater.schema import TableSchema
 _HEADER: Final = 5
 """Operation and relation id."""
 _NOBODY: Final = -1
-_MEMORY: Final = 64 << 20
+_MEMORY: Final = 32 << 20
 """Bytes of all parts together that wait for their files."""
 _FACTOR: Final = np.uint64(0x9E3779B97F4A7C15)
 
