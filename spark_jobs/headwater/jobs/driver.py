@@ -21,6 +21,7 @@ from headwater.jobs.handovers import Handovers
 from headwater.jobs.publisher import Publisher
 from headwater.jobs.reader import LogReader
 from headwater.lake.ledger import Ledger
+from headwater.log.blocks import Chunk
 from headwater.position import Position
 
 log = logging.getLogger(__name__)
@@ -150,7 +151,7 @@ class Driver:
         """The next batch: everything that waits, up to the limits."""
         batch = Batch()
         deadline = time.monotonic() + self._limits.max_seconds
-        while (chunk := self._reader.take()) is not None:
+        while (chunk := self._next_chunk(batch)) is not None:
             batch.chunks.append(chunk)
             self._reader.taken(chunk.size)
             full = batch.changes >= self._limits.max_rows or batch.size >= self._limits.max_bytes
@@ -160,6 +161,13 @@ class Driver:
             if full or sealed or time.monotonic() >= deadline:
                 break
         return batch if batch.chunks else None
+
+    def _next_chunk(self, batch: Batch) -> Chunk | None:
+        """A large transaction is a batch of its own: what was staged of it stands for all that the batch does."""
+        waiting = self._reader.waiting()
+        if batch.chunks and (batch.chunks[-1].is_large or (waiting and waiting[0].is_large)):
+            return None
+        return self._reader.take()
 
     def _process(self, batch: Batch) -> None:
         started = time.monotonic()
