@@ -33,8 +33,9 @@ class NetChanges:
     key must be stored already (False: must not). `unchanged`: per column, rows whose value is the stored row's.
     `origins`: key columns of the stored row for rows that take values from it, in row order, null where none is
     needed; None when no row moved. `removed`: keys of stored rows that go. `changes`: log changes behind all this.
-    `on_disk`: the same in parts, when the tables here are only views of files; whoever goes through `in_parts` needs
-    the memory of one.
+    `staged`: what was written already (`headwater.lake.staging.StagedRows`): then that is all, and the tables here are
+    empty. `on_disk`: the same in parts, when the tables here are only views of files; whoever goes through `in_parts`
+    needs the memory of one.
     """
 
     rows: pa.Table
@@ -46,10 +47,12 @@ class NetChanges:
     truncated: bool = False
     truncated_leaves: tuple[int, ...] = ()
     on_disk: Parts | None = None
+    staged: object | None = None
 
     @property
     def is_empty(self) -> bool:
-        return not (self.rows.num_rows or self.removed.num_rows or self.truncated or self.truncated_leaves)
+        rows = self.rows.num_rows or self.removed.num_rows or self.staged is not None
+        return not (rows or self.truncated or self.truncated_leaves)
 
     def in_parts(self) -> Iterable[NetChanges]:
         """The parts that it lies in; itself when it is in memory."""

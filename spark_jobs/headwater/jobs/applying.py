@@ -21,12 +21,15 @@ from headwater.config import Pipeline
 from headwater.errors import Diverged, ForeignWrite, SchemaChanged, TableError, Transient
 from headwater.failpoints import reach
 from headwater.jobs.relations import Relations, new_leaf, refuse_difference, with_leaf
+from headwater.jobs.stager_process import Target
+from headwater.jobs.staging import Staging
 from headwater.lake.apply import Applier
 from headwater.lake.ledger import Ledger, TableVersion
 from headwater.lake.paths import table_path
 from headwater.lake.plan import Applied, Plan, PlanAgain, choose
 from headwater.lake.positional import Fence
 from headwater.lake.registry import Registry, TableRecord
+from headwater.lake.staging import StagedFilesGone
 from headwater.lake.tables import current, foreign_data, own_history
 from headwater.log.blocks import Block, Chunk, Relation, Transactions, Truncate
 from headwater.log.net_effect import net_effect
@@ -105,6 +108,7 @@ class Tables:
         self._unwritten: set[str] = set()
         self._changed: set[str] = set()
         self._lock = threading.Lock()
+        self._staging: Staging | None = None
         self.silence_limit = _silence_limit(connection)
 
     @property
@@ -126,6 +130,22 @@ class Tables:
             self._read_version(record, known)
             if known is None or known.state != self.records[name].state:
                 self._unwritten.add(name)
+
+    def use(self, staging: Staging) -> None:
+        """What was staged of a large transaction is used at its commit."""
+        self._staging = staging
+
+    def stageable(self, relation: Relation) -> Target | None:
+        """The table that changes of an open transaction may be staged for."""
+        name = self._relations.owner(relation.relation_id)
+        record = self.records[name] if name is not None else None
+        if record is None or record.state != "active":
+            return None
+        try:
+            refuse_difference(record, relation)
+        except SchemaChanged:
+            return None
+        return Target(record.name, table_path(self._root, record.path), record.schema)
 
     def keep_up(self, names: Iterable[str]) -> None:
         """Behind the ledger: files and checkpoints of tables that were just written. Rows stay what they are, so the
@@ -196,6 +216,8 @@ class Tables:
             if version is not None:
                 touched[name] = self._versions[name] = version
                 self._unwritten.add(name)
+        if self._staging is not None:
+            self._staging.release(transactions.xid)
         return Outcome(touched, frozenset(self._changed))
 
     def _shares(self, batch: Batch) -> dict[str, _Share]:
@@ -271,7 +293,7 @@ class Tables:
         record = self.records[name]
         for _ in range(_TRIES):
             version = self._versions[name]
-            changes = self._net(record, share, transactions, version.applied_lsn)
+            changes = self._net(record, share, transactions, version)
             if changes is None or (changes.is_empty and not self._lacks_mark(record, version)):
                 return None
             plan = self._plan(record, changes, version, int(transactions.end_lsn[-1]))
@@ -279,6 +301,10 @@ class Tables:
             reach("replicate.before_table_commit")
             try:
                 applied = self._applier.apply(plan)
+            except StagedFilesGone:
+                if self._staging is not None:
+                    self._staging.give_up(int(transactions.xid[0]), name)
+                continue
             except PlanAgain:
                 self._ledger.check_fence()
                 self._read_version(record, version)
@@ -291,11 +317,14 @@ class Tables:
         raise Transient(f"{name} changed under each of {_TRIES} attempts to commit", where=name, remedy="run it again")
 
     def _net(
-        self, record: TableRecord, share: _Share, transactions: Transactions, applied_lsn: int
+        self, record: TableRecord, share: _Share, transactions: Transactions, version: TableVersion
     ) -> NetChanges | None:
-        counts = self._transactions_that_count(record, transactions, applied_lsn)
+        counts = self._transactions_that_count(record, transactions, version.applied_lsn)
         if not counts.any():
             return None
+        staged = self._staged(record, share, transactions, version)
+        if staged is not None:
+            return staged
 
         def describe(sequence: int) -> str:
             index = int(transactions.index_of(np.array([sequence]))[0])
@@ -304,6 +333,17 @@ class Tables:
         blocks = [(block, counts[transactions.index_of(block.sequence)]) for block in share.blocks]
         truncates = [t for t in share.truncates if counts[transactions.index_of(np.array([t.sequence]))[0]]]
         return net_effect(record.schema, blocks, truncates, describe)
+
+    def _staged(
+        self, record: TableRecord, share: _Share, transactions: Transactions, version: TableVersion
+    ) -> NetChanges | None:
+        """What was done of the one large transaction while it was open."""
+        if self._staging is None or len(transactions) != 1 or share.truncates:
+            return None
+        if self._applier.why_by_engine(record, table_path(self._root, record.path), version.version):
+            return None
+        rows = self._staging.collect(int(transactions.xid[0]), record.name, record.schema, share.blocks)
+        return rows.as_changes(record.schema) if rows is not None else None
 
     def _transactions_that_count(
         self, record: TableRecord, transactions: Transactions, applied_lsn: int

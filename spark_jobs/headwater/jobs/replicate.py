@@ -24,8 +24,10 @@ from headwater.jobs.driver import Driver
 from headwater.jobs.handovers import Handovers
 from headwater.jobs.publisher import Publisher
 from headwater.jobs.reader import LogReader, ReaderOptions
+from headwater.jobs.staging import Staging
 from headwater.lake.ledger import Ledger
 from headwater.lake.registry import PipelineRecord, Registry
+from headwater.log.large import STAGE_FROM
 from headwater.position import Position, format_lsn, parse_lsn
 from headwater.session import build_session
 from headwater.source.connection import Connection, connect, identify
@@ -39,9 +41,18 @@ log = logging.getLogger(__name__)
 
 
 def replicate(
-    pipeline: Pipeline, until: str | None, max_seconds: float | None, stop: threading.Event
+    pipeline: Pipeline,
+    until: str | None,
+    max_seconds: float | None,
+    stop: threading.Event,
+    *,
+    stage_from: int = STAGE_FROM,
 ) -> dict[str, Any]:
-    """Replicate until `until` ("now", an LSN), `max_seconds`, or `stop`. The JSON of interface "replicate"."""
+    """Replicate until `until` ("now", an LSN), `max_seconds`, or `stop`. The JSON of interface "replicate".
+
+    `stage_from`: bytes of an open transaction from which on it is worked on before its commit, 0: never; nothing but
+    time depends on it.
+    """
     deadline = time.monotonic() + max_seconds if max_seconds is not None else None
     conninfo, root = pipeline.conninfo(), pipeline.lake_path()
     registry = Registry.open(root, pipeline.name)
@@ -66,14 +77,21 @@ def replicate(
             version,
             pipeline.replicate.memory,
             pipeline.replicate.spill,
+            announce_from=stage_from,
         )
         tables = Tables(pipeline, registry, connection, ledger)
         watch = CatalogWatch(pipeline, lambda: registry.tables)
         publisher = Publisher(root, conninfo, tables.owners, watch)
-        with LogReader(options, publisher.arrived, pipeline.conninfo) as reader:
+        preapply = Staging(root, pipeline.replicate.spill, tables.stageable)
+        with (
+            LogReader(options, publisher.arrived, pipeline.conninfo, preapply.announced) as reader,
+            contextlib.closing(preapply),
+        ):
             lease.refuse_if_held(connection, registry, lease.LOAD)
             ledger.begin_generation(position.at(start))
             reach("replicate.after_generation")
+            preapply.begin(ledger.generation, reader.spill_folder, lambda: _is_behind(pipeline, reader))
+            tables.use(preapply)
             handovers = Handovers(connection, registry)
             handovers.finish()
             driver = Driver(pipeline, ledger, tables, publisher, reader, position, watch, handovers)
@@ -87,6 +105,13 @@ def replicate(
             with contextlib.closing(tables), publisher.running(ledger, reader):
                 reason = driver.run(target, deadline, stop)
     return driver.report(reason)
+
+
+def _is_behind(pipeline: Pipeline, reader: LogReader) -> bool:
+    """Whether more waits than a batch takes."""
+    waiting, limits = reader.waiting(), pipeline.replicate
+    changes, size = sum(chunk.changes for chunk in waiting), sum(chunk.size for chunk in waiting)
+    return changes > limits.max_rows or size > limits.max_bytes
 
 
 def _is_loaded(state: str) -> bool:

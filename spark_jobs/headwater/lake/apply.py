@@ -85,8 +85,8 @@ class Applier:
         return state
 
     def _by_engine(self, plan: Plan) -> Applied:
-        if commits_after(plan.path, plan.version):
-            raise PlanAgain
+        if commits_after(plan.path, plan.version) or plan.changes.staged is not None:
+            raise PlanAgain  # staged files are for the direct paths only
         spark = self._session()
         paths = {"append": write.append, "replace": write.replace, "merge": merge.merge}
         with _transaction(spark, plan):

@@ -7,14 +7,13 @@ that lies on disk is taken part by part: memory holds one part, the marks of del
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyroaring import BitMap
 
 from headwater.changes import NetChanges
 from headwater.errors import Diverged, Fenced
@@ -26,12 +25,14 @@ from headwater.lake.key_codes import encode
 from headwater.lake.key_index import NOWHERE
 from headwater.lake.new_files import WrittenKeys, remove_files, write_files
 from headwater.lake.plan import Applied, Plan, PlanAgain
+from headwater.lake.staged_apply import link_staged
+from headwater.lake.staging import StagedRows
 from headwater.lake.table_state import Added, TableState
+from headwater.lake.work import DELETE_MISSED, EXAMPLES, INSERT_MET, UPDATE_MISSED, Work, examples
 
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
-_EXAMPLES = 3
 _KNOWN_FEATURES = frozenset({"deletionVectors", "appendOnly", "invariants", "timestampNtz"})
 """Table features whose rules this writer keeps; any other one is left to Delta's own."""
 
@@ -76,40 +77,21 @@ def apply(state: TableState, plan: Plan, fence: Fence) -> Applied:
         )
     if state.snapshot.transactions.get(plan.app_id, 0) >= plan.to_lsn:
         raise PlanAgain  # the position is in the table already
-    work = _Work(everything=plan.apply_path == "replace")
-    added = write_files(plan.path, plan.changes.rows.schema, _ROWS[plan.apply_path](state, plan, work))
+    work = Work(everything=plan.apply_path == "replace")
+    staged = plan.changes.staged
+    if isinstance(staged, StagedRows):
+        added, keyed = link_staged(state, plan, staged, work)
+    else:
+        added = write_files(plan.path, plan.changes.rows.schema, _ROWS[plan.apply_path](state, plan, work))
+        keyed = _with_keys(added, work.written)
     actions = _actions(state, plan, fence, work, added)
     try:
         delta_log.commit(plan.path, plan.version + 1, actions)
     except LostRace as lost:
         remove_files(plan.path, added)
         raise PlanAgain from lost
-    state.follow_own(actions, work.deleted, _with_keys(added, work.written))
+    state.follow_own(actions, work.deleted, keyed)
     return Applied(plan.version + 1, work.divergence, work.example)
-
-
-@dataclass(slots=True)
-class _Work:
-    """What is to be committed beside the new rows, as it is found part by part: `deleted` rows by file, `gone` of them
-    by this plan, or `everything`; `written`: keys of the new rows, where a look-up will want them."""
-
-    everything: bool
-    deleted: dict[str, BitMap] = field(default_factory=dict)
-    gone: int = 0
-    written: WrittenKeys | None = None
-    divergence: int = 0
-    example: str = ""
-
-    def delete(self, state: TableState, places: Int64) -> None:
-        self.gone += len(places)
-        for name, rows in state.deletions(places).items():
-            self.deleted[name] = self.deleted.get(name, rows) | rows
-
-    def diverged(self, count: int, example: Callable[[], str]) -> None:
-        """`count` more rows contradict the lake; the first ones are shown."""
-        if count and not self.divergence:
-            self.example = example()
-        self.divergence += count
 
 
 def _with_keys(files: list[DataFile], written: WrittenKeys | None) -> Iterator[Added]:
@@ -121,12 +103,12 @@ def _with_keys(files: list[DataFile], written: WrittenKeys | None) -> Iterator[A
         first += rows
 
 
-def _append(state: TableState, plan: Plan, work: _Work) -> Iterator[pa.Table]:
+def _append(state: TableState, plan: Plan, work: Work) -> Iterator[pa.Table]:
     for part in plan.changes.in_parts():
         yield part.rows
 
 
-def _replace(state: TableState, plan: Plan, work: _Work) -> Iterator[pa.Table]:
+def _replace(state: TableState, plan: Plan, work: Work) -> Iterator[pa.Table]:
     schema = plan.record.schema
     work.written = WrittenKeys() if schema.key else None
     for part in plan.changes.in_parts():
@@ -135,7 +117,7 @@ def _replace(state: TableState, plan: Plan, work: _Work) -> Iterator[pa.Table]:
         yield part.rows
 
 
-def _positional(state: TableState, plan: Plan, work: _Work) -> Iterator[pa.Table]:
+def _positional(state: TableState, plan: Plan, work: Work) -> Iterator[pa.Table]:
     """The rows to write. No key is in two parts, and nothing is put into the index before the commit: so each part
     finds the rows that were stored before, those of moved rows under keys of other parts included."""
     work.written = WrittenKeys()
@@ -144,7 +126,7 @@ def _positional(state: TableState, plan: Plan, work: _Work) -> Iterator[pa.Table
 
 
 def _positional_part(
-    state: TableState, plan: Plan, changes: NetChanges, work: _Work, keys_written: WrittenKeys
+    state: TableState, plan: Plan, changes: NetChanges, work: Work, keys_written: WrittenKeys
 ) -> Iterator[pa.Table]:
     keys = list(plan.record.schema.key)
     rows, removed = changes.rows, changes.removed
@@ -177,7 +159,7 @@ _NOTHING: Int64 = np.zeros(0, dtype=np.int64)
 _ROWS = {"append": _append, "replace": _replace, "positional": _positional}
 
 
-def _actions(state: TableState, plan: Plan, fence: Fence, work: _Work, added: list[DataFile]) -> list[Action]:
+def _actions(state: TableState, plan: Plan, fence: Fence, work: Work, added: list[DataFile]) -> list[Action]:
     live = state.snapshot.files
     whole = {name for name, rows in work.deleted.items() if len(rows) == live[name].rows}
     removed = list(live.values()) if work.everything else [live[name] for name in whole]
@@ -185,7 +167,7 @@ def _actions(state: TableState, plan: Plan, fence: Fence, work: _Work, added: li
     vectors = write_vectors(plan.path, partly) if partly else {}
     changed = [(live[name], delta_log.with_vector(live[name], vector)) for name, vector in vectors.items()]
     metrics = {
-        "numOutputRows": sum(file.rows or 0 for file in added),
+        "numOutputRows": sum((file.rows or 0) - file.deleted for file in added),
         "numDeletedRows": work.gone,
         "numAddedFiles": len(added),
         "numRemovedFiles": len(removed),
@@ -252,13 +234,13 @@ def _wants(changes: NetChanges) -> Bool:
 
 def _example(changes: NetChanges, keys: list[str], *masks: Bool) -> str:
     tables = (changes.rows, changes.rows, changes.removed)
-    words = ("update met no row", "insert met a row", "delete met no row")
+    words = (UPDATE_MISSED, INSERT_MET, DELETE_MISSED)
     shown = [
-        f"{word} at key ({', '.join(str(value) for value in row.values())})"
+        text
         for word, table, mask in zip(words, tables, masks, strict=True)
-        for row in table.select(keys).take(pa.array(np.flatnonzero(mask)[:_EXAMPLES])).to_pylist()
+        for text in examples(word, table.select(keys), mask)
     ]
-    return "; ".join(shown[:_EXAMPLES])
+    return "; ".join(shown[:EXAMPLES])
 
 
 def _partial(changes: NetChanges, keys: list[str]) -> Bool:

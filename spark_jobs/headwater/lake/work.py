@@ -1,0 +1,50 @@
+"""What applying a plan finds on its way, part by part: rows to delete, and rows that contradict the lake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyroaring import BitMap
+
+from headwater.lake.new_files import WrittenKeys
+from headwater.lake.table_state import TableState
+
+Int64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+
+EXAMPLES = 3
+UPDATE_MISSED, INSERT_MET, DELETE_MISSED = "update met no row", "insert met a row", "delete met no row"
+
+
+@dataclass(slots=True)
+class Work:
+    """What is to be committed beside the new rows, as it is found part by part: `deleted` rows by file, `gone` of them
+    by this plan, or `everything`; `written`: keys of the new rows, where a look-up will want them."""
+
+    everything: bool
+    deleted: dict[str, BitMap] = field(default_factory=dict)
+    gone: int = 0
+    written: WrittenKeys | None = None
+    divergence: int = 0
+    example: str = ""
+
+    def delete(self, state: TableState, places: Int64) -> None:
+        self.gone += len(places)
+        for name, rows in state.deletions(places).items():
+            self.deleted[name] = self.deleted.get(name, rows) | rows
+
+    def diverged(self, count: int, example: Callable[[], str]) -> None:
+        """`count` more rows contradict the lake; the first ones are shown."""
+        if count and not self.divergence:
+            self.example = example()
+        self.divergence += count
+
+
+def examples(word: str, keys: pa.Table, which: Bool) -> list[str]:
+    """A few of these keys, as a divergence names them."""
+    rows = keys.take(pa.array(np.flatnonzero(which)[:EXAMPLES])).to_pylist()
+    return [f"{word} at key ({', '.join(str(value) for value in row.values())})" for row in rows]
