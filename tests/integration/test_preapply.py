@@ -24,7 +24,9 @@ from fixtures.staged import staged_files
 from headwater.config import Pipeline
 from headwater.embedded import EmbeddedServer
 from headwater.jobs.replicate import replicate
+from headwater.jobs.staging import Worth
 from headwater.lake.position_file import read_position_file
+from headwater.log import net_effect
 from headwater.position import parse_lsn
 from headwater.source.connection import Connection
 
@@ -185,6 +187,31 @@ def test_values_that_only_the_lake_knows_and_truncates_are_left_to_the_commit(la
         lake.published()
         assert lake.said("large values that the log does not carry")
         assert not lake.said("public.one: of transaction")
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_ten_large_interleaved_transactions_of_which_half_abort_are_applied_in_parts(
+    lake: Lake, staged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(net_effect, "PART_CHANGES", 2000)  # of the driver, not of the stager
+    if not staged:
+        monkeypatch.setattr(Worth, "try_next", lambda worth: False)
+    with lake.following(), contextlib.ExitStack() as stack:
+        writers = [stack.enter_context(lake.database.connect(autocommit=False)) for _ in range(10)]
+        for part in range(2):
+            for number, writer in enumerate(writers):
+                first = (1 + number) * 100_000 + part * 50_000
+                table = "one" if number < 5 else "two"
+                writer.execute(FILL.format(table=table, first=first, last=first + ROWS // 2))
+                if part:
+                    writer.execute(f"update {table} set id = id + 30000 where id between {first} and {first + 500}")
+        for number, writer in enumerate(writers):
+            if number % 2:
+                writer.rollback()
+            else:
+                writer.commit()
+        lake.published()
+        assert bool(lake.said("were staged before its commit")) == staged
 
 
 def test_a_stager_that_dies_takes_nothing_with_it(lake: Lake) -> None:
