@@ -14,7 +14,7 @@ import shutil
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +23,7 @@ from headwater.lake.paths import staged_path
 from headwater.lake.staging import StagedRows, sweep_staged
 from headwater.log.blocks import Block, Int64, Relation
 from headwater.log.large import Announcement, Gone, OpenBlocks, place_of, rolled_back_of
+from headwater.log.net_effect import PART_CHANGES
 from headwater.log.spill import Spilled, SpillStore
 from headwater.schema import TableSchema
 
@@ -93,7 +94,7 @@ class _Open:
     closed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Task:
     """A message to the stager, and who waits for the answer."""
 
@@ -128,7 +129,20 @@ class _Tasks:
                 return None
             wanted = {task.message.xid for task in self._waiting if isinstance(task.message, Finish)}
             urgent = (at for at, task in enumerate(self._waiting) if task.message.xid in wanted)
-            return self._waiting.pop(next(urgent, 0))
+            return self._with_more(self._waiting.pop(next(urgent, 0)))
+
+    def _with_more(self, task: _Task) -> _Task:
+        """Blocks of the same table that wait as well: few large files are better than many small ones."""
+        message = task.message
+        if not isinstance(message, Stage):
+            return task
+        blocks = list(message.blocks)
+        for other in [other for other in self._waiting if other.share is task.share is not None]:
+            if not isinstance(other.message, Stage) or sum(block.changes for block in blocks) >= PART_CHANGES:
+                break
+            blocks += other.message.blocks
+            self._waiting.remove(other)
+        return replace(task, message=replace(message, blocks=tuple(blocks)))
 
 
 class Staging:
