@@ -78,8 +78,8 @@ class _Share:
             return "a part of it was rolled back after it had been staged"
         if any(block.content.first <= self.last for block in self.tail(blocks) if isinstance(block.content, Spilled)):
             return "earlier changes could not be staged"
-        if 2 * done < sum(block.changes for block in blocks):
-            return "most of it is still to be done"
+        if 4 * done < sum(block.changes for block in blocks):
+            return "most of it is still to be done"  # and netting in the driver is not held back
         return ""
 
     def tail(self, blocks: Sequence[Block]) -> tuple[Block, ...]:

@@ -79,6 +79,8 @@ class KeyIndex:
             columns = (codes.first, codes.second, places.view(np.uint64)) if words == 2 else (codes.first, places)
             for file, values in zip(files, columns, strict=True):
                 file.write(values)  # type: ignore[arg-type]
+            _give_back(older)
+            _give_back(newer)
         first, *second, place = (file.mapped() for file in files)
         return _Run(Codes(first, second[0] if second else None), place.view(np.int64))
 
