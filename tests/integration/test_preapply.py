@@ -80,6 +80,7 @@ class Lake:
         """A driver beside the block; in the end everything is equal and nothing is left over."""
         self.caplog.set_level(logging.INFO, logger="headwater")
         with beside(lambda stop: replicate(self.pipeline, None, None, stop, stage_from=STAGE_FROM)) as running:
+            self.published()
             yield running
             self.published()
             until(lambda: not self.staged, "nothing is staged any more")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -71,6 +71,7 @@ class Bench:
     root: Path
     staging: Staging
     framer: Framer
+    start: Callable[[], None]
     behind: bool = False
     told: int = 0
     chunks: list[Chunk] = field(default_factory=list)
@@ -124,15 +125,17 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
+def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
     make_table(tmp_path / "t")
 
     def target(relation: Relation) -> Target | None:
         return Target("public.r1", str(tmp_path / "t"), SCHEMA) if relation.relation_id == 1 else None
 
     with SpillFolder(str(tmp_path)) as folder, contextlib.closing(Staging(str(tmp_path), 1 << 30, target)) as staging:
-        made = Bench(tmp_path, staging, Framer(SpillStore(folder.path, 1 << 30), announce_from=10_000))
-        staging.begin(1, folder.path, lambda: made.behind)
+        framer = Framer(SpillStore(folder.path, 1 << 30), announce_from=10_000)
+        made = Bench(tmp_path, staging, framer, lambda: staging.begin(1, folder.path, lambda: made.behind))
+        if "already open" not in request.node.name.replace("_", " "):
+            made.start()
         yield made
     assert not Path(staged_path(str(tmp_path)), "1").exists()
 
@@ -145,6 +148,15 @@ def test_what_was_staged_and_its_tail_are_linked_into_the_table(bench: Bench) ->
     assert rows is not None
     assert rows.changes == 2010
     assert bench.rows() == [*range(2000), *range(5000, 5010)]
+
+
+def test_a_transaction_that_was_already_open_when_the_driver_started_is_staged(bench: Bench) -> None:
+    bench.begin(range(1000))
+    assert not bench.staged()
+    bench.start()
+    bench.settle()
+    assert bench.commit() is not None
+    assert bench.rows() == list(range(1000))
 
 
 def test_a_range_rolled_back_after_it_was_staged_is_noticed(bench: Bench) -> None:

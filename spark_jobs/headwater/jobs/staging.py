@@ -147,7 +147,7 @@ class _Tasks:
 
 class Staging:
     """The driver's side. `budget`: bytes of spilled blocks and all that is made of them; `target` says to which table
-    of ours a relation belongs, None if it is not to be staged. Before `begin` nothing is staged."""
+    of ours a relation belongs, None if it is not to be staged. What is announced before `begin` waits for it."""
 
     def __init__(self, root: str, budget: int, target: Callable[[Relation], Target | None]) -> None:
         self._root, self._budget, self._target = root, budget, target
@@ -156,6 +156,7 @@ class Staging:
         self._lock = threading.Lock()
         self._open: dict[int, _Open] = {}
         self._refused: set[int] = set()
+        self._early: list[Announcement] = []
         self._worth = Worth()
         self._tasks = _Tasks()
         self._off = ""
@@ -168,6 +169,9 @@ class Staging:
         with self._lock:
             self._folder = Path(staged_path(self._root)) / str(generation)
             self._spill, self._is_behind = SpillStore(spill_folder, self._budget), is_behind
+            early, self._early = self._early, []
+            for item in early:
+                self._take(item)
         self._thread = threading.Thread(target=self._work, name="headwater-staging", daemon=True)
         self._thread.start()
 
@@ -184,11 +188,17 @@ class Staging:
     def announced(self, item: Announcement) -> None:
         """In the receiving thread: never waits."""
         with self._lock:
-            if isinstance(item, Gone):
-                self._refused.discard(item.xid)
-                self._end(item.xid, committed=False)
-            elif self._may_stage(item):
-                self._stage(item)
+            if self._folder is None:
+                self._early.append(item)  # a transaction that was open when the driver started
+            else:
+                self._take(item)
+
+    def _take(self, item: Announcement) -> None:
+        if isinstance(item, Gone):
+            self._refused.discard(item.xid)
+            self._end(item.xid, committed=False)
+        elif self._may_stage(item):
+            self._stage(item)
 
     def collect(self, xid: int, name: str, schema: TableSchema, blocks: Sequence[Block]) -> StagedRows | None:
         """What was staged of the committed `blocks`, all that the transaction has done to the table, brought to its
@@ -247,8 +257,8 @@ class Staging:
         return False
 
     def _why_not_now(self, item: OpenBlocks) -> str:
-        if self._off or self._folder is None or self._spill is None:
-            return self._off or "the driver has just begun"
+        if self._off or self._spill is None:
+            return self._off or "the driver has not begun"
         if self._is_behind():
             return "there is enough to do without it"
         if self._spill.used() > _DISK_SHARE * self._budget:
