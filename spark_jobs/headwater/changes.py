@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,6 +28,17 @@ class Deletions:
     leaves: Mapping[int, int]
 
 
+class Parts(Protocol):
+    """A net effect too large for memory, in parts on local disk that are read anew by each iteration.
+
+    No key is in two of the parts. `write_parquet` keeps what is made of one beside them, in the same private folder and
+    budget, and returns its path: the caller removes it.
+    """
+
+    def __iter__(self) -> Iterator[NetChanges]: ...
+    def write_parquet(self, rows: pa.Table) -> str: ...
+
+
 @dataclass(frozen=True, slots=True)
 class NetChanges:
     """What one batch does to one table.
@@ -40,6 +51,10 @@ class NetChanges:
     With `soft_delete` no row goes. `deletions`: what the log says of deleted rows, until these have become marked rows
     (`headwater.log.marks`); `emptied`: per truncated leaf LSN and commit time (us since 1970) of its first TRUNCATE:
     every stored row in it that is not among `rows` is marked with these.
+
+    `staged`: what was written already (`headwater.lake.staging.StagedRows`): then that is all, and the tables here are
+    empty. `on_disk`: the same in parts, when the tables here are only views of files; whoever goes through `in_parts`
+    needs the memory of one.
     """
 
     rows: pa.Table
@@ -52,7 +67,14 @@ class NetChanges:
     truncated_leaves: tuple[int, ...] = ()
     deletions: Deletions | None = None
     emptied: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    on_disk: Parts | None = None
+    staged: object | None = None
 
     @property
     def is_empty(self) -> bool:
-        return not (self.rows.num_rows or self.removed.num_rows or self.truncated or self.truncated_leaves)
+        rows = self.rows.num_rows or self.removed.num_rows or self.staged is not None
+        return not (rows or self.truncated or self.truncated_leaves)
+
+    def in_parts(self) -> Iterable[NetChanges]:
+        """The parts that it lies in; itself when it is in memory."""
+        return self.on_disk if self.on_disk is not None else (self,)

@@ -1,4 +1,4 @@
-"""Memory of reader and driver for one large transaction, from the log to netted Arrow rows.
+"""Memory of reader and driver for one large transaction, from the log to the published lake.
 
     PYTHONPATH=spark_jobs python tests/benchmarks/log_memory.py
 
@@ -10,26 +10,26 @@ rows unless set). The reference is a transaction of 20,000 rows in the same run:
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 from backlogs import cpu
-from mixed_load import report, server
+from mixed_load import pipeline, report, server
 
 from headwater.embedded import EmbeddedServer
-from headwater.jobs.reader import LogReader, ReaderOptions
-from headwater.log.net_effect import net_effect
+from headwater.jobs.load import load
+from headwater.jobs.replicate import replicate
+from headwater.lake.position_file import read_position_file
 from headwater.position import parse_lsn
-from headwater.schema import Column, Leaf, TableSchema, ValueType
 
 ROWS = int(os.environ.get("HEADWATER_BENCH_ROWS", "1000000"))
 SMALL = 20_000
-VALUES = "lpad(g::text, 36, '0'), g, repeat('n', 60), now()"
-INSERT = f"insert into t select {VALUES} from generate_series(%s::int, %s::int) g"
-TEXT, INT, TIME = ValueType("text", "string"), ValueType("int4", "int"), ValueType("timestamptz", "timestamp")
+INSERT = (
+    "insert into t select lpad(g::text, 36, '0'), g, repeat('n', 60), now() from generate_series({first}, {last}) g"
+)
+UPDATE = "update t set n = n + 1 where id > lpad('{first}', 36, '0')"
 
 
 class Peaks:
@@ -61,74 +61,74 @@ class Peaks:
             return self._most.get("RssAnon", 0) / 1000, self._most.get("VmRSS", 0) / 1000
 
 
-def position(source: EmbeddedServer) -> int:
+def execute(source: EmbeddedServer, statement: str) -> int:
+    """One transaction; a position behind it."""
     with source.connect("postgres") as connection:
+        connection.execute(statement)
         connection.execute("select pg_logical_emit_message(true, 'end', '')")
         row = connection.execute("select pg_current_wal_flush_lsn()::text").fetchone()
     assert row is not None
     return parse_lsn(row[0])
 
 
-def schema(source: EmbeddedServer) -> TableSchema:
-    with source.connect("postgres") as connection:
-        row = connection.execute("select 't'::regclass::oid::bigint").fetchone()
-    assert row is not None
-    kinds = {"id": TEXT, "n": INT, "note": TEXT, "at": TIME}
-    columns = tuple(Column(name, at, 0, -1, value) for at, (name, value) in enumerate(kinds.items(), 1))
-    return TableSchema(row[0], "public", "t", columns, ("id",), (Leaf(row[0], "public", "t", 1),))
+def published(root: str, end: int, driver: threading.Thread) -> None:
+    while (file := read_position_file(root)) is None or file.position.lsn < end:
+        if not driver.is_alive():
+            raise SystemExit("the driver has ended")
+        time.sleep(0.05)
 
 
-def net_up_to(reader: LogReader, end: int, table: TableSchema) -> dict[str, Any]:
-    """As the driver does: each chunk's changes netted at once."""
-    rows = changes = 0
-    started = time.perf_counter()
-    while reader.read_position < end or reader.idle_position is None:
-        reader.wait(0.05)
-        while (chunk := reader.take()) is not None:
-            reader.taken(chunk.size)
-            blocks = [(block, np.ones(block.changes, dtype=np.bool_)) for block in chunk.blocks]
-            if blocks:
-                net = net_effect(table, blocks, [], str)
-                rows, changes = rows + net.rows.num_rows, changes + net.changes
-                del net
-            del blocks, chunk
-    return {"changes": changes, "rows": rows, "seconds": round(time.perf_counter() - started, 1)}
+def reader_pid() -> int:
+    """The child of this process that is a spawned Python and no resource tracker."""
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        parent = status.read_text().rsplit(")", 1)[1].split()[1]
+        if parent == str(os.getpid()) and b"spawn_main" in (status.parent / "cmdline").read_bytes():
+            return int(status.parent.name)
+    raise SystemExit("no reader process")
 
 
 def main() -> None:
-    with server() as source:
-        with source.connect("postgres") as connection:
-            connection.execute("create table t (id text primary key, n int, note text, at timestamptz)")
-            connection.execute("create publication memory for table t")
-            connection.execute("create publication memory_inserts")
-            connection.execute("select pg_create_logical_replication_slot('memory', 'pgoutput')")
-        start, table = position(source), schema(source)
-        options = ReaderOptions(
-            source.conninfo("postgres"), "memory", ("memory", "memory_inserts"), start, 180000, 1 << 30
+    with server() as source, tempfile.TemporaryDirectory(prefix="headwater-bench-") as scratch:
+        execute(source, "create table t (id text primary key, n int, note text, at timestamptz)")
+        execute(source, INSERT.format(first=1, last=SMALL))
+        wanted = pipeline(Path(scratch), source, "public.t")
+        load(wanted)
+        root, stop = wanted.lake_path(), threading.Event()
+        driver = threading.Thread(target=replicate, args=(wanted, None, None, stop))
+        driver.start()
+        published(root, 1, driver)
+        pid = reader_pid()
+        watched = {"reader": Peaks(pid), "driver": Peaks(os.getpid())}
+        before: dict[str, tuple[float, float]] = {}
+        steps = (
+            ("reference", INSERT.format(first=SMALL + 1, last=2 * SMALL), SMALL),
+            ("inserts", INSERT.format(first=2 * SMALL + 1, last=2 * SMALL + ROWS), ROWS),
+            ("updates", UPDATE.format(first=2 * SMALL), ROWS),
         )
-        with LogReader(options) as reader:
-            pid = reader._process.pid or 0
-            watched = {"reader": Peaks(pid), "driver": Peaks(os.getpid())}
-            before: dict[str, tuple[float, float]] = {}
-            steps = (("reference", INSERT, SMALL), ("inserts", INSERT, ROWS), ("updates", "", ROWS))
-            for name, statement, rows in steps:
-                for peaks in watched.values():
-                    peaks.begin()
-                with source.connect("postgres") as connection:
-                    if statement:
-                        first = SMALL + 1 if rows == ROWS else 1
-                        connection.execute(statement, [first, first + rows - 1])
-                    else:
-                        connection.execute("update t set n = n + 1 where id > lpad(%s, 36, '0')", [str(SMALL)])
-                result = net_up_to(reader, position(source), table)
-                found = {who: peaks.read() for who, peaks in watched.items()}
-                before = before or found
-                growth = {
-                    f"{who}_{kind}_growth_mb": round(found[who][at] - before[who][at])
-                    for who in found
-                    for at, kind in enumerate(("anonymous", "resident"))
-                }
-                report("log_memory", step=name, **result, **growth, reader_cpu_seconds=cpu(pid))
+        for name, statement, rows in steps:
+            for peaks in watched.values():
+                peaks.begin()
+            end, started = execute(source, statement), time.perf_counter()
+            published(root, end, driver)
+            seconds = round(time.perf_counter() - started, 1)
+            found = {who: peaks.read() for who, peaks in watched.items()}
+            before = before or found
+            growth = {
+                f"{who}_{kind}_growth_mb": round(found[who][at] - before[who][at])
+                for who in found
+                for at, kind in enumerate(("anonymous", "resident"))
+            }
+            report(
+                "log_memory",
+                step=name,
+                rows=rows,
+                commit_to_published_seconds=seconds,
+                driver_resident_mb=round(found["driver"][1]),
+                **growth,
+                reader_cpu_seconds=cpu(pid),
+            )
+        stop.set()
+        driver.join()
 
 
 if __name__ == "__main__":

@@ -5,9 +5,10 @@ After every batch the directly written table is read by three other engines: Spa
 
 from __future__ import annotations
 
+import gc
 import random
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
@@ -26,13 +27,15 @@ from pyspark.sql.functions import col
 from headwater.arrow_types import key_schema, lake_schema
 from headwater.changes import NetChanges
 from headwater.errors import BadValue, Diverged, Fenced, ForeignWrite
-from headwater.lake import compaction, delta_log
+from headwater.lake import compaction, delta_log, partitioned_write, written_keys
 from headwater.lake.apply import Applier
 from headwater.lake.plan import Applied, ApplyPath, Plan, PlanAgain
 from headwater.lake.positional import Fence
 from headwater.lake.registry import TableRecord
 from headwater.lake.tables import create
 from headwater.lake.upkeep import Rewritten, Upkeep
+from headwater.log.net_parts import PartsOnDisk
+from headwater.log.spill import SpillStore
 from headwater.schema import PARTITION_COLUMN, Column, TableSchema, ValueType
 
 if TYPE_CHECKING:
@@ -272,6 +275,76 @@ def test_rows_that_contradict_the_log_come_to_the_same_on_both_ways(
         for said in ("update met no row at key (", "insert met a row at key (", "delete met no row at key ("):
             assert said in applied.example
     assert by_delta_rs(twins.direct) == by_delta_rs(twins.merged)
+
+
+def on_disk(changes: NetChanges, folder: Path, count: int) -> NetChanges:
+    """The same net effect in `count` parts on disk, moves between them included."""
+    parts = PartsOnDisk(SpillStore(str(folder), 1 << 30))
+    for number in range(count):
+        rows = np.arange(number, changes.rows.num_rows, count)
+        removed = np.arange(number, changes.removed.num_rows, count)
+        part = replace(
+            changes,
+            rows=changes.rows.take(pa.array(rows)),
+            stored=changes.stored[rows],
+            unchanged={name: mask[rows] for name, mask in changes.unchanged.items() if mask[rows].any()},
+            origins=changes.origins.take(pa.array(rows)) if changes.origins is not None else None,
+            removed=changes.removed.take(pa.array(removed)),
+        )
+        parts.add(part)
+    return replace(parts.joined(), changes=changes.changes)
+
+
+@pytest.mark.parametrize("policy", ["suspend", "repair"])
+def test_a_net_effect_in_parts_on_disk_comes_to_the_same_on_both_ways(
+    spark: SparkSession, tmp_path: Path, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partitioned_write, "_FILE_BYTES", 100)
+    monkeypatch.setattr(written_keys, "_IN_MEMORY", 10)
+    twins = make_twins(spark, tmp_path, "text and date", seed=random.randrange(1 << 30), on_divergence=policy)
+    spill = tmp_path / "spill"
+    spill.mkdir()
+    for _ in range(4):
+        direct, merged = twins.apply(on_disk(twins.batch(), spill, 3))
+        assert (direct.divergence, merged.divergence) == (0, 0), (direct, merged)
+        twins.assert_as_the_model(spark)
+    version = DeltaTable(str(twins.direct)).version()
+    added = [action["add"] for action in delta_log.read_actions(str(twins.direct), version) or [] if "add" in action]
+    assert len([add for add in added if "deletionVector" not in add]) > 1, "several files, and one commit"
+    direct, merged = twins.apply(on_disk(twins.batch(lies=True), spill, 3))
+    assert direct.divergence == merged.divergence == 3, (direct, merged)
+    assert by_delta_rs(twins.direct) == by_delta_rs(twins.merged)
+    twins.model.clear()
+    twins.apply(on_disk(replace(twins.batch(), truncated=True), spill, 2), "replace")
+    twins.assert_as_the_model(spark)
+    direct, _ = twins.apply(twins.batch())
+    assert direct.divergence == 0, "the index knows where the rows of all parts are"
+    twins.assert_as_the_model(spark)
+    gc.collect()
+    assert not list(spill.iterdir()), "files of the parts go with the last reference"
+
+
+def test_files_of_a_plan_that_lost_its_race_are_removed(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partitioned_write, "_FILE_BYTES", 500)
+    twins = make_twins(spark, tmp_path, "bigint", seed=12)
+    twins.apply(twins.batch())
+    files = sorted(path.name for path in twins.direct.glob("*.parquet"))
+    twins.lsn += 1
+    late = twins.plan(twins.direct, on_disk(twins.batch(), tmp_path, 3), "positional")
+    first = late.changes.on_disk
+
+    class Overtaken(PartsOnDisk):
+        def __iter__(self) -> Iterator[NetChanges]:
+            assert first is not None
+            yield from first
+            delta_log.commit(str(twins.direct), late.version + 1, [])
+
+    changes = replace(late.changes, on_disk=Overtaken(SpillStore(str(tmp_path), 1)))
+    with pytest.raises(PlanAgain):
+        twins.applier.apply(replace(late, changes=changes))
+    assert sorted(path.name for path in twins.direct.glob("*.parquet")) == files
 
 
 def test_a_row_without_its_large_value_is_not_repaired_into_a_wrong_one(spark: SparkSession, tmp_path: Path) -> None:

@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 
 from fixtures import pgoutput as pg
 from headwater.errors import BadValue, HeadwaterError
-from headwater.log.blocks import BLOCK_CHANGES, Chunk, Transactions
+from headwater.log import large
+from headwater.log.blocks import BLOCK_CHANGES, Block, Chunk, Transactions
 from headwater.log.framing import Framer, ProtocolError
+from headwater.log.large import Gone
 from headwater.log.net_effect import net_effect
 from headwater.log.spill import SpillFolder, SpillStore, spill_files
 from headwater.schema import Column, Leaf, TableSchema, ValueType
@@ -78,6 +80,39 @@ def test_transactions_that_went_to_disk_come_out_the_same(tmp_path: Path, seed: 
         kept = {file.path for chunk in chunks for file in spill_files(chunk.blocks)}
         assert {str(path) for path in Path(folder.path).iterdir()} >= kept
     assert not Path(folder.path).exists()
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**32))
+def test_large_transactions_stand_alone_and_what_was_told_of_them_can_be_compared(tmp_path: Path, seed: int) -> None:
+    traffic = pg.Traffic(seed).run(60)
+    told: dict[int, dict[tuple[str, int] | None, Block]] = {}
+    chunks: list[Chunk] = []
+    with SpillFolder(str(tmp_path)) as folder:
+        framer = Framer(SpillStore(folder.path, 1 << 30), announce_from=150)
+        for message in traffic.messages:
+            framer.take([message])
+            for item in framer.announcements():
+                if isinstance(item, Gone):
+                    assert told.pop(item.xid)
+                else:
+                    told.setdefault(item.xid, {}).update((large.place_of(block), block) for block in item.blocks)
+        whole = framer.cut()
+        chunks = large.on_their_own(whole)
+        assert [t for chunk in chunks for t in pg.changes_of(chunk)] == traffic.expected
+        assert chunks[-1].read_position == whole.read_position
+        assert sum(chunk.changes for chunk in chunks) == whole.changes
+        assert sum(chunk.size for chunk in chunks) == whole.size, "what the reader counts is given back"
+        for chunk in chunks:
+            if not chunk.is_large:
+                continue
+            (xid,) = chunk.transactions.xid.tolist()
+            base = int(chunk.transactions.first_sequence[0])
+            announced = told.get(xid, {})
+            for block in chunk.blocks:
+                before = announced.get(large.place_of(block))
+                if before is not None and large.rolled_back_of(before) == large.rolled_back_of(block):
+                    assert (before.sequence + base).tolist() == block.sequence.tolist()
 
 
 def test_files_of_rolled_back_transactions_are_gone_at_once(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -31,7 +30,7 @@ from headwater.log.blocks import Block, Chunk, Held
 from headwater.log.decode import decode_tuples
 from headwater.log.framing import XLOG_HEADER, Framer
 from headwater.log.net_effect import net_effect
-from headwater.log.net_parts import on_disk
+from headwater.log.net_parts import PartsOnDisk
 from headwater.log.spill import SpillFolder, SpillStore
 from headwater.schema import PARTITION_COLUMN, Column, Leaf, TableSchema, ValueType
 
@@ -276,15 +275,16 @@ def in_parts(chunk: Chunk, changes: int = 3) -> Iterator[tuple[Chunk, list[int]]
     """The chunk on disk, netted in parts of `changes`; and, as they are netted, the rows of each part."""
     parts: list[int] = []
 
-    def counted_on_disk(rows: pa.Table, store: SpillStore) -> pa.Table:
-        parts.append(rows.num_rows)
-        return on_disk(rows, store)
+    class CountedParts(PartsOnDisk):
+        def add(self, net: NetChanges) -> None:
+            parts.append(net.rows.num_rows)
+            super().add(net)
 
     with (
         tempfile.TemporaryDirectory() as parent,
         SpillFolder(parent) as folder,
         patch.object(net_effect_module, "PART_CHANGES", changes),
-        patch.object(net_effect_module, "on_disk", counted_on_disk),
+        patch.object(net_effect_module, "PartsOnDisk", CountedParts),
     ):
         store = SpillStore(folder.path, 1 << 30)
         file = store.new_file()
@@ -387,8 +387,8 @@ def test_an_insert_only_table_is_the_multiset_of_its_inserts_since_its_truncates
     chunk = log.cut()
     changes = net(shape, chunk, 0)
     with in_parts(chunk) as (spilled, _):
-        again = net(shape, spilled, 0)
-    assert _counted(again.rows.to_pylist()) == _counted(changes.rows.to_pylist())
+        again = net(shape, spilled, 0).rows.to_pylist()
+    assert _counted(again) == _counted(changes.rows.to_pylist())
     found = changes.rows.to_pylist()
     leaves = [row.pop(PARTITION_COLUMN, shape.leaves[0]) for row in found]
     assert _counted([{**row, "leaf": leaf} for row, leaf in zip(found, leaves, strict=True)]) == _counted(expected)

@@ -26,6 +26,8 @@ from headwater.jobs.batches import Batch, Share
 from headwater.jobs.histories import Histories
 from headwater.jobs.lanes import Result
 from headwater.jobs.relations import Relations, new_leaf, refuse_difference, with_leaf
+from headwater.jobs.stager_process import Target
+from headwater.jobs.staging import Staging
 from headwater.lake.apply import Applier
 from headwater.lake.caretaker import Caretaker
 from headwater.lake.cuts import history_name, table_of
@@ -35,9 +37,10 @@ from headwater.lake.paths import table_path
 from headwater.lake.plan import Applied, Plan, PlanAgain, choose
 from headwater.lake.positional import Fence
 from headwater.lake.registry import Registry, State, TableRecord
+from headwater.lake.staging import StagedFilesGone
 from headwater.lake.tables import current, foreign_data, own_history
 from headwater.lake.warm_tables import WarmTables
-from headwater.log.blocks import Relation, Transactions
+from headwater.log.blocks import Int64, Relation, Transactions
 from headwater.log.every_change import every_change
 from headwater.log.marks import marked
 from headwater.log.net_effect import net_effect
@@ -67,6 +70,7 @@ class Tables:
         self._row: dict[str, TableVersion] = {}  # as the next ledger row has it, with histories
         self._unwritten: set[str] = set()
         self._lock = threading.Lock()
+        self._staging: Staging | None = None
         self.silence_limit = _silence_limit(connection)
 
     @property
@@ -95,6 +99,22 @@ class Tables:
         for record in [record for record in self.records.values() if record.name in self._versions]:
             self._resume_history(record, before)
 
+    def use(self, staging: Staging) -> None:
+        """What was staged of a large transaction is used at its commit."""
+        self._staging = staging
+
+    def stageable(self, relation: Relation) -> Target | None:
+        """The table that changes of an open transaction may be staged for."""
+        name = self._relations.owner(relation.relation_id)
+        record = self.records[name] if name is not None else None
+        if record is None or record.state != "active" or record.schema.soft_delete:
+            return None
+        try:
+            refuse_difference(record, relation)
+        except SchemaChanged:
+            return None
+        return Target(record.name, table_path(self._root, record.path), record.schema)
+
     def _resume_history(self, record: TableRecord, before: Mapping[str, TableVersion]) -> None:
         if not (record.schemas and record.schema.history):
             return
@@ -119,6 +139,11 @@ class Tables:
     def _owner(self, name: str) -> TableRecord:
         """The table's record, also by the name of its history."""
         return self.records[table_of(name)]
+
+    def applied(self, xids: Int64) -> None:
+        """Every table holds these transactions: what was staged of them is not needed any more."""
+        if self._staging is not None:
+            self._staging.release(xids)
 
     def tidy(self, names: Iterable[str]) -> None:
         """A row was published: the caretaker learns what has more versions now."""
@@ -293,7 +318,7 @@ class Tables:
             )
         for _ in range(_TRIES):
             version = self._versions[name]
-            changes = self._net(record, share, transactions, version.applied_lsn)
+            changes = self._net(record, share, transactions, version)
             if changes is None or (changes.is_empty and not self._lacks_mark(record, version)):
                 return
             plan = self._plan(record, changes, version, int(transactions.end_lsn[-1]))
@@ -301,6 +326,10 @@ class Tables:
             reach("replicate.before_table_commit", name)
             try:
                 applied = self._applier.apply(plan)
+            except StagedFilesGone:
+                if self._staging is not None:
+                    self._staging.give_up(int(transactions.xid[0]), name)
+                continue
             except PlanAgain:
                 self._ledger.check_fence()
                 self._read_version(record, version)
@@ -316,14 +345,19 @@ class Tables:
         raise Transient(f"{name} changed under each of {_TRIES} attempts to commit", where=name, remedy="run it again")
 
     def _net(
-        self, record: TableRecord, share: Share, transactions: Transactions, applied_lsn: int
+        self, record: TableRecord, share: Share, transactions: Transactions, version: TableVersion
     ) -> NetChanges | None:
-        counts = self._transactions_that_count(record, transactions, applied_lsn)
+        counts = self._transactions_that_count(record, transactions, version.applied_lsn)
         if not counts.any():
             return None
+        staged = self._staged(record, share, transactions, version)
+        if staged is not None:
+            return staged
         blocks, truncates = share.that_count(transactions, counts)
         changes = net_effect(record.schema, blocks, truncates, partial(_describe, transactions))
-        return marked(record.schema, changes, transactions) if record.schema.soft_delete else changes
+        # Marks are made of all rows at once.
+        whole = replace(changes, on_disk=None)
+        return marked(record.schema, whole, transactions) if record.schema.soft_delete else changes
 
     def _history_rows(
         self, record: TableRecord, share: Share, transactions: Transactions, own: TableRecord, applied_lsn: int
@@ -335,6 +369,17 @@ class Tables:
         blocks, truncates = share.that_count(transactions, counts)
         describe = partial(_describe, transactions)
         return every_change(record.schema, own.schema, record.incarnation, blocks, truncates, transactions, describe)
+
+    def _staged(
+        self, record: TableRecord, share: Share, transactions: Transactions, version: TableVersion
+    ) -> NetChanges | None:
+        """What was done of the one large transaction while it was open."""
+        if self._staging is None or len(transactions) != 1 or share.truncates:
+            return None
+        if self._applier.why_by_engine(record, table_path(self._root, record.path), version.version):
+            return None
+        rows = self._staging.collect(int(transactions.xid[0]), record.name, record.schema, share.blocks)
+        return rows.as_changes(record.schema) if rows is not None else None
 
     def _transactions_that_count(
         self, record: TableRecord, transactions: Transactions, applied_lsn: int

@@ -32,7 +32,7 @@ from headwater.jobs.succession import SuccessorWatch
 from headwater.lake.cuts import table_of
 from headwater.lake.ledger import Ledger
 from headwater.lake.registry import TableRecord
-from headwater.log.blocks import Transactions
+from headwater.log.blocks import Chunk, Transactions
 from headwater.position import Position
 
 log = logging.getLogger(__name__)
@@ -191,7 +191,7 @@ class Driver:
         """The next batch: everything that waits, up to the limits."""
         batch = Batch()
         deadline = time.monotonic() + self._limits.max_seconds
-        while (chunk := self._reader.take()) is not None:
+        while (chunk := self._next_chunk(batch)) is not None:
             batch.chunks.append(chunk)
             self._reader.taken(chunk.size)
             full = batch.changes >= self._limits.max_rows or batch.size >= self._limits.max_bytes
@@ -201,6 +201,13 @@ class Driver:
             if full or sealed or time.monotonic() >= deadline:
                 break
         return batch if batch.chunks else None
+
+    def _next_chunk(self, batch: Batch) -> Chunk | None:
+        """A large transaction is a batch of its own: what was staged of it stands for all that the batch does."""
+        waiting = self._reader.waiting()
+        if batch.chunks and (batch.chunks[-1].is_large or (waiting and waiting[0].is_large)):
+            return None
+        return self._reader.take()
 
     def _begin(self, batch: Batch) -> None:
         """Into the lanes with it."""
@@ -231,6 +238,7 @@ class Driver:
         self._processed = max(self._processed, epoch.lsn)
         self._count(epoch)
         self._tables.note(epoch.touched)
+        self._tables.applied(epoch.xids)
         if self._tables.touched_since_row():
             self._publish_row(epoch.lsn, epoch)
             return

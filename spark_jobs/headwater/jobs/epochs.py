@@ -12,9 +12,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+import numpy as np
+
 from headwater.jobs.batches import Arrivals, Batch
 from headwater.jobs.lanes import Done
 from headwater.lake.ledger import TableVersion
+from headwater.log.blocks import Int64
 
 
 @dataclass(slots=True)
@@ -29,6 +32,7 @@ class OpenEpoch:
     source_time: datetime | None
     demand: bool
     arrivals: Arrivals
+    xids: Int64
     begun: float
     missing: set[str]
     exact: bool = True
@@ -47,6 +51,7 @@ class OpenEpoch:
             batch.source_time,
             batch.demand,
             batch.arrivals,
+            batch.transactions().xid,
             begun,
             set(tables),
         )
@@ -119,4 +124,5 @@ def _join(earlier: OpenEpoch, later: OpenEpoch) -> None:
     later.source_time = max((t for t in (earlier.source_time, later.source_time) if t is not None), default=None)
     later.demand = later.demand or earlier.demand
     later.arrivals += earlier.arrivals
+    later.xids = np.concatenate([earlier.xids, later.xids])
     later.begun = min(later.begun, earlier.begun)

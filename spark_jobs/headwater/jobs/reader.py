@@ -19,6 +19,7 @@ from headwater.jobs.chunk_pipe import ChunkReceiver
 from headwater.jobs.reader_process import Awake, ConninfoWanted, Ended, Progress, ReaderOptions, Spent, Started, main
 from headwater.jobs.stage_times import BusyShares
 from headwater.log.blocks import Chunk
+from headwater.log.large import Announcement, Gone, OpenBlocks, on_their_own
 from headwater.log.spill import SpillFolder, spill_files
 
 __all__ = ["LogReader", "ReaderOptions", "ReaderProcess"]
@@ -77,6 +78,7 @@ class LogReader:
     the receiving thread for each chunk before it can be taken, so that the position file may name it pending.
     `conninfo` gives the connection string anew when the connection has dropped; without it the first one is used.
     `process`: one that was started before; it is ended here, too.
+    `on_open` is told, in the same thread, of large transactions that are still open.
     """
 
     def __init__(
@@ -85,11 +87,13 @@ class LogReader:
         on_arrival: Any = None,
         conninfo: Callable[[], str] | None = None,
         process: ReaderProcess | None = None,
+        on_open: Callable[[Announcement], None] | None = None,
     ) -> None:
         self._options = options
         self._conninfo = conninfo or (lambda: options.conninfo)
         self._prepared = process
         self._on_arrival = on_arrival
+        self._on_open = on_open
         self._changed = threading.Condition()
         self._chunks: deque[Chunk] = deque()
         self._ended: Ended | None = None
@@ -157,6 +161,11 @@ class LogReader:
             return list(self._chunks)
 
     @property
+    def spill_folder(self) -> str:
+        """Where what is too large for memory lies, as long as the block lasts."""
+        return self._folder.path
+
+    @property
     def idle_position(self) -> int | None:
         """The read position if nothing waits to be taken; else None."""
         with self._changed:
@@ -203,29 +212,39 @@ class LogReader:
             self._ended = ended
             self._changed.notify_all()
 
-    def _arrived(self, item: Chunk | Progress | Awake | Started | Spent | ConninfoWanted) -> None:
+    def _arrived(self, item: Chunk | Progress | Awake | Started | Spent | ConninfoWanted | Announcement) -> None:
         if isinstance(item, ConninfoWanted):
             self._tell_conninfo()
             return
         if isinstance(item, Spent):
             self.busy.add(item.stages, item.size)
             return
+        if isinstance(item, OpenBlocks | Gone):
+            if self._on_open is not None:
+                self._on_open(item)
+            return
         if isinstance(item, Chunk):
             for file in spill_files(item.blocks):
                 file.remove_after_use()
-            if self._on_arrival is not None:
-                self._on_arrival(item)
+            for chunk in on_their_own(item):
+                self._chunk_arrived(chunk)
+            return
         with self._changed:
-            if isinstance(item, Chunk):
-                self._chunks.append(item)
-                self.read_position = max(self.read_position, item.read_position)
-                self.heard = time.monotonic()
-            elif isinstance(item, Progress):
+            if isinstance(item, Progress):
                 self.read_position = max(self.read_position, item.read_position)
                 self.heard = item.heard
                 self.reply_wanted = self.reply_wanted or item.reply_wanted
             elif isinstance(item, Started):
                 self._started = True
+            self._changed.notify_all()
+
+    def _chunk_arrived(self, chunk: Chunk) -> None:
+        if self._on_arrival is not None:
+            self._on_arrival(chunk)
+        with self._changed:
+            self._chunks.append(chunk)
+            self.read_position = max(self.read_position, chunk.read_position)
+            self.heard = time.monotonic()
             self._changed.notify_all()
 
     def _tell_conninfo(self) -> None:

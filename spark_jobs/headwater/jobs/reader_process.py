@@ -44,8 +44,8 @@ _NAP: Final = 0.002
 @dataclass(frozen=True, slots=True)
 class ReaderOptions:
     """`memory`: bytes of chunks that the driver has not taken; `spill`: bytes on disk; `patience`: seconds without a
-    connection after which the reader gives up. `binary`: the form of all values, on every connection of a run. The
-    conninfo is secret."""
+    connection after which the reader gives up. `binary`: the form of all values, on every connection of a run.
+    `announce_from`: bytes of an open transaction from which on it is told of, 0: never. The conninfo is secret."""
 
     conninfo: str
     slot: str
@@ -56,6 +56,7 @@ class ReaderOptions:
     spill: int = 20 << 30
     patience: float = RECONNECT_SECONDS
     binary: bool = True
+    announce_from: int = 0
 
     def __repr__(self) -> str:  # the connection string holds a password
         return f"ReaderOptions(slot={self.slot!r})"
@@ -107,7 +108,7 @@ class _Reader:
         self._conninfo = options.conninfo
         self._data = ChunkSender(data)
         self._control = control
-        self._framer = Framer(SpillStore(folder, options.spill))
+        self._framer = Framer(SpillStore(folder, options.spill), announce_from=options.announce_from)
         self._source: LogSource | None = None
         self._confirmed = options.start_lsn
         self._in_flight = 0
@@ -210,6 +211,8 @@ class _Reader:
             )
         reading = self._in_flight < self._options.memory
         got = self._drain(stream) if reading else 0
+        for announcement in self._framer.announcements():
+            self._data.send(announcement)
         if self._framer.has_chunk and self._is_due(got == 0, now):
             self._ship()
         elif now - self._told >= 0.25 or self._position() > self._reported:

@@ -28,10 +28,12 @@ from headwater.jobs.handovers import Handovers
 from headwater.jobs.log_format import may_be_binary, refuse_late_text
 from headwater.jobs.publisher import Publisher
 from headwater.jobs.reader import LogReader, ReaderOptions
+from headwater.jobs.staging import Staging
 from headwater.jobs.succession import SuccessorWatch
 from headwater.jobs.take_over import Turn, taking_over
 from headwater.lake.ledger import Ledger
 from headwater.lake.registry import PipelineRecord, Registry
+from headwater.log.large import STAGE_FROM
 from headwater.position import Position, format_lsn, parse_lsn
 from headwater.session import build_session
 from headwater.source.connection import Connection, connect, identify
@@ -50,11 +52,14 @@ def replicate(
     max_seconds: float | None,
     stop: threading.Event,
     take_over: bool = False,
+    *,
+    stage_from: int = STAGE_FROM,
 ) -> dict[str, Any]:
     """Replicate until `until` ("now", an LSN), `max_seconds`, or `stop`. The JSON of interface "replicate".
 
     `take_over`: make everything ready beside a driver that runs, and have it hand over; `max_seconds` bounds the wait
-    for that, and counts anew from then on.
+    for that, and counts anew from then on. `stage_from`: bytes of an open transaction from which on it is worked on
+    before its commit, 0: never; nothing but time depends on it.
     """
     deadline = _deadline(max_seconds)
     conninfo, root = pipeline.conninfo(), pipeline.lake_path()
@@ -93,17 +98,24 @@ def replicate(
             pipeline.replicate.memory,
             pipeline.replicate.spill,
             binary=may_be_binary(registry.tables),
+            announce_from=stage_from,
         )
         tables = Tables(pipeline, registry, connection, ledger)
         watch = CatalogWatch(pipeline, lambda: registry.tables)
         successor = SuccessorWatch(pipeline.source.slot)
         publisher = Publisher(root, conninfo, tables.owners, watch, successor)
-        with LogReader(options, publisher.arrived, pipeline.conninfo, turn.reader) as reader:
+        preapply = Staging(root, pipeline.replicate.spill, tables.stageable)
+        with (
+            LogReader(options, publisher.arrived, pipeline.conninfo, turn.reader, preapply.announced) as reader,
+            contextlib.closing(preapply),
+        ):
             turn.begins()
             lease.refuse_if_held(connection, registry, lease.LOAD)
             refuse_late_text(registry.tables, binary=options.binary)
             ledger.begin_generation(position.at(start))
             reach("replicate.after_generation")
+            preapply.begin(ledger.generation, reader.spill_folder, lambda: _is_behind(pipeline, reader))
+            tables.use(preapply)
             handovers = Handovers(connection, registry)
             handovers.finish()
             driver = Driver(pipeline, ledger, tables, publisher, reader, position, watch, handovers, successor)
@@ -123,6 +135,13 @@ def replicate(
 
 def _deadline(max_seconds: float | None) -> float | None:
     return time.monotonic() + max_seconds if max_seconds is not None else None
+
+
+def _is_behind(pipeline: Pipeline, reader: LogReader) -> bool:
+    """Whether more waits than a batch takes."""
+    waiting, limits = reader.waiting(), pipeline.replicate
+    changes, size = sum(chunk.changes for chunk in waiting), sum(chunk.size for chunk in waiting)
+    return changes > limits.max_rows or size > limits.max_bytes
 
 
 def _is_loaded(state: str) -> bool:

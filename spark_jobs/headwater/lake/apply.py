@@ -109,8 +109,8 @@ class Applier:
     @stage("write")  # planning and commit among it: the engine does not tell them apart
     def _by_engine(self, plan: Plan) -> Applied:
         self._turns.finish(plan.path)
-        if commits_after(plan.path, plan.version):
-            raise PlanAgain
+        if commits_after(plan.path, plan.version) or plan.changes.staged is not None:
+            raise PlanAgain  # staged files are for the direct paths only
         spark = self._session()
         paths = {"append": write.append, "replace": write.replace, "merge": merge.merge}
         with _transaction(spark, plan):

@@ -20,6 +20,7 @@ from pyspark.sql.types import BooleanType, IntegerType, LongType
 
 from headwater.changes import NetChanges
 from headwater.errors import Diverged
+from headwater.lake.frames import frame
 from headwater.lake.plan import Plan, PlanAgain
 from headwater.lake.tables import quoted, struct_type
 from headwater.schema import DELETED, DELETED_AT, DELETED_LSN, PARTITION_COLUMN, TableSchema
@@ -32,14 +33,22 @@ _EXAMPLES = 3
 
 def merge(spark: SparkSession, plan: Plan) -> tuple[int, str]:
     """Commit the plan. Returns how many rows diverged, and a few of their keys."""
-    changes = _with_values_of_moved_rows(spark, plan)
-    schema = plan.record.schema
+    names = list(plan.changes.unchanged)
+
+    def source_of(part: NetChanges) -> pa.Table:
+        return _source(_with_values_of_moved_rows(spark, plan, part), names)
+
+    with frame(spark, plan.changes, _source_type(plan.record.schema, names), source_of) as source:
+        return _merge(spark, plan, source, names)
+
+
+def _merge(spark: SparkSession, plan: Plan, source: DataFrame, unchanged: list[str]) -> tuple[int, str]:
+    changes, schema = plan.changes, plan.record.schema
     strict = plan.record.on_divergence != "repair"
-    source = spark.createDataFrame(_source(schema, changes), schema=_source_type(schema, changes))
-    diverged, example = (0, "") if strict else _contradictions(spark, plan, source, changes)
+    diverged, example = (0, "") if strict else _contradictions(spark, plan, source)
     target = DeltaTable.forPath(spark, plan.path).alias("t")
     names = [field.name for field in struct_type(schema).fields]
-    taken = {name: index for index, name in enumerate(changes.unchanged)}
+    taken = {name: index for index, name in enumerate(unchanged)}
     assign: dict[str, Any] = {
         quoted(name): f"CASE WHEN s.{_UNCHANGED}{taken[name]} THEN t.{quoted(name)} ELSE s.{quoted(name)} END"
         if name in taken
@@ -68,7 +77,7 @@ def merge(spark: SparkSession, plan: Plan) -> tuple[int, str]:
         raise PlanAgain
     counts = counted[0]
     if strict and not changes.truncated_leaves and not _as_foretold(schema, changes, counts):
-        diverged, example = _contradictions(spark, plan, source, changes)
+        diverged, example = _contradictions(spark, plan, source)
     return diverged, example
 
 
@@ -118,7 +127,7 @@ def _as_foretold(schema: TableSchema, changes: NetChanges, counts: Any) -> bool:
     )
 
 
-def _contradictions(spark: SparkSession, plan: Plan, source: DataFrame, changes: NetChanges) -> tuple[int, str]:
+def _contradictions(spark: SparkSession, plan: Plan, source: DataFrame) -> tuple[int, str]:
     """Source rows whose stored row was to exist and did not, or the reverse, at the version planned on.
 
     Diverged, with nothing written, when `repair` is asked for and a row is not whole in the log.
@@ -126,7 +135,7 @@ def _contradictions(spark: SparkSession, plan: Plan, source: DataFrame, changes:
     keys = plan.record.schema.key
     stored = _living(spark, plan).selectExpr(*(f"{quoted(k)} AS _hw_k{i}" for i, k in enumerate(keys)))
     condition = " AND ".join(f"s.{quoted(k)} = t._hw_k{i}" for i, k in enumerate(keys))
-    partial = " OR ".join(f"s.{_UNCHANGED}{index}" for index in range(len(changes.unchanged))) or "false"
+    partial = " OR ".join(f"s.{_UNCHANGED}{index}" for index in range(len(plan.changes.unchanged))) or "false"
     joined = source.alias("s").join(stored.alias("t"), expr(condition), "left")
     wrong = joined.where(f"(t._hw_k0 IS NULL) = (s.{_OPERATION} <> {_PUT_NEW})").selectExpr(
         f"s.{_OPERATION} AS op",
@@ -134,23 +143,25 @@ def _contradictions(spark: SparkSession, plan: Plan, source: DataFrame, changes:
         f"{f's.{DELETED}' if plan.record.schema.soft_delete else 'false'} AS deleted",
         *(f"CAST(s.{quoted(k)} AS STRING) AS _hw_k{i}" for i, k in enumerate(keys)),
     )
-    rows = wrong.collect()
+    # Counted by Spark: a large batch may contradict the lake in every row.
+    unknown = f"partial AND op = {_PUT_STORED} AND NOT deleted"
+    count, broken = wrong.selectExpr("count(*)", f"count_if({unknown})").collect()[0]
     words = {_PUT_STORED: "update met no row", _REMOVE: "delete met no row", _PUT_NEW: "insert met a row"}
+    rows = wrong.limit(_EXAMPLES).collect() if count else []
     shown = [
         f"{words[_REMOVE if row['deleted'] and row['op'] == _PUT_STORED else row['op']]} at key "
         f"({', '.join(str(value) for value in row[3:])})"
-        for row in rows[:_EXAMPLES]
+        for row in rows
     ]
     example = "; ".join(shown)
-    unknown = any(row["partial"] and row["op"] == _PUT_STORED and not row["deleted"] for row in rows)
-    if plan.record.on_divergence == "repair" and unknown:
+    if plan.record.on_divergence == "repair" and broken:
         raise Diverged(
-            f"{len(rows)} rows contradict the lake and cannot all be repaired, because the log does not carry their "
+            f"{count} rows contradict the lake and cannot all be repaired, because the log does not carry their "
             f"unchanged large values: {example}",
             where=plan.record.name,
             remedy=f"headwater load PIPELINE.yaml --table {plan.record.name} --again",
         )
-    return len(rows), example
+    return count, example
 
 
 def _living(spark: SparkSession, plan: Plan) -> DataFrame:
@@ -159,24 +170,24 @@ def _living(spark: SparkSession, plan: Plan) -> DataFrame:
     return rows.where(f"NOT {DELETED}") if plan.record.schema.soft_delete else rows
 
 
-def _source(schema: TableSchema, changes: NetChanges) -> pa.Table:
-    """One Arrow table: rows to put, then keys to remove, with the operation and the unchanged masks."""
+def _source(changes: NetChanges, unchanged: list[str]) -> pa.Table:
+    """One Arrow table: rows to put, then keys to remove, with the operation and the masks of `unchanged` columns."""
     rows, removed = changes.rows, changes.removed
     operation = np.concatenate(
         [np.where(changes.stored, _PUT_STORED, _PUT_NEW), np.full(removed.num_rows, _REMOVE)]
     ).astype(np.int32)
     table = pa.concat_tables([rows, removed.cast(rows.select(removed.column_names).schema)], promote_options="default")
     table = table.append_column(_OPERATION, pa.array(operation))
-    for index, mask in enumerate(changes.unchanged.values()):
-        table = table.append_column(
-            f"{_UNCHANGED}{index}", pa.array(np.concatenate([mask, np.zeros(removed.num_rows, dtype=np.bool_)]))
-        )
+    nothing = np.zeros(rows.num_rows, dtype=np.bool_)
+    for index, name in enumerate(unchanged):
+        mask = np.concatenate([changes.unchanged.get(name, nothing), np.zeros(removed.num_rows, dtype=np.bool_)])
+        table = table.append_column(f"{_UNCHANGED}{index}", pa.array(mask))
     return table
 
 
-def _source_type(schema: TableSchema, changes: NetChanges) -> Any:
+def _source_type(schema: TableSchema, unchanged: list[str]) -> Any:
     kind = struct_type(schema).add(_OPERATION, IntegerType())
-    for index in range(len(changes.unchanged)):
+    for index in range(len(unchanged)):
         kind = kind.add(f"{_UNCHANGED}{index}", BooleanType())
     return kind
 
@@ -186,28 +197,31 @@ def _condition(schema: TableSchema, changes: NetChanges) -> str:
     parts = [f"t.{quoted(name)} = s.{quoted(name)}" for name in schema.key]
     if not changes.truncated_leaves:
         for name in schema.key:
-            chunks = [*changes.rows[name].chunks, *changes.removed[name].chunks]
-            parts += _bounds(name, pa.chunked_array(chunks, type=changes.rows.schema.field(name).type))
+            parts += _bounds(name, changes)
     return " AND ".join(parts)
 
 
-def _bounds(name: str, values: pa.ChunkedArray) -> list[str]:
-    if not len(values):
+def _bounds(name: str, changes: NetChanges) -> list[str]:
+    kind = changes.rows.schema.field(name).type
+    if not (changes.rows.num_rows or changes.removed.num_rows):
         return ["false"]
-    kind = values.type
     if not (pa.types.is_integer(kind) or pa.types.is_date(kind)):
         return []
-    extent = pc.min_max(values).as_py()
+    found = [
+        pc.min_max(table[name]).as_py()
+        for part in changes.in_parts()
+        for table in (part.rows, part.removed)
+        if table.num_rows
+    ]
     literal = "{}" if pa.types.is_integer(kind) else "DATE'{}'"
     return [
-        f"t.{quoted(name)} >= {literal.format(extent['min'])}",
-        f"t.{quoted(name)} <= {literal.format(extent['max'])}",
+        f"t.{quoted(name)} >= {literal.format(min(extent['min'] for extent in found))}",
+        f"t.{quoted(name)} <= {literal.format(max(extent['max'] for extent in found))}",
     ]
 
 
-def _with_values_of_moved_rows(spark: SparkSession, plan: Plan) -> NetChanges:
+def _with_values_of_moved_rows(spark: SparkSession, plan: Plan, changes: NetChanges) -> NetChanges:
     """A row that changed its key keeps its unchanged TOAST values: they lie under its old key."""
-    changes = plan.changes
     if changes.origins is None:
         return changes
     schema = plan.record.schema

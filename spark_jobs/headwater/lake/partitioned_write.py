@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -18,16 +19,18 @@ from headwater.lake.partition_values import folder_of, to_text
 Int64 = npt.NDArray[np.int64]
 Values = tuple[Any, ...]
 
+_FILE_BYTES = 256 << 20
+"""A file takes no further part past so many bytes of Arrow: in Parquet they are a half to a fifth."""
 _OPEN_FILES = 64
 """Partitions whose files are open at the same time; a row group of each is in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A new file, and which of the rows that were written it holds, by number in their order. None: all of them."""
+    """A new file, and which of the rows that were written it holds, by number in their order."""
 
     file: DataFile
-    numbers: Int64 | None
+    numbers: Int64
 
 
 @dataclass(slots=True)
@@ -42,8 +45,9 @@ class _Open:
 def write_rows(folder: str, schema: pa.Schema, batches: Iterable[pa.Table], layout: Layout) -> list[Written]:
     """Write `batches` as new files of the table. One for each partition, more where rows of more than sixty-four
     partitions come mixed in several parts. NameTooLong for a value that cannot be the name of a folder."""
+    batches = (batch for batch in batches if batch.num_rows)
     if not layout.partition_by:
-        return [Written(write_batches(folder, schema, batches, layout), None)]
+        return _files(folder, schema, iter(batches), layout)
     open_: dict[Values, _Open] = {}
     done: list[Written] = []
     first = 0
@@ -67,6 +71,31 @@ def write_rows(folder: str, schema: pa.Schema, batches: Iterable[pa.Table], layo
             left.file.discard()
         discard(folder, [written.file for written in done])
         raise
+
+
+def _files(folder: str, schema: pa.Schema, rest: Iterator[pa.Table], layout: Layout) -> list[Written]:
+    """Files of bounded size, one after the other."""
+    done: list[Written] = []
+    rows = 0
+    try:
+        while (first := next(rest, None)) is not None:
+            file = write_batches(folder, schema, _one_file(first, rest), layout)
+            numbers = np.arange(rows, rows + (file.rows or 0))
+            rows += len(numbers)
+            done.append(Written(file, numbers))
+    except BaseException:
+        discard(folder, [written.file for written in done])
+        raise
+    return done
+
+
+def _one_file(first: pa.Table, rest: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    size = 0
+    for batch in chain([first], rest):
+        yield batch
+        size += batch.nbytes
+        if size >= _FILE_BYTES:
+            return
 
 
 def discard(folder: str, files: Iterable[DataFile]) -> None:

@@ -19,6 +19,11 @@ def pins_path(root: str) -> str:
     return str(Path(root) / CONTROL / "pins")
 
 
+def staged_path(root: str) -> str:
+    """Below it a folder for each generation, in that one for each open transaction: see `headwater.lake.staging`."""
+    return str(Path(root) / CONTROL / "staged")
+
+
 def position_file_path(root: str) -> str:
     return str(Path(root) / CONTROL / "position.json")
 

@@ -7,9 +7,8 @@ the version after the one that was planned on. `append` and `replace` are the sa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from itertools import chain
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -23,20 +22,23 @@ from headwater.lake import delta_log, layout
 from headwater.lake.commits import LostRace
 from headwater.lake.deletion_vectors import write_vectors
 from headwater.lake.delta_log import Action, DataFile, Snapshot
-from headwater.lake.key_codes import Codes, encode
+from headwater.lake.key_codes import encode
 from headwater.lake.key_index import NOWHERE
 from headwater.lake.new_keys import lie_above, only_adds
 from headwater.lake.partitioned_write import Written, discard, write_rows
 from headwater.lake.plan import Applied, Plan, PlanAgain
 from headwater.lake.soft_delete import are_marked, end_deleted, others_marked
+from headwater.lake.staged_apply import link_staged
+from headwater.lake.staging import StagedRows
 from headwater.lake.table_state import Added, TableState
+from headwater.lake.work import DELETE_MISSED, EXAMPLES, INSERT_MET, UPDATE_MISSED, Work, examples
+from headwater.lake.written_keys import WrittenKeys
 from headwater.schema import PARTITION_COLUMN
 from headwater.stages import stage
 
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
-_EXAMPLES = 3
 _KNOWN_FEATURES = frozenset({"deletionVectors", "appendOnly", "invariants", "timestampNtz", "columnMapping"})
 """Table features whose rules this writer keeps; any other one is left to Delta's own."""
 
@@ -77,148 +79,137 @@ def apply(state: TableState, plan: Plan, fence: Fence) -> Applied:
         )
     if state.snapshot.transactions.get(plan.app_id, 0) >= plan.to_lsn:
         raise PlanAgain  # the position is in the table already
-    with stage("plan"):
-        work = _WORK[plan.apply_path](state, plan)
+    work = Work(everything=plan.apply_path == "replace")
+    staged = plan.changes.staged
+    if isinstance(staged, StagedRows):
+        with stage("plan"):
+            added, keyed = link_staged(state, plan, staged, work)
+    else:
+        # Rows are found part by part while they are written: that stage is inside this one.
+        with stage("write"):
+            rows = _ROWS[plan.apply_path](state, plan, work)
+            written = write_rows(plan.path, plan.changes.rows.schema, rows, state.layout)
+        added, keyed = [one.file for one in written], _with_keys(written, work.written)
     with stage("write"):
-        rows = plan.changes.rows.schema
-        written = write_rows(plan.path, rows, work.batches, state.layout) if work.count else []
-        added = [one.file for one in written]
-        deleted = state.deletions(work.gone, work.emptied)
-        actions = _actions(state, plan, fence, work, added, deleted)
+        actions = _actions(state, plan, fence, work, added)
     try:
         with stage("commit"):
             delta_log.commit(plan.path, plan.version + 1, actions)
     except LostRace as lost:
         discard(plan.path, added)
         raise PlanAgain from lost
-    codes = work.codes_as_written
-    state.follow_own(actions, deleted, [_indexed(one, codes) for one in written])
+    state.follow_own(actions, work.deleted, keyed)
     taken = "append" if work.append_because else ""
     return Applied(plan.version + 1, work.divergence, work.example, apply_path=taken)
 
 
-def _indexed(written: Written, codes: Codes | None) -> Added:
-    own = codes.take(written.numbers) if codes is not None and written.numbers is not None else codes
-    return Added(written.file, own)
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """What is to be done: `count` rows to write, in `batches`; `gone`: places of rows that go, `emptied`: more of them
-    by file, or everything.
-
-    `codes`: keys of the plan's rows; `order`: which of these were written, in their order in the file (none: all).
-    `append_because`: why this only adds rows; empty where it was not proved.
-    """
-
-    batches: Iterable[pa.Table]
-    count: int
-    codes: Codes | None
-    gone: Int64
-    everything: bool = False
-    divergence: int = 0
-    example: str = ""
-    order: list[Int64] = field(default_factory=list)
-    emptied: dict[str, BitMap] = field(default_factory=dict)
-    append_because: str = ""
-
-    @property
-    def codes_as_written(self) -> Codes | None:
-        """Known once `batches` have been written."""
-        return self.codes.take(np.concatenate(self.order)) if self.codes is not None and self.order else self.codes
+def _with_keys(written: list[Written], keys: WrittenKeys | None) -> Iterator[Added]:
+    """The new files with the keys of their rows, one at a time."""
+    for one in written:
+        yield Added(one.file, keys.take(one.numbers) if keys is not None else None)
 
 
 _LEAF = pa.field(PARTITION_COLUMN, pa.int64())
 _NOTHING: Int64 = np.zeros(0, dtype=np.int64)
 
 
-def _append(state: TableState, plan: Plan) -> _Work:
-    rows = plan.changes.rows
-    return _Work([rows], rows.num_rows, None, _NOTHING)
+def _append(state: TableState, plan: Plan, work: Work) -> Iterator[pa.Table]:
+    for part in plan.changes.in_parts():
+        yield part.rows
 
 
-def _replace(state: TableState, plan: Plan) -> _Work:
-    schema, rows = plan.record.schema, plan.changes.rows
+def _replace(state: TableState, plan: Plan, work: Work) -> Iterator[pa.Table]:
+    schema = plan.record.schema
     if plan.changes.emptied:
-        return _emptied(state, plan)
-    codes = encode(schema, rows.select(list(schema.key))) if schema.key else None
-    return _Work([rows], rows.num_rows, codes, _NOTHING, everything=True)
+        yield from _emptied(state, plan, work)
+        return
+    work.written = WrittenKeys() if schema.key else None
+    for part in plan.changes.in_parts():
+        if work.written is not None:
+            work.written.add(encode(schema, part.rows.select(list(schema.key))))
+        yield part.rows
 
 
-def _emptied(state: TableState, plan: Plan) -> _Work:
+def _emptied(state: TableState, plan: Plan, work: Work) -> Iterator[pa.Table]:
     """A TRUNCATE where deleted rows stay: all rows are written anew, those that the batch leaves alone as deleted."""
     schema, changes, keys = plan.record.schema, plan.changes, list(plan.record.schema.key)
-    puts = state.find(encode(schema, changes.rows.select(keys)))
-    missed = changes.stored & ((puts == NOWHERE) | are_marked(state, schema, puts))
-    (moment,) = changes.emptied.values()
-    count, others = others_marked(state, schema, np.where(missed, NOWHERE, puts), moment)
-    parts = _parts(state, changes, _sources(state, plan, puts, ~missed), ~missed, [])
+    with stage("plan"):
+        puts = state.find(encode(schema, changes.rows.select(keys)))
+        missed = changes.stored & ((puts == NOWHERE) | are_marked(state, schema, puts))
     nothing = np.zeros(0, dtype=np.bool_)
-    example = _example(changes, keys, missed, nothing, nothing)
-    everything = count + int((~missed).sum())
-    return _Work(chain(others, parts), everything, None, _NOTHING, True, int(missed.sum()), example)
+    work.diverged(int(missed.sum()), lambda: _example(changes, keys, missed, nothing, nothing))
+    (moment,) = changes.emptied.values()
+    yield from others_marked(state, schema, np.where(missed, NOWHERE, puts), moment)
+    yield from _parts(state, changes, _sources(state, plan, changes, puts, ~missed), ~missed, [])
 
 
-def _positional(state: TableState, plan: Plan) -> _Work:
-    changes, keys = plan.changes, list(plan.record.schema.key)
+def _positional(state: TableState, plan: Plan, work: Work) -> Iterator[pa.Table]:
+    """The rows to write. No key is in two parts, and nothing is put into the index before the commit: so each part
+    finds the rows that were stored before, those of moved rows under keys of other parts included."""
+    work.written = WrittenKeys() if plan.record.schema.key else None
+    leaves = plan.changes.truncated_leaves
+    emptied = state.rows_where(_LEAF, leaves) if leaves else {}
+    for part in plan.changes.in_parts():
+        yield from _positional_part(state, plan, part, work, emptied)
+    work.empty(state, emptied)
+
+
+def _positional_part(
+    state: TableState, plan: Plan, changes: NetChanges, work: Work, emptied: dict[str, BitMap]
+) -> Iterator[pa.Table]:
+    schema, keys = plan.record.schema, list(plan.record.schema.key)
     rows, removed = changes.rows, changes.removed
-    codes = encode(plan.record.schema, rows.select(keys)) if keys else None
-    adds = codes is not None and only_adds(changes)
-    if adds and lie_above(plan.record.schema, rows, state.snapshot.files.values(), state.layout):
-        because = "inserts only, with keys above all that the statistics of its files show"
-        return _Work([rows], rows.num_rows, codes, _NOTHING, append_because=because)
-    puts = state.find(codes) if codes is not None else np.full(rows.num_rows, NOWHERE, dtype=np.int64)
-    goes = state.find(encode(plan.record.schema, removed)) if removed.num_rows else _NOTHING
-    emptied = state.rows_where(_LEAF, changes.truncated_leaves) if changes.truncated_leaves else {}
-    lives = (puts != NOWHERE) & ~are_marked(state, plan.record.schema, puts)
+    with stage("plan"):
+        codes = encode(schema, rows.select(keys)) if keys else None
+        adds = codes is not None and only_adds(changes)
+        if adds and lie_above(schema, rows, state.snapshot.files.values(), state.layout):
+            work.proved("inserts only, with keys above all that the statistics of its files show")
+            work.wrote(codes)
+            yield rows
+            return
+        puts = state.find(codes) if codes is not None else np.full(rows.num_rows, NOWHERE, dtype=np.int64)
+        goes = state.find(encode(schema, removed)) if removed.num_rows else _NOTHING
+        lives = (puts != NOWHERE) & ~are_marked(state, schema, puts)
     update_missed = changes.stored & ~lives
     # The row that a new one meets in a truncated leaf is the truncated row.
     insert_met = ~changes.stored & lives & ~state.are_among(puts, emptied)
     delete_missed = goes == NOWHERE
-    divergence = int(update_missed.sum() + insert_met.sum() + delete_missed.sum())
-    example = _example(changes, keys, update_missed, insert_met, delete_missed) if divergence else ""
+    diverged = int(update_missed.sum() + insert_met.sum() + delete_missed.sum())
+    work.diverged(diverged, lambda: _example(changes, keys, update_missed, insert_met, delete_missed))
     written = np.ones(rows.num_rows, dtype=np.bool_)
-    if divergence and plan.record.on_divergence == "repair":
+    if diverged and plan.record.on_divergence == "repair":
         # What was to be deleted and is not there needs no repair.
         written = ~(update_missed & end_deleted(changes))
-        _refuse_partial(plan, written & update_missed & _partial(changes, keys), divergence, example)
-    elif divergence:
+        _refuse_partial(plan, written & update_missed & _partial(changes, keys), work.divergence, work.example)
+    elif diverged:
         # A row that contradicts the log changes nothing.
         written = ~(update_missed | insert_met)
     gone = np.concatenate([puts[written & (puts != NOWHERE)], goes[goes != NOWHERE]])
+    work.delete(state, gone)
+    proved = adds and not diverged and not len(gone)
+    work.proved("inserts only, and the index of its keys holds none of theirs" if proved else "")
+    if not changes.unchanged and written.all():
+        work.wrote(codes)
+        yield rows
+        return
     order: list[Int64] = []
-    batches: Iterable[pa.Table] = [rows]
-    if changes.unchanged or not written.all():
-        sources = _sources(state, plan, puts, written)
-        batches = _parts(state, changes, sources, written, order)
-    because = "inserts only, and the index of its keys holds none of theirs" if adds and not len(gone) else ""
-    return _Work(
-        batches,
-        int(written.sum()),
-        codes,
-        gone,
-        divergence=divergence,
-        example=example,
-        order=order,
-        emptied=emptied,
-        append_because=because if not divergence else "",
-    )
+    yield from _parts(state, changes, _sources(state, plan, changes, puts, written), written, order)
+    if order and codes is not None:
+        work.wrote(codes.take(np.concatenate(order)))
 
 
-_WORK = {"append": _append, "replace": _replace, "positional": _positional}
+_ROWS = {"append": _append, "replace": _replace, "positional": _positional}
 
 
-def _actions(
-    state: TableState, plan: Plan, fence: Fence, work: _Work, added: list[DataFile], deleted: dict[str, BitMap]
-) -> list[Action]:
-    live = state.snapshot.files
+def _actions(state: TableState, plan: Plan, fence: Fence, work: Work, added: list[DataFile]) -> list[Action]:
+    live, deleted = state.snapshot.files, work.deleted
     whole = {name for name, rows in deleted.items() if len(rows) == live[name].rows}
     removed = list(live.values()) if work.everything else [live[name] for name in whole]
     partly = {name: rows for name, rows in deleted.items() if name not in whole}
     vectors = write_vectors(plan.path, partly) if partly else {}
     changed = [(live[name], delta_log.with_vector(live[name], vector)) for name, vector in vectors.items()]
     metrics = {
-        "numOutputRows": work.count,
+        "numOutputRows": sum((file.rows or 0) - file.deleted for file in added),
         "numDeletedRows": sum(len(rows) - live[name].deleted for name, rows in deleted.items()),
         "numAddedFiles": len(added),
         "numRemovedFiles": len(removed),
@@ -240,9 +231,8 @@ def _actions(
     ]
 
 
-def _sources(state: TableState, plan: Plan, puts: Int64, written: Bool) -> Int64:
+def _sources(state: TableState, plan: Plan, changes: NetChanges, puts: Int64, written: Bool) -> Int64:
     """Where the unchanged large values of each row stand: under its key, or under the key that it had before."""
-    changes = plan.changes
     sources = puts.copy()
     moved = np.flatnonzero(_moved(changes, list(plan.record.schema.key)))
     if changes.origins is not None and len(moved):
@@ -292,17 +282,13 @@ def _example(changes: NetChanges, keys: list[str], *masks: Bool) -> str:
     update_missed, insert_met, delete_missed = masks
     deleted = end_deleted(changes)
     missed = (
-        ("update met no row", changes.rows, update_missed & ~deleted),
-        ("insert met a row", changes.rows, insert_met),
-        ("delete met no row", changes.removed, delete_missed),
-        ("delete met no row", changes.rows, update_missed & deleted),
+        (UPDATE_MISSED, changes.rows, update_missed & ~deleted),
+        (INSERT_MET, changes.rows, insert_met),
+        (DELETE_MISSED, changes.removed, delete_missed),
+        (DELETE_MISSED, changes.rows, update_missed & deleted),
     )
-    shown = [
-        f"{word} at key ({', '.join(str(value) for value in row.values())})"
-        for word, table, mask in missed
-        for row in table.select(keys).take(pa.array(np.flatnonzero(mask)[:_EXAMPLES])).to_pylist()
-    ]
-    return "; ".join(shown[:_EXAMPLES])
+    shown = [text for word, table, mask in missed for text in examples(word, table.select(keys), mask)]
+    return "; ".join(shown[:EXAMPLES])
 
 
 def _partial(changes: NetChanges, keys: list[str]) -> Bool:

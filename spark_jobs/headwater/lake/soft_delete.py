@@ -38,23 +38,13 @@ def end_deleted(changes: NetChanges) -> Bool:
     return np.array(changes.rows[DELETED], dtype=np.bool_)
 
 
-def others_marked(
-    state: TableState, schema: TableSchema, places: Int64, moment: tuple[int, int]
-) -> tuple[int, Iterator[pa.Table]]:
-    """Every row that is not at `places`, deleted at `moment` (LSN, us since 1970) unless it was before: how many, and
-    the rows in parts."""
+def others_marked(state: TableState, schema: TableSchema, places: Int64, moment: tuple[int, int]) -> Iterator[pa.Table]:
+    """Every row that is not at `places`, deleted at `moment` (LSN, us since 1970) unless it was before; in parts."""
     taken = state.deletions(places)
-    left = {
-        name: (file, taken[name] if name in taken else state.deleted_rows(name))
-        for name, file in state.snapshot.files.items()
-    }
-
-    def parts() -> Iterator[pa.Table]:
-        for file, gone in left.values():
-            for rows in live_batches(state.snapshot.folder, file, gone, lake_schema(schema), state.layout):
-                yield _marked(rows, moment)
-
-    return sum((file.rows or 0) - len(gone) for file, gone in left.values()), parts()
+    for name, file in state.snapshot.files.items():
+        gone = taken[name] if name in taken else state.deleted_rows(name)
+        for rows in live_batches(state.snapshot.folder, file, gone, lake_schema(schema), state.layout):
+            yield _marked(rows, moment)
 
 
 def _marked(rows: pa.Table, moment: tuple[int, int]) -> pa.Table:

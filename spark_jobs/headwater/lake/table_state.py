@@ -7,7 +7,7 @@ table's log and data files and follows them by `advance`; after a lost race it i
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -136,14 +136,18 @@ class TableState:
             with self._in_step():
                 self._follow()
 
-    def follow_own(self, actions: list[Action], deleted: Mapping[str, BitMap], added: Sequence[Added]) -> None:
+    def follow_own(self, actions: list[Action], deleted: Mapping[str, BitMap], added: Iterable[Added]) -> None:
         """Follow our own commit: it left `deleted` in the files named, and added these."""
         self.snapshot.follow(actions)
         if not self._indexed:
             return
         with self._in_step():
-            self._put(added)
-            self._follow({**deleted, **{new.file.name: new.gone for new in added if new.codes is not None}})
+            known = dict(deleted)
+            for new in added:
+                if new.codes is not None:
+                    self._put(new, new.codes)
+                    known[new.file.name] = new.gone
+            self._follow(known)
 
     def save_index(self, *, at_once: bool = False) -> None:
         """Behind the ledger: keep the index for the next start, if it is time (or `at_once`)."""
@@ -254,21 +258,13 @@ class TableState:
                 self._alive[number] = 1
         self._index.adopt(runs)
 
-    def _put(self, added: Sequence[Added]) -> None:
-        codes, places = [], []
-        for new in added:
-            if new.codes is None:
-                continue
-            live = self._register(new.file, new.gone)
-            rows = np.arange(len(new.codes), dtype=np.int64)
-            kept = new.codes
-            if new.gone:
-                rows = np.setdiff1d(rows, np.array(new.gone, dtype=np.int64))
-                kept = kept.take(rows)
-            codes.append(kept)
-            places.append(place_of(live.number, rows))
-        if codes:
-            self._index.put(Codes.joined(codes), np.concatenate(places))
+    def _put(self, new: Added, codes: Codes) -> None:
+        live = self._register(new.file, new.gone)
+        rows = np.arange(len(codes), dtype=np.int64)
+        if new.gone:
+            rows = np.setdiff1d(rows, np.array(new.gone, dtype=np.int64))
+            codes = codes.take(rows)
+        self._index.put(codes, place_of(live.number, rows))
 
     def _follow(self, known: Mapping[str, BitMap] = MappingProxyType({})) -> None:
         """Bring files and index in step with the snapshot; in the usual case only vectors have changed, as `known`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pyspark.sql import SparkSession
 
+from headwater.lake.frames import frame
 from headwater.lake.plan import Plan
 from headwater.lake.tables import struct_type
 
@@ -19,8 +20,9 @@ def replace(spark: SparkSession, plan: Plan) -> tuple[int, str]:
 
 
 def _write(spark: SparkSession, plan: Plan, mode: str) -> tuple[int, str]:
-    rows = plan.changes.rows
-    frame = spark.createDataFrame(rows, schema=struct_type(plan.record.schema))
-    # A batch is at most max_rows: one file, not one per core.
-    frame.coalesce(1).write.format("delta").mode(mode).save(plan.path)
+    changes, kind = plan.changes, struct_type(plan.record.schema)
+    with frame(spark, changes, kind, lambda part: part.rows) as rows:
+        # A batch in memory is at most max_rows: one file, not one per core.
+        frames = rows.coalesce(1) if changes.on_disk is None else rows
+        frames.write.format("delta").mode(mode).save(plan.path)
     return 0, ""

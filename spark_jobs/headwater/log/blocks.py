@@ -180,12 +180,19 @@ class Chunk:
     """When its messages arrived, on average; monotonic seconds."""
     shipped: float = 0.0
     """When the reader let go of it; monotonic seconds."""
+    left_out: int = 0
+    """Bytes that belonged to no change when the chunk was made of a larger one: they count for its size."""
 
     @property
     def size(self) -> int:
         """Bytes of the log, in memory or on disk."""
-        return sum(block.size for block in self.blocks)
+        return sum(block.size for block in self.blocks) + self.left_out
 
     @property
     def changes(self) -> int:
         return sum(block.changes for block in self.blocks)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether a transaction of it was too large for memory; then it is the only one (`log.large`)."""
+        return any(block.changes and not block.content.memory for block in self.blocks)

@@ -108,6 +108,10 @@ class Changes:
         self._closed = [*spilled, *store.write(self._file, oldest), *held[len(oldest) :]]
         self.memory -= int(sizes[len(oldest) - 1])
 
+    def on_disk(self) -> list[Block]:
+        """The blocks that were spilled, in order."""
+        return [block for block in self._closed if isinstance(block.content, Spilled)]
+
     def take_over(self, blocks: Sequence[Block]) -> None:
         """Blocks of a transaction that has committed join those of the chunk."""
         self._closed.extend(blocks)

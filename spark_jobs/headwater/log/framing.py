@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from headwater.log import messages as fields
 from headwater.log.blocks import Bytes, Chunk, Int64, Transactions
+from headwater.log.large import Announcement
 from headwater.log.messages import XLOG_HEADER, ProtocolError, unexpected
 from headwater.log.spill import SpillStore
 from headwater.log.transactions import OPEN_BYTES, TransactionManager
@@ -98,8 +99,8 @@ class _Begun:
 class Framer:
     """Give it messages in order; take chunks out. `read_position` follows commits and our marker messages."""
 
-    def __init__(self, store: SpillStore | None = None, open_bytes: int = OPEN_BYTES) -> None:
-        self._manager = TransactionManager(store, open_bytes)
+    def __init__(self, store: SpillStore | None = None, open_bytes: int = OPEN_BYTES, announce_from: int = 0) -> None:
+        self._manager = TransactionManager(store, open_bytes, announce_from)
         self._begun: _Begun | None = None
         self._last_commit = 0
         self.read_position = 0
@@ -161,6 +162,11 @@ class Framer:
     def cut(self) -> Chunk:
         """The transactions collected so far; the framer starts the next chunk."""
         return self._manager.cut(self.read_position)
+
+    def announcements(self) -> list[Announcement]:
+        """What is to be told of large open transactions since the last call."""
+        told, self._manager.announcements = self._manager.announcements, []
+        return told
 
     # Runs
 

@@ -6,7 +6,7 @@ Unchanged TOAST values are taken from earlier in the batch, along key changes, e
 Everything ordinary is numpy over whole columns; Python loops only over rows with unchanged values and history.
 
 Changes of large transactions, which lie on disk, are netted in parts by the hash of their keys, and their rows go back
-to disk: memory holds one part, and the keys that are removed. One case needs everything at once: a row that moves
+to disk: memory holds one part. One case needs everything at once: a row that moves
 to a key of another part and keeps an unchanged TOAST value.
 """
 
@@ -25,7 +25,7 @@ from headwater.changes import Deletions, NetChanges
 from headwater.log.blocks import INSERT, UPDATE, Block, Truncate
 from headwater.log.decoded_changes import DecodedChanges, decode_changes
 from headwater.log.key_codes import key_codes
-from headwater.log.net_parts import joined, on_disk
+from headwater.log.net_parts import PartsOnDisk
 from headwater.log.partitions import partitioned
 from headwater.log.spill import Spilled, SpillStore
 from headwater.log.wire import booleans, fixed
@@ -35,8 +35,10 @@ from headwater.stages import stage
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
-PART_CHANGES: Final = 250_000
+PART_CHANGES: Final = 125_000
 """Changes of transactions that lie on disk are netted in parts of about so many."""
+PART_BYTES: Final = 64 << 20
+"""And of about so many bytes of the log."""
 
 _REMOVE, _PUT_OVER_STORED, _PUT_NEW = 0, 1, 2
 
@@ -56,9 +58,10 @@ def net_effect(
     cuts = _Cuts.of(schema, truncates)
     file = next((block.content.file for block, _ in blocks if isinstance(block.content, Spilled)), None)
     changes = sum(int(np.count_nonzero(mask)) for _, mask in blocks)
-    if file is not None and changes > PART_CHANGES:
+    count = max(-(-changes // PART_CHANGES), -(-sum(block.size for block, _ in blocks) // PART_BYTES))
+    if file is not None and count > 1:
         try:
-            return _net_in_parts(schema, blocks, cuts, describe, -(-changes // PART_CHANGES), SpillStore.beside(file))
+            return _net_in_parts(schema, blocks, cuts, describe, count, SpillStore.beside(file))
         except _UnchangedAcrossParts:
             pass
     return _net(schema, decode_changes(schema, blocks, describe), cuts)
@@ -108,16 +111,15 @@ def _net_in_parts(
     count: int,
     store: SpillStore,
 ) -> NetChanges:
-    """Part by part; rows go to disk and are mapped from there, so that memory holds one part and its keys."""
-    parts: list[NetChanges] = []
+    """Part by part; rows and keys go to disk, so that memory holds one part."""
+    parts = PartsOnDisk(store)
     with contextlib.closing(partitioned(schema, blocks, describe, cuts.start, count, store)) as dealt:
         for part in dealt:
             decoded = decode_changes(schema, part, describe)
             if decoded.unchanged and _unchanged_in_inserts(decoded):
                 raise _UnchangedAcrossParts
-            net = _net(schema, decoded, cuts)
-            parts.append(replace(net, rows=on_disk(net.rows, store)))
-    return joined(parts)
+            parts.add(_net(schema, decoded, cuts))
+    return parts.joined()
 
 
 def _unchanged_in_inserts(decoded: DecodedChanges) -> bool:

@@ -1,17 +1,95 @@
-"""The net effects of parts of a table's changes made into one, with rows that lie on disk."""
+"""A net effect in parts on disk: rows and keys in files of the spill folder, masks in memory, and all of it as one.
+
+The files count for the spill budget and go with the last reference to their parts.
+"""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from headwater.changes import Deletions, NetChanges
 from headwater.log.blocks import Rows
-from headwater.log.spill import SpillStore
+from headwater.log.spill import SpillFile, SpillStore
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part's file: rows, removed keys and, if there are any, origins. `summary`: the rest of it."""
+
+    file: SpillFile
+    summary: NetChanges
+    has_origins: bool
+
+    def load(self) -> NetChanges:
+        with pa.memory_map(self.file.path) as source:
+            rows, removed = (pa.ipc.open_stream(source).read_all() for _ in range(2))
+            origins = pa.ipc.open_stream(source).read_all() if self.has_origins else None
+        return replace(self.summary, rows=rows, removed=removed, origins=origins)
+
+
+class PartsOnDisk:
+    """The parts of one table's net effect, in order. Several may go through them at a time."""
+
+    def __init__(self, store: SpillStore) -> None:
+        self._store = store
+        self._parts: list[_Part] = []
+
+    def __iter__(self) -> Iterator[NetChanges]:
+        for part in self._parts:
+            yield part.load()
+
+    def add(self, net: NetChanges) -> None:
+        """Take the next part to disk. Transient or Refused, code `spill_full`."""
+        tables = [net.rows, net.removed, *([net.origins] if net.origins is not None else [])]
+        file = self._new_file("arrow", sum(table.nbytes for table in tables))
+        try:
+            with pa.OSFile(file.path, "wb") as sink:
+                for table in tables:
+                    with pa.ipc.new_stream(sink, table.schema) as writer:
+                        writer.write_table(table)
+        except OSError as error:
+            raise self._store.refusal(error) from error
+        summary = replace(net, rows=net.rows.slice(0, 0), removed=net.removed.slice(0, 0), origins=None)
+        file.remove_after_use()
+        self._parts.append(_Part(file, summary, net.origins is not None))
+
+    def write_parquet(self, rows: pa.Table) -> str:
+        """See `headwater.changes.Parts`."""
+        file = self._new_file("parquet", rows.nbytes)
+        try:
+            pq.write_table(rows, file.path, compression="snappy")
+        except OSError as error:
+            raise self._store.refusal(error) from error
+        return file.path
+
+    def _new_file(self, kind: str, size: int) -> SpillFile:
+        self._store.require(size)
+        file = self._store.new_file(kind)
+        os.close(os.open(file.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        return file
+
+    def joined(self) -> NetChanges:
+        """The parts as one, with all their masks; rows and keys are views of the files."""
+        names = sorted({name for part in self._parts for name in part.summary.unchanged})
+        views = [part.load() for part in self._parts]
+        return replace(
+            views[0],
+            rows=pa.concat_tables([view.rows for view in views]),
+            stored=np.concatenate([view.stored for view in views]),
+            unchanged={name: np.concatenate([_mask(view, name) for view in views]) for name in names},
+            origins=_origins(views),
+            removed=pa.concat_tables([view.removed for view in views]),
+            changes=sum(view.changes for view in views),
+            deletions=_deletions([view.deletions for view in views if view.deletions is not None]),
+            on_disk=self,
+        )
 
 
 def on_disk(rows: pa.Table, store: SpillStore) -> pa.Table:
@@ -30,23 +108,6 @@ def on_disk(rows: pa.Table, store: SpillStore) -> pa.Table:
         os.unlink(path)
 
 
-def joined(parts: Sequence[NetChanges]) -> NetChanges:
-    """No key is in two of the parts; rows stay where they are."""
-    first = parts[0]
-    names = {name for part in parts for name in part.unchanged}
-    return NetChanges(
-        rows=pa.concat_tables([part.rows for part in parts]),
-        stored=np.concatenate([part.stored for part in parts]),
-        unchanged={name: np.concatenate([_mask(part, name) for part in parts]) for name in names},
-        origins=_origins(parts),
-        removed=pa.concat_tables([part.removed for part in parts]),
-        changes=sum(part.changes for part in parts),
-        truncated=first.truncated,
-        truncated_leaves=first.truncated_leaves,
-        deletions=_deletions([part.deletions for part in parts if part.deletions is not None]),
-    )
-
-
 def _deletions(parts: Sequence[Deletions]) -> Deletions | None:
     if not parts:
         return None
@@ -58,7 +119,7 @@ def _mask(part: NetChanges, name: str) -> Rows:
     return part.unchanged.get(name, np.zeros(part.rows.num_rows, dtype=np.bool_))
 
 
-def _origins(parts: Sequence[NetChanges]) -> pa.Table | None:
+def _origins(parts: list[NetChanges]) -> pa.Table | None:
     known = next((part.origins for part in parts if part.origins is not None), None)
     if known is None:
         return None

@@ -17,15 +17,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.log.blocks import BLOCK_BYTES, BLOCK_CHANGES, DELETE, INSERT, Block, Bytes, Held, Int64, Relation, Rows
+from headwater.log.copying import copied
 from headwater.log.decoded_changes import Tuples, key_rows, read_tuples
 from headwater.log.spill import SpillFile, SpillStore
-from headwater.log.wire import byte_strings, gather
+from headwater.log.wire import gather
 from headwater.schema import TableSchema
 
 _HEADER: Final = 5
 """Operation and relation id."""
 _NOBODY: Final = -1
-_MEMORY: Final = 64 << 20
+_MEMORY: Final = 32 << 20
 """Bytes of all parts together that wait for their files."""
 _FACTOR: Final = np.uint64(0x9E3779B97F4A7C15)
 
@@ -96,14 +97,14 @@ def _deal(
     for number, part in enumerate(parts):
         pieces = []
         if (kept := np.flatnonzero(whole == number)).size:
-            pieces.append(_copied(held, held.starts[kept], held.ends[kept], kept))
+            pieces.append(copied(held, held.starts[kept], held.ends[kept], kept))
         if moves.any():
             if (gone := np.flatnonzero(moves & (old == number))).size:
-                pieces.append(_relabelled(_copied(held, held.starts[gone], old_ends[gone], gone), DELETE, relation))
+                pieces.append(_relabelled(copied(held, held.starts[gone], old_ends[gone], gone), DELETE, relation))
             if (come := np.flatnonzero(moves & (new == number))).size:
                 # The last bytes of the old tuple make room for the insert's header.
                 pieces.append(
-                    _relabelled(_copied(held, old_ends[come] - _HEADER, held.ends[come], come), INSERT, relation)
+                    _relabelled(copied(held, old_ends[come] - _HEADER, held.ends[come], come), INSERT, relation)
                 )
         for piece in pieces:
             part.add(relation, piece, store)
@@ -116,15 +117,6 @@ def _parts_of(schema: TableSchema, tuples: Tuples, count: int) -> tuple[Int64, I
     old[tuples.has_old] = _hash(key_rows(schema, tuples.old)) % np.uint64(count)
     old_ends[tuples.has_old] = tuples.old.ends
     return new, old, old_ends
-
-
-def _copied(held: Held, starts: Int64, ends: Int64, rows: Int64) -> Held:
-    """The byte ranges one behind the other."""
-    values = byte_strings(held.data, starts, ends - starts)
-    _, offsets, data = values.buffers()
-    borders = np.frombuffer(offsets, dtype=np.int32, count=len(values) + 1).astype(np.int64)
-    copied: Bytes = np.frombuffer(data, dtype=np.uint8)[borders[0] : borders[-1]]
-    return Held(copied, borders[:-1] - borders[0], borders[1:] - borders[0], held.sequence[rows])
 
 
 def _relabelled(held: Held, operation: int, relation: Relation) -> Held:

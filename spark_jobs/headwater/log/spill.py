@@ -152,9 +152,10 @@ class SpillStore:
         self.written = 0
         """Bytes written since the start."""
 
-    def new_file(self) -> SpillFile:
+    def new_file(self, kind: str = "blocks") -> SpillFile:
+        """A name for a file that nobody has yet."""
         self._number += 1
-        return SpillFile(os.path.join(self.folder, f"{os.getpid()}-{id(self)}-{self._number}.blocks"), self._budget)
+        return SpillFile(os.path.join(self.folder, f"{os.getpid()}-{id(self)}-{self._number}.{kind}"), self._budget)
 
     @classmethod
     def beside(cls, file: SpillFile) -> SpillStore:
@@ -170,13 +171,7 @@ class SpillStore:
         """Append the blocks; returns them as they are found there. Transient or Refused, code `spill_full`."""
         contents = [block.load() for block in blocks]
         needed = sum(content.memory for content in contents)
-        used = self.used()
-        if used + needed > self._budget:
-            raise self._full(
-                Refused,
-                f"open and waiting transactions need more than the budget of {self._budget} bytes on disk",
-                "raise replicate.spill, or let the source's transaction be split",
-            )
+        self.require(needed)
         try:
             descriptor = os.open(file.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             with os.fdopen(descriptor, "ab") as stream:
@@ -194,6 +189,15 @@ class SpillStore:
             raise self.refusal(error) from error
         self.written += needed
         return written
+
+    def require(self, needed: int) -> None:
+        """Refused, code `spill_full`, when so many bytes more are beyond the budget."""
+        if self.used() + needed > self._budget:
+            raise self._full(
+                Refused,
+                f"open and waiting transactions need more than the budget of {self._budget} bytes on disk",
+                "raise replicate.spill, or let the source's transaction be split",
+            )
 
     def refusal(self, error: OSError) -> HeadwaterError:
         """The disk did not take what was written."""

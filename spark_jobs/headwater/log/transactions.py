@@ -20,10 +20,11 @@ from typing import Final
 
 import numpy as np
 
-from headwater.log.blocks import Chunk, Int64, Relation, Transactions, Truncate
+from headwater.log.blocks import Block, Chunk, Int64, Relation, Transactions, Truncate
 from headwater.log.collecting import Changes
+from headwater.log.large import Announcement, Gone, OpenBlocks
 from headwater.log.messages import TruncateMessage
-from headwater.log.spill import SpillStore
+from headwater.log.spill import Spilled, SpillStore
 
 OPEN_BYTES: Final = 64 << 20
 """Memory that open transactions may take together before the largest goes to disk."""
@@ -49,6 +50,16 @@ class StreamedTransaction:
     dropped: list[tuple[int, int]] = field(default_factory=list)
     next: int = 0
     demand: bool = False
+    announced: int = 0
+
+    def announce(self) -> OpenBlocks | None:
+        """The blocks on disk that nobody was told of yet, without what was rolled back by now."""
+        new = self.changes.on_disk()[self.announced :]
+        self.announced += len(new)
+        dropped = tuple(self.dropped)
+        counted = (Block(b.relation, b.content.rebased(0, dropped)) for b in new if isinstance(b.content, Spilled))
+        blocks = tuple(block for block in counted if block.changes)
+        return OpenBlocks(self.xid, blocks) if blocks else None
 
     def saw(self, xid: int, number: int) -> None:
         """The change `number` is by the (sub)transaction `xid`."""
@@ -84,8 +95,11 @@ class OrdinaryTransaction:
 class TransactionManager:
     """What is open, and the chunk of what has committed. `framing` calls it in the log's order."""
 
-    def __init__(self, store: SpillStore | None = None, open_bytes: int = OPEN_BYTES) -> None:
+    def __init__(self, store: SpillStore | None = None, open_bytes: int = OPEN_BYTES, announce_from: int = 0) -> None:
+        """`announce_from`: open transactions of so many bytes go to disk step by step and are told of; 0: never."""
         self._store = store
+        self._announce_from = announce_from
+        self.announcements: list[Announcement] = []
         self._open_bytes = open_bytes
         self._relations: dict[int, Described] = {}
         self._described = 0
@@ -114,6 +128,8 @@ class TransactionManager:
         """The connection is gone: the server sends everything that has not committed once more."""
         for changes in self._open_changes():
             changes.discard()
+        for transaction in self._streams.values():
+            self._gone(transaction)
         self._streams, self._ordinary, self.segment = {}, OrdinaryTransaction(), None
         self._relations = {}
 
@@ -181,7 +197,13 @@ class TransactionManager:
         if subxid != xid:
             self._streams[xid].rolled_back(subxid)
             return
-        self._streams.pop(xid).changes.discard()
+        transaction = self._streams.pop(xid)
+        transaction.changes.discard()
+        self._gone(transaction)
+
+    def _gone(self, transaction: StreamedTransaction) -> None:
+        if transaction.announced:
+            self.announcements.append(Gone(transaction.xid))
 
     def bound_memory(self) -> None:
         """Spill of the largest until what is open fits."""
@@ -190,6 +212,13 @@ class TransactionManager:
         open_changes = self._open_changes()
         while (excess := sum(changes.memory for changes in open_changes) - self._open_bytes) > 0:
             max(open_changes, key=lambda changes: changes.memory).spill(self._store, excess)
+        for transaction in self._streams.values() if self._announce_from else ():
+            changes = transaction.changes
+            if changes.size >= self._announce_from and 4 * changes.memory >= self._announce_from:
+                changes.spill(self._store, changes.memory)
+                new = transaction.announce()
+                if new is not None:
+                    self.announcements.append(new)
 
     def _open_changes(self) -> list[Changes]:
         return [self._ordinary.changes, *(transaction.changes for transaction in self._streams.values())]

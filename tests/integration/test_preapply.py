@@ -1,0 +1,252 @@
+"""Large transactions are worked on while they are open; whatever becomes of them, the lake is what the source is.
+
+All cases share one source and one lake, each with a driver that stages from a megabyte on. What was staged shows in the
+lake's `staged` folder, and whether it was used in the driver's log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fixtures.jobs import Job, assert_equal, beside, catch_up, load_tables, until
+from fixtures.pipelines import write_pipeline
+from fixtures.postgres import Database, new_database
+from fixtures.staged import staged_files
+from headwater.config import Pipeline
+from headwater.embedded import EmbeddedServer
+from headwater.jobs.replicate import replicate
+from headwater.jobs.staging import Worth
+from headwater.lake.position_file import read_position_file
+from headwater.log import net_effect
+from headwater.position import parse_lsn
+from headwater.source.connection import Connection
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+TABLES = ("public.one", "public.two", "public.log", "public.parts")
+STAGE_FROM = 1 << 20
+FILL = "insert into {table} select g, repeat(md5(g::text), 12) from generate_series({first}, {last}) g"
+ROWS = 12_000  # about 5 MB: more than the server keeps back
+
+
+@dataclass
+class Lake:
+    database: Database
+    pipeline: Pipeline
+    caplog: pytest.LogCaptureFixture
+
+    @property
+    def staged(self) -> list[Path]:
+        return staged_files(self.pipeline.lake_path())
+
+    def wait_staged(self, files: int = 1) -> None:
+        until(lambda: len(self.staged) >= files, "rows are staged")
+
+    def published(self) -> None:
+        with self.database.connect() as connection:
+            connection.execute("select pg_logical_emit_message(true, 'here', '')")
+            row = connection.execute("select pg_current_wal_flush_lsn()::text").fetchone()
+        assert row is not None
+        end, root = parse_lsn(row[0]), self.pipeline.lake_path()
+
+        def there() -> bool:
+            file = read_position_file(root)
+            return file is not None and file.read_position >= end and not file.pending
+
+        until(there, "everything is published")
+
+    def said(self, text: str) -> list[str]:
+        return [record.getMessage() for record in self.caplog.records if text in record.getMessage()]
+
+    @contextlib.contextmanager
+    def open_transaction(self) -> Iterator[Connection]:
+        with self.database.connect(autocommit=False) as connection:
+            yield connection
+
+    @contextlib.contextmanager
+    def following(self) -> Iterator[Any]:
+        """A driver beside the block; in the end everything is equal and nothing is left over."""
+        self.caplog.set_level(logging.INFO, logger="headwater")
+        with beside(lambda stop: replicate(self.pipeline, None, None, stop, stage_from=STAGE_FROM)) as running:
+            self.published()
+            yield running
+            self.published()
+            until(lambda: not self.staged, "nothing is staged any more")
+        assert_equal(self.database, self.pipeline, *TABLES)
+
+
+@pytest.fixture(scope="module")
+def made(
+    postgres: EmbeddedServer, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Database, Pipeline]]:
+    with new_database(postgres) as database:
+        for table in ("one", "two"):
+            database.execute(f"create table {table} (id bigint primary key, note text)")
+            database.execute(FILL.format(table=table, first=1, last=2000))
+        database.execute("create table log (id bigint, note text)")
+        database.execute("create table parts (id bigint primary key, note text) partition by hash (id)")
+        for leaf in range(2):
+            database.execute(
+                f"create table parts_{leaf} partition of parts for values with (modulus 2, remainder {leaf})"
+            )
+        database.execute(FILL.format(table="parts", first=1, last=2000))
+        database.allow_publishing()
+        folder = tmp_path_factory.mktemp("preapply")
+        inserts = {"name": "public.log", "insert_only": True}
+        pipeline = write_pipeline(folder, database, "public.one", "public.two", "public.parts", inserts)
+        load_tables(pipeline)
+        yield database, pipeline
+
+
+@pytest.fixture
+def lake(made: tuple[Database, Pipeline], caplog: pytest.LogCaptureFixture) -> Lake:
+    database, pipeline = made
+    for table in ("one", "two", "parts"):
+        database.execute(f"delete from {table} where id > 2000")
+    return Lake(database, pipeline, caplog)
+
+
+def test_of_several_tables_in_one_transaction_only_the_tail_is_left_to_its_commit(lake: Lake) -> None:
+    with lake.following(), lake.open_transaction() as connection:
+        for table in ("one", "two", "log", "parts"):
+            connection.execute(FILL.format(table=table, first=10_001, last=10_000 + ROWS))
+        lake.wait_staged(4)
+        for table in ("one", "two", "parts"):
+            connection.execute(f"update {table} set note = 'changed ' || id where id % 3 = 0")
+            connection.execute(f"delete from {table} where id % 5 = 0")
+            connection.execute(f"update {table} set id = id + 50000 where id % 7 = 0 and id > 10000")
+            connection.execute(FILL.format(table=table, first=10_005, last=10_005))
+        before = len(lake.staged)
+        connection.execute("update two set note = repeat('x', 400) || id where id > 10000")
+        lake.wait_staged(before + 1)
+        # Others go on meanwhile, on the same tables.
+        lake.database.execute("insert into one values (900001, 'small')")
+        lake.database.execute("insert into two values (900002, 'small')")
+        lake.published()
+        connection.commit()
+        lake.published()
+        for table in TABLES:
+            assert lake.said(f"{table}: of transaction"), lake.said("transaction")
+
+
+def test_a_rollback_removes_what_was_staged_at_once(lake: Lake) -> None:
+    with lake.following(), lake.open_transaction() as connection:
+        connection.execute(FILL.format(table="one", first=10_001, last=10_000 + ROWS))
+        lake.wait_staged()
+        connection.rollback()
+        until(lambda: not lake.staged, "it is removed")
+
+
+def test_a_subtransaction_that_was_rolled_back_after_it_was_staged_leaves_no_trace(lake: Lake) -> None:
+    with lake.following(), lake.open_transaction() as connection:
+        connection.execute(FILL.format(table="one", first=10_001, last=10_000 + ROWS))
+        connection.execute("savepoint s")
+        connection.execute(FILL.format(table="one", first=30_001, last=30_000 + ROWS))
+        connection.execute("update one set note = 'of the past' where id < 20000")
+        lake.wait_staged(8)
+        connection.execute("rollback to s")
+        connection.execute(FILL.format(table="one", first=60_001, last=60_000 + ROWS))
+        connection.commit()
+        lake.published()
+        assert lake.said("was rolled back after it had been staged")
+
+
+def test_a_subtransaction_rolled_back_before_it_was_staged_costs_nothing(lake: Lake) -> None:
+    with lake.following(), lake.open_transaction() as connection:
+        connection.execute(FILL.format(table="one", first=10_001, last=10_000 + 3 * ROWS))
+        lake.wait_staged(4)
+        connection.execute("savepoint s")
+        connection.execute("insert into one values (99999, 'never')")
+        connection.execute("rollback to s")
+        connection.execute("insert into one values (99998, 'kept')")
+        connection.commit()
+        lake.published()
+        assert lake.said("public.one: of transaction")
+
+
+def test_values_that_only_the_lake_knows_and_truncates_are_left_to_the_commit(lake: Lake) -> None:
+    lake.database.execute("alter table two alter note set storage external")
+    lake.database.execute("update two set note = repeat(md5(id::text), 100) where id < 100")
+    with lake.following(), lake.open_transaction() as connection:
+        connection.execute("update two set id = -id where id < 100")  # its note comes as unchanged
+        connection.execute(FILL.format(table="two", first=10_001, last=10_000 + ROWS))
+        connection.execute(FILL.format(table="one", first=10_001, last=10_000 + ROWS))
+        lake.wait_staged()
+        connection.execute("truncate one")
+        connection.execute(FILL.format(table="one", first=1, last=2000))
+        connection.commit()
+        lake.published()
+        assert lake.said("large values that the log does not carry")
+        assert not lake.said("public.one: of transaction")
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_ten_large_interleaved_transactions_of_which_half_abort_are_applied_in_parts(
+    lake: Lake, staged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(net_effect, "PART_CHANGES", 2000)  # of the driver, not of the stager
+    if not staged:
+        monkeypatch.setattr(Worth, "try_next", lambda worth: False)
+    with lake.following(), contextlib.ExitStack() as stack:
+        writers = [stack.enter_context(lake.database.connect(autocommit=False)) for _ in range(10)]
+        for part in range(2):
+            for number, writer in enumerate(writers):
+                first = (1 + number) * 100_000 + part * 50_000
+                table = "one" if number < 5 else "two"
+                writer.execute(FILL.format(table=table, first=first, last=first + ROWS // 2))
+                if part:
+                    writer.execute(f"update {table} set id = id + 30000 where id between {first} and {first + 500}")
+        for number, writer in enumerate(writers):
+            if number % 2:
+                writer.rollback()
+            else:
+                writer.commit()
+        lake.published()
+        assert bool(lake.said("were staged before its commit")) == staged
+
+
+def test_a_stager_that_dies_takes_nothing_with_it(lake: Lake) -> None:
+    with lake.following(), lake.open_transaction() as connection:
+        connection.execute(FILL.format(table="one", first=10_001, last=10_000 + ROWS))
+        lake.wait_staged()
+        os.kill(stager(os.getpid()), signal.SIGKILL)
+        connection.execute(FILL.format(table="one", first=40_001, last=40_000 + ROWS))
+        connection.commit()
+        lake.published()
+        assert lake.said("the stager process died")
+
+
+def test_what_a_killed_driver_had_staged_is_swept_by_the_next_one(lake: Lake) -> None:
+    with lake.open_transaction() as connection:
+        with Job(lake.pipeline, "replicate") as job:
+            connection.execute(FILL.format(table="one", first=10_001, last=10_000 + 10 * ROWS))
+            lake.wait_staged()
+            os.kill(job.pid, signal.SIGKILL)
+        assert lake.staged
+        connection.commit()
+    catch_up(lake.pipeline)
+    assert not lake.staged
+    assert_equal(lake.database, lake.pipeline, *TABLES)
+
+
+def stager(parent: int) -> int:
+    """The newest process that `parent` has spawned."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = status.read_text().rsplit(")", 1)[1].split()
+            if int(fields[1]) == parent and b"spawn_main" in (status.parent / "cmdline").read_bytes():
+                found.append((int(fields[19]), int(status.parent.name)))
+    return max(found)[1]
