@@ -14,17 +14,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from unittest.mock import patch
 
-import pyarrow as pa
 import pytest
 
 from fixtures.jobs import Rows, catch_up, lake_rows, load_tables, source_rows, states_of
 from fixtures.log_of import Change, source_of
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
+from headwater.changes import NetChanges
 from headwater.config import Pipeline
 from headwater.log import net_effect as net_effect_module
-from headwater.log.net_parts import on_disk
-from headwater.log.spill import SpillStore
+from headwater.log.net_parts import PartsOnDisk
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -278,13 +277,15 @@ def _both(database: Database, pipeline: Pipeline, name: str) -> tuple[Rows, Rows
 def _counted_parts(run: Run) -> Iterator[None]:
     """Netting in parts of few changes; their number goes to `run`."""
 
-    def counted_on_disk(rows: pa.Table, store: SpillStore) -> pa.Table:
-        run.parts += "wide" in rows.column_names
-        return on_disk(rows, store)
+    add = PartsOnDisk.add
+
+    def counted(parts: PartsOnDisk, net: NetChanges) -> None:
+        run.parts += "wide" in net.rows.column_names
+        add(parts, net)
 
     with (
         patch.object(net_effect_module, "PART_CHANGES", PART_CHANGES),
-        patch.object(net_effect_module, "on_disk", counted_on_disk),
+        patch.object(PartsOnDisk, "add", counted),
     ):
         yield
 

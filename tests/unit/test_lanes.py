@@ -62,6 +62,7 @@ def test_a_fast_table_runs_ahead_of_a_slow_one_that_then_takes_all_it_missed_at_
     with Lanes(slow, lambda: None) as lanes:
         lanes.submit(1, {"slow": share(1), "fast": share(1)}, batch_at(10).transactions())
         assert slow.began["slow"].wait(20)
+        until(partial(slow.has_seen, "fast", 10), "the fast table's first share")
         for number in (2, 3):
             lanes.submit(number, {"slow": share(number), "fast": share(number)}, batch_at(number * 10).transactions())
             until(partial(slow.has_seen, "fast", number * 10), "the fast table goes on")

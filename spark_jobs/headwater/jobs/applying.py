@@ -107,7 +107,7 @@ class Tables:
         """The table that changes of an open transaction may be staged for."""
         name = self._relations.owner(relation.relation_id)
         record = self.records[name] if name is not None else None
-        if record is None or record.state != "active" or record.schema.soft_delete:
+        if record is None or record.state != "active" or record.schema.soft_delete or record.schema.history:
             return None
         try:
             refuse_difference(record, relation)

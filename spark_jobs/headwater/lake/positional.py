@@ -31,7 +31,7 @@ from headwater.lake.soft_delete import are_marked, end_deleted, others_marked
 from headwater.lake.staged_apply import link_staged
 from headwater.lake.staging import StagedRows
 from headwater.lake.table_state import Added, TableState
-from headwater.lake.work import DELETE_MISSED, EXAMPLES, INSERT_MET, UPDATE_MISSED, Work, examples
+from headwater.lake.work import DELETE_MISSED, INSERT_MET, UPDATE_MISSED, Work, examples
 from headwater.lake.written_keys import WrittenKeys
 from headwater.schema import PARTITION_COLUMN
 from headwater.stages import stage
@@ -137,7 +137,7 @@ def _emptied(state: TableState, plan: Plan, work: Work) -> Iterator[pa.Table]:
         puts = state.find(encode(schema, changes.rows.select(keys)))
         missed = changes.stored & ((puts == NOWHERE) | are_marked(state, schema, puts))
     nothing = np.zeros(0, dtype=np.bool_)
-    work.diverged(int(missed.sum()), lambda: _example(changes, keys, missed, nothing, nothing))
+    work.diverged(int(missed.sum()), lambda: _examples(changes, keys, missed, nothing, nothing))
     (moment,) = changes.emptied.values()
     yield from others_marked(state, schema, np.where(missed, NOWHERE, puts), moment)
     yield from _parts(state, changes, _sources(state, plan, changes, puts, ~missed), ~missed, [])
@@ -175,7 +175,7 @@ def _positional_part(
     insert_met = ~changes.stored & lives & ~state.are_among(puts, emptied)
     delete_missed = goes == NOWHERE
     diverged = int(update_missed.sum() + insert_met.sum() + delete_missed.sum())
-    work.diverged(diverged, lambda: _example(changes, keys, update_missed, insert_met, delete_missed))
+    work.diverged(diverged, lambda: _examples(changes, keys, update_missed, insert_met, delete_missed))
     written = np.ones(rows.num_rows, dtype=np.bool_)
     if diverged and plan.record.on_divergence == "repair":
         # What was to be deleted and is not there needs no repair.
@@ -278,7 +278,7 @@ def _wants(changes: NetChanges) -> Bool:
     return wants
 
 
-def _example(changes: NetChanges, keys: list[str], *masks: Bool) -> str:
+def _examples(changes: NetChanges, keys: list[str], *masks: Bool) -> list[str]:
     update_missed, insert_met, delete_missed = masks
     deleted = end_deleted(changes)
     missed = (
@@ -287,8 +287,7 @@ def _example(changes: NetChanges, keys: list[str], *masks: Bool) -> str:
         (DELETE_MISSED, changes.removed, delete_missed),
         (DELETE_MISSED, changes.rows, update_missed & deleted),
     )
-    shown = [text for word, table, mask in missed for text in examples(word, table.select(keys), mask)]
-    return "; ".join(shown[:EXAMPLES])
+    return [text for word, table, mask in missed for text in examples(word, table.select(keys), mask)]
 
 
 def _partial(changes: NetChanges, keys: list[str]) -> Bool:

@@ -37,7 +37,7 @@ def link_staged(
     if look_up:
         goes = state.find(encode(plan.record.schema, staged.removed)) if staged.removed.num_rows else _NOTHING
         missed = goes == NOWHERE
-        work.diverged(int(missed.sum()), lambda: "; ".join(examples(DELETE_MISSED, staged.removed, missed)))
+        work.diverged(int(missed.sum()), lambda: examples(DELETE_MISSED, staged.removed, missed))
         work.delete(state, goes[~missed])
     gone = {file.file.name: file.gone for file in files if file.gone}
     vectors = write_vectors(plan.path, gone) if gone else {}
@@ -64,7 +64,7 @@ def _met(state: TableState, plan: Plan, staged: StagedRows, file: StagedFile, wo
     if wrong.any():
         keys = staged.keys_of(file, plan.record.schema).take(pa.array(alive))
         for word, which in ((UPDATE_MISSED, stored & ~found), (INSERT_MET, ~stored & found)):
-            work.diverged(int(which.sum()), partial("; ".join, examples(word, keys, which)))
+            work.diverged(int(which.sum()), partial(examples, word, keys, which))
         if plan.record.on_divergence == "repair":
             wrong &= False
     work.delete(state, places[found & ~wrong])

@@ -31,7 +31,7 @@ class Work:
     gone: int = 0
     written: WrittenKeys | None = None
     divergence: int = 0
-    example: str = ""
+    shown: list[str] = field(default_factory=list)
     proofs: list[str] = field(default_factory=list)
     """Why each part only adds rows; empty where it was not proved."""
 
@@ -59,11 +59,15 @@ class Work:
         for name, rows in state.deletions(places).items():
             self.deleted[name] = self.deleted.get(name, rows) | rows
 
-    def diverged(self, count: int, example: Callable[[], str]) -> None:
-        """`count` more rows contradict the lake; the first ones are shown."""
-        if count and not self.divergence:
-            self.example = example()
+    def diverged(self, count: int, shown: Callable[[], list[str]]) -> None:
+        """`count` more rows contradict the lake; the first ones of all are shown."""
         self.divergence += count
+        if count and len(self.shown) < EXAMPLES:
+            self.shown += shown()
+
+    @property
+    def example(self) -> str:
+        return "; ".join(self.shown[:EXAMPLES])
 
 
 def examples(word: str, keys: pa.Table, which: Bool) -> list[str]:
