@@ -47,7 +47,7 @@ class Shop:
     spark: SparkSession
 
     def run(self, *statements: str) -> None:
-        """One transaction, and the lake follows."""
+        """One transaction each, and the lake follows."""
         self.database.execute(*statements)
         assert set(states_of(catch_up(self.pipeline)).values()) == {"active"}
 
