@@ -15,7 +15,6 @@ from datetime import date, datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +24,7 @@ from pyroaring import BitMap
 
 from headwater.lake.delta_log import DataFile, now_milliseconds
 from headwater.lake.layout import PLAIN, Layout
+from headwater.lake.partition_values import escaped
 
 Int64 = npt.NDArray[np.int64]
 
@@ -76,7 +76,7 @@ class NewFile:
         (metadata,) = self._written
         stats = {"numRecords": metadata.num_rows, **_statistics(metadata, self._stored), "tightBounds": True}
         text = json.dumps(stats, separators=(",", ":"), ensure_ascii=False)
-        name = quote(self._below, safe="/=") + self._name
+        name = escaped(self._below) + self._name
         size = self._path.stat().st_size
         return DataFile(name, size, now_milliseconds(), text, self._values, None, metadata.num_rows)
 

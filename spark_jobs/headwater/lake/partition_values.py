@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 
 # As Spark escapes them (ExternalCatalogUtils.escapePathName).
 _ESCAPED = frozenset([*map(chr, range(1, 0x20)), *"\"#%'*/:=?\\\x7f{[]^"])
+_LEFT_IN_PATHS = "/=!$&'()*+,;:@~"
 _NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 _LONGEST_NAME = 255  # bytes, on every usual file system
 
@@ -48,6 +50,14 @@ def from_text(text: str | None, kind: Any) -> Any:
         # Without a zone: by the writing session's, and every session here is in UTC.
         return value.replace(tzinfo=None) if kind.tz is None or value.tzinfo is None else value
     return text
+
+
+def escaped(path: str) -> str:
+    """`path` as the log has it: escaped as Java does, which leaves letters of other scripts as they are."""
+    return "".join(
+        character if ord(character) > 127 and character.isprintable() else quote(character, safe=_LEFT_IN_PATHS)
+        for character in path
+    )
 
 
 class NameTooLong(ValueError):
