@@ -309,7 +309,7 @@ def test_column_names_that_the_lake_cannot_hold_are_errors(database: Database, t
 
 
 def test_what_the_file_says_about_columns_is_checked_against_the_table(database: Database, tmp_path: Path) -> None:
-    database.execute("create table t (id int primary key, f float8, b bytea, p point, n numeric)")
+    database.execute("create table t (id int primary key, f float8, b bytea, p tsvector, n numeric)")
     database.grant("t")
     entry = {
         "name": "public.t",
