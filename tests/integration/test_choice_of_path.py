@@ -26,7 +26,6 @@ pytestmark = pytest.mark.spark
 FEATURES = {
     "change data feed": ("changeDataFeed", ["set tblproperties ('delta.enableChangeDataFeed' = 'true')"]),
     "row tracking": ("rowTracking", ["set tblproperties ('delta.enableRowTracking' = 'true')"]),
-    "column mapping": ("columnMapping", ["set tblproperties ('delta.columnMapping.mode' = 'name')"]),
     "constraints": ("checkConstraints", ["add constraint known check (id > -1000000000000000)"]),
     "generated columns": ("generatedColumns", []),
 }
