@@ -69,6 +69,8 @@ class Tables:
         self._versions: dict[str, TableVersion] = {}  # where each table stands
         self._row: dict[str, TableVersion] = {}  # as the next ledger row has it, with histories
         self._unwritten: set[str] = set()
+        # With thousands of tables of which few change, a row must not cost a look at each: these may be ahead of it.
+        self._perhaps_ahead: set[str] = set()
         self._lock = threading.Lock()
         self._staging: Staging | None = None
         self.silence_limit = _silence_limit(connection)
@@ -98,6 +100,7 @@ class Tables:
         self._caretaker = Caretaker(self._root, self._ledger.generation, keep_cuts, self.records.values())
         for record in [record for record in self.records.values() if record.name in self._versions]:
             self._resume_history(record, before)
+        self._perhaps_ahead = set(self._row)
 
     def use(self, staging: Staging) -> None:
         """What was staged of a large transaction is used at its commit."""
@@ -177,6 +180,7 @@ class Tables:
         with self._lock:
             self._row.update(touched)
             self._unwritten.update(touched)
+            self._perhaps_ahead.update(touched)
 
     def rearranged(self, versions: Mapping[str, TableVersion]) -> None:
         """The same rows in other versions: they are the row's, unless the table has gone on."""
@@ -194,17 +198,22 @@ class Tables:
         with self._lock:
             return {name: self._with_state(name) for name in self._unwritten if name in self._row}
 
-    def row_written(self) -> None:
+    def row_written(self, written: Mapping[str, TableVersion]) -> None:
+        """A row is in the ledger that has these versions."""
         with self._lock:
-            self._unwritten.clear()
-            self._row = {name: replace(v, touched=False, rows=0) for name, v in self._row.items()}
+            for name, version in written.items():
+                self._row[name] = replace(self._row[name], touched=False, rows=0)
+                if self._owner(name).state == version.state:  # else it was suspended while the row was written
+                    self._unwritten.discard(name)
+            self._perhaps_ahead.clear()  # or the row would have been withheld
 
     def _with_state(self, name: str) -> TableVersion:
-        return replace(self._row[name], state=self._owner(name).state)
+        version, state = self._row[name], self._owner(name).state
+        return version if version.state == state else replace(version, state=state)
 
     def withholding(self, lsn: int) -> bool:
         """Whether a row at `lsn` must wait: some table in step already holds changes above it."""
-        return any(self._is_ahead(name, version, lsn) for name, version in self._row.items())
+        return any(self._is_ahead(name, self._row[name], lsn) for name in self._perhaps_ahead)
 
     def _is_ahead(self, name: str, version: TableVersion, lsn: int) -> bool:
         record = self._owner(name)
@@ -214,8 +223,9 @@ class Tables:
 
     def join_cuts(self, lsn: int) -> None:
         """Tables whose capture point the position has reached become active: from this row on they are in cuts."""
-        for record in list(self.records.values()):
-            if record.state == "catching up" and record.capture is not None and record.capture.lsn <= lsn:
+        waiting = [record for record in self.records.values() if record.state == "catching up"]
+        for record in waiting:
+            if record.capture is not None and record.capture.lsn <= lsn:
                 self._ledger.check_fence()
                 self._enter(record.name, "active")
 

@@ -292,7 +292,7 @@ class Driver:
         )
         self._totals.epochs += 1
         self._last_row = time.monotonic()
-        tables.row_written()
+        tables.row_written(written)
         reach("replicate.after_ledger")
         if epoch is not None:
             self._speed.published(epoch, row.position.lsn - row.from_lsn, self._last_row)
