@@ -57,4 +57,4 @@ soak: setup  ## the random-operations test, long: SEEDS=20 seeds (hours on two c
 	HEADWATER_SOAK=1 HEADWATER_SOAK_SEEDS=$(SEEDS) $(if $(SEED),HEADWATER_SEED=$(SEED)) $(BIN)/python -m pytest tests/integration/test_random_operations.py $(PYTEST_ARGS)
 
 bench: setup  ## the figures of docs/benchmarks.md, each beside its reference
-	@set -e; for program in tests/benchmarks/bench_*.py; do echo "== $$program"; $(BIN)/python $$program; done
+	@set -e; for program in tests/benchmarks/bench_*.py tests/benchmarks/log_*.py tests/benchmarks/apply_*.py; do echo "== $$program"; $(BIN)/python $$program; done

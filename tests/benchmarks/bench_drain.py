@@ -1,5 +1,6 @@
-"""Draining a mixed backlog (10 tables, 20/60/20, single-row commits): `replicate --until now`, and the reader process
-alone, against `pg_recvlogical` on the same backlog with the same options. Commits by HEADWATER_BENCH_CHANGES."""
+"""Draining a mixed backlog (10 tables of 10 columns, one with a 10 kB text, 20/60/20, single-row commits): `replicate
+--until now`, and the reader process alone, against `pg_recvlogical` on the same backlog with the same options. Then
+every value is compared with the source's. Commits by HEADWATER_BENCH_CHANGES."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import threading
 import time
 from pathlib import Path
 
-from mixed_load import make_mixed_tables, pipeline, report, server
+from mixed_load import assert_equal, make_mixed_tables, pipeline, report, server
 
 from headwater.embedded import EmbeddedServer
 from headwater.jobs.load import load
@@ -19,7 +20,7 @@ from headwater.jobs.reader import LogReader, ReaderOptions
 from headwater.jobs.replicate import replicate
 from headwater.position import format_lsn, parse_lsn
 
-CHANGES = int(os.environ.get("HEADWATER_BENCH_CHANGES", "200000"))
+CHANGES = int(os.environ.get("HEADWATER_BENCH_CHANGES", "300000"))
 PUBLICATIONS = ("headwater_bench", "headwater_bench_inserts")
 
 
@@ -57,10 +58,11 @@ def cpu_seconds() -> float:
 
 def main() -> None:
     with server() as source, tempfile.TemporaryDirectory(prefix="headwater-bench-") as scratch:
-        wanted = pipeline(Path(scratch), source, *make_mixed_tables(source))
+        tables = make_mixed_tables(source)
+        wanted = pipeline(Path(scratch), source, *tables)
         load(wanted)
         with source.connect("postgres") as connection:
-            connection.execute("call mixed(1, 2000)")
+            connection.execute("call mixed(2000)")
         replicate(wanted, "now", None, threading.Event())  # warm: the JVM has seen a batch
         with source.connect("postgres") as connection:
             for slot in ("reference", "reader_only"):
@@ -69,7 +71,7 @@ def main() -> None:
             assert row is not None
             start = parse_lsn(row[0])
             connection.execute("set synchronous_commit = off")
-            connection.execute(f"call mixed(10000, {CHANGES})")
+            connection.execute(f"call mixed({CHANGES})")
             row = connection.execute("select pg_current_wal_flush_lsn()::text").fetchone()
             assert row is not None
             end = parse_lsn(row[0])
@@ -78,6 +80,7 @@ def main() -> None:
         cpu, started = cpu_seconds(), time.perf_counter()
         result = replicate(wanted, "now", None, threading.Event())
         whole, cpu = time.perf_counter() - started, cpu_seconds() - cpu
+        assert_equal(source, wanted, tables)
         report(
             "drain",
             changes=CHANGES,

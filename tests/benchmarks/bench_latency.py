@@ -29,10 +29,9 @@ def write(connection: object, marks: list[tuple[int, float]], stop: threading.Ev
     """`rate` single-row changes a second in steps; after each step its position and the moment."""
     execute = connection.execute  # type: ignore[attr-defined]
     per_step = int(rate * STEP)
-    due, number = time.perf_counter(), 1_000_000
+    due = time.perf_counter()
     while not stop.is_set():
-        execute(f"call mixed({number}, {per_step})")
-        number += per_step
+        execute(f"call mixed({per_step})")
         row = execute("select pg_current_wal_insert_lsn()::text").fetchone()
         marks.append((parse_lsn(row[0]), time.perf_counter()))
         due += STEP

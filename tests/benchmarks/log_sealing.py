@@ -53,15 +53,13 @@ class Load:
         self._thread.join()
 
     def _run(self) -> None:
-        number = 1_000_000
         with self._source.connect("postgres") as connection:
             connection.execute("set synchronous_commit = off")
             due = time.perf_counter()
             while not self._stop.is_set():
                 rate = self.rate
                 step = max(1, rate // 20)
-                connection.execute(f"call mixed({number}, {step})")
-                number += step
+                connection.execute(f"call mixed({step})")
                 row = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()
                 assert row is not None
                 self.marks.append((parse_lsn(row[0]), time.perf_counter()))
