@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 import traceback
@@ -14,7 +15,7 @@ import pytest
 from fixtures.postgres import Database
 from headwater.embedded import EmbeddedServer
 from headwater.errors import HeadwaterError, Refused, SourceUnreachable, Transient
-from headwater.source.connection import connect, errors_named, identify
+from headwater.source.connection import Connection, Session, connect, errors_named, identify
 from headwater.source.samples import emit_marker, insert_position, take_sample
 
 pytestmark = pytest.mark.postgres
@@ -152,3 +153,22 @@ def test_a_lost_server_is_named_wherever_it_is_asked(server_folder: Callable[[],
         for question in (identify, insert_position, take_sample, emit_marker):
             with pytest.raises((SourceUnreachable, ValueError)):
                 question(connection)
+
+
+def test_a_session_that_was_ended_is_made_again_and_the_question_asked_once_more(shared_database: Database) -> None:
+    def pid(connection: Connection) -> int:
+        row = connection.execute("select pg_backend_pid()").fetchone()
+        assert row is not None
+        return int(row[0])
+
+    first = connect(shared_database.conninfo)
+    with contextlib.closing(Session(lambda: shared_database.conninfo, first, "headwater replicate")) as session:
+        before = session.ask(pid)
+        assert session.ask(pid) == before
+        with contextlib.suppress(psycopg.OperationalError):
+            first.execute("select pg_terminate_backend(pg_backend_pid())")
+        after = session.ask(pid)
+        assert after != before
+        with pytest.raises(psycopg.errors.UndefinedTable):
+            session.ask(lambda connection: connection.execute("select * from nowhere"))
+        assert session.ask(pid) == after, "an error that is not the connection's ends nothing"

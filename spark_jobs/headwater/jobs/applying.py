@@ -45,7 +45,7 @@ from headwater.log.every_change import every_change
 from headwater.log.marks import marked
 from headwater.log.net_effect import net_effect
 from headwater.position import format_lsn
-from headwater.source.connection import Connection
+from headwater.source.connection import Connection, Session
 from headwater.source.snapshots import VisibilitySnapshot
 
 log = logging.getLogger(__name__)
@@ -58,10 +58,10 @@ _Look = Callable[[str, str, tuple[int, int] | None], tuple[int, int] | None]
 class Tables:
     """The pipeline's tables while one driver runs."""
 
-    def __init__(self, pipeline: Pipeline, registry: Registry, connection: Connection, ledger: Ledger) -> None:
+    def __init__(self, pipeline: Pipeline, registry: Registry, session: Session, ledger: Ledger) -> None:
         self._pipeline = pipeline
         self._registry = registry
-        self._connection = connection
+        self._session = session
         self._ledger = ledger
         self._root = pipeline.lake_path()
         self._relations = Relations(registry.tables)
@@ -73,7 +73,7 @@ class Tables:
         self._perhaps_ahead: set[str] = set()
         self._lock = threading.Lock()
         self._staging: Staging | None = None
-        self.silence_limit = _silence_limit(connection)
+        self.silence_limit = session.ask(_silence_limit)
 
     @property
     def records(self) -> dict[str, TableRecord]:
@@ -293,7 +293,7 @@ class Tables:
 
     def _adopt_leaf(self, relation: Relation) -> str | None:
         try:
-            found = new_leaf(self._connection, relation)
+            found = self._session.ask(lambda connection: new_leaf(connection, relation))
         except SchemaChanged as error:
             self._relations.disown(relation.relation_id)
             parent = self._parent_of(relation)
@@ -311,9 +311,8 @@ class Tables:
         return name
 
     def _parent_of(self, relation: Relation) -> str | None:
-        row = self._connection.execute(
-            "select pg_partition_root(%s::oid)::oid::bigint", [relation.relation_id]
-        ).fetchone()
+        root = "select pg_partition_root(%s::oid)::oid::bigint"
+        row = self._session.ask(lambda connection: connection.execute(root, [relation.relation_id]).fetchone())
         return self._relations.owner(int(row[0])) if row and row[0] is not None else None
 
     def _apply_share(

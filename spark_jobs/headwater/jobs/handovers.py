@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from headwater.lake.registry import Registry
-from headwater.source.connection import Connection
+from headwater.source.connection import Connection, Session
 from headwater.source.snapshots import VisibilitySnapshot, handover_end
 
 HANDOVER_SECONDS = 5.0
@@ -30,14 +30,14 @@ class Handovers:
     A driver may run longer than transaction ids take to wrap, and then a snapshot would seem to have seen new ones.
     """
 
-    def __init__(self, connection: Connection, registry: Registry) -> None:
-        self._connection = connection
+    def __init__(self, session: Session, registry: Registry) -> None:
+        self._session = session
         self._registry = registry
         self._asked = 0.0
 
     def finish(self) -> None:
         self._asked = time.monotonic()
-        finish_handovers(self._connection, self._registry)
+        self._session.ask(lambda connection: finish_handovers(connection, self._registry))
 
     def finish_if_due(self) -> None:
         if time.monotonic() - self._asked >= HANDOVER_SECONDS:

@@ -35,7 +35,7 @@ from headwater.lake.ledger import Ledger
 from headwater.lake.registry import PipelineRecord, Registry
 from headwater.position import Position, format_lsn, parse_lsn
 from headwater.session import build_session
-from headwater.source.connection import Connection, connect, identify
+from headwater.source.connection import Connection, Session, connect, identify
 from headwater.source.problems import refuse_errors
 from headwater.source.publication import inserts_name
 from headwater.source.samples import emit_marker
@@ -99,7 +99,8 @@ def replicate(
             binary=may_be_binary(registry.tables),
             announce_from=stage_from,
         )
-        tables = Tables(pipeline, registry, connection, ledger)
+        asking = held.enter_context(contextlib.closing(Session(pipeline.conninfo, connection, "headwater replicate")))
+        tables = Tables(pipeline, registry, asking, ledger)
         watch = CatalogWatch(pipeline, lambda: registry.tables)
         successor = SuccessorWatch(pipeline.source.slot)
         publisher = Publisher(root, conninfo, tables.owners, watch, successor)
@@ -115,7 +116,7 @@ def replicate(
             reach("replicate.after_generation")
             preapply.begin(ledger.generation, reader.spill_folder, lambda: _is_behind(pipeline, reader))
             tables.use(preapply)
-            handovers = Handovers(connection, registry)
+            handovers = Handovers(asking, registry)
             handovers.finish()
             driver = Driver(pipeline, ledger, tables, publisher, reader, position, watch, handovers, successor)
             # Reading every table's history takes its time: not for a run that is to end.

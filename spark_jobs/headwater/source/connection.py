@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg import conninfo as libpq
 
 from headwater.errors import HeadwaterError, Refused, SourceUnreachable, Transient
 from headwater.position import Position, parse_lsn
+
+_Answer = TypeVar("_Answer")
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -98,6 +100,28 @@ def connect(
     if connection is not None:
         connection.close()
     raise failure
+
+
+class Session:
+    """A long-lived session that is made again, with credentials asked anew, when it is found broken: a server may
+    restart under a driver. For questions that may be asked twice. One thread at a time."""
+
+    def __init__(self, conninfo: Callable[[], str], connection: Connection, application_name: str) -> None:
+        """`connection`: the session to begin with."""
+        self._conninfo, self._connection, self._name = conninfo, connection, application_name
+
+    def ask(self, question: Callable[[Connection], _Answer]) -> _Answer:
+        """What `question` finds out; raises what it raises, or `SourceUnreachable`."""
+        try:
+            return question(self._connection)
+        except Exception:
+            if not self._connection.closed:
+                raise
+        self._connection = connect(self._conninfo(), application_name=self._name)
+        return question(self._connection)
+
+    def close(self) -> None:
+        self._connection.close()
 
 
 @contextlib.contextmanager
