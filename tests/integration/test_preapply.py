@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from fixtures.jobs import assert_equal, beside, catch_up, load_tables, until
@@ -61,6 +63,10 @@ class Lake:
 
     def wait_staged(self, files: int = 1) -> None:
         until(lambda: len(self.staged) >= files, "rows are staged")
+
+    def wait_rows_staged(self, rows: int) -> None:
+        """What waits for the stager is in one file: how many there are says little."""
+        until(lambda: sum(map(_rows, self.staged)) >= rows, f"{rows} rows are staged")
 
     def published(self) -> None:
         with self.database.connect() as connection:
@@ -163,7 +169,7 @@ def test_a_subtransaction_that_was_rolled_back_after_it_was_staged_leaves_no_tra
         connection.execute("savepoint s")
         connection.execute(FILL.format(table="one", first=30_001, last=30_000 + ROWS))
         connection.execute("update one set note = 'of the past' where id < 20000")
-        lake.wait_staged(8)
+        lake.wait_rows_staged(ROWS + 500)
         connection.execute("rollback to s")
         connection.execute(FILL.format(table="one", first=60_001, last=60_000 + ROWS))
         connection.commit()
@@ -174,7 +180,7 @@ def test_a_subtransaction_that_was_rolled_back_after_it_was_staged_leaves_no_tra
 def test_a_subtransaction_rolled_back_before_it_was_staged_costs_nothing(lake: Lake) -> None:
     with lake.following(), lake.open_transaction() as connection:
         connection.execute(FILL.format(table="one", first=10_001, last=10_000 + 3 * ROWS))
-        lake.wait_staged(4)
+        lake.wait_rows_staged(ROWS)
         connection.execute("savepoint s")
         connection.execute("insert into one values (99999, 'never')")
         connection.execute("rollback to s")
@@ -216,6 +222,8 @@ def test_ten_large_interleaved_transactions_of_which_half_abort_are_applied_in_p
                 writer.execute(FILL.format(table=table, first=first, last=first + ROWS // 2))
                 if part:
                     writer.execute(f"update {table} set id = id + 30000 where id between {first} and {first + 500}")
+        if staged:
+            lake.wait_rows_staged(2 * ROWS)
         for number, writer in enumerate(writers):
             if number % 2:
                 writer.rollback()
@@ -249,6 +257,12 @@ def test_what_a_killed_driver_had_staged_is_swept_by_the_next_one(lake: Lake) ->
     catch_up(lake.pipeline)
     assert not lake.staged
     assert_equal(lake.database, lake.pipeline, *TABLES)
+
+
+def _rows(file: Path) -> int:
+    with contextlib.suppress(OSError, pa.ArrowInvalid):  # it is being written, or removed
+        return int(pq.read_metadata(file).num_rows)
+    return 0
 
 
 def stager(parent: int) -> int:
