@@ -112,8 +112,11 @@ def column_batches(folder: str, file: DataFile, schema: pa.Schema, layout: Layou
     """The columns of `schema` of all rows, in order and in parts."""
     names = layout.stored(schema).names
     with _open(folder, file) as parquet:
+        if not names:
+            yield layout.complete(pa.table({}), file, schema, parquet.metadata.num_rows)
+            return
         for batch in parquet.iter_batches(_ROW_GROUP, columns=names):
-            yield layout.complete(pa.Table.from_batches([batch]), file, schema)
+            yield layout.complete(pa.Table.from_batches([batch]), file, schema, batch.num_rows)
 
 
 def live_batches(
@@ -140,7 +143,9 @@ def alive_rows(first: int, count: int, deleted: BitMap) -> Int64:
 
 def read_columns(folder: str, file: DataFile, schema: pa.Schema, layout: Layout = PLAIN) -> pa.Table:
     """The columns of `schema`, all rows of the file in order; those that are gone included."""
-    return layout.complete(_open(folder, file).read(columns=layout.stored(schema).names), file, schema)
+    parquet = _open(folder, file)
+    stored = parquet.read(columns=layout.stored(schema).names)
+    return layout.complete(stored, file, schema, parquet.metadata.num_rows)
 
 
 def read_rows(
@@ -157,7 +162,8 @@ def read_rows(
     for group in np.unique(group_of):
         here = np.flatnonzero(group_of == group)
         whole = parquet.read_row_group(int(group), columns=layout.stored(schema).names)
-        yield here, layout.complete(whole.take(pa.array(numbers[here] - first[group])), file, schema)
+        rows = whole.take(pa.array(numbers[here] - first[group])) if whole.num_columns else whole
+        yield here, layout.complete(rows, file, schema, len(here))
 
 
 def count_rows(folder: str, file: DataFile) -> DataFile:

@@ -34,17 +34,20 @@ class Layout:
         """The columns of `schema` that are in the files, as they are named there."""
         return pa.schema([self._stored(column) for column in schema if column.name not in self.partition_by])
 
-    def complete(self, stored: pa.Table, file: DataFile, schema: pa.Schema) -> pa.Table:
-        """Rows of `file` as `schema` has them: under their own names, with the columns that are the file's."""
+    def complete(self, stored: pa.Table, file: DataFile, schema: pa.Schema, count: int) -> pa.Table:
+        """`count` rows of `file` as `schema` has them: under their own names, with the columns that are the file's.
+
+        `stored` does not know how many rows it has where all wanted columns are the file's.
+        """
         columns = []
         for column in schema:
             if column.name in self.partition_by:
                 value = from_text(file.partition_values.get(self.in_files(column.name)), column.type)
-                columns.append(pa.chunked_array([pa.repeat(pa.scalar(value, column.type), stored.num_rows)]))
+                columns.append(pa.chunked_array([pa.repeat(pa.scalar(value, column.type), count)]))
             elif (name := self.in_files(column.name)) in stored.column_names:
                 columns.append(stored[name].cast(column.type))
             else:  # a file that is older than a column has NULL there
-                columns.append(pa.chunked_array([pa.nulls(stored.num_rows, column.type)]))
+                columns.append(pa.chunked_array([pa.nulls(count, column.type)]))
         return pa.table(columns, schema=schema)
 
     def _stored(self, column: pa.Field) -> pa.Field:
