@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fixtures.bank import ENTRIES, TABLES, Writer, assert_cuts_consistent, create_bank, writing
+from fixtures.bank import ENTRIES, TABLES, Writer, assert_cuts_consistent, create_bank, leave_to_spark, writing
 from fixtures.jobs import JVM, READER, Job, assert_equal, catch_up, load_tables, states_of, until
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database, new_database
@@ -86,6 +86,7 @@ def test_a_part_killed_under_load_takes_the_others_with_it_and_the_next_run_goes
     bank: Bank, spark: SparkSession, victim: str
 ) -> None:
     bank.recover()
+    leave_to_spark(bank.pipeline)
     before = bank.checked_epoch
     # What becomes of a JVM matters where driver or JVM die: there it is one of their own.
     with Job(bank.pipeline, "replicate", spark=spark if victim == "reader" else None) as job:

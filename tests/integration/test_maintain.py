@@ -13,7 +13,17 @@ import pytest
 from deltalake import DeltaTable
 
 import headwater
-from fixtures.bank import ENTRIES, TABLES, Bank, Writer, assert_epoch_consistent, create_bank, writing
+from fixtures.bank import (
+    BY_SPARK,
+    ENTRIES,
+    TABLES,
+    Bank,
+    Writer,
+    assert_epoch_consistent,
+    create_bank,
+    leave_to_spark,
+    writing,
+)
 from fixtures.jobs import (
     assert_equal,
     catch_up,
@@ -45,8 +55,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
-PARTITIONED = "public.counters"
-
 
 @pytest.fixture
 def bank(
@@ -59,6 +67,7 @@ def bank(
         database.allow_publishing()
         pipeline = write_pipeline(tmp_path, database, *ENTRIES, lake={"keep_cuts": "100ms"})
         load_tables(pipeline)
+        leave_to_spark(pipeline)
         catch_up(pipeline)
         yield Bank(database, pipeline, tmp_path, Writer(connection, seed=7))
 
@@ -124,7 +133,7 @@ def test_without_a_driver_tables_are_compacted_on_both_ways_and_replication_goes
     before = {name: len(read_snapshot(lake_path_of(bank.pipeline, name)).files) for name in TABLES}
     result = maintain(bank.pipeline)
     assert result["driver"] is False
-    for name in ("public.entries", PARTITIONED):
+    for name in ("public.entries", BY_SPARK):
         table = result["tables"][name]
         assert table["compacted"] is True, table
         assert table["files_after"] < table["files_before"] == before[name]
@@ -162,7 +171,7 @@ def test_the_log_ends_behind_the_checkpoint_and_spark_writes_on(bank: Bank, spar
     batches(bank, 12, transactions=4)
     result = maintain(bank.pipeline)
     shortened = [name for name, table in result["tables"].items() if table["log_entries_removed"]]
-    assert {"public.entries", PARTITIONED} <= set(shortened), result
+    assert {"public.entries", BY_SPARK} <= set(shortened), result
     for name in shortened:
         log = Path(lake_path_of(bank.pipeline, name)) / "_delta_log"
         assert not (log / f"{0:020d}.json").exists()

@@ -130,13 +130,13 @@ def test_what_was_read_before_the_take_over_is_not_read_again(
     bank: Bank, drivers: Drivers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[tuple[str, str]] = []
-    genuine = data_files.read_columns
+    genuine = data_files.column_batches
 
     def noting(folder: str, file: Any, *arguments: Any) -> Any:
         reads.append((threading.current_thread().name, file.name))
         return genuine(folder, file, *arguments)
 
-    monkeypatch.setattr(table_state, "read_columns", noting)
+    monkeypatch.setattr(table_state, "column_batches", noting)
     running = drivers.start(take_over=False)
     with writing(bank.database, seed=2):
         generation = _generation(bank) + 1
@@ -243,7 +243,7 @@ def test_a_successor_that_is_not_let_in_ends_by_its_limit_or_a_signal(
         stop.set()
     report = waiting.result(30)
     assert (report["stopped_by"], report["epochs"], report["handed_over"]) == (word, 0, False)
-    assert set(report["tables"]) == set(bank.epochs()[-1].tables)
+    assert set(report["tables"]) == set(TABLES)
     until(lambda: _locks(bank) == 0, "it leaves no trace")
     assert not running.done()
 
