@@ -2,15 +2,18 @@
 
     PYTHONPATH=spark_jobs python tests/benchmarks/log_decode.py
 
-Each line: changes a second of the whole way (decode and net), of decoding alone, and so of netting alone; beside it the
-same changes replayed one by one into a dict (keys only, values untouched), the simplest thing that is right. CPU time
-of this process on one core, the best of several rounds. Rows and blocks are those of `decode.py`.
+Each line: changes a second of the whole way (decode and net), and of decoding alone, block by block; beside it the
+same changes replayed one by one into a dict (keys only, values untouched), the simplest thing that is right. Small
+blocks are what a batch of a second brings of ten tables. CPU time of this process on one core, the best of several
+rounds. Rows and blocks are those of `decode.py`.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,24 +42,27 @@ def relation(of: TableSchema) -> Relation:
 
 
 class Changes:
-    """Blocks of one kind of traffic; keys are drawn from as many as there are changes."""
+    """Blocks of one kind of traffic on one table; keys are drawn from as many as there are changes."""
 
-    def __init__(self, mix: str, key: str) -> None:
+    def __init__(self, mix: str, key: str, rows: int = ROWS, blocks: int = BLOCKS) -> None:
+        self.rows, self.count = rows, rows * blocks
         generator = np.random.default_rng(5)
         self.schema = schema(key)
-        rows, starts = make_block(generator)
+        data, starts = make_block(generator)
         tail_at = 2 + 13  # behind the count and the first column, an int8
-        tails = [rows[at + tail_at : end].tobytes() for at, end in zip(starts, [*starts[1:], len(rows)], strict=True)]
+        tails = [data[at + tail_at : end].tobytes() for at, end in zip(starts, [*starts[1:], len(data)], strict=True)]
         self.blocks: list[Block] = []
         self.keys: list[tuple[int, bytes]] = []
-        for block in range(BLOCKS):
-            self.blocks.append(self._block(mix, key, tails, generator, block * ROWS))
+        for block in range(blocks):
+            self.blocks.append(self._block(mix, key, tails, generator, block * self.rows))
 
     def _block(self, mix: str, key: str, tails: list[bytes], generator: Any, first: int) -> Block:
-        kinds = generator.choice([0, 1, 1, 1, 2], ROWS) if mix == "20/60/20" else np.full(ROWS, mix == "updates")
-        drawn = generator.integers(0, ROWS * BLOCKS, ROWS)
+        kinds = (
+            generator.choice([0, 1, 1, 1, 2], self.rows) if mix == "20/60/20" else np.full(self.rows, mix == "updates")
+        )
+        drawn = generator.integers(0, self.count, self.rows)
         parts, starts, ends, size = [], [], [], 0
-        for row in range(ROWS):
+        for row in range(self.rows):
             number = first + row if kinds[row] == 0 else int(drawn[row])
             raw = f"{number:036d}".encode() if key == "text" else struct.pack("!q", number)
             value = b"b" + struct.pack("!i", len(raw)) + raw
@@ -72,11 +78,11 @@ class Changes:
             size += len(body)
             ends.append(size)
         data = np.frombuffer(b"".join(parts), dtype=np.uint8)
-        numbers = first + np.arange(ROWS)
+        numbers = first + np.arange(self.rows)
         return Block(relation(self.schema), Held(data, np.array(starts), np.array(ends), numbers))
 
     def net(self) -> None:
-        every = np.ones(ROWS, dtype=np.bool_)
+        every = np.ones(self.rows, dtype=np.bool_)
         net_effect(self.schema, [(block, every) for block in self.blocks], [], str)
 
     def decode(self) -> None:
@@ -97,23 +103,35 @@ class Changes:
                 table[key] = number
 
 
+def repeated(step: Callable[[], None], times: int) -> None:
+    for _ in range(times):
+        step()
+
+
+def measure(changes: Changes, tables: int = 1) -> dict[str, Any]:
+    """`tables`: as many like that one are netted one after the other."""
+    count = changes.count * tables
+    whole, decoding, replaying = (
+        seconds(partial(repeated, step, tables)) for step in (changes.net, changes.decode, changes.replay)
+    )
+    return {
+        "tables": tables,
+        "blocks": len(changes.blocks),
+        "changes_of_a_block": changes.rows,
+        "columns": len(TYPES),
+        "changes_per_second": round(count / whole),
+        "block_by_block_decoded_per_second": round(count / decoding),
+        "reference": "replay into a dict, keys only",
+        "reference_per_second": round(count / replaying),
+    }
+
+
 def main() -> None:
-    for key in ("bigint", "text"):
+    for key, shown in (("bigint", "bigint"), ("text", "text of 36 bytes")):
         for mix in ("inserts", "updates", "20/60/20"):
-            changes = Changes(mix, key)
-            count = ROWS * BLOCKS
-            whole, decoding, replaying = seconds(changes.net), seconds(changes.decode), seconds(changes.replay)
-            report(
-                "log_decode",
-                changes=mix,
-                key=key if key == "bigint" else "text of 36 bytes",
-                columns=len(TYPES),
-                changes_per_second=round(count / whole),
-                decoded_per_second=round(count / decoding),
-                netted_per_second=round(count / max(whole - decoding, 1e-9)),
-                reference="replay into a dict, keys only",
-                reference_per_second=round(count / replaying),
-            )
+            report("log_decode", changes=mix, key=shown, **measure(Changes(mix, key)))
+        small = Changes("20/60/20", key, rows=300, blocks=7)
+        report("log_decode", changes="20/60/20 in small blocks", key=shown, **measure(small, tables=10))
 
 
 if __name__ == "__main__":
