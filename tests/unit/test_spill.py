@@ -10,7 +10,6 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -56,20 +55,6 @@ def test_a_chunk_on_disk_travels_as_references(folder: SpillFolder) -> None:
     chunk = large(SpillStore(folder.path, 1 << 30), 3000)
     assert len(pickle.dumps(chunk)) < chunk.size / 4
     assert pg.changes_of(pickle.loads(pickle.dumps(chunk))) == pg.changes_of(chunk)
-
-
-def test_a_transaction_spills_its_oldest_blocks_a_little_at_a_time(folder: SpillFolder) -> None:
-    framer = Framer(SpillStore(folder.path, 1 << 30), open_bytes=20 << 20)
-    framer.take([pg.relation(TABLE, "v"), pg.begin(5, 100)])
-    written = [0]
-    for _ in range(12):
-        framer.take([pg.insert(TABLE, number, padding=1_000_000) for number in range(4)])
-        written.append(sum(file.stat().st_size for file in files(folder)))
-    framer.take([pg.commit(100)])
-    assert written[-1] > 20_000_000
-    assert max(later - earlier for earlier, later in pairwise(written)) < 10_000_000
-    sizes = [type(block.content) for block in framer.cut().blocks]
-    assert sizes == sorted(sizes, key=lambda kind: kind is not Spilled)
 
 
 def test_the_file_goes_with_the_last_block_that_its_owner_lets_go(folder: SpillFolder) -> None:

@@ -87,26 +87,18 @@ class Changes:
         self._closed.append(block)
         self.memory += block.content.memory - builder.memory
 
-    def spill(self, store: SpillStore, least: int) -> None:
-        """Blocks of `least` bytes together go to disk, the oldest first; everything, if it is less.
-
-        A little at a time: while the reader writes, nobody empties the server's socket.
-        """
+    def spill(self, store: SpillStore) -> None:
+        """Everything so far goes to disk."""
+        for builder in list(self._builders.values()):
+            self._close(builder)
         held = [block for block in self._closed if isinstance(block.content, Held)]
-        if sum(block.content.memory for block in held) < least:
-            for builder in list(self._builders.values()):
-                self._close(builder)
-            held = [block for block in self._closed if isinstance(block.content, Held)]
-            self.memory = sum(block.content.memory for block in held)
-        sizes = np.cumsum([block.content.memory for block in held])
-        oldest = held[: int(np.searchsorted(sizes, least)) + 1]
-        if not oldest:
+        if not held:
             return
         if self._file is None:
             self._file = store.new_file()
         spilled = [block for block in self._closed if not isinstance(block.content, Held)]
-        self._closed = [*spilled, *store.write(self._file, oldest), *held[len(oldest) :]]
-        self.memory -= int(sizes[len(oldest) - 1])
+        self._closed = [*spilled, *store.write(self._file, held)]
+        self.memory = 0
 
     def on_disk(self) -> list[Block]:
         """The blocks that were spilled, in order."""

@@ -206,16 +206,16 @@ class TransactionManager:
             self.announcements.append(Gone(transaction.xid))
 
     def bound_memory(self) -> None:
-        """Spill of the largest until what is open fits."""
+        """Spill the largest until what is open fits."""
         if self._store is None:
             return
         open_changes = self._open_changes()
-        while (excess := sum(changes.memory for changes in open_changes) - self._open_bytes) > 0:
-            max(open_changes, key=lambda changes: changes.memory).spill(self._store, excess)
+        while sum(changes.memory for changes in open_changes) > self._open_bytes:
+            max(open_changes, key=lambda changes: changes.memory).spill(self._store)
         for transaction in self._streams.values() if self._announce_from else ():
             changes = transaction.changes
             if changes.size >= self._announce_from and 4 * changes.memory >= self._announce_from:
-                changes.spill(self._store, changes.memory)
+                changes.spill(self._store)
                 new = transaction.announce()
                 if new is not None:
                     self.announcements.append(new)
