@@ -10,8 +10,6 @@ import contextlib
 import logging
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fixtures.jobs import assert_equal, beside, catch_up, load_tables, until
+from fixtures.jobs import assert_equal, beside, load_tables, until
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database, new_database
 from fixtures.staged import staged_files
@@ -42,12 +40,6 @@ pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 TABLES = ("public.one", "public.two", "public.log", "public.parts")
 STAGE_FROM = 1 << 20
 FILL = "insert into {table} select g, repeat(md5(g::text), 12) from generate_series({first}, {last}) g"
-DRIVER = """
-import sys, threading
-from headwater.config import load_pipeline
-from headwater.jobs.replicate import replicate
-replicate(load_pipeline(sys.argv[1]), None, None, threading.Event(), stage_from=int(sys.argv[2]))
-"""
 ROWS = 12_000  # about 5 MB: more than the server keeps back
 
 
@@ -242,21 +234,6 @@ def test_a_stager_that_dies_takes_nothing_with_it(lake: Lake) -> None:
         connection.commit()
         lake.published()
         assert lake.said("the stager process died")
-
-
-def test_what_a_killed_driver_had_staged_is_swept_by_the_next_one(lake: Lake) -> None:
-    with lake.open_transaction() as connection:
-        connection.execute(FILL.format(table="one", first=10_001, last=10_000 + 10 * ROWS))
-        with subprocess.Popen([sys.executable, "-c", DRIVER, lake.pipeline.file, str(STAGE_FROM)]) as driver:
-            try:
-                lake.wait_staged()
-            finally:
-                driver.kill()
-        assert lake.staged
-        connection.commit()
-    catch_up(lake.pipeline)
-    assert not lake.staged
-    assert_equal(lake.database, lake.pipeline, *TABLES)
 
 
 def _rows(file: Path) -> int:
