@@ -192,3 +192,15 @@ def test_the_newest_source_time_and_the_demand_survive_joining() -> None:
     row = epochs.publishable()
     assert row is not None
     assert (row.demand, row.transactions, row.begun) == (True, 2, 5.0)
+
+
+def test_of_several_epochs_that_become_one_row_each_table_has_its_newest_version() -> None:
+    epochs = OpenEpochs()
+    for lsn, tables in ((10, ["a", "b"]), (20, ["a"]), (30, ["b"])):
+        epochs.begin(batch_at(lsn), tables, 0.0)
+    epochs.resolve(done("a", 1, version=1))
+    epochs.resolve(done("a", 2, version=2))
+    epochs.resolve(done("b", 1, 3, version=7))
+    row = epochs.publishable()
+    assert row is not None
+    assert (row.lsn, {name: (v.version, v.rows) for name, v in row.touched.items()}) == (30, {"a": (2, 2), "b": (7, 1)})

@@ -108,7 +108,7 @@ class OpenEpochs:
         if not count:
             return None
         taken = [self._open.popleft() for _ in range(count)]
-        for epoch in taken[:-1]:
+        for epoch in reversed(taken[:-1]):  # the newest first: of a table the newest version stays
             _join(epoch, taken[-1])
         return taken[-1]
 
