@@ -27,7 +27,7 @@ from pyspark.sql.functions import col
 from headwater.arrow_types import key_schema, lake_schema
 from headwater.changes import NetChanges
 from headwater.errors import BadValue, Diverged, Fenced, ForeignWrite
-from headwater.lake import compaction, delta_log, partitioned_write, written_keys
+from headwater.lake import compaction, delta_log, partitioned_write, upkeep, written_keys
 from headwater.lake.apply import Applier
 from headwater.lake.plan import Applied, ApplyPath, Plan, PlanAgain
 from headwater.lake.positional import Fence
@@ -608,10 +608,13 @@ def test_a_value_too_long_for_the_name_of_a_folder_is_a_bad_value(spark: SparkSe
     assert not list(twins.direct.rglob("*.parquet")), "nothing of it is left"
 
 
-def test_upkeep_gathers_files_of_one_partition_only(spark: SparkSession, tmp_path: Path) -> None:
+def test_upkeep_gathers_files_of_one_partition_only(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "_TIERS", ((256 << 10, 2),))
     twins = make_twins(spark, tmp_path, "bigint", seed=random.randrange(1 << 30), partition_by=("region", "level"))
     path = str(twins.direct)
-    for _ in range(150):
+    for _ in range(100):
         twins.lsn += 1
         version = twins.applier.apply(twins.plan(twins.direct, twins.batch(), "positional")).version
         twins.applier.keep_up(path, twins.schema, version)
