@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fixtures.bank import Bank, replicated_bank, writing
+from fixtures.bank import Bank, leave_to_spark, replicated_bank, writing
 from fixtures.jobs import JVM, Hold, Job, catch_up, until
 from headwater.embedded import EmbeddedServer
 from headwater.lake.position_file import read_position_file
@@ -35,6 +35,7 @@ def _press_ctrl_c(pid: int) -> None:
 @pytest.fixture(scope="module")
 def bank(postgres: EmbeddedServer, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bank]:
     with replicated_bank(postgres, tmp_path_factory.mktemp("bank"), seed=23) as bank:
+        leave_to_spark(bank.pipeline)
         yield bank
 
 
