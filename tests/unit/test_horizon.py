@@ -13,7 +13,7 @@ from fixtures.hand_tables import HandTable
 from fixtures.lakes import HandLake, position_at
 from headwater.errors import Refused
 from headwater.lake import ledger, log_files
-from headwater.lake.cuts import list_pins, pin_cut, remove_expired
+from headwater.lake.cuts import history_name, list_pins, pin_cut, remove_expired
 from headwater.lake.horizon import Horizon, Horizons
 
 A, B = "public.a", "public.b"
@@ -121,6 +121,14 @@ def test_a_live_pin_keeps_its_version_until_it_expires(lake: Lake) -> None:
     assert lake.kept() == (1, f"pin {pin} of a test")
     lake.clock.after(86400)
     assert lake.kept() == (22, "lake.keep_cuts, an epoch")
+
+
+def test_a_pin_keeps_the_history_at_the_version_that_its_cut_names(lake: Lake) -> None:
+    lake.commits(2)
+    entry = {"path": "", "version": 2, "history": {"path": "", "version": 1}}
+    pin = pin_cut(lake.root, {"tables": {A: entry}}, "a test", lake.clock.now + timedelta(hours=1)).id
+    found = Horizons.read(lake.root, KEEP, lake.clock.now).pinned
+    assert found == {A: (2, f"pin {pin} of a test"), history_name(A): (1, f"pin {pin} of a test")}
 
 
 def test_an_epoch_that_names_an_older_version_keeps_it(lake: Lake) -> None:

@@ -11,11 +11,12 @@ newer: none is ever needed below a horizon that was true when it was taken.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
-from headwater.lake.cuts import list_pins
+from headwater.lake.cuts import history_name, list_pins
 from headwater.lake.ledger import oldest_versions
 from headwater.lake.log_files import LogFiles
 
@@ -50,8 +51,7 @@ class Horizons:
         # Pins first: one that is made after this look has its epoch in the second.
         pinned: dict[str, tuple[int, str]] = {}
         for pin in list_pins(root, moment):
-            for name, table in pin.cut["tables"].items():
-                version = table["version"]
+            for name, version in _versions_of(pin.cut):
                 if version is not None and version < pinned.get(name, (version + 1, ""))[0]:
                     pinned[name] = version, f"pin {pin.id} of {pin.owner}"
         since = moment - timedelta(seconds=keep_cuts)
@@ -73,6 +73,14 @@ class Horizons:
             version, because = log.oldest_readable, "older versions cannot be read any more"
         version = min(version, log.newest)
         return Horizon(version, because, min(version, log.current_at(self.now.timestamp() - LOG_SECONDS)))
+
+
+def _versions_of(cut: Mapping[str, Any]) -> Iterator[tuple[str, int | None]]:
+    """The versions that a cut names: of its tables, and of their histories under the names of these in the ledger."""
+    for name, table in cut["tables"].items():
+        yield name, table["version"]
+        if "history" in table:
+            yield history_name(name), table["history"]["version"]
 
 
 class RecentHorizons:
