@@ -2,7 +2,7 @@
 
 `HEADWATER_FAILPOINT=name[@what][:n][=action]`, several separated by `;`: at the n-th time (default 1) the point is
 reached (for the table `what`, if it is named), do `kill` (default; SIGKILL to this process), `fail` (raise), or
-`hold:FILE` (create FILE.held and wait until FILE is there). `delay:SECONDS` waits each time.
+`hold:FILE` (create FILE.held and wait until FILE is there).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 from typing import Final
 
@@ -59,7 +58,7 @@ def reach(name: str, what: str = "") -> None:
         with _lock:
             _reached[target] = _reached.get(target, 0) + 1
             due = _reached[target] == int(nth or 1)
-        if due or action.startswith("delay:"):
+        if due:
             _act(name, action or "kill")
 
 
@@ -68,8 +67,6 @@ def _act(name: str, action: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif action == "fail":
         raise InjectedFailure(name)
-    elif action.startswith("delay:"):
-        time.sleep(float(action[len("delay:") :]))
     elif action.startswith("hold:"):
         path = Path(action[len("hold:") :])
         path.with_name(path.name + ".held").touch()
