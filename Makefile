@@ -2,10 +2,10 @@
 
 PYTHON ?= python3.11
 BIN := .venv/bin
-# Two workers for two cores. A file's tests stay together, so that each worker starts at most one Spark session and
-# one PostgreSQL server, both only when a test asks for them; grouping all Spark tests on one worker would leave the
-# other idle for most of the time.
-WORKERS ?= 2
+# Three workers for two cores: tests of Airflow, of kills and of restarts wait for most of their time. A file's tests
+# stay together, so that each worker starts at most one Spark session and one PostgreSQL server, both only when a test
+# asks for them; tests/conftest.py has the longest files first.
+WORKERS ?= 3
 PYTEST_ARGS ?=
 SEEDS ?= 20
 # Where versions differ: catalogs, markers, binary forms, hand-over. The rest does not ask for the version.
@@ -47,14 +47,15 @@ check: setup  ## format, lint, types, import contracts
 	$(BIN)/lint-imports
 
 test: check  ## check, then all tests; those that speak to the server once more on 16, and on 15 where it is installed
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
-	HEADWATER_TEST_POSTGRES=16 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS) $(ON_16)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	HEADWATER_TEST_POSTGRES=16 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS) $(ON_16)
 	@if [ -x /usr/lib/postgresql/15/bin/postgres ]; then set -x; \
-		HEADWATER_TEST_POSTGRES=15 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS) $(ON_15); \
+		HEADWATER_TEST_POSTGRES=15 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS) $(ON_15); \
 	else echo "PostgreSQL 15 is not installed: its part of the tests is left out"; fi
 
-soak: setup  ## the random-operations test, long: SEEDS=20 seeds (hours on two cores), or the one of SEED=
-	HEADWATER_SOAK=1 HEADWATER_SOAK_SEEDS=$(SEEDS) $(if $(SEED),HEADWATER_SEED=$(SEED)) $(BIN)/python -m pytest tests/integration/test_random_operations.py $(PYTEST_ARGS)
+soak: setup  ## slices in Airflow, then random operations: SEEDS=20 seeds (hours on two cores), or the one of SEED=
+	HEADWATER_SOAK=1 HEADWATER_SOAK_SEEDS=$(SEEDS) $(if $(SEED),HEADWATER_SEED=$(SEED)) $(BIN)/python -m pytest $(PYTEST_ARGS) \
+		tests/end_to_end/test_slices.py tests/integration/test_random_operations.py
 
 bench: setup  ## the figures of docs/benchmarks.md, each beside its reference
 	@set -e; for program in tests/benchmarks/bench_*.py tests/benchmarks/log_*.py tests/benchmarks/apply_*.py; do echo "== $$program"; $(BIN)/python $$program; done

@@ -95,7 +95,7 @@ def test_inserts_that_are_proved_new_are_appended_and_say_how(spark: SparkSessio
         path, because = path_of(twins.direct)
         assert path == "append"
         assert proof in because
-        twins.assert_as_the_model(spark)
+        twins.assert_as_the_model()
     # What was appended without a look is found by the next ones.
     changed = {number: twins.row(number) for number in (70, 81)}
     twins.model |= changed

@@ -9,8 +9,9 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, QueryBuilder
 
 import headwater
 from fixtures.bank import (
@@ -18,6 +19,7 @@ from fixtures.bank import (
     ENTRIES,
     TABLES,
     Bank,
+    Seen,
     Writer,
     assert_epoch_consistent,
     create_bank,
@@ -45,7 +47,7 @@ from headwater.jobs import lease
 from headwater.jobs.maintain import maintain
 from headwater.lake import horizon
 from headwater.lake.control_tables import keep_ledger
-from headwater.lake.cuts import pin_cut, read, release_pin, take_cut
+from headwater.lake.cuts import HISTORY, pin_cut, read, release_pin, take_cut
 from headwater.lake.delta_log import read_snapshot
 from headwater.lake.ledger import read_epoch
 from headwater.lake.status import LakeReader
@@ -67,7 +69,6 @@ def bank(
         database.allow_publishing()
         pipeline = write_pipeline(tmp_path, database, *ENTRIES, lake={"keep_cuts": "100ms"})
         load_tables(pipeline)
-        leave_to_spark(pipeline)
         catch_up(pipeline)
         yield Bank(database, pipeline, tmp_path, Writer(connection, seed=7))
 
@@ -89,11 +90,20 @@ def batches(bank: Bank, count: int, transactions: int = 3) -> None:
         catch_up(bank.pipeline)
 
 
+def history_of_keyed(bank: Bank) -> list[tuple[Any, ...]]:
+    """Every change that the table ever had, in the log's order."""
+    table = DeltaTable(lake_path_of(bank.pipeline, "public.keyed") + HISTORY)
+    wanted = "select _hw_lsn, _hw_sequence, _hw_operation, id, tag from t order by 1, 2"
+    rows = pa.table(QueryBuilder().register("t", table).execute(wanted).read_all()).to_pylist()
+    return [tuple(row.values()) for row in rows]
+
+
 def removed(result: dict[str, Any]) -> int:
     return sum(table["files_removed"] for table in result["tables"].values())
 
 
 def test_beside_a_driver_what_is_kept_stays_and_the_driver_goes_on(bank: Bank, spark: SparkSession) -> None:
+    leave_to_spark(bank.pipeline)
     results: list[dict[str, Any]] = []
     with following(bank.pipeline) as driver, writing(bank.database, seed=3):
         begun = len(bank.epochs())
@@ -119,8 +129,9 @@ def test_beside_a_driver_what_is_kept_stays_and_the_driver_goes_on(bank: Bank, s
     assert_equal(bank.database, bank.pipeline, *TABLES)
     epochs = bank.epochs()
     assert [epoch.epoch for epoch in epochs] == list(range(1, len(epochs) + 1))
+    seen: Seen = {}
     for epoch in epochs[cut["epoch"] - 1 :]:
-        assert_epoch_consistent(bank.pipeline, epoch)
+        assert_epoch_consistent(bank.pipeline, epoch, seen)
     assert headwater.read(spark, cut)["public.documents"].count() == 4
     release_pin(bank.pipeline.lake_path(), kept)
     assert removed(maintain(bank.pipeline)) > 0
@@ -129,10 +140,14 @@ def test_beside_a_driver_what_is_kept_stays_and_the_driver_goes_on(bank: Bank, s
 def test_without_a_driver_tables_are_compacted_on_both_ways_and_replication_goes_on(
     bank: Bank, spark: SparkSession
 ) -> None:
+    leave_to_spark(bank.pipeline)
     batches(bank, 6)
     before = {name: len(read_snapshot(lake_path_of(bank.pipeline, name)).files) for name in TABLES}
+    history = history_of_keyed(bank)
     result = maintain(bank.pipeline)
+    assert history_of_keyed(bank) == history
     assert result["driver"] is False
+    assert result["tables"]["public.keyed~history"]["compacted"] is True, "a history is a table as well"
     for name in ("public.entries", BY_SPARK):
         table = result["tables"][name]
         assert table["compacted"] is True, table
@@ -142,6 +157,7 @@ def test_without_a_driver_tables_are_compacted_on_both_ways_and_replication_goes
     assert_equal(bank.database, bank.pipeline, *TABLES)
     batches(bank, 2)
     assert_equal(bank.database, bank.pipeline, *TABLES)
+    assert history_of_keyed(bank)[: len(history)] == history
     assert {record_of(bank.pipeline, name).state for name in TABLES} == {"active"}
     again = maintain(bank.pipeline)
     assert removed(again) > 0, "what was replaced by the compaction is not needed any more"
@@ -188,7 +204,7 @@ def test_the_command_says_what_it_did_and_a_second_one_beside_it_is_refused(
     assert main(["maintain", bank.pipeline.file, "--table", "public.keyed", "--json"]) == EXIT_DONE
     result = json.loads(capfd.readouterr().out)
     assert set(result) == {"driver", "tables", "ledger", "registry", "expired_pins", "seconds"}
-    assert list(result["tables"]) == ["public.keyed"]
+    assert list(result["tables"]) == ["public.keyed", "public.keyed~history"]
     table = result["tables"]["public.keyed"]
     assert table["version"] == DeltaTable(lake_path_of(bank.pipeline, "public.keyed")).version()
     assert table["error"] == table["skipped"] == ""

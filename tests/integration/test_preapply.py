@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fixtures.jobs import assert_equal, beside, load_tables, until
+from fixtures.jobs import Job, assert_equal, beside, load_tables, until
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database, new_database
 from fixtures.staged import staged_files
@@ -211,11 +211,11 @@ def test_ten_large_interleaved_transactions_of_which_half_abort_are_applied_in_p
             for number, writer in enumerate(writers):
                 first = (1 + number) * 100_000 + part * 50_000
                 table = "one" if number < 5 else "two"
-                writer.execute(FILL.format(table=table, first=first, last=first + ROWS // 2))
+                writer.execute(FILL.format(table=table, first=first, last=first + ROWS // 4))
                 if part:
                     writer.execute(f"update {table} set id = id + 30000 where id between {first} and {first + 500}")
         if staged:
-            lake.wait_rows_staged(2 * ROWS)
+            lake.wait_rows_staged(ROWS)
         for number, writer in enumerate(writers):
             if number % 2:
                 writer.rollback()
@@ -234,6 +234,26 @@ def test_a_stager_that_dies_takes_nothing_with_it(lake: Lake) -> None:
         connection.commit()
         lake.published()
         assert lake.said("the stager process died")
+
+
+def test_what_a_driver_staged_that_died_is_removed_by_the_next_one_and_staged_anew(lake: Lake) -> None:
+    more = 100_000  # above what a driver stages from when nobody says otherwise
+    with lake.open_transaction() as connection:
+        with Job(lake.pipeline, "replicate") as job:
+            connection.execute(FILL.format(table="one", first=10_001, last=10_000 + more))
+            until(lambda: lake.staged or job.process.poll() is not None, "rows are staged")
+            os.kill(job.pid, signal.SIGKILL)
+            until(lambda: not job.left, f"nothing is left of it: {job.left}")
+        left = set(lake.staged)
+        assert left, job.log[-3000:]
+        with lake.following():
+            assert not left & set(lake.staged)
+            # The server sends an open transaction from before the confirmed position with its next change.
+            connection.execute(FILL.format(table="one", first=200_001, last=200_000 + ROWS))
+            lake.wait_rows_staged(more)
+            connection.commit()
+            lake.published()
+            assert lake.said("public.one: of transaction")
 
 
 def _rows(file: Path) -> int:

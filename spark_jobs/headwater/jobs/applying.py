@@ -1,15 +1,13 @@
 """From a batch to Delta commits: each table's share is netted, planned and committed, in that table's lane.
 
 This is the border at which a table fails alone: a TableError suspends that table, with reason and remedy in the
-registry, and the others go on. Here, too, is kept what the ledger will say: versions, applied positions, states.
-Two versions are known of each table: where it stands (its lane's, which may run ahead), and what the next ledger row
-says of it (the main thread's).
+registry, and the others go on. Here, too, is known where each table stands; what the next ledger row says of it is
+`headwater.jobs.next_row`'s.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -25,6 +23,7 @@ from headwater.failpoints import reach
 from headwater.jobs.batches import Batch, Share
 from headwater.jobs.histories import Histories
 from headwater.jobs.lanes import Result
+from headwater.jobs.next_row import NextRow
 from headwater.jobs.relations import Relations, new_leaf, refuse_difference, with_leaf
 from headwater.jobs.stager_process import Target
 from headwater.jobs.staging import Staging
@@ -67,11 +66,7 @@ class Tables:
         self._relations = Relations(registry.tables)
         self._histories = Histories(pipeline.name, self._root, ledger)
         self._versions: dict[str, TableVersion] = {}  # where each table stands
-        self._row: dict[str, TableVersion] = {}  # as the next ledger row has it, with histories
-        self._unwritten: set[str] = set()
-        # With thousands of tables of which few change, a row must not cost a look at each: these may be ahead of it.
-        self._perhaps_ahead: set[str] = set()
-        self._lock = threading.Lock()
+        self.next_row = NextRow(self._owner)
         self._staging: Staging | None = None
         self.silence_limit = session.ask(_silence_limit)
 
@@ -92,15 +87,13 @@ class Tables:
                 continue
             known = before.get(name)
             self._read_version(record, known, warm.current)
-            self._row.update(self._standing(name))
-            if known is None or known.state != self.records[name].state:
-                self._unwritten.update(self._standing(name))
+            news = known is None or known.state != self.records[name].state
+            self.next_row.found(self._standing(name), news=news)
         self._applier = Applier(spark, Fence(self._ledger.generation_app, self._ledger.generation), warm.take_states())
         keep_cuts = self._pipeline.lake.keep_cuts
         self._caretaker = Caretaker(self._root, self._ledger.generation, keep_cuts, self.records.values())
         for record in [record for record in self.records.values() if record.name in self._versions]:
             self._resume_history(record, before)
-        self._perhaps_ahead = set(self._row)
 
     def use(self, staging: Staging) -> None:
         """What was staged of a large transaction is used at its commit."""
@@ -124,10 +117,9 @@ class Tables:
         try:
             self._histories.resume(self._applier, record)
             name = history_name(record.name)
-            self._row[name] = self._histories.versions[name]
             known = before.get(name)
-            if known is None or known.state != record.state:
-                self._unwritten.add(name)
+            news = known is None or known.state != record.state
+            self.next_row.found({name: self._histories.versions[name]}, news=news)
             if known is not None and record.state != "suspended":
                 self._histories.refuse_damage(record, known)
         except TableError as error:
@@ -174,52 +166,6 @@ class Tables:
         """End what `resume` has begun."""
         self._caretaker.close()
         self._applier.close()
-
-    def note(self, touched: Mapping[str, TableVersion]) -> None:
-        """The next ledger row has these versions."""
-        with self._lock:
-            self._row.update(touched)
-            self._unwritten.update(touched)
-            self._perhaps_ahead.update(touched)
-
-    def rearranged(self, versions: Mapping[str, TableVersion]) -> None:
-        """The same rows in other versions: they are the row's, unless the table has gone on."""
-        with self._lock:
-            for name, version in versions.items():
-                if name in self._row and self._row[name].applied_lsn == version.applied_lsn:
-                    self._row[name] = version
-
-    def versions(self) -> dict[str, TableVersion]:
-        """Every table as the next ledger row has it."""
-        with self._lock:
-            return {name: self._with_state(name) for name in self._row}
-
-    def touched_since_row(self) -> dict[str, TableVersion]:
-        with self._lock:
-            return {name: self._with_state(name) for name in self._unwritten if name in self._row}
-
-    def row_written(self, written: Mapping[str, TableVersion]) -> None:
-        """A row is in the ledger that has these versions."""
-        with self._lock:
-            for name, version in written.items():
-                self._row[name] = replace(self._row[name], touched=False, rows=0)
-                if self._owner(name).state == version.state:  # else it was suspended while the row was written
-                    self._unwritten.discard(name)
-            self._perhaps_ahead.clear()  # or the row would have been withheld
-
-    def _with_state(self, name: str) -> TableVersion:
-        version, state = self._row[name], self._owner(name).state
-        return version if version.state == state else replace(version, state=state)
-
-    def withholding(self, lsn: int) -> bool:
-        """Whether a row at `lsn` must wait: some table in step already holds changes above it."""
-        return any(self._is_ahead(name, self._row[name], lsn) for name in self._perhaps_ahead)
-
-    def _is_ahead(self, name: str, version: TableVersion, lsn: int) -> bool:
-        record = self._owner(name)
-        # A driver that died between "active" and its ledger row leaves a table whose load lies above the ledger.
-        loaded_ahead = record.state == "active" and record.capture is not None and record.capture.lsn > lsn
-        return loaded_ahead or (record.state in ("active", "catching up") and version.applied_lsn > lsn)
 
     def join_cuts(self, lsn: int) -> None:
         """Tables whose capture point the position has reached become active: from this row on they are in cuts."""
@@ -489,8 +435,7 @@ class Tables:
 
     def _enter(self, name: str, state: State, reason: str = "", remedy: str = "") -> None:
         self._registry.change(name, lambda record: record.entered(state, reason, remedy))
-        with self._lock:
-            self._unwritten.update(self._standing(name))
+        self.next_row.state_changed(self._standing(name))
 
 
 def _describe(transactions: Transactions, sequence: int) -> str:

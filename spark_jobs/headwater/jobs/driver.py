@@ -145,7 +145,7 @@ class Driver:
             return "signal"
         idle = self._reader.idle_position if not self._open else None
         reached = max(self._processed, idle or 0)
-        if target is not None and reached >= target and not self._tables.withholding(reached):
+        if target is not None and reached >= target and not self._tables.next_row.must_wait(reached):
             return "until"
         return self._successor.why_stop(target, deadline)
 
@@ -229,7 +229,7 @@ class Driver:
                 self._publish_states()
             self._reader.busy.add(done.stages)
             if not done.numbers:
-                self._tables.rearranged(done.result.versions)
+                self._tables.next_row.rearranged(done.result.versions)
             self._open.resolve(done)
         epoch = self._open.publishable()
         if epoch is None:
@@ -237,9 +237,9 @@ class Driver:
         reach("replicate.after_all_tables")
         self._processed = max(self._processed, epoch.lsn)
         self._count(epoch)
-        self._tables.note(epoch.touched)
+        self._tables.next_row.note(epoch.touched)
         self._tables.applied(epoch.xids)
-        if self._tables.touched_since_row():
+        if self._tables.next_row.touched():
             self._publish_row(epoch.lsn, epoch)
             return
         self._publisher.passed(epoch.lsn)
@@ -265,7 +265,7 @@ class Driver:
         newest = self._ledger.newest
         moved = newest is None or self._processed > newest.position.lsn
         # Tables found ahead of the ledger (after a crash) are published as soon as the log has reached them.
-        waiting = bool(self._tables.touched_since_row())
+        waiting = bool(self._tables.next_row.touched())
         due = newest is None or waiting or time.monotonic() - self._last_row >= IDLE_ROW_SECONDS
         if moved and (force or due):
             self._publish_row(self._processed, None)
@@ -274,25 +274,25 @@ class Driver:
             self._reader.confirm(newest.position.lsn if newest else 0)
 
     def _publish_row(self, lsn: int, epoch: OpenEpoch | None) -> None:
-        tables = self._tables
-        if tables.withholding(lsn):
+        tables, next_row = self._tables, self._tables.next_row
+        if next_row.must_wait(lsn):
             return
         tables.join_cuts(lsn)
         reach("replicate.before_ledger")
         publishing = time.monotonic()
-        written = tables.touched_since_row()
+        written = next_row.touched()
         stages = latency(epoch, publishing, self._publisher.clock_offset) if epoch is not None else {}
         row = self._ledger.publish(
             self._at.at(lsn),
             written,
-            all_tables=tables.versions(),
+            all_tables=next_row.versions(),
             source_time=epoch.source_time if epoch is not None else None,
             sample=self._publisher.last_sample,
             stages=stages,
         )
         self._totals.epochs += 1
         self._last_row = time.monotonic()
-        tables.row_written(written)
+        next_row.written(written)
         reach("replicate.after_ledger")
         if epoch is not None:
             self._speed.published(epoch, row.position.lsn - row.from_lsn, self._last_row)

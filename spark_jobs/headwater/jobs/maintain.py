@@ -25,8 +25,9 @@ from headwater.lake.cleanup import ORPHAN_SECONDS, clean
 from headwater.lake.commits import write_checkpoint
 from headwater.lake.compaction import ENOUGH, compact_directly, optimize, worth_optimizing
 from headwater.lake.control_tables import Kept, keep_ledger, keep_registry
-from headwater.lake.cuts import remove_expired
+from headwater.lake.cuts import history_name, remove_expired
 from headwater.lake.delta_log import read_snapshot
+from headwater.lake.history import history_record, stored_record
 from headwater.lake.horizon import RecentHorizons
 from headwater.lake.ledger import generation_app, generation_began, read_generation
 from headwater.lake.paths import table_path
@@ -64,10 +65,15 @@ def maintain(
         with lease.hold(conninfo, registry, lease.MAINTAIN):
             pins = remove_expired(root)
             job = _Maintenance(pipeline, registry, connection)
-            results = {}
+            results: dict[str, dict[str, Any]] = {}
             for name in [str(table) for table in tables] or sorted(registry.tables):
-                results[name] = job.table(name)
-                progress(f"{name}: {_said(results[name])}")
+                record = registry.tables.get(name)
+                done = {name: job.table(record)}
+                if record is not None and record.schemas and record.schema.history:
+                    done[history_name(name)] = job.table(record, history=True)
+                for part, result in done.items():
+                    progress(f"{part}: {_said(result)}")
+                results |= done
             control = {
                 "ledger": _control(keep_ledger(root, Event())),
                 "registry": _control(keep_registry(root, Event())),
@@ -85,16 +91,16 @@ class _Maintenance:
         self._horizons = RecentHorizons(self._root, pipeline.lake.keep_cuts)
         self.saw_driver = self._driver_lives()
 
-    def table(self, name: str) -> dict[str, Any]:
-        """What was done to one table; what went wrong with it is its own, and the others go on."""
-        record = self._registry.tables.get(name)
+    def table(self, record: TableRecord | None, *, history: bool = False) -> dict[str, Any]:
+        """What was done to one table, or to its `history`; what went wrong with it is its own, and the others go on."""
         if record is None or record.state not in _KEPT_STATES:
             return _result(skipped=f"it is {record.state if record is not None else 'new'}")
-        if not (Path(table_path(self._root, record.path)) / "_delta_log").is_dir():
+        folder = table_path(self._root, history_record(record).path if history else record.path)
+        if not (Path(folder) / "_delta_log").is_dir():
             return _result(skipped="its Delta table is gone from the lake")
         for left in reversed(range(_TRIES)):
             try:
-                return self._maintain(record)
+                return self._maintain(stored_record(record, read_snapshot(folder)) if history else record, folder)
             except log_files.UnknownLog as unknown:
                 return _result(skipped=str(unknown))
             except FileNotFoundError as gone:  # a running driver cleans up, too, and was faster
@@ -106,8 +112,7 @@ class _Maintenance:
                 return _result(error=f"{type(error).__name__}: {error}")
         raise AssertionError("the last attempt returns")
 
-    def _maintain(self, record: TableRecord) -> dict[str, Any]:
-        folder = table_path(self._root, record.path)
+    def _maintain(self, record: TableRecord, folder: str) -> dict[str, Any]:
         before = len(read_snapshot(folder).files)
         compacted, left = self._compact(record, folder)
         checkpoint = _checkpoint(folder)

@@ -20,6 +20,7 @@ from typing import Final
 
 from headwater.errors import HeadwaterError, LostLease, SourceUnreachable
 from headwater.jobs.chunk_pipe import ChunkSender
+from headwater.log.blocks import Message
 from headwater.log.framing import Framer, ProtocolError
 from headwater.log.spill import SpillStore
 from headwater.source.stream import ConnectionLost, Keepalive, LogSource, LogStream
@@ -238,7 +239,7 @@ class _Reader:
 
     def _drain(self, stream: LogStream) -> int:
         """Frame what is here, up to a chunk; how many messages there were."""
-        messages: list[bytes] = []
+        messages: list[Message] = []
         with stage("receive"):
             keepalive = stream.receive(messages, CHUNK_BYTES)
         if messages or keepalive is not None:

@@ -33,6 +33,7 @@ from headwater.jobs.succession import SuccessorWatch
 from headwater.jobs.take_over import Turn, taking_over
 from headwater.lake.ledger import Ledger
 from headwater.lake.registry import PipelineRecord, Registry
+from headwater.log.large import STAGE_FROM
 from headwater.position import Position, format_lsn, parse_lsn
 from headwater.session import build_session
 from headwater.source.connection import Connection, Session, connect, identify
@@ -52,13 +53,13 @@ def replicate(
     stop: threading.Event,
     take_over: bool = False,
     *,
-    stage_from: int = 0,
+    stage_from: int = STAGE_FROM,
 ) -> dict[str, Any]:
     """Replicate until `until` ("now", an LSN), `max_seconds`, or `stop`. The JSON of interface "replicate".
 
     `take_over`: make everything ready beside a driver that runs, and have it hand over; `max_seconds` bounds the wait
     for that, and counts anew from then on. `stage_from`: bytes of an open transaction from which on it is worked on
-    before its commit (a good number is `headwater.log.large.STAGE_FROM`), 0: never; nothing but time depends on it.
+    before its commit, 0: never; nothing but time depends on it.
     """
     deadline = _deadline(max_seconds)
     conninfo, root = pipeline.conninfo(), pipeline.lake_path()

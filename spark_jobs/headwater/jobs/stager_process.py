@@ -24,7 +24,7 @@ from headwater.log.blocks import Block, Rows
 from headwater.log.net_effect import PART_BYTES, PART_CHANGES, net_effect
 from headwater.schema import TableSchema
 
-_NICE: Final = 5
+_NICE: Final = 10
 
 
 @dataclass(frozen=True, slots=True)

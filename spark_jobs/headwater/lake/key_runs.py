@@ -7,6 +7,7 @@ memory than a part. A file holds first words, second words (if there are any) an
 
 from __future__ import annotations
 
+import mmap
 import os
 import tempfile
 import uuid
@@ -31,6 +32,8 @@ _PART = 1 << 19
 _SHORT = 1 << 16
 """Entries of a run that is in the processor's cache as it is."""
 _WORD = 8
+_BULK = 1 << 16
+"""Keys from which on a look-up touches most pages of a mapped run."""
 
 
 class Abandoned(Exception):
@@ -58,12 +61,25 @@ class Run:
     place: Int64
     samples: UInt64
     stored: Stored | None = None
+    mapping: mmap.mmap | None = None
 
     def __len__(self) -> int:
         return len(self.place)
 
+    def let_pages_go(self) -> None:
+        """A mapped run's pages no longer count as this process's memory; those still needed come back from the
+        system's cache of the file."""
+        if self.mapping is not None:
+            self.mapping.madvise(mmap.MADV_DONTNEED)
+
     def look_up(self, codes: Codes) -> Int64:
         """The place of each key, NOWHERE for those that are not in this run. Quickest for ascending codes."""
+        found = self._look_up(codes)
+        if len(codes) >= _BULK:
+            self.let_pages_go()
+        return found
+
+    def _look_up(self, codes: Codes) -> Int64:
         at = self.position(codes.first)
         found = np.full(len(codes), NOWHERE, dtype=np.int64)
         open_ = np.flatnonzero(at < len(self.place))
@@ -99,9 +115,9 @@ class Run:
         return low
 
 
-def run_of(codes: Codes, place: Int64, stored: Stored | None = None) -> Run:
+def run_of(codes: Codes, place: Int64) -> Run:
     """Of entries that are in order already."""
-    return Run(codes, place, codes.first[::_SAMPLED].copy(), stored)
+    return Run(codes, place, codes.first[::_SAMPLED].copy())
 
 
 def sorted_run(codes: Codes, places: Int64) -> Run:
@@ -135,6 +151,8 @@ def merged(
             parts.append(part)
         else:
             sink.write(*part)
+        for run in runs:
+            run.let_pages_go()
     if sink is not None:
         return sink.finish()
     return run_of(Codes.joined([codes for codes, _ in parts]), np.concatenate([places for _, places in parts]))
@@ -207,12 +225,12 @@ class RunFile:
 
     def finish(self) -> Run:
         with self._file as file:
-            mapped = _mapped(file, self._capacity, self._sections)
+            mapping, mapped = _mapped(file)
         name = self._path.name if self._path is not None else ""
         stored = Stored(name, self._count, self._capacity, tuple(self._checksums)) if name else None
         codes, places = _sections_of(mapped, self._capacity, self._count)
         samples = np.concatenate(self._samples) if self._samples else np.zeros(0, dtype=np.uint64)
-        return Run(codes, places, samples, stored)
+        return Run(codes, places, samples, stored, mapping)
 
     def discard(self) -> None:
         self._file.close()
@@ -228,13 +246,15 @@ def read_run(folder: str, stored: Stored) -> Run:
             stored.capacity * sections * _WORD
         ):
             raise ValueError(f"{stored.name} has another size")
-        mapped = _mapped(file, stored.capacity, sections)
+        mapping, mapped = _mapped(file)
     for section, checksum in enumerate(stored.checksums):
         words = mapped[section * stored.capacity :][: stored.count]
         if _checksum(words) != checksum:
             raise ValueError(f"{stored.name} is damaged")
     codes, places = _sections_of(mapped, stored.capacity, stored.count)
-    return run_of(codes, places, stored)
+    run = Run(codes, places, codes.first[::_SAMPLED].copy(), stored, mapping)
+    run.let_pages_go()
+    return run
 
 
 def _checksum(words: UInt64) -> int:
@@ -244,9 +264,10 @@ def _checksum(words: UInt64) -> int:
     return checksum
 
 
-def _mapped(file: IO[Any], capacity: int, sections: int) -> UInt64:
-    # A plain view of the mapping: memmap's own slices cost more than a look-up.
-    return np.memmap(file, dtype=np.uint64, mode="r", shape=(capacity * sections,)).view(np.ndarray)
+def _mapped(file: IO[Any]) -> tuple[mmap.mmap, UInt64]:
+    """The whole file, and its words; no memmap, whose slices cost more than a look-up."""
+    mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return mapping, np.frombuffer(mapping, dtype=np.uint64)
 
 
 def _sections_of(mapped: UInt64, capacity: int, count: int) -> tuple[Codes, Int64]:

@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 INSERT, UPDATE, DELETE = ord("I"), ord("U"), ord("D")
 
+Message = bytes | memoryview
+"""As it came from the connection: long ones are not copied out of libpq's memory before their block is made."""
 BLOCK_CHANGES: Final = 16_384
 """A block never holds more."""
 BLOCK_BYTES: Final = 4 << 20

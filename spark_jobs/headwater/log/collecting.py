@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from headwater.log.blocks import BLOCK_BYTES, BLOCK_CHANGES, Block, Bytes, Held, Int64, Relation
+from headwater.log.blocks import BLOCK_BYTES, BLOCK_CHANGES, Block, Bytes, Held, Int64, Message, Relation
 from headwater.log.messages import XLOG_HEADER
 from headwater.log.spill import Spilled, SpillFile, SpillStore, kept_of, spill_files
 
@@ -23,7 +23,7 @@ _XID: Final = 4
 @dataclass(slots=True)
 class _Builder:
     relation: Relation
-    messages: list[bytes] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
     sequence: list[Int64] = field(default_factory=list)
     size: int = 0
 
@@ -58,7 +58,7 @@ class Changes:
         self.memory = 0
         self.size = 0
 
-    def add(self, relation: Relation, messages: Sequence[bytes], sequence: Int64, size: int) -> None:
+    def add(self, relation: Relation, messages: Sequence[Message], sequence: Int64, size: int) -> None:
         """Messages of one relation in order, with their numbers; `size`: their bytes together."""
         builder = self._builders.get(relation.relation_id)
         if builder is not None and builder.relation is not relation:

@@ -9,7 +9,7 @@ one. Commit order and framing are asserted: a message out of place stops with it
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headwater.log import messages as fields
-from headwater.log.blocks import Bytes, Chunk, Int64, Transactions
+from headwater.log.blocks import Bytes, Chunk, Int64, Message, Transactions
 from headwater.log.large import Announcement
 from headwater.log.messages import XLOG_HEADER, ProtocolError, unexpected
 from headwater.log.spill import SpillStore
@@ -56,7 +56,7 @@ _LONG: Final = 512
 class _Run:
     """Messages between two that change the meaning of what follows. `starts`: of the operations, in `joined`."""
 
-    messages: list[bytes]
+    messages: Sequence[Message]
     joined: Bytes
     starts: Int64
     lengths: Int64
@@ -138,7 +138,7 @@ class Framer:
     def feed(self, message: bytes) -> None:
         self.take([message])
 
-    def take(self, messages: list[bytes]) -> None:
+    def take(self, messages: Sequence[Message]) -> None:
         """CopyData 'w' messages, headers included, in the order in which they came."""
         if not messages:
             return
@@ -153,7 +153,7 @@ class Framer:
         at = 0
         for turn in np.flatnonzero(run.kinds == _TURN).tolist():
             self._run(run.part(at, turn))
-            message = messages[turn]
+            message = bytes(messages[turn])
             _TURNS[message[XLOG_HEADER]](self, message)
             at = turn + 1
         self._run(run.part(at, len(messages)) if at else run)
@@ -200,13 +200,13 @@ class Framer:
         self._collect(run, changes[:border], relation_ids[:border], numbers, committed=True)
         self._collect(run, changes[border:], relation_ids[border:], numbers, committed=False)
         for row in np.flatnonzero(kinds == _TRUNCATE).tolist():
-            message = fields.truncate(run.messages[row], streamed=False)
+            message = fields.truncate(bytes(run.messages[row]), streamed=False)
             self._manager.truncate(message, int(numbers[row]), committed=row < last_commit)
         self._manager.sequence += int(np.count_nonzero(numbered))
         if len(begins) or len(commits):
             self._transactions(run, begins, commits, numbers)
         for row in np.flatnonzero(kinds == _MESSAGE).tolist():
-            self._logical_message(run.messages[row], outside=not before[row])
+            self._logical_message(bytes(run.messages[row]), outside=not before[row])
 
     def _assert_order(self, run: _Run, before: Int64) -> None:
         """`before`: whether a transaction is open before each message (0 or 1 as long as all is well)."""
@@ -275,10 +275,10 @@ class Framer:
         run.need(changes, _CHANGE_SIZE + _XID, exactly=False)
         self._collect(run, changes, run.field(changes, 1 + _XID, ">u4"), numbers, committed=False)
         for row in np.flatnonzero(kinds == _TRUNCATE).tolist():
-            message_ = fields.truncate(run.messages[row], streamed=True)
+            message_ = fields.truncate(bytes(run.messages[row]), streamed=True)
             self._manager.truncate(message_, int(numbers[row]), committed=False)
         for row in np.flatnonzero(kinds == _MESSAGE).tolist():
-            if fields.logical_message(run.messages[row], streamed=True).prefix == MARKER_PREFIX:
+            if fields.logical_message(bytes(run.messages[row]), streamed=True).prefix == MARKER_PREFIX:
                 transaction.demand = True
 
     def _collect(self, run: _Run, rows: Int64, relation_ids: Int64, numbers: Int64, *, committed: bool) -> None:
@@ -349,25 +349,25 @@ class Framer:
         self.read_position = max(self.read_position, end_lsn)
 
 
-def _heads(messages: list[bytes], lengths: Int64) -> tuple[Bytes, Int64]:
+def _heads(messages: Sequence[Message], lengths: Int64) -> tuple[Bytes, Int64]:
     """What is looked at, in one buffer, and where the operations stand: of long messages only the beginning."""
     if int(lengths.sum()) > _LONG * len(messages):
         messages, lengths = [message[:_HEAD] for message in messages], np.minimum(lengths, _HEAD)
     return np.frombuffer(b"".join(messages), dtype=np.uint8), np.cumsum(lengths) - lengths + XLOG_HEADER
 
 
-def _picked(messages: list[bytes], rows: Int64) -> list[bytes]:
+def _picked(messages: Sequence[Message], rows: Int64) -> Sequence[Message]:
     first, last = int(rows[0]), int(rows[-1])
     if last - first + 1 == len(rows):
         return messages[first : last + 1]
     return list(itemgetter(*rows.tolist())(messages))
 
 
-def _unknown(message: bytes) -> ProtocolError:
+def _unknown(message: Message) -> ProtocolError:
     return unexpected(message, f"unknown message {chr(message[XLOG_HEADER])!r}")
 
 
-def _out_of_order(message: bytes, end_lsn: int, last: int) -> ProtocolError:
+def _out_of_order(message: Message, end_lsn: int, last: int) -> ProtocolError:
     return unexpected(message, f"commit {format_lsn(end_lsn)} after {format_lsn(last)}")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from headwater.log.blocks import Relation, RelationColumn
+from headwater.log.blocks import Message, Relation, RelationColumn
 from headwater.position import format_lsn
 
 XLOG_HEADER: Final = 25
@@ -27,7 +27,7 @@ class ProtocolError(Exception):
     """A message that this reader does not know or that stands where it must not; never guessed at."""
 
 
-def unexpected(message: bytes, what: str) -> ProtocolError:
+def unexpected(message: Message, what: str) -> ProtocolError:
     """The error about `message`: where in the log, what is wrong, how it begins."""
     start = int.from_bytes(message[1:9], "big")
     shown = SHOWN_OF_VALUES if message[XLOG_HEADER : XLOG_HEADER + 1] in (b"I", b"U", b"D", b"M") else _SHOWN_BYTES

@@ -14,13 +14,13 @@ again to others (pgoutput.c, `streamed_txns`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
-from headwater.log.blocks import Block, Chunk, Int64, Relation, Transactions, Truncate
+from headwater.log.blocks import Block, Chunk, Int64, Message, Relation, Transactions, Truncate
 from headwater.log.collecting import Changes
 from headwater.log.large import Announcement, Gone, OpenBlocks
 from headwater.log.messages import TruncateMessage
@@ -147,7 +147,9 @@ class TransactionManager:
             relation = known.relation  # the same description again does not end a block
         scope[relation.relation_id] = Described(relation, self._described)
 
-    def add(self, relation: Relation, messages: list[bytes], sequence: Int64, size: int, *, committed: bool) -> None:
+    def add(
+        self, relation: Relation, messages: Sequence[Message], sequence: Int64, size: int, *, committed: bool
+    ) -> None:
         """Changes of one relation, by whoever speaks now; `committed`: the commit is in the same run of messages."""
         if self.segment is not None:
             changes = self.segment.changes

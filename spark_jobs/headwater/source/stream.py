@@ -31,6 +31,8 @@ _SETTINGS = {
     # From here on the server sends an open transaction instead of keeping it in memory and then on its disk.
     "logical_decoding_work_mem": "4MB",
 }
+_LONG: Final = 4096
+"""Bytes of a message from which on a copy costs more than keeping libpq's buffer."""
 RUN_MESSAGES: Final = 16_384
 """`receive` returns after so many at the latest."""
 _KEEPALIVE_SIZE: Final = 18
@@ -147,7 +149,7 @@ class LogStream:
         """Return when the server has sent something, one of the descriptors `others` is readable, or time is up."""
         select.select([self._connection.socket, *others], [], [], max(0.0, seconds))
 
-    def receive(self, messages: list[bytes], size: int) -> Keepalive | None:
+    def receive(self, messages: list[bytes | memoryview], size: int) -> Keepalive | None:
         """Append the 'w' messages that are here, whole, until they are `size` bytes or many; the newest keepalive.
 
         Reads from the socket when libpq holds nothing more, and returns when that brings nothing: never waits.
@@ -159,7 +161,7 @@ class LogStream:
             length, data = get(1)
             if length > _KEEPALIVE_SIZE:
                 dry = False
-                messages.append(bytes(data))
+                messages.append(bytes(data) if length < _LONG else data)
                 size -= length
                 if size <= 0:
                     break
