@@ -121,15 +121,15 @@ def test_deleted_rows_stay_marked_and_come_to_life_again_on_both_ways(
     spark: SparkSession, tmp_path: Path, kind: str
 ) -> None:
     twins = make_marked_twins(spark, tmp_path, kind)
-    revived = 0
-    for _ in range(5):
+    revived = batches = 0
+    while batches < 4 or not revived:
+        batches += 1
         before = set(twins.gone)
         direct, merged = twins.apply(twins.batch())
         revived += len(before & set(twins.model))
         assert (direct.divergence, merged.divergence) == (0, 0), (direct, merged)
         twins.assert_as_the_model()
     twins.assert_as_the_model(spark)
-    assert revived, "no deleted key was ever inserted again"
     for folder in (twins.direct, twins.merged):
         assert row_count(str(folder), DeltaTable(str(folder)).version(), soft_delete=True) == len(twins.model)
 

@@ -23,6 +23,7 @@ from fixtures.jobs import (
     Job,
     Outcome,
     Rows,
+    armed,
     assert_equal,
     catch_up,
     following,
@@ -41,8 +42,9 @@ from fixtures.postgres import Database
 from headwater.config import Pipeline, load_pipeline
 from headwater.errors import LostLease, Refused, SlotGap, SourceChanged
 from headwater.jobs.replicate import replicate
+from headwater.jobs.status import status
 from headwater.lake.ledger import Epoch, read_all
-from headwater.lake.position_file import read_position_file
+from headwater.lake.position_file import PositionFile, read_position_file
 from headwater.position import Position, format_lsn, parse_lsn
 from headwater.source.connection import connect, identify
 from headwater.source.samples import commit_position
@@ -413,3 +415,26 @@ def test_replicate_without_a_loaded_table_is_refused(database: Database, tmp_pat
         catch_up(write_pipeline(tmp_path, database, "public.orders"))
     assert (refused.value.code, refused.value.exit_status) == ("nothing_loaded", 2)
     assert not (tmp_path / "lake").exists()
+
+
+def test_a_driver_that_begins_behind_says_how_far(database: Database, tmp_path: Path, spark: SparkSession) -> None:
+    database.execute("create table late (id int primary key)")
+    database.allow_publishing()
+    pipeline = write_pipeline(tmp_path, database, "public.late")
+    load_tables(pipeline)
+
+    def file() -> PositionFile | None:
+        return read_position_file(pipeline.lake_path())
+
+    with following(pipeline):
+        until(lambda: (now := file()) is not None and now.samples, "it has asked the source's clock")
+    before = file()
+    assert before is not None
+    database.execute("insert into late values (1)")
+    with armed(tmp_path, "replicate.before_ledger") as hold, following(pipeline) as driver:
+        hold.reached(driver)
+        until(lambda: (now := file()) is not None and now.generation > before.generation, "the new driver's file")
+        shown = status(pipeline)
+        hold.release()
+    assert shown["lag_bytes"] > 0
+    assert shown["lag_seconds"] is not None

@@ -18,10 +18,11 @@ from datetime import UTC, datetime
 from headwater.errors import Fenced, HeadwaterError
 from headwater.jobs.catalog_watch import CatalogWatch
 from headwater.jobs.reader import LogReader
+from headwater.jobs.recent_samples import RecentSamples
 from headwater.jobs.succession import SuccessorWatch
 from headwater.lake.freshness import SOURCE_RATE
 from headwater.lake.ledger import Epoch, Ledger
-from headwater.lake.position_file import PositionFile, write_position_file
+from headwater.lake.position_file import PositionFile, read_position_file, write_position_file
 from headwater.lake.registry import TableRecord, now_text
 from headwater.log.blocks import Chunk
 from headwater.source.connection import Connection, connect
@@ -30,8 +31,6 @@ from headwater.source.samples import emit_marker, take_sample
 log = logging.getLogger(__name__)
 
 _PERIOD = 1.0
-_SAMPLES = 300
-_SOURCE_RATE_SAMPLES = 30
 _LAGGING = 3.0  # seconds that an idle log may stand below a sample before a marker is written
 
 
@@ -54,7 +53,7 @@ class Publisher:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._pending: dict[str, deque[tuple[int, int]]] = {}
-        self._samples: deque[tuple[str, int]] = deque(maxlen=_SAMPLES)
+        self._samples = RecentSamples()
         self.last_sample: tuple[datetime, int] | None = None
         self._epoch: Epoch | None = None
         self._states: dict[str, dict[str, str]] = {}
@@ -85,6 +84,7 @@ class Publisher:
         """Publish while the block runs."""
         self._ledger, self._reader, self._rates = ledger, reader, rates
         self._epoch = ledger.newest
+        self._remember_samples()
         thread = threading.Thread(target=self._run, name="headwater-publisher", daemon=True)
         thread.start()
         try:
@@ -92,6 +92,11 @@ class Publisher:
         finally:
             self._stop.set()
             thread.join(timeout=10)
+
+    def _remember_samples(self) -> None:
+        before = read_position_file(self._root)
+        if before is not None and self._epoch is not None and before.position.same_log(self._epoch.position):
+            self._samples = RecentSamples(before.samples)
 
     def published(self, epoch: Epoch, tables: Mapping[str, TableRecord]) -> None:
         """An epoch is in the ledger: from now on the file may claim it."""
@@ -135,7 +140,7 @@ class Publisher:
                 written_at=now_text(),
                 pending={name: spans[0][0] for name, spans in self._pending.items() if spans},
                 states=self._states,
-                samples=tuple(self._samples),
+                samples=self._samples.as_tuple(),
                 rates=self._all_rates(),
             )
             self._ledger.check_fence()
@@ -143,10 +148,8 @@ class Publisher:
 
     def _all_rates(self) -> dict[str, float]:
         rates = {**self._rates(), **{f"{stage}_seconds": spent for stage, spent in self.latencies.items()}}
-        if len(self._samples) > 1:
-            recent = list(self._samples)[-_SOURCE_RATE_SAMPLES:]
-            rates[SOURCE_RATE] = round((recent[-1][1] - recent[0][1]) / max(len(recent) - 1, 1) / _PERIOD, 1)
-        return rates
+        source = self._samples.source_rate()
+        return rates if source is None else {**rates, SOURCE_RATE: source}
 
     def _run(self) -> None:
         connection: Connection | None = None
@@ -181,7 +184,7 @@ class Publisher:
         moment = sample.time.astimezone(UTC)
         self.last_sample = (moment, sample.lsn)
         with self._lock:
-            self._samples.append((moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"), sample.lsn))
+            self._samples.add(moment, sample.lsn, self._epoch.position.lsn if self._epoch is not None else 0)
         if sample.lsn <= self._reader.read_position or self._pending:
             self._behind_since = None
         elif self._behind_since is None:
