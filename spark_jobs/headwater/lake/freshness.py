@@ -217,9 +217,10 @@ class Target:
     def resolved(self, samples: Iterable[tuple[datetime, int]], log: tuple[str, int] | None) -> Target:
         """With the position of its moment, if one of `samples` (of `log`) was taken at or after it: the lowest, since
         what was committed before the moment ends at or below every one of them."""
-        if not self.open or log is None:
+        since = self.since
+        if since is None or self.lsn is not None or log is None:
             return self
-        found = [lsn for time, lsn in samples if time >= self.since]  # type: ignore[operator]
+        found = [lsn for time, lsn in samples if time >= since]
         return replace(self, lsn=min(found), system_id=log[0], timeline=log[1]) if found else self
 
     def staleness(self, name: str) -> float | None:
