@@ -235,7 +235,14 @@ def test_the_conf_of_the_run_goes_over_the_arguments_and_that_of_the_task_over_b
     from airflow.sdk.exceptions import AirflowSkipException, TaskDeferred
 
     task = sensor(pipeline, require=at(lake, 0x300), tables=[A, B])
-    for conf in (None, {}, {"other": 1}, {"headwater": {}}, {"headwater": {"tasks": {"another": {"require": "0/1"}}}}):
+    silent: list[Any] = [
+        None,
+        {},
+        {"other": 1},
+        {"headwater": {}},
+        {"headwater": {"tasks": {"another": {"require": "0/1"}}}},
+    ]
+    for conf in silent:
         with pytest.raises(TaskDeferred):
             task.execute(in_run(conf))
     sooner = {"headwater": {"require": at(lake, 0x180), "tables": [A], "keep_cut": "1h"}}

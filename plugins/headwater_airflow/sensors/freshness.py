@@ -92,6 +92,7 @@ class FreshnessSensor(BaseSensorOperator):
         return self._ended(event, context)
 
     def _own_settings(self) -> Settings:
+        assert self.max_wait is not None  # as the base class declares it
         return Settings(self.tables, self.require, self.max_wait, self.on_timeout, self.ignore_suspended, self.keep_cut)
 
     def _settings(self, context: Context) -> Settings:
