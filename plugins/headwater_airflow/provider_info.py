@@ -18,7 +18,7 @@ def get_provider_info() -> dict[str, Any]:
         "name": _INTEGRATION,
         "description": "PostgreSQL to Delta Lake replication, and sensors that wait for the freshness a task needs.",
         "integrations": [{"integration-name": _INTEGRATION, "external-doc-url": "", "tags": ["software"]}],
-        "operators": modules("operators.spark", "operators.replication"),
+        "operators": modules("operators.spark", "operators.replication", "operators.source", "operators.branch"),
         "sensors": modules("sensors.freshness"),
         "triggers": modules("triggers.freshness"),
         "hooks": modules("hooks.source"),

@@ -15,10 +15,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headwater.jobs.reading import read as read
     from headwater.jobs.views import views as views
     from headwater.jobs.wait import NotFresh as NotFresh
     from headwater.jobs.wait import wait_for_cut as wait
-    from headwater.lake.cuts import read as read
     from headwater.lake.history import history as history
     from headwater.source.samples import commit_position as commit_position
 
@@ -28,7 +28,7 @@ _WHERE = {
     "NotFresh": ("headwater.jobs.wait", "NotFresh"),
     "commit_position": ("headwater.source.samples", "commit_position"),
     "history": ("headwater.lake.history", "history"),
-    "read": ("headwater.lake.cuts", "read"),
+    "read": ("headwater.jobs.reading", "read"),
     "views": ("headwater.jobs.views", "views"),
     "wait": ("headwater.jobs.wait", "wait_for_cut"),
 }

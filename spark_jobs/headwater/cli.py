@@ -263,7 +263,12 @@ def _parser() -> argparse.ArgumentParser:
     replicate.add_argument("--take-over", action="store_true", help=text)
     wait = command("wait", "wait until tables are fresh enough and print the cut", _wait, tables=True)
     wait.add_argument(
-        "--require", metavar="now|LSN|30s", type=_requirement, default="now", help="what to wait for (default: now)"
+        "--require",
+        metavar="now|LSN|30s|TIME|default",
+        type=_requirement,
+        default="now",
+        help="what to wait for: a position, a greatest staleness, everything committed before a time"
+        " (2026-03-01T00:00:00Z), or what the file's `freshness` says (default: now)",
     )
     wait.add_argument("--timeout", metavar="60s", type=_seconds, default=60.0, help="how long (default: 60s)")
     wait.add_argument("--ignore-suspended", action="store_true", help="leave suspended tables out")
@@ -300,12 +305,12 @@ def _now_or_lsn(text: str) -> str:
 
 
 def _requirement(text: str) -> str:
-    if text == "now" or "/" in text:
-        return _now_or_lsn(text)
+    from headwater.lake.freshness import parse_requirement
+
     try:
-        parse_duration(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected now, a log position (LSN) or a duration") from None
+        parse_requirement(text)
+    except Refused as refused:
+        raise argparse.ArgumentTypeError(f"{refused.message}: {refused.remedy}") from None
     return text
 
 

@@ -88,6 +88,7 @@ _PositiveDuration = Annotated[float, PlainValidator(positive_duration)]
 _PositiveSize = Annotated[int, PlainValidator(positive_size)]
 _PositiveCount = Annotated[int, PlainValidator(positive_count)]
 _Divergence = Literal["suspend", "repair", "report"]
+_Freshness = Annotated[float | None, PlainValidator(positive_duration)]
 
 
 class _Section(BaseModel):
@@ -131,6 +132,7 @@ class Replicate(_Section):
 class Defaults(_Section):
     on_bad_value: _BadValue = "suspend"
     on_divergence: _Divergence = "suspend"
+    freshness: _Freshness = None
 
 
 class TableEntry(_Section):
@@ -146,6 +148,7 @@ class TableEntry(_Section):
     history: Annotated[bool | None, PlainValidator(truth_value)] = None
     on_bad_value: _BadValues | None = None
     on_divergence: _Divergence | None = None
+    freshness: _Freshness = None
 
     @model_validator(mode="before")
     @classmethod
@@ -228,6 +231,11 @@ class Pipeline(_Section):
         """The entry that speaks of `table`; one that names it comes before patterns, then the first counts."""
         entries = [entry for entry in self.tables if entry.covers(table)]
         return min(entries, key=lambda entry: isinstance(entry.name, TablePattern), default=None)
+
+    def freshness_of(self, table: TableName) -> float | None:
+        """The greatest staleness in seconds that waits for `require: default` allow `table`; None: none, so now."""
+        entry = self.entry_for(table)
+        return entry.freshness if entry is not None and entry.freshness is not None else self.defaults.freshness
 
 
 def load_pipeline(path: str | os.PathLike[str], environ: Mapping[str, str] | None = None) -> Pipeline:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 
+import psycopg
 import pytest
 
 import headwater
@@ -14,7 +18,7 @@ from fixtures.lakes import HandLake, LogFollower, as_published
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.config import Pipeline
-from headwater.errors import EXIT_NOT_FRESH, EXIT_REFUSED, EXIT_SUSPENDED
+from headwater.errors import EXIT_NOT_FRESH, EXIT_REFUSED, EXIT_SUSPENDED, Refused
 from headwater.jobs.source_state import ask_source
 from headwater.jobs.status import status
 from headwater.jobs.wait import NotFresh, Waiter, WaitResult, wait
@@ -111,6 +115,32 @@ def test_a_wait_never_succeeds_before_the_commits_that_preceded_it(shop: Shop, w
             stop.set()
             for writer in writers:
                 writer.join()
+
+
+def test_of_six_transactions_around_a_wait_it_sees_those_committed_before_and_waits_for_none(shop: Shop) -> None:
+    with contextlib.ExitStack() as stack, shop.follow(pace=0.2) as follower:
+        sessions = [stack.enter_context(shop.database.connect(autocommit=False)) for _ in range(6)]
+        before, unflushed, across, undone, still_open, after = sessions
+        unflushed.execute("set synchronous_commit = off")
+        for number, session in enumerate(sessions[:5]):
+            session.execute("insert into orders values (%s)", (number,))
+        before.commit()
+        unflushed.commit()
+        waiter = Waiter(shop.pipeline, freshness.Now(), timeout=60, keep=60, owner="test")
+        result = waiter.look()  # the target is taken here
+        # Three are open, one of them for good.
+        while result is None:
+            threading.Event().wait(0.05)
+            result = waiter.look()
+        assert result.cut is not None
+        assert follower.published[result.cut["epoch"]][ORDERS] == 2
+        after.execute("insert into orders values (5)")
+        after.commit()
+        across.commit()
+        undone.rollback()
+        cut = shop.wait().to_json()
+        assert follower.published[cut["epoch"]][ORDERS] == 4
+        still_open.rollback()
 
 
 def test_a_wait_ends_after_the_log_was_switched_to_a_new_segment(shop: Shop) -> None:
@@ -290,6 +320,134 @@ def test_a_lake_that_is_too_stale_is_waited_for_until_it_no_longer_is(shop: Shop
     with shop.follow() as follower:
         cut = shop.wait("5s").to_json()
         assert follower.published[cut["epoch"]][ORDERS] == 1
+
+
+def _clock(shop: Shop) -> datetime:
+    with shop.database.connect() as connection:
+        row = connection.execute("select clock_timestamp()").fetchone()
+    assert row is not None
+    found: datetime = row[0]
+    return found
+
+
+def test_everything_committed_before_a_moment_of_the_sources_clock_is_in_the_cut(shop: Shop) -> None:
+    shop.database.execute("insert into orders values (1)")
+    moment = _clock(shop)
+    shop.database.execute("insert into orders values (2)")
+    assert shop.wait(moment, timeout=0.3).outcome is Outcome.NOT_RUNNING
+    with shop.follow() as follower:
+        cut = shop.wait(moment).to_json()
+        assert cut["outcome"] == "satisfied"
+        assert follower.published[cut["epoch"]][ORDERS] >= 1
+        # The lake has it by now; nobody has to look at the clock again.
+        assert shop.wait(moment.isoformat()).outcome is Outcome.SATISFIED
+
+
+def test_a_moment_still_to_come_is_waited_for_by_the_sources_clock(shop: Shop) -> None:
+    moment = _clock(shop) + timedelta(seconds=1.5)
+    with shop.follow() as follower:
+        waiter = Waiter(shop.pipeline, freshness.Since(moment), timeout=60, keep=60, owner="test")
+        assert waiter.look() is None
+        assert "not known to have reached" in waiter.waiting.reason
+        shop.database.execute("insert into orders values (1)")
+        while (result := waiter.look()) is None:
+            threading.Event().wait(0.05)
+        assert _clock(shop) > moment
+        assert result.outcome is Outcome.SATISFIED
+        assert result.cut is not None
+        assert follower.published[result.cut["epoch"]][ORDERS] == 1
+
+
+def test_each_table_is_waited_for_as_its_own_freshness_in_the_file_says(shop: Shop, tmp_path: Path) -> None:
+    lax = [{"name": ORDERS, "freshness": "1h"}, {"name": QUIET, "freshness": "200ms"}]
+    slot = {"slot": shop.pipeline.source.slot}
+    file = partial(write_pipeline, tmp_path, shop.database, source=slot)
+    own = ask_source(shop.database.conninfo, shop.pipeline.source.slot).sample
+    shop.lake.publish(shop.lake.position.lsn, read=own[1], sample=own)
+    shop.database.execute("insert into orders values (1)")
+    threading.Event().wait(0.3)
+    assert wait(file(lax[0]), [TableName.parse(ORDERS)], "default", 0).outcome is Outcome.SATISFIED
+    late = wait(file(*lax), None, "default", 0)
+    assert late.outcome is Outcome.NOT_RUNNING
+    assert "; public.quiet is known complete up to " in late.verdict.reason
+    assert late.verdict.reason.endswith(" s ago; wanted: 0.2 s")
+    shown = status(file(*lax))["tables"]
+    assert [(shown[name]["freshness_seconds"], shown[name]["late"]) for name in (ORDERS, QUIET)] == [
+        (3600, False),
+        (0.2, True),
+    ]
+    assert status(shop.pipeline)["tables"][ORDERS]["late"] is None
+    # A table of which the file says nothing is wanted as of now.
+    mixed = wait(file(lax[0], QUIET), None, "default", 0)
+    assert mixed.outcome is Outcome.NOT_RUNNING
+    assert (mixed.target is not None, mixed.verdict.tables[ORDERS].gap_bytes) == (True, None)
+    assert (mixed.verdict.tables[QUIET].gap_bytes or 0) > 0
+    with shop.follow():
+        assert wait(file(lax[0], QUIET), None, "default", 20).outcome is Outcome.SATISFIED
+
+
+def test_a_wait_says_how_far_it_is_and_who_holds_a_loaded_table_up(shop: Shop) -> None:
+    shop.lake.enter(ORDERS, "catching up")
+    with shop.database.connect(autocommit=False) as open_one:
+        open_one.execute("insert into quiet values (1)")
+        waiter = Waiter(shop.pipeline, freshness.Now(), timeout=60, keep=60, owner="test")
+        assert waiter.look() is None
+        assert waiter.look() is None
+        assert waiter.progress is not None
+        held = f"public.orders is catching up; transactions open at the source: process {open_one.info.backend_pid} "
+        assert waiter.progress.blocker.startswith(held)
+        open_one.rollback()
+    shop.lake.enter(ORDERS, "active")
+    late = shop.wait(timeout=0).to_json()
+    assert late["progress"]["blocker"] == "no replicate driver reads the slot"
+    assert late["progress"]["gap_bytes"] > 0
+    assert str(waiter.progress).startswith("waiting for ")
+
+
+def test_going_on_with_what_is_there_says_how_old_it_is_by_the_sources_clock(shop: Shop) -> None:
+    own = ask_source(shop.database.conninfo, shop.pipeline.source.slot).sample
+    shop.lake.publish(shop.lake.position.lsn, read=own[1], sample=own)
+    shop.database.execute("insert into orders values (1)")
+    cut = headwater.wait(shop.pipeline, timeout=0.2, on_timeout="continue")
+    assert cut["outcome"] == "not_running"
+    assert 0.2 <= cut["staleness_seconds"] < 20
+    assert datetime.fromisoformat(cut["complete_until"]) == own[0]
+    assert [pin.id for pin in list_pins(shop.pipeline.lake_path())] == [cut["pin"]["id"]]
+    shop.lake.enter(QUIET, "suspended", "why", "remedy")
+    with pytest.raises(NotFresh):
+        headwater.wait(shop.pipeline, timeout=0.2, on_timeout="continue")
+    with pytest.raises(Refused, match="none of fail, continue, fallback"):
+        headwater.wait(shop.pipeline, on_timeout="skip")  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("airflow_home")
+def test_the_commit_of_an_operator_is_what_its_reader_waits_for(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow.sdk.exceptions import AirflowException
+
+    from headwater_airflow.operators.source import CommitAtSourceOperator
+
+    # The role that writes is another one than the pipeline's.
+    monkeypatch.setenv("AIRFLOW_CONN_WRITER", shop.database.owner.replace("postgresql:", "postgres:", 1))
+    write = CommitAtSourceOperator(
+        task_id="write",
+        conn_id="writer",
+        sql=["insert into quiet values (%(id)s)", "insert into quiet select %(id)s + 1"],
+        parameters={"id": 7},
+    )
+    position = write.execute({})
+    with shop.follow() as follower:
+        cut = headwater.wait(shop.pipeline, tables=[QUIET], require=position, timeout="20s")
+        assert follower.published[cut["epoch"]][QUIET] == 2
+    # One transaction: what fails leaves nothing.
+    again = CommitAtSourceOperator(task_id="w", conn_id="writer", sql=["insert into quiet values (9)", "select 1/0"])
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        again.execute({})
+    with shop.database.connect() as connection:
+        assert connection.execute("select id from quiet order by id").fetchall() == [(7,), (8,)]
+    monkeypatch.setenv("AIRFLOW_CONN_WRITER", "postgres://nobody:s3cr3t@127.0.0.1:1/none")
+    with pytest.raises(AirflowException, match="check that the server runs") as failed:
+        write.execute({})
+    assert "s3cr3t" not in str(failed.value)
 
 
 def test_a_loaded_lake_without_any_epoch_is_waited_for(database: Database, tmp_path: Path) -> None:

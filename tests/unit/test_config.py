@@ -101,7 +101,7 @@ source:
   on_timeline_change: follow
 lake: {root: "s3a://bucket/lake"}
 replicate: {max_rows: 0, max_bytes: 10XB, max_seconds: true}
-defaults: {freshness: 60s}
+defaults: {on_schema_change: evolve}
 tables:
   - orders
   - name: public.customers
@@ -122,7 +122,7 @@ tables:
         "replicate.max_rows: expected a whole number, at least 1; got 0 (line 8)",
         "replicate.max_bytes: expected a size",
         "replicate.max_seconds: expected a duration",
-        "defaults.freshness: unknown key",
+        "defaults.on_schema_change: unknown key",
         "tables[0]: the schema is missing: write schema.table, for example public.orders; got 'orders' (line 11)",
         "tables[1].columns: unknown key",
         "tables[1].types.amount: unknown type",
@@ -294,6 +294,17 @@ def test_a_name_comes_before_a_pattern_and_excluded_tables_are_nobodys(tmp_path:
     assert isinstance(b.name, TablePattern)
     for name in ("log_old", "log_tmp_1", "other"):
         assert pipeline.entry_for(TableName("public", name)) is None
+
+
+def test_the_freshness_of_a_table_is_its_own_else_the_default_else_none(tmp_path: Path) -> None:
+    tables = "tables:\n  - {name: public.a, freshness: 5s}\n  - {name: public.log_*, freshness: 1m}\n  - public.b\n"
+    names = [TableName("public", name) for name in ("a", "log_1", "b", "other")]
+    pipeline = read(tmp_path, HEAD + "defaults: {freshness: 2h}\n" + tables)
+    assert [pipeline.freshness_of(name) for name in names] == [5, 60, 7200, 7200]
+    assert [read(tmp_path, HEAD + tables).freshness_of(name) for name in names] == [5, 60, None, None]
+    assert "tables[0].freshness: expected a duration above zero" in refused(
+        tmp_path, HEAD + "tables: [{name: public.a, freshness: 0}]\n"
+    )
 
 
 def test_pipeline_and_its_errors_cross_processes(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 
 import pytest
 from hypothesis import given
@@ -12,14 +12,17 @@ from fixtures.lakes import position_at, utc
 from headwater.errors import Refused
 from headwater.lake.freshness import (
     LOG_RATE,
+    AsConfigured,
     AtPosition,
     Look,
     MaxStaleness,
     Now,
     Outcome,
+    Since,
     TableState,
     Target,
     at_deadline,
+    hopeless,
     parse_requirement,
     refuse_target,
     verdict,
@@ -63,6 +66,10 @@ def at(lsn: int) -> Target:
         ("45", MaxStaleness(45)),
         (45, MaxStaleness(45)),
         (timedelta(minutes=2), MaxStaleness(120)),
+        ("default", AsConfigured()),
+        ("2023-11-14T22:13:20Z", Since(utc(0))),
+        ("2023-11-14 23:13:20.5+01:00", Since(utc(0.5))),
+        (utc(7).astimezone(timezone(timedelta(hours=5))), Since(utc(7))),
         (Position("7", 2, 0x10), AtPosition(0x10, 2, "7")),
         ({"lsn": "0/10", "timeline": 2, "system_id": "7"}, AtPosition(0x10, 2, "7")),
         ('{"lsn": "0/10", "timeline": 2, "system_id": "7"}', AtPosition(0x10, 2, "7")),
@@ -71,6 +78,12 @@ def at(lsn: int) -> Target:
 )
 def test_a_requirement_is_now_or_a_position_or_a_duration(value: object, requirement: object) -> None:
     assert parse_requirement(value) == requirement
+
+
+@pytest.mark.parametrize("value", ["2023-11-14T22:13:20", datetime(2023, 1, 1), "2023-11-14", "2023-13-14T00:00Z"])
+def test_a_moment_needs_its_time_zone(value: object) -> None:
+    with pytest.raises(Refused, match="no freshness requirement"):
+        parse_requirement(value)
 
 
 @pytest.mark.parametrize("value", ["", "soon", "16/", "16/B374D848Z", "-3s", "{}", "{'lsn': 3}", True, None, [], "3 w"])
@@ -204,8 +217,53 @@ def test_a_deadline_ends_as_timed_out_only_when_a_driver_was_seen() -> None:
 
 
 def test_a_target_survives_being_stored() -> None:
-    for target in (at(0x16B374D848), Target(max_staleness=30.0), Target(5)):
+    mixed = Target(5, 1, "7", by_table={A: 60.0})
+    for target in (at(0x16B374D848), Target(max_staleness=30.0), Target(5), Target(since=utc(1.5)), mixed):
         assert Target.from_json(target.to_json()) == target
+
+
+def test_a_moment_lies_at_the_lowest_sample_that_was_taken_at_or_after_it() -> None:
+    moment = Target(since=utc(10))
+    early, late = [(utc(9.9), 100), (utc(8), 90)], [(utc(30), 300), (utc(10), 150), (utc(20), 200)]
+    assert moment.resolved(early, LOG) == moment
+    assert moment.resolved(early + late, None) == moment  # of which log, nobody knows
+    found = moment.resolved(early + late, LOG)
+    assert (found.lsn, found.log, found.since) == (150, LOG, utc(10))
+    assert found.resolved([(utc(10), 120)], LOG) == found  # once pinned it stays
+
+
+def test_a_moment_that_no_sample_has_reached_is_waited_for_and_then_judged_by_its_position() -> None:
+    moment = Target(since=utc(10))
+    judged = verdict(moment, look(samples=((utc(9).isoformat(), 90),)), [A])
+    assert judged.outcome is None
+    assert "not known to have reached 2023-11-14T22:13:30Z" in judged.reason
+    assert verdict(moment.resolved([(utc(10), 200)], LOG), look(), [A]).outcome is Outcome.SATISFIED
+    assert verdict(moment.resolved([(utc(10), 201)], LOG), look(), [A]).outcome is None
+
+
+def test_each_table_goes_by_its_own_staleness_and_the_others_by_the_position() -> None:
+    shown = look(pending={A: 160}, samples=((utc(10).isoformat(), 150), (utc(20).isoformat(), 200)))
+    assert verdict(Target(200, 1, "7"), shown, [A, B], source_now=utc(30)).outcome is None
+    mixed = Target(200, 1, "7", by_table={A: 20.0})
+    assert verdict(mixed, shown, [A, B], source_now=utc(30)).outcome is Outcome.SATISFIED
+    assert verdict(mixed, shown, [A, B], source_now=utc(30)).tables[A].gap_bytes is None
+    stale = verdict(mixed, shown, [A, B], source_now=utc(31))
+    assert (stale.outcome, stale.reason) == (None, "public.a is known complete up to 21.0 s ago; wanted: 20 s")
+    short = verdict(Target(201, 1, "7", by_table={A: 20.0}), shown, [A, B], source_now=utc(30))
+    assert (short.outcome, short.tables[B].gap_bytes) == (None, 1)
+    both = Target(by_table={A: 20.0, B: 10.0})
+    assert verdict(both, shown, [A, B], source_now=utc(30)).outcome is Outcome.SATISFIED
+    assert "public.b is known complete up to 11.0 s ago" in verdict(both, shown, [B], source_now=utc(31)).reason
+
+
+def test_a_wait_is_given_up_as_soon_as_the_estimate_exceeds_what_is_left() -> None:
+    waiting = verdict(at(300), look(rates={LOG_RATE: 50.0}), [A])
+    assert hopeless(waiting, 2.0) == waiting
+    given_up = hopeless(waiting, 1.9)
+    assert given_up.outcome is Outcome.TIMED_OUT
+    assert "about 2.0 s, and 1.9 s are left" in given_up.reason
+    unknown = verdict(at(300), look(), [A])
+    assert hopeless(unknown, 0.1) == unknown
 
 
 lsns = st.integers(1, 40)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -13,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 import yaml
 
-from fixtures.lakes import HandLake, position_at
+from fixtures.lakes import HandLake, position_at, utc
 from headwater.lake.cuts import list_pins
 from headwater.position import Position
 
@@ -198,7 +201,14 @@ def test_now_without_the_source_fails_the_try_and_shows_no_secret(lake: HandLake
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"on_timeout": "continue"}, {"max_wait": "soon"}, {"max_wait": -1}, {"keep_cut": "x"}]
+    "arguments",
+    [
+        {"on_timeout": "wait"},
+        {"ignore_suspended": "no"},
+        {"max_wait": "soon"},
+        {"max_wait": -1},
+        {"keep_cut": "x"},
+    ],
 )
 def test_arguments_that_cannot_work_are_refused_when_the_dag_is_read(pipeline: str, arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(arguments))):
@@ -213,6 +223,282 @@ def test_arguments_that_come_from_templates_are_refused_when_the_task_runs(
 
     with pytest.raises(AirflowFailException):
         sensor(pipeline, **arguments).execute(CONTEXT)
+
+
+def in_run(conf: Any = None, **context: Any) -> Any:
+    return {**CONTEXT, "dag_run": SimpleNamespace(conf=conf), **context}
+
+
+def test_the_conf_of_the_run_goes_over_the_arguments_and_that_of_the_task_over_both(
+    lake: HandLake, pipeline: str
+) -> None:
+    from airflow.sdk.exceptions import AirflowSkipException, TaskDeferred
+
+    task = sensor(pipeline, require=at(lake, 0x300), tables=[A, B])
+    silent: list[Any] = [
+        None,
+        {},
+        {"other": 1},
+        {"headwater": {}},
+        {"headwater": {"tasks": {"another": {"require": "0/1"}}}},
+    ]
+    for conf in silent:
+        with pytest.raises(TaskDeferred):
+            task.execute(in_run(conf))
+    sooner = {"headwater": {"require": at(lake, 0x180), "tables": [A], "keep_cut": "1h"}}
+    assert set(task.execute(in_run(sooner))["tables"]) == {A}
+    with pytest.raises(TaskDeferred) as deferral:
+        task.execute(in_run({"headwater": {"max_wait": "1h", "tasks": {"fresh": {"max_wait": "2h"}}}}))
+    trigger = cast("FreshnessTrigger", deferral.value.trigger)
+    left = datetime.fromisoformat(trigger.deadline) - datetime.now(UTC)
+    assert timedelta(minutes=119) < left <= timedelta(hours=2)
+    late = {"outcome": "timed_out", "reason": "why", "exit_status": 3}
+    with pytest.raises(AirflowSkipException):
+        task.execute_complete(in_run({"headwater": {"on_timeout": "skip"}}), late)
+
+
+@pytest.mark.parametrize(
+    ("conf", "problem"),
+    [
+        (
+            {"pipeline": "/other.yaml"},
+            r"headwater\.pipeline is unknown; possible: ignore_suspended, keep_cut",
+        ),
+        ({"tasks": {"fresh": {"requires": "now"}}}, r"headwater\.tasks\.fresh\.requires is unknown"),
+        ({"max_wait": "soon"}, "max_wait='soon': expected a duration"),
+        ({"on_timeout": "wait"}, "on_timeout='wait'"),
+        ({"tables": A}, "expected a list of names"),
+        ("now", "expected an object"),
+    ],
+)
+def test_a_conf_that_cannot_work_fails_the_task_for_good(pipeline: str, conf: Any, problem: str) -> None:
+    from airflow.sdk.exceptions import AirflowFailException
+
+    with pytest.raises(AirflowFailException, match=problem):
+        sensor(pipeline).execute(in_run({"headwater": conf}))
+
+
+def test_the_end_of_the_data_interval_is_waited_for_by_the_sources_clock(lake: HandLake, pipeline: str) -> None:
+    from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
+
+    task = sensor(pipeline, require="data_interval_end")
+    lake.publish(0x280, A, read=0x290, sample=(utc(10), 0x290))
+    # Every sample at or after the moment bounds it, also when the source does not answer.
+    cut = task.execute(in_run(data_interval_end=utc(10)))
+    assert cut["outcome"] == "satisfied"
+    assert cut["target"] == "0/290 (2023-11-14T22:13:30Z)"
+    with pytest.raises(TaskDeferred) as deferral:
+        task.execute(in_run(data_interval_end=utc(11)))
+    trigger = stored_and_restored(cast("FreshnessTrigger", deferral.value.trigger))
+    assert trigger.target["since"] == utc(11).isoformat()
+
+    async def scenario() -> list[dict[str, Any]]:
+        waiting = asyncio.ensure_future(events(trigger))
+        # As much as was ever read; but that was before the moment.
+        lake.publish(0x300, A, sample=(utc(10.9), 0x300))
+        done, _ = await asyncio.wait({waiting}, timeout=1)
+        assert not done
+        await asyncio.to_thread(lake.publish, 0x310, A, sample=(utc(11), 0x305))
+        return await asyncio.wait_for(waiting, 20)
+
+    (event,) = asyncio.run(scenario())
+    assert (event["outcome"], event["target"]) == ("satisfied", "0/305 (2023-11-14T22:13:31Z)")
+    for context in (in_run(), in_run(data_interval_end=None)):
+        with pytest.raises(AirflowFailException, match="this DAG run has no data interval"):
+            task.execute(context)
+
+
+def test_a_moment_that_lies_far_back_is_found_in_the_ledger(lake: HandLake, pipeline: str) -> None:
+    lake.publish(0x280, A, sample=(utc(10), 0x290))
+    lake.publish(0x2A0, A, sample=(utc(20), 0x400))  # the file has this sample alone
+    cut = sensor(pipeline, require=utc(5).isoformat()).execute(in_run())
+    assert cut["outcome"] == "satisfied"
+    assert cut["target"].startswith("0/290 ")
+
+
+def test_one_mapped_task_waits_for_several_pipelines(tmp_path: Path) -> None:
+    from airflow.sdk import DAG
+
+    from headwater_airflow.sensors.freshness import FreshnessSensor
+
+    wanted = []
+    for number, name in enumerate((A, B)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        lake = HandLake(folder / "lake", position_at(lsn=0x100), [A, B])
+        lake.publish(0x200 + number, name)
+        wanted.append({"pipeline": write_pipeline(folder, lake, NOWHERE), "tables": [name], "require": at(lake, 0x180)})
+    with DAG("several", schedule=None):
+        mapped = FreshnessSensor.partial(task_id="fresh", max_wait="1m").expand_kwargs(wanted)
+    cuts = [cast("FreshnessSensor", mapped.unmap(kwargs)).execute(CONTEXT) for kwargs in wanted]
+    assert [(set(cut["tables"]), cut["position"]["lsn"]) for cut in cuts] == [({A}, "0/200"), ({B}, "0/201")]
+
+
+def ended(outcome: str, exit_status: int = 3) -> dict[str, Any]:
+    return {"outcome": outcome, "target": "0/300", "waited_seconds": 5.0, "reason": "why", "exit_status": exit_status}
+
+
+@pytest.mark.parametrize("outcome", ["timed_out", "not_running", "source_unreachable"])
+def test_continue_goes_on_with_the_newest_cut_and_says_how_stale_it_is(
+    lake: HandLake, pipeline: str, outcome: str
+) -> None:
+    lake.publish(0x280, A, read=0x290, sample=(utc(10), 0x288))
+    task = sensor(pipeline, on_timeout="continue", keep_cut="2h")
+    cut = task.execute_complete(CONTEXT, ended(outcome))
+    assert (cut["outcome"], cut["target"], cut["waited_seconds"], cut["reason"]) == (outcome, "0/300", 5.0, "why")
+    assert (cut["epoch"], cut["position"]["lsn"], set(cut["tables"])) == (2, "0/290", {A, B})
+    # How long ago that is, only the source's clock knows.
+    assert (cut["complete_until"], cut["staleness_seconds"]) == ("2023-11-14T22:13:30Z", None)
+    (pin,) = list_pins(lake.root)
+    assert (pin.id, pin.owner) == (cut["pin"]["id"], "dag run fresh -1")
+    assert timedelta(minutes=119) < pin.expiry - datetime.now(UTC) <= timedelta(hours=2)
+
+
+def test_continue_takes_the_wanted_tables_alone(lake: HandLake, pipeline: str) -> None:
+    lake.publish(0x280, A, read=0x2F0, pending={A: 0x2A0, B: 0x2B1})
+    cut = sensor(pipeline, tables=[B], on_timeout="continue").execute_complete(CONTEXT, ended("timed_out"))
+    assert (set(cut["tables"]), cut["position"]["lsn"]) == ({B}, "0/2B0")
+
+
+@pytest.mark.parametrize(("outcome", "exit_status"), [("suspended", 4), ("loading", 4), ("future_position", 2)])
+def test_continue_does_not_help_where_a_person_must_act(pipeline: str, outcome: str, exit_status: int) -> None:
+    from airflow.sdk.exceptions import AirflowFailException
+
+    with pytest.raises(AirflowFailException, match=outcome):
+        sensor(pipeline, on_timeout="continue").execute_complete(CONTEXT, ended(outcome, exit_status))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "exit_status"), [("timed_out", 3), ("not_running", 3), ("suspended", 4), ("loading", 4)]
+)
+def test_fallback_hands_on_the_source_and_says_that_it_cannot_be_repeated(
+    lake: HandLake, pipeline: str, outcome: str, exit_status: int
+) -> None:
+    cut = sensor(pipeline, on_timeout="fallback").execute_complete(CONTEXT, ended(outcome, exit_status))
+    assert (cut["outcome"], cut["reason"]) == (outcome, "why")
+    assert cut["fallback"] == {"pipeline_file": pipeline, "repeatable": False}
+    assert {name: table["state"] for name, table in cut["tables"].items()} == {A: "at the source", B: "at the source"}
+    assert SECRET not in json.dumps(cut)
+    assert list_pins(lake.root) == []
+
+
+@pytest.mark.parametrize(("outcome", "exit_status"), [("source_unreachable", 3), ("not_replicated", 2)])
+def test_fallback_does_not_help_without_the_source_or_against_a_mistake(
+    pipeline: str, outcome: str, exit_status: int
+) -> None:
+    from airflow.sdk.exceptions import AirflowException
+
+    with pytest.raises(AirflowException, match=outcome):
+        sensor(pipeline, on_timeout="fallback").execute_complete(CONTEXT, ended(outcome, exit_status))
+
+
+def test_fallback_is_taken_at_once_when_the_estimate_exceeds_the_wait(lake: HandLake, pipeline: str) -> None:
+    assert lake.file is not None
+    lake.file = replace(lake.file, rates={"apply_bytes_per_second": 1.0})
+    lake.read_to(0x200)
+    # 256 bytes at one a second.
+    task = sensor(pipeline, require=at(lake, 0x300), on_timeout="fallback", max_wait=200)
+    cut = task.execute(CONTEXT)
+    assert cut["outcome"] == "timed_out"
+    assert "it would take about 256.0 s" in cut["reason"]
+    patient = sensor(pipeline, require=at(lake, 0x300), on_timeout="fallback", max_wait=600)
+    trigger = stored_and_restored(deferred(patient))
+    assert trigger.give_up_early
+    assert not deferred(sensor(pipeline, require=at(lake, 0x300), max_wait=200)).give_up_early
+    # Now it is slower.
+    lake.file = replace(lake.file, rates={"apply_bytes_per_second": 0.1})
+    lake.read_to(0x200)
+    (event,) = asyncio.run(asyncio.wait_for(events(trigger), 20))
+    assert (event["outcome"], event["waited_seconds"] < 20) == ("timed_out", True)
+
+
+def branch(pipeline: str, **arguments: Any) -> tuple[Any, dict[str, Any], Any]:
+    """The operator in a DAG, what it pushes, and the context it runs in."""
+    from airflow.providers.standard.operators.empty import EmptyOperator
+    from airflow.sdk import DAG
+
+    from headwater_airflow.operators.branch import FreshnessBranchOperator
+
+    with DAG("choice", schedule=None):
+        task = FreshnessBranchOperator(
+            task_id="fresh", pipeline=pipeline, if_fresh="report", if_not_fresh="apologise", **arguments
+        )
+        task >> [EmptyOperator(task_id="report"), EmptyOperator(task_id="apologise")]
+    pushed: dict[str, Any] = {}
+    instance = SimpleNamespace(
+        **vars(CONTEXT["ti"]), task=task, xcom_push=lambda key, value: pushed.update({key: value})
+    )
+    return task, pushed, {"ti": instance}
+
+
+def skipped(run: Callable[[], Any]) -> list[str]:
+    from airflow.sdk.exceptions import DownstreamTasksSkipped
+
+    with pytest.raises(DownstreamTasksSkipped) as choice:
+        run()
+    return [name if isinstance(name, str) else name[0] for name in choice.value.tasks]
+
+
+def test_a_branch_is_chosen_by_freshness_and_gets_the_cut_or_the_reason(lake: HandLake, pipeline: str) -> None:
+    from airflow.sdk.exceptions import AirflowFailException
+
+    task, pushed, context = branch(pipeline, require=at(lake, 0x180))
+    assert skipped(lambda: task.execute(context)) == ["apologise"]
+    assert pushed["return_value"]["epoch"] == 1
+    task, pushed, context = branch(pipeline, require=at(lake, 0x300))
+    assert skipped(lambda: task.execute(context)) == ["report"]
+    assert pushed["return_value"]["outcome"] == "not_running"
+    for outcome, status in (("suspended", 4), ("timed_out", 3), ("source_unreachable", 3)):
+        end = ended(outcome, status)
+        assert skipped(partial(task.execute_complete, context, end)) == ["report"]
+    with pytest.raises(AirflowFailException, match="future_position"):
+        task.execute_complete(context, ended("future_position", 2))
+    with pytest.raises(ValueError, match="on_timeout"):
+        branch(pipeline, on_timeout="skip")
+
+
+def test_a_branch_that_may_wait_is_deferred_as_a_sensor_is(lake: HandLake, pipeline: str) -> None:
+    from airflow.sdk.exceptions import TaskDeferred
+
+    task, _, context = branch(pipeline, require=at(lake, 0x300), max_wait="1m")
+    with pytest.raises(TaskDeferred):
+        task.execute(context)
+
+
+def test_the_log_of_the_wait_says_why_it_lasts_and_repeats_itself_seldom(
+    lake: HandLake, pipeline: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trigger = deferred(sensor(pipeline, require=at(lake, 0x400), max_wait="3s"))
+
+    async def scenario() -> None:
+        waiting = asyncio.ensure_future(events(trigger))
+        for step in range(10):
+            await asyncio.to_thread(lake.read_to, 0x300 + step)
+            await asyncio.sleep(0.1)
+        await waiting
+
+    asyncio.run(scenario())
+    lines = capsys.readouterr().out.splitlines()
+    said = [line for line in lines if "waiting for 0/400" in line and "FreshnessTrigger" in line]
+    assert 1 <= len(said) <= 3
+    assert "public.a is complete up to 0/" in said[0]
+    assert "bytes of the log" in said[0]
+
+
+def test_inside_a_task_the_wait_takes_the_airflow_connection(
+    lake: HandLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headwater import NotFresh
+    from headwater_airflow import freshness
+
+    pipeline = write_pipeline(tmp_path, lake, "airflow: shop-source")
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP-SOURCE", NOWHERE.replace("postgresql:", "postgres:"))
+    assert freshness.wait(pipeline, tables=[A], require=at(lake, 0x180))["epoch"] == 1
+    with pytest.raises(NotFresh) as late:
+        freshness.wait(pipeline, require=at(lake, 0x300), max_wait="200ms")
+    assert late.value.code == "not_running"
+    cut = freshness.wait(pipeline, require=at(lake, 0x300), max_wait="200ms", on_timeout="continue")
+    assert (cut["outcome"], cut["epoch"]) == ("not_running", 1)
 
 
 def test_an_airflow_connection_is_resolved_where_the_wait_runs(

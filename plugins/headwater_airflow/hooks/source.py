@@ -21,6 +21,13 @@ def connection_environment(conn_id: str) -> dict[str, str]:
     return _environment(conn_id, BaseHook.get_connection(conn_id))
 
 
+def connection_uri(conn_id: str) -> str:
+    """For a task: the Airflow connection as a libpq URI. Secret."""
+    from airflow.sdk import BaseHook
+
+    return libpq_uri(BaseHook.get_connection(conn_id))
+
+
 async def async_connection_environment(conn_id: str) -> dict[str, str]:
     """The same for a trigger, whose event loop must not be blocked."""
     from airflow.sdk import BaseHook

@@ -234,8 +234,9 @@ class VerifyOperator(HeadwaterSparkOperator):
 class SparkOnCutOperator(HeadwaterSparkOperator):
     """A Spark job of your own that reads one consistent cut.
 
-    `cut` is what a FreshnessSensor returned (`sensor.output`). The job gets the path of a file with the cut as its
-    first argument (a cut of many tables is longer than an argument may be), then `application_args`:
+    `cut` is what a FreshnessSensor returned (`sensor.output`), also one that fell back to the source. The job gets
+    the path of a file with the cut as its first argument (a cut of many tables is longer than an argument may be),
+    then `application_args`:
 
         cut = json.loads(Path(sys.argv[1]).read_text())
         orders = headwater.read(spark, cut)["public.orders"]
@@ -257,7 +258,11 @@ class SparkOnCutOperator(HeadwaterSparkOperator):
             return super().execute(context)
 
     def _connection_environment(self) -> dict[str, str]:
-        return {}  # it reads the lake only
+        # Most cuts are read from the lake only; one that fell back, at the source.
+        if "fallback" not in self.cut:
+            return {}
+        self.pipeline = self.cut["fallback"]["pipeline_file"]
+        return super()._connection_environment()
 
 
 def _table_arguments(tables: Sequence[str]) -> list[str]:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import BaseSensorOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 from headwater_airflow.hooks.source import connection_environment
+from headwater_airflow.sensors.settings import Settings, duration, overridden
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -26,16 +27,23 @@ if TYPE_CHECKING:
 # A trigger enforces the deadline itself: Airflow's own, looked at every 15 s, is only for a triggerer that is gone.
 _GRACE = timedelta(minutes=2)
 _SKIPPED_ON_TIMEOUT = frozenset({"timed_out", "not_running"})
+INTERVAL_END = "data_interval_end"
 
 
 class FreshnessSensor(BaseSensorOperator):
     """Waits until `tables` of the pipeline (None: all) meet `require`; returns the pinned cut.
 
-    `pipeline`: path of the pipeline file. `require`: "now", a position (`16/B374D848`, or what
-    `headwater.commit_position` gave, also by XCom), or a greatest staleness ("30s", a timedelta).
-    `max_wait`: seconds, "5m" or a timedelta; past it the task fails, or is skipped with `on_timeout="skip"`.
-    A table that is suspended or loading ends the wait at once; `ignore_suspended` leaves suspended ones out.
+    `pipeline`: path of the pipeline file. `require`: "now"; a position (`16/B374D848`, or what
+    `headwater.commit_position` gave, also by XCom); a greatest staleness ("30s", a timedelta); a moment with its time
+    zone, up to which everything committed is wanted, or "data_interval_end" for that of the DAG run; "default": what
+    `freshness` says in the pipeline file, table by table.
+    `max_wait`: seconds, "5m" or a timedelta. `on_timeout`, what happens past it: "fail"; "skip"; "continue" with the
+    newest cut and how stale it is; "fallback": what reads the result reads the source, and the wait ends as soon as
+    it is estimated to be too long. A table that is suspended or loading ends the wait at once, and only "fallback"
+    makes something of that; `ignore_suspended` leaves suspended tables out.
     `keep_cut`: for how long the versions of the cut are kept.
+    A DAG run's conf goes over these, but for `pipeline`: `{"headwater": {"max_wait": "1h"}}` for every sensor of the
+    run, `{"headwater": {"tasks": {"fresh": {"require": "now"}}}}` for one.
     """
 
     template_fields: Sequence[str] = ("pipeline", "tables", "require")
@@ -48,14 +56,12 @@ class FreshnessSensor(BaseSensorOperator):
         tables: Sequence[str] | None = None,
         require: Any = "now",
         max_wait: float | str | timedelta = 300,
-        on_timeout: Literal["fail", "skip"] = "fail",
+        on_timeout: str = "fail",
         ignore_suspended: bool = False,
         keep_cut: float | str | timedelta = timedelta(hours=24),
         **arguments: Any,
     ) -> None:
-        if on_timeout not in ("fail", "skip"):
-            raise ValueError(f"on_timeout={on_timeout!r}: expected fail or skip")
-        wait = _duration(max_wait, "max_wait")
+        wait = duration(max_wait, "max_wait")
         super().__init__(timeout=wait, **arguments)
         self.pipeline = pipeline
         self.tables = list(tables) if tables is not None else None
@@ -63,30 +69,47 @@ class FreshnessSensor(BaseSensorOperator):
         self.max_wait = wait
         self.on_timeout = on_timeout
         self.ignore_suspended = ignore_suspended
-        self.keep_cut = _duration(keep_cut, "keep_cut")
+        self.keep_cut = duration(keep_cut, "keep_cut")
+        self._own_settings().check()
 
     def execute(self, context: Context) -> dict[str, Any]:
         from headwater.errors import HeadwaterError
 
-        deadline = datetime.now(UTC) + self.max_wait_duration
+        settings = self._settings(context)
+        deadline = datetime.now(UTC) + settings.max_wait
         try:
             conn_id, pipeline = self._pipeline()
-            waiter = self._waiter(pipeline, self._owner(context))
+            waiter = self._waiter(pipeline, settings, context)
             result = waiter.look()
         except HeadwaterError as error:
             raise _failure({**error.to_json(), "exit_status": error.exit_status}) from None
         if result is not None:
-            return self._ended({**result.to_json(), "exit_status": result.exit_status})
-        return self._defer(waiter, conn_id, deadline, self._owner(context))
+            return self._ended({**result.to_json(), "exit_status": result.exit_status}, context)
+        return self._defer(waiter, conn_id, deadline, settings, context)
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         """Back in a worker: `event` is the trigger's payload."""
-        return self._ended(event)
+        return self._ended(event, context)
 
-    @property
-    def max_wait_duration(self) -> timedelta:
-        assert self.max_wait is not None
-        return self.max_wait
+    def _own_settings(self) -> Settings:
+        assert self.max_wait is not None  # as the base class declares it
+        return Settings(self.tables, self.require, self.max_wait, self.on_timeout, self.ignore_suspended, self.keep_cut)
+
+    def _settings(self, context: Context) -> Settings:
+        """The arguments, the DAG run's conf over them, and the moment that `data_interval_end` stands for."""
+        try:
+            settings = overridden(self._own_settings(), context, self.task_id)
+        except ValueError as error:
+            raise AirflowFailException(f"the DAG run's conf: {error}") from None
+        if settings.require != INTERVAL_END:
+            return settings
+        end = context.get("data_interval_end")
+        if end is None:
+            raise AirflowFailException(
+                f"require={INTERVAL_END!r}, and this DAG run has no data interval. What to do: trigger it with a "
+                'logical date, or with the conf {"headwater": {"require": "now"}}'
+            )
+        return settings.requiring(end)
 
     def _pipeline(self) -> tuple[str | None, Pipeline]:
         """The id of the source's Airflow connection, if the pipeline file names one, and the pipeline."""
@@ -98,55 +121,88 @@ class FreshnessSensor(BaseSensorOperator):
             return None, pipeline
         return conn_id, load_pipeline(self.pipeline, {**os.environ, **connection_environment(conn_id)})
 
-    def _waiter(self, pipeline: Pipeline, owner: str) -> Waiter:
+    def _waiter(self, pipeline: Pipeline, settings: Settings, context: Context) -> Waiter:
         from headwater.jobs.wait import Waiter, parse_table
         from headwater.lake.freshness import parse_requirement
 
         return Waiter(
             pipeline,
-            parse_requirement(self.require),
-            timeout=self.max_wait_duration.total_seconds(),
-            keep=self.keep_cut.total_seconds(),
-            owner=owner,
-            tables=[parse_table(name) for name in self.tables] if self.tables is not None else None,
-            ignore_suspended=self.ignore_suspended,
+            parse_requirement(settings.require),
+            timeout=settings.max_wait.total_seconds(),
+            keep=settings.keep_cut.total_seconds(),
+            owner=_owner(context),
+            tables=[parse_table(name) for name in settings.tables] if settings.tables is not None else None,
+            ignore_suspended=settings.ignore_suspended,
+            give_up_early=settings.on_timeout == "fallback",
         )
 
-    def _defer(self, waiter: Waiter, conn_id: str | None, deadline: datetime, owner: str) -> NoReturn:
+    def _defer(
+        self, waiter: Waiter, conn_id: str | None, deadline: datetime, settings: Settings, context: Context
+    ) -> NoReturn:
         from headwater_airflow.triggers.freshness import FreshnessTrigger
 
         assert waiter.target is not None
-        self.log.info("not fresh yet, waiting for %s: %s", waiter.target, waiter.waiting.reason)
+        self.log.info("pipeline %s, not fresh yet, deferred: %s", self.pipeline, waiter.progress)
         self.defer(
             trigger=FreshnessTrigger(
                 pipeline=os.path.abspath(self.pipeline),
                 tables=list(waiter.tables or ()),
                 target=waiter.target.to_json(),
                 deadline=deadline.isoformat(),
-                keep_seconds=self.keep_cut.total_seconds(),
-                owner=owner,
+                keep_seconds=settings.keep_cut.total_seconds(),
+                owner=_owner(context),
                 conn_id=conn_id,
-                ignore_suspended=self.ignore_suspended,
+                ignore_suspended=settings.ignore_suspended,
+                give_up_early=settings.on_timeout == "fallback",
             ),
             method_name="execute_complete",
-            timeout=self.max_wait_duration + _GRACE,
+            timeout=settings.max_wait + _GRACE,
         )
 
-    def _owner(self, context: Context) -> str:
-        instance = context["ti"]
-        return f"{instance.dag_id} {instance.run_id} {instance.task_id} {instance.map_index}"
-
-    def _ended(self, event: dict[str, Any]) -> dict[str, Any]:
-        """The cut, or the exception that fits how the wait ended."""
+    def _ended(self, event: dict[str, Any], context: Context) -> dict[str, Any]:
+        """The cut, or what `on_timeout` makes of a wait that ended otherwise, or the exception that fits."""
         outcome = event.get("outcome")
         if outcome == "satisfied":
             self.log.info(
                 "fresh: epoch %s at %s, waited %s s", event["epoch"], event["position"]["lsn"], event["waited_seconds"]
             )
             return {name: value for name, value in event.items() if name != "exit_status"}
-        if self.on_timeout == "skip" and outcome in _SKIPPED_ON_TIMEOUT:
-            raise AirflowSkipException(_sentence(event))
+        settings = self._settings(context)
+        if settings.on_timeout == "skip" and outcome in _SKIPPED_ON_TIMEOUT:
+            raise AirflowSkipException(sentence(event))
+        if settings.on_timeout in ("continue", "fallback"):
+            instead = self._instead(event, settings, context)
+            if instead is not None:
+                return instead
         raise _failure(event)
+
+    def _instead(self, event: dict[str, Any], settings: Settings, context: Context) -> dict[str, Any] | None:
+        """What is handed on although the wait was not satisfied; None where nothing can be."""
+        from headwater.errors import HeadwaterError
+        from headwater.jobs.instead import instead_of_cut
+        from headwater.jobs.wait import parse_table
+
+        try:
+            found = instead_of_cut(
+                self._pipeline()[1],
+                event,
+                settings.on_timeout,
+                tables=[parse_table(name) for name in settings.tables] if settings.tables is not None else None,
+                keep=settings.keep_cut.total_seconds(),
+                owner=_owner(context),
+            )
+        except HeadwaterError as error:
+            self.log.error("%s", sentence(event))
+            raise _failure({**error.to_json(), "exit_status": error.exit_status}) from None
+        if found is not None:
+            self.log.warning("%s; going on %s", sentence(event), found["instead"])
+        return found
+
+
+def _owner(context: Context) -> str:
+    """In whose name the cut is pinned."""
+    instance = context["ti"]
+    return f"{instance.dag_id} {instance.run_id} {instance.task_id} {instance.map_index}"
 
 
 def _failure(event: dict[str, Any]) -> AirflowException:
@@ -154,22 +210,12 @@ def _failure(event: dict[str, Any]) -> AirflowException:
     from headwater.errors import EXIT_REFUSED, EXIT_SUSPENDED
 
     final = event["exit_status"] in (EXIT_REFUSED, EXIT_SUSPENDED)
-    return (AirflowFailException if final else AirflowException)(_sentence(event))
+    return (AirflowFailException if final else AirflowException)(sentence(event))
 
 
-def _sentence(event: dict[str, Any]) -> str:
+def sentence(event: dict[str, Any]) -> str:
+    """How a wait ended, for the log."""
     error = event.get("error", {})
     reason, remedy = event.get("reason") or error.get("message", ""), event.get("remedy") or error.get("remedy", "")
     text = f"{event.get('outcome') or error.get('code', 'failed')}: {reason}"
     return f"{text}. What to do: {remedy}" if remedy else text
-
-
-def _duration(value: float | str | timedelta, name: str) -> timedelta:
-    from headwater.quantities import parse_duration
-
-    if isinstance(value, timedelta):
-        return value
-    try:
-        return timedelta(seconds=parse_duration(value))
-    except ValueError as error:
-        raise ValueError(f"{name}={value!r}: {error}") from None

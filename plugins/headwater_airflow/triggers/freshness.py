@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from headwater.jobs.wait import Waiter
 
 _OUTAGE_SECONDS = 2.0
+_QUESTION_SECONDS, _WORD_SECONDS = 1.0, 30.0
 
 
 class FreshnessTrigger(BaseTrigger):
@@ -42,6 +44,7 @@ class FreshnessTrigger(BaseTrigger):
         owner: str,
         conn_id: str | None = None,
         ignore_suspended: bool = False,
+        give_up_early: bool = False,
         look_seconds: float = 0.25,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -53,6 +56,7 @@ class FreshnessTrigger(BaseTrigger):
         self.owner = owner
         self.conn_id = conn_id
         self.ignore_suspended = ignore_suspended
+        self.give_up_early = give_up_early
         self.look_seconds = look_seconds
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -67,6 +71,7 @@ class FreshnessTrigger(BaseTrigger):
                 "owner": self.owner,
                 "conn_id": self.conn_id,
                 "ignore_suspended": self.ignore_suspended,
+                "give_up_early": self.give_up_early,
                 "look_seconds": self.look_seconds,
             },
         )
@@ -75,7 +80,8 @@ class FreshnessTrigger(BaseTrigger):
         from headwater.errors import HeadwaterError, Refused, Transient
 
         waiter: Waiter | None = None
-        said = ""
+        said, blocker = "", ""
+        next_question = next_word = 0.0
         while True:
             try:
                 if waiter is None:
@@ -101,9 +107,15 @@ class FreshnessTrigger(BaseTrigger):
                 if result is not None:
                     yield _event(result.to_json(), result.exit_status)
                     return
-                if waiter.waiting.reason != said:
-                    said = waiter.waiting.reason
-                    self.log.info("pipeline %s, waiting for %s: %s", self.pipeline, waiter.target, said)
+                said = ""
+                if (now := time.monotonic()) >= next_question:
+                    next_question = now + _QUESTION_SECONDS
+                    progress = waiter.progress
+                    # Positions move with every look; what holds the wait up seldom changes.
+                    held = progress.blocker.partition(";")[0] if progress is not None else ""
+                    if progress is not None and (now >= next_word or held != blocker):
+                        blocker, next_word = held, now + _WORD_SECONDS
+                        self.log.info("pipeline %s, %s", self.pipeline, progress)
                 await asyncio.sleep(min(self.look_seconds, max(self._remaining(), 0.01)))
                 continue
             if self._remaining() <= 0:
@@ -131,6 +143,7 @@ class FreshnessTrigger(BaseTrigger):
             owner=self.owner,
             tables=[TableName.parse(name) for name in self.tables],
             ignore_suspended=self.ignore_suspended,
+            give_up_early=self.give_up_early,
         )
 
 

@@ -22,6 +22,7 @@ from headwater.source.connection import Connection, connect, identify
 from headwater.source.publication import inserts_name
 from headwater.source.samples import emit_marker, insert_position, take_sample
 from headwater.source.slot import SlotState, read_slot
+from headwater.source.snapshots import OpenTransaction, open_now
 from headwater.source.standing import Registered, Standing, read_standings, standing_problem
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class SourceState:
     asked_at: float
     slot: SlotState | None
     standings: tuple[Standing, ...] = ()
+    open_transactions: tuple[OpenTransaction, ...] = ()
 
     def now(self) -> datetime:
         """The source's clock, carried on by our own; never behind it by more than the drift of the two clocks,
@@ -114,4 +116,5 @@ def read_source_state(connection: Connection, slot: str, registered: Iterable[Re
     asked_at = time.monotonic()
     sample = take_sample(connection)
     clock, found = (sample.time, sample.lsn), read_slot(connection, slot)
-    return SourceState(position, in_recovery, clock, asked_at, found, read_standings(connection, registered))
+    standings = read_standings(connection, registered)
+    return SourceState(position, in_recovery, clock, asked_at, found, standings, tuple(open_now(connection)))

@@ -119,6 +119,7 @@ def _tables(
         covered = look.covered(name) if table.state == freshness.IN_STEP else None
         reached = covered if covered is not None else (version.applied_lsn if version is not None else None)
         lag_bytes, lag_seconds = lag(reached)
+        wanted = pipeline.freshness_of(TableName.parse(name))
         shown[name] = {
             "state": table.state,
             "reason": table.reason,
@@ -131,6 +132,8 @@ def _tables(
             else None,
             "lag_bytes": lag_bytes,
             "lag_seconds": lag_seconds,
+            "freshness_seconds": wanted,
+            "late": lag_seconds > wanted if lag_seconds is not None and wanted is not None else None,
             "path": table_uri(root, relative),
         }
     return shown

@@ -22,16 +22,16 @@ from headwater.errors import Refused, SourceChanged, Transient
 from headwater.jobs.comparison import Candidates, Comparison
 from headwater.jobs.differences import Settled, State, settle
 from headwater.jobs.key_reader import KeyReader
-from headwater.jobs.units import BAD_VALUE, CHANGED, TableChanged, UnitReader, cut_units, describe
+from headwater.jobs.source_rows import rows_at
+from headwater.jobs.units import BAD_VALUE, CHANGED, TableChanged
 from headwater.jobs.verify_version import DEFAULT_PATIENCE, Patience, StoredVersion, version_holding
 from headwater.lake.registry import Registry, TableRecord
-from headwater.lake.tables import struct_type
 from headwater.names import TableName
 from headwater.position import Position, format_lsn
 from headwater.schema import DELETED, TableSchema
 from headwater.session import build_session
 from headwater.source.catalog import Signature, read_catalog, signature
-from headwater.source.connection import Connection, connect, errors_named, identify
+from headwater.source.connection import Connection, connect, identify
 from headwater.source.snapshots import CapturePoint, capture_point
 
 log = logging.getLogger(__name__)
@@ -208,24 +208,13 @@ class _Table:
 
     def _source(self, spark: SparkSession, look: _Look) -> DataFrame:
         """Every row at the capture point, read as a load reads them."""
-        schema = look.schema
-        units = [unit for leaf in schema.leaves for unit in cut_units(leaf, self._pages(leaf.relation_id))]
-        reader = UnitReader(self._pipeline.conninfo(), look.capture.snapshot_id, schema, look.signatures)
-        parallel = max(1, min(self._pipeline.load.connections, len(units)))
-        descriptions = spark.sparkContext.parallelize([(describe(unit),) for unit in units], parallel)
-        return spark.createDataFrame(descriptions, "unit string").mapInArrow(reader, struct_type(schema))
+        capture = look.capture
+        return rows_at(spark, self._pipeline, self._connection, look.schema, capture.snapshot_id, look.signatures)
 
     def _stored(self, spark: SparkSession, stored: StoredVersion) -> DataFrame:
         """The rows that the lake holds as living."""
         rows = spark.read.format("delta").option("versionAsOf", stored.version).load(stored.path)
         return rows.where(f"NOT {DELETED}") if self._record().schema.soft_delete else rows
-
-    def _pages(self, relation_id: int) -> int:
-        with errors_named("source"):
-            row = self._connection.execute(
-                "select pg_relation_size(%s::oid) / current_setting('block_size')::int", [relation_id]
-            ).fetchone()
-        return int(row[0] or 0) if row else 0
 
     def _states(
         self, comparison: Comparison, candidates: Candidates, look: _Look, numbers: Sequence[int]

@@ -10,28 +10,44 @@ blocks for one look and never sleeps: the caller paces it. No Spark. Times are s
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 from headwater.config import Pipeline, load_pipeline
 from headwater.errors import HeadwaterError, Refused, Transient
+from headwater.jobs.progress import Progress, progress
 from headwater.jobs.source_state import SourceState, as_the_source_stands, ask_source, followed
 from headwater.lake import freshness
 from headwater.lake.cuts import Cut, Pin, pin_cut, take_cut, time_text
-from headwater.lake.freshness import AtPosition, Look, MaxStaleness, Now, Outcome, Requirement, Target, Verdict
+from headwater.lake.freshness import (
+    AsConfigured,
+    AtPosition,
+    Look,
+    MaxStaleness,
+    Now,
+    Outcome,
+    Requirement,
+    Since,
+    Target,
+    Verdict,
+)
 from headwater.lake.position_file import PositionFile
 from headwater.lake.status import LakeReader
 from headwater.names import TableName
-from headwater.position import format_lsn
+from headwater.position import Position, format_lsn
 from headwater.quantities import parse_duration
 from headwater.source.standing import Registered
 
+log = logging.getLogger(__name__)
+
 LOOK_SECONDS = 0.05
+_FIRST_WORD_SECONDS, _WORD_SECONDS = 2.0, 30.0
 _VISIT_SECONDS = (1.0, 2.0, 4.0)  # between two visits to the source; the last one is repeated
 
 
@@ -57,6 +73,7 @@ class WaitResult:
     applied: Mapping[str, int] = field(default_factory=dict)
     cut: Cut | None = None
     pin: Pin | None = None
+    progress: Progress | None = None
 
     @property
     def exit_status(self) -> int:
@@ -88,6 +105,8 @@ class WaitResult:
                 for name, gap in self.verdict.tables.items()
             },
         }
+        if self.progress is not None:
+            result["progress"] = self.progress.to_json()
         # A refused wait is an error of its caller, and is shown as every command shows one.
         return {**self.error().to_json(), **result} if self.exit_status == Refused.exit_status else result
 
@@ -104,7 +123,8 @@ class Waiter:
     """One wait. `requirement` may be a `Target` pinned by an earlier process: it is then not taken anew, and a
     source that does not answer is asked again until the deadline.
 
-    `keep`: for how many seconds the cut is pinned, in the name of `owner`.
+    `keep`: for how many seconds the cut is pinned, in the name of `owner`. `give_up_early`: end as timed out as soon as
+    the time that is still to wait, as estimated, exceeds what is left.
     """
 
     def __init__(
@@ -117,21 +137,33 @@ class Waiter:
         owner: str,
         tables: Iterable[TableName] | None = None,
         ignore_suspended: bool = False,
+        give_up_early: bool = False,
     ) -> None:
         self._pipeline = pipeline
         self._requirement = requirement
         self._keep, self._owner = keep, owner
         self._ignore_suspended = ignore_suspended
+        self._give_up_early = give_up_early
         self._lake = LakeReader(pipeline.lake_path(), pipeline.name)
         self._began = time.monotonic()
         self._deadline = self._began + timeout
         self._visits, self._next_visit = 0, self._began
         self._source: SourceState | None = None
+        self._outage = ""
+        self._ledger_asked = False
         self._last_file: PositionFile | None = None
         self._seen_alive = False
         self.target: Target | None = requirement if isinstance(requirement, Target) else None
         self.tables: tuple[str, ...] | None = tuple(sorted(set(map(str, tables)))) if tables else None
         self.waiting = Verdict(None, "no look has been taken yet")
+        self._seen: Look | None = None
+
+    @property
+    def progress(self) -> Progress | None:
+        """How the wait stands as of the last look; None before the first."""
+        if self.target is None or self._seen is None:
+            return None
+        return progress(self.target, self.waiting, self._seen, self._source, self._outage)
 
     def look(self) -> WaitResult | None:
         """One look; None while waiting may still help (`waiting` then says why it is not met)."""
@@ -139,18 +171,22 @@ class Waiter:
             return self._end(failed, Look(None, {}))
         seen = self._lake.look()
         if self.tables is None:
-            self.tables = _all_tables(self._pipeline, seen)
+            self.tables = wanted_tables(self._pipeline, None, seen)
+        self._resolve_moment(seen)
         look = self._as_the_source_stands(seen)
         self._notice_life(look)
         judged = self._judge(look)
         late = time.monotonic() >= self._deadline
         if judged.outcome is None and (time.monotonic() >= self._next_visit or (late and not self._seen_alive)):
             refused = self._visit()
+            self._resolve_moment(seen)
             look = self._as_the_source_stands(seen)
             judged = refused or self._judge(look)
+        if judged.outcome is None and not late and self._give_up_early:
+            judged = freshness.hopeless(judged, self._deadline - time.monotonic())
         if judged.outcome is None and late:
             judged = self._at_deadline(judged)
-        self.waiting = judged
+        self.waiting, self._seen = judged, look
         return None if judged.outcome is None else self._end(judged, look)
 
     def _take_target(self) -> Verdict | None:
@@ -158,6 +194,11 @@ class Waiter:
         requirement = self._requirement
         if isinstance(requirement, AtPosition) and requirement.timeline is not None:
             self.target = Target(requirement.lsn, requirement.timeline, requirement.system_id)
+            return None
+        if isinstance(requirement, Since):
+            self.target = Target(since=requirement.moment)
+            with contextlib.suppress(Transient):  # the lake may know all that is needed
+                self._ask()
             return None
         try:
             self._ask()
@@ -172,7 +213,40 @@ class Waiter:
             return self._refusal()
         elif isinstance(requirement, MaxStaleness):
             self.target = Target(max_staleness=requirement.seconds)
+        elif isinstance(requirement, AsConfigured):
+            self.target = self._as_configured(position)
         return None
+
+    def _as_configured(self, position: Position) -> Target:
+        """The staleness that the pipeline file allows each table; `position` for those of which it says nothing."""
+        if self.tables is None:
+            self.tables = wanted_tables(self._pipeline, None, self._lake.look())
+        limits = {name: self._pipeline.freshness_of(TableName.parse(name)) for name in self.tables}
+        by_table = {name: limit for name, limit in limits.items() if limit is not None}
+        if len(by_table) == len(limits):
+            return Target(by_table=by_table)
+        return Target(position.lsn, position.timeline, position.system_id, by_table=by_table)
+
+    def _resolve_moment(self, look: Look) -> None:
+        """Find where in the log the moment lies that is waited for: by the driver's samples, else by our own.
+
+        The file holds the samples of some minutes. What lies further back is in the ledger: a lake that is far behind
+        would otherwise be waited for up to its newest sample.
+        """
+        target = self.target
+        if target is None or target.since is None or not target.open:
+            return
+        if look.file is not None:
+            samples = freshness.samples_of(look.file)
+            if not self._ledger_asked and (not samples or samples[0][0] > target.since):
+                self._ledger_asked = True
+                earlier = self._lake.first_sample(target.since)
+                samples += [earlier] if earlier is not None else []
+            target = target.resolved(samples, look.log)
+        if self._source is not None:
+            position = self._source.position
+            target = target.resolved([self._source.sample], (position.system_id, position.timeline))
+        self.target = target
 
     def _without_source(self, error: Transient) -> Verdict | None:
         """What a source that cannot be asked means: a plain LSN is then one of the log that the lake follows."""
@@ -190,6 +264,10 @@ class Waiter:
         try:
             asked = self._registered()
             self._source = ask_source(self._pipeline.conninfo(), self._pipeline.source.slot, asked)
+            self._outage = ""
+        except Transient as error:
+            self._outage = error.message
+            raise
         finally:
             self._next_visit = time.monotonic() + pause
         slot = self._source.slot
@@ -251,7 +329,9 @@ class Waiter:
         self._last_file = look.file
 
     def _at_deadline(self, judged: Verdict) -> Verdict:
-        if self.target is not None and self.target.max_staleness is not None and self._source is None:
+        target = self.target
+        by_clock = target is not None and (target.max_staleness is not None or target.by_table or target.open)
+        if by_clock and self._source is None:
             return replace(judged, outcome=Outcome.SOURCE_UNREACHABLE, remedy="check the source's connection")
         return freshness.at_deadline(judged, seen_alive=self._seen_alive, pipeline_file=self._pipeline.file)
 
@@ -265,6 +345,7 @@ class Waiter:
             judged,
             self._pipeline.name,
             {name: table.applied_lsn for name, table in epoch.tables.items()} if epoch is not None else {},
+            progress=self.progress if judged.outcome is not Outcome.SATISFIED else None,
         )
         if judged.outcome is not Outcome.SATISFIED:
             return result
@@ -276,8 +357,10 @@ class Waiter:
         return replace(result, cut=cut, pin=pin)
 
 
-def _all_tables(pipeline: Pipeline, look: Look) -> tuple[str, ...]:
-    """Every table of the pipeline: those named in its file, and those that a pattern has brought into the lake."""
+def wanted_tables(pipeline: Pipeline, tables: Iterable[TableName] | None, look: Look) -> tuple[str, ...]:
+    """`tables`; None: every one of the pipeline, those named in its file and those that a pattern has brought in."""
+    if tables:
+        return tuple(sorted(set(map(str, tables))))
     named = {str(entry.name) for entry in pipeline.tables if isinstance(entry.name, TableName)}
     return tuple(sorted(named | {name for name, table in look.tables.items() if table.state not in ("new", "removed")}))
 
@@ -288,20 +371,31 @@ def wait(
     require: object,
     timeout: float,
     ignore_suspended: bool = False,
+    give_up_early: bool = False,
 ) -> WaitResult:
-    """The command `headwater wait`: blocks until the wait has ended, at most about `timeout` seconds."""
+    """The command `headwater wait`: blocks until the wait has ended, at most about `timeout` seconds. While it waits it
+    says why, in the log."""
     waiter = Waiter(
         pipeline,
         freshness.parse_requirement(require),
         timeout=timeout,
         keep=pipeline.lake.keep_cuts,
-        owner=f"wait {socket.gethostname()}:{os.getpid()}",
+        owner=_process(),
         tables=tables,
         ignore_suspended=ignore_suspended,
+        give_up_early=give_up_early,
     )
+    next_word = time.monotonic() + _FIRST_WORD_SECONDS
     while (result := waiter.look()) is None:
+        if time.monotonic() >= next_word:
+            next_word = time.monotonic() + _WORD_SECONDS
+            log.info("pipeline %s, %s", pipeline.name, waiter.progress)
         time.sleep(LOOK_SECONDS)
     return result
+
+
+def _process() -> str:
+    return f"wait {socket.gethostname()}:{os.getpid()}"
 
 
 def wait_for_cut(
@@ -311,14 +405,33 @@ def wait_for_cut(
     require: object = "now",
     timeout: float | str | timedelta = 60.0,
     ignore_suspended: bool = False,
+    on_timeout: Literal["fail", "continue", "fallback"] = "fail",
 ) -> Cut:
-    """`headwater.wait`: the pinned cut, or NotFresh. `tables` as SQL writes them; None: every table of the pipeline."""
+    """`headwater.wait`: the pinned cut, or NotFresh. `tables` as SQL writes them; None: every table of the pipeline.
+
+    `on_timeout`: with "continue" the newest cut as it stands, with "fallback" one that `headwater.read` reads at the
+    source; either has `outcome` and `instead`, which says what it is (see `headwater.jobs.instead`).
+    """
+    from headwater.jobs.instead import instead_of_cut
+
+    if on_timeout not in ("fail", "continue", "fallback"):
+        raise Refused(
+            f"{on_timeout!r} is none of fail, continue, fallback",
+            code="bad_argument",
+            where="on_timeout",
+            remedy="give one of these",
+        )
     loaded = pipeline if isinstance(pipeline, Pipeline) else load_pipeline(pipeline)
     names = [parse_table(name) for name in tables or ()]
-    result = wait(loaded, names, require, seconds(timeout), ignore_suspended)
-    if result.cut is None:
+    result = wait(loaded, names, require, seconds(timeout), ignore_suspended, on_timeout == "fallback")
+    if result.cut is not None:
+        return result.cut
+    owner, keep = _process(), loaded.lake.keep_cuts
+    instead = instead_of_cut(loaded, result.to_json(), on_timeout, tables=names, keep=keep, owner=owner)
+    if instead is None:
         raise result.error()
-    return result.cut
+    log.warning("pipeline %s: %s; going on %s", loaded.name, result.error().message, instead["instead"])
+    return instead
 
 
 def parse_table(name: str | TableName) -> TableName:

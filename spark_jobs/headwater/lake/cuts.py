@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from headwater.lake.ledger import Epoch
 
 Cut = dict[str, Any]
+AT_SOURCE = "at the source"
+"""The state of a table in a cut that fell back: the cut names no versions, whoever reads it reads the source."""
 HISTORY = "~history"
 """Behind a table's name and path: those of its history."""
 
@@ -179,8 +181,20 @@ def read(spark: SparkSession, cut: Mapping[str, Any], *, allow_behind: bool = Fa
     }
 
 
+def is_at_source(cut: Mapping[str, Any]) -> bool:
+    """Whether `cut` stands for the source, as `on_timeout="fallback"` gives it."""
+    return "fallback" in cut
+
+
 def refuse_behind(cut: Mapping[str, Any], *, allow_behind: bool) -> None:
-    """Refused when a table of `cut` is not in step, unless that is allowed."""
+    """Refused when a table of `cut` is not in step, unless that is allowed; and where the lake has no version of it."""
+    if is_at_source(cut):
+        raise Refused(
+            "the cut stands for the source and names no versions of the lake",
+            code="at_source",
+            where=f"cut of pipeline {cut['pipeline']}",
+            remedy="read it with headwater.read, or wait for a cut of the lake",
+        )
     late = {name: table for name, table in cut["tables"].items() if table["state"] != "in step"}
     if late and not allow_behind:
         names = "; ".join(f"{name} is {table['state']}: {table.get('reason', '')}" for name, table in late.items())

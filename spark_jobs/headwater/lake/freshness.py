@@ -1,10 +1,11 @@
 """Is the lake fresh enough for a task? The verdict, as pure functions over values: no I/O, no clock of its own.
 
-A requirement (now, a position, a greatest staleness) is turned once into a target; each look at the lake is then
-judged against it. The rule: a table covers every commit up to the read position of the pipeline or, when a change
-of it has been read and no published epoch holds it yet, everything below that change. The target is met when
-every wanted table is in step and covers it. Nothing else may satisfy a wait: above all no epoch number and no
-clock but the source's. The outcomes are one enum for the command line, Python, the sensor and the trigger.
+A requirement (now, a position, a moment, a greatest staleness, the pipeline file's own) is turned once into a
+target; each look at the lake is then judged against it. The rule: a table covers every commit up to the read
+position of the pipeline or, when a change of it has been read and no published epoch holds it yet, everything below
+that change. The target is met when every wanted table is in step and covers it. Nothing else may satisfy a wait:
+above all no epoch number and no clock but the source's. The outcomes are one enum for the command line, Python, the
+sensor and the trigger.
 
 Times are aware datetimes of the source's clock, positions are LSNs of one log (`Look.log`). Standard library only.
 """
@@ -13,9 +14,10 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -31,6 +33,7 @@ SOURCE_RATE = "log_bytes_per_second"
 """How fast the source writes its log."""
 
 IN_STEP = "active"
+_DATE = re.compile(r"\d{4}-\d\d-\d\d[T ]")
 
 
 class Outcome(StrEnum):
@@ -87,22 +90,41 @@ class MaxStaleness:
     seconds: float
 
 
-Requirement = Now | AtPosition | MaxStaleness
+@dataclass(frozen=True, slots=True)
+class Since:
+    """Everything committed before `moment`, by the source's clock; a moment still to come is waited for.
+
+    Committed is what others could see by then: the source stamps a commit microseconds before that.
+    """
+
+    moment: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class AsConfigured:
+    """What the pipeline file says: each table's `freshness`; `now` for tables without one."""
+
+
+Requirement = Now | AtPosition | MaxStaleness | Since | AsConfigured
+_REQUIREMENTS = (Now, AtPosition, MaxStaleness, Since, AsConfigured)
 
 
 def parse_requirement(value: object) -> Requirement:
-    """What `--require` and the sensor's `require` say: `now`, `16/B374D848`, `30s`, a timedelta, a Position.
+    """What `--require` and the sensor's `require` say: `now`, `16/B374D848`, `30s`, a timedelta, a Position, a moment
+    with its time zone (`2026-03-01T00:00:00Z`, a datetime), or `default`.
 
     A position may also come as the mapping that XCom carries, or as the text into which a template renders that.
     Refused when it is none of these.
     """
-    if isinstance(value, Now | AtPosition | MaxStaleness):
+    if isinstance(value, _REQUIREMENTS):
         return value
     if isinstance(value, Position):
         return AtPosition(value.lsn, value.timeline, value.system_id)
     if isinstance(value, timedelta):
         value = value.total_seconds()
     try:
+        if isinstance(value, datetime):
+            return _since(value)
         if isinstance(value, str) and value.strip().startswith("{"):
             value = _mapping_of(value)
         if isinstance(value, Mapping):
@@ -117,14 +139,25 @@ def parse_requirement(value: object) -> Requirement:
         f"{value!r} is no freshness requirement",
         code="bad_requirement",
         where="require",
-        remedy="give `now`, a log position such as 16/B374D848, or a duration such as 30s",
+        remedy="give `now`, a log position such as 16/B374D848, a duration such as 30s, a moment with its time zone"
+        " such as 2026-03-01T00:00:00Z, or `default` for what the pipeline file says",
     )
 
 
 def _parse_text(text: str) -> Requirement:
     if text.lower() == "now":
         return Now()
+    if text.lower() == "default":
+        return AsConfigured()
+    if _DATE.match(text):
+        return _since(datetime.fromisoformat(text))
     return AtPosition(parse_lsn(text)) if "/" in text else MaxStaleness(parse_duration(text))
+
+
+def _since(moment: datetime) -> Since:
+    if moment.tzinfo is None:
+        raise ValueError("a moment without its time zone")
+    return Since(moment.astimezone(UTC))
 
 
 def _mapping_of(text: str) -> Any:
@@ -136,12 +169,18 @@ def _mapping_of(text: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A requirement once it is pinned: either `lsn` in the log (`system_id`, `timeline`), or `max_staleness`."""
+    """A requirement once it is pinned: `lsn` in the log (`system_id`, `timeline`), or `max_staleness`, or `since`,
+    which becomes an `lsn` as soon as a sample at or after that moment is known (`resolved`).
+
+    `by_table`: tables with a greatest staleness of their own, in seconds; the others go by the rest.
+    """
 
     lsn: int | None = None
     timeline: int | None = None
     system_id: str | None = None
     max_staleness: float | None = None
+    since: datetime | None = None
+    by_table: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, so that a deferred wait resumes with the same target in another process."""
@@ -150,21 +189,54 @@ class Target:
             "timeline": self.timeline,
             "system_id": self.system_id,
             "max_staleness": self.max_staleness,
+            **({"since": self.since.isoformat()} if self.since is not None else {}),
+            **({"by_table": dict(self.by_table)} if self.by_table else {}),
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Target:
-        lsn = value["lsn"]
+        lsn, since = value["lsn"], value.get("since")
         return cls(
-            parse_lsn(lsn) if lsn is not None else None, value["timeline"], value["system_id"], value["max_staleness"]
+            parse_lsn(lsn) if lsn is not None else None,
+            value["timeline"],
+            value["system_id"],
+            value["max_staleness"],
+            datetime.fromisoformat(since) if since is not None else None,
+            dict(value.get("by_table", {})),
         )
 
     @property
     def log(self) -> tuple[str, int] | None:
         return (self.system_id, self.timeline) if self.system_id is not None and self.timeline is not None else None
 
+    @property
+    def open(self) -> bool:
+        """A moment of which nobody knows yet where in the log it lies."""
+        return self.since is not None and self.lsn is None
+
+    def resolved(self, samples: Iterable[tuple[datetime, int]], log: tuple[str, int] | None) -> Target:
+        """With the position of its moment, if one of `samples` (of `log`) was taken at or after it: the lowest, since
+        what was committed before the moment ends at or below every one of them."""
+        since = self.since
+        if since is None or self.lsn is not None or log is None:
+            return self
+        found = [lsn for time, lsn in samples if time >= since]
+        return replace(self, lsn=min(found), system_id=log[0], timeline=log[1]) if found else self
+
+    def staleness(self, name: str) -> float | None:
+        """The greatest staleness of table `name`; None when it goes by the position."""
+        return self.by_table.get(name, self.max_staleness)
+
     def __str__(self) -> str:
-        return format_lsn(self.lsn) if self.lsn is not None else f"{self.max_staleness:g}s"
+        if self.since is not None:
+            moment = self.since.isoformat().replace("+00:00", "Z")
+            return moment if self.lsn is None else f"{format_lsn(self.lsn)} ({moment})"
+        limits = [f"{seconds:g}s for {name}" for name, seconds in sorted(self.by_table.items())]
+        if self.lsn is not None:
+            limits.insert(0, format_lsn(self.lsn))
+        elif self.max_staleness is not None:
+            limits.insert(0, f"{self.max_staleness:g}s")
+        return ", ".join(limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +325,18 @@ def at_deadline(waiting: Verdict, *, seen_alive: bool, pipeline_file: str) -> Ve
     )
 
 
+def hopeless(waiting: Verdict, seconds_left: float) -> Verdict:
+    """Timed out already, if the estimate says that the wait will not be over in time; else as it was."""
+    if waiting.eta_seconds is None or waiting.eta_seconds <= seconds_left:
+        return waiting
+    return replace(
+        waiting,
+        outcome=Outcome.TIMED_OUT,
+        reason=f"it would take about {waiting.eta_seconds:.1f} s, and {seconds_left:.1f} s are left; {waiting.reason}",
+        remedy="wait longer, or see with `headwater status` which stage is the slow one",
+    )
+
+
 def refuse_target(target: Target, source: tuple[str, int], insert_lsn: int | None) -> Verdict | None:
     """Why the source says that `target` can never be met; None when it can. `insert_lsn`: None on a standby,
     whose own replay may lag behind a position that the primary has long written."""
@@ -310,34 +394,56 @@ def _judge(
         return Verdict(None, f"{name} is {table.state}" + (f": {table.reason}" if table.reason else ""))
     if look.file is None or look.file.epoch == 0:
         return Verdict(None, "no epoch has been published yet")
-    behind = min(required, key=look.covered)
-    lsn = look.covered(behind)
-    if target.lsn is not None:
-        met, reason = lsn >= target.lsn, f"{_whereabouts(look, behind)}; wanted: {format_lsn(target.lsn)}"
-    else:
-        met, reason = _fresh(target, look, lsn, source_now, samples)
-    return Verdict(Outcome.SATISFIED if met else None, "" if met else reason, lsn=lsn)
+    lsn = min(map(look.covered, required))
+    reason = _short_of_position(target, look, required) or _too_stale(target, look, required, source_now, samples)
+    return Verdict(Outcome.SATISFIED if not reason else None, reason, lsn=lsn)
 
 
-def _fresh(
-    target: Target, look: Look, lsn: int, source_now: datetime | None, samples: Sequence[tuple[datetime, int]]
-) -> tuple[bool, str]:
-    """Whether the newest moment of which the lake holds everything is recent enough, and if not, why."""
+def _short_of_position(target: Target, look: Look, required: Sequence[str]) -> str:
+    """Why the tables that go by the position do not cover it; empty when they do."""
+    named = [name for name in required if target.staleness(name) is None]
+    if not named:
+        return ""
+    if target.lsn is None:
+        return f"the source's clock is not known to have reached {target}: no sample at or after it has been seen"
+    behind = min(named, key=look.covered)
+    return "" if look.covered(behind) >= target.lsn else f"{_whereabouts(look, behind)}; wanted: {target}"
+
+
+def _too_stale(
+    target: Target,
+    look: Look,
+    required: Sequence[str],
+    source_now: datetime | None,
+    samples: Sequence[tuple[datetime, int]],
+) -> str:
+    """Why the newest moment of which the lake holds everything is not recent enough for a table; empty when it is."""
     assert look.file is not None
+    named = {name: limit for name in required if (limit := target.staleness(name)) is not None}
+    if not named:
+        return ""
     if source_now is None:
-        return False, "the source's clock is not known: it has not answered yet"
-    complete = complete_until(look.file, lsn, samples)
-    if complete is None:
-        return False, f"no sample of the source's clock lies at or below {format_lsn(lsn)}"
-    staleness = (source_now - complete).total_seconds()
-    limit = target.max_staleness or 0.0
-    return staleness <= limit, f"the tables are known complete up to {staleness:.1f} s ago; wanted: {limit:g} s"
+        return "the source's clock is not known: it has not answered yet"
+    for name in sorted(named, key=look.covered):
+        lsn = look.covered(name)
+        complete = complete_until(look.file, lsn, samples)
+        if complete is None:
+            return f"no sample of the source's clock lies at or below {format_lsn(lsn)}, up to which {name} is complete"
+        staleness = (source_now - complete).total_seconds()
+        if staleness > named[name]:
+            return f"{name} is known complete up to {staleness:.1f} s ago; wanted: {named[name]:g} s"
+    return ""
 
 
 def complete_until(file: PositionFile, lsn: int, samples: Sequence[tuple[datetime, int]] = ()) -> datetime | None:
     """The latest moment, by the source's clock, before which every commit ends at or below `lsn`; None: unknown."""
-    known = [*((datetime.fromisoformat(time), at) for time, at in file.samples), *samples]
+    known = [*samples_of(file), *samples]
     return max((time for time, at in known if at <= lsn), default=None)
+
+
+def samples_of(file: PositionFile) -> list[tuple[datetime, int]]:
+    """The driver's samples, oldest first."""
+    return [(datetime.fromisoformat(time), lsn) for time, lsn in file.samples]
 
 
 def _whereabouts(look: Look, name: str) -> str:
@@ -349,7 +455,8 @@ def _whereabouts(look: Look, name: str) -> str:
 
 def _gap(target: Target, look: Look, name: str) -> TableGap:
     table = _state(look, name)
-    known = target.lsn is not None and look.file is not None and target.log in (None, look.log)
+    by_position = target.lsn is not None and target.staleness(name) is None
+    known = by_position and look.file is not None and target.log in (None, look.log)
     gap = max(0, (target.lsn or 0) - look.covered(name)) if known else None
     return TableGap(table.state, table.reason, gap)
 
@@ -375,19 +482,23 @@ def _timeline_changed(wanted: tuple[str, int], found: tuple[str, int]) -> Verdic
 __all__ = [
     "IN_STEP",
     "LOG_RATE",
+    "AsConfigured",
     "AtPosition",
     "Look",
     "MaxStaleness",
     "Now",
     "Outcome",
     "Requirement",
+    "Since",
     "TableGap",
     "TableState",
     "Target",
     "Verdict",
     "at_deadline",
     "complete_until",
+    "hopeless",
     "parse_requirement",
     "refuse_target",
+    "samples_of",
     "verdict",
 ]

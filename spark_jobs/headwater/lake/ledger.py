@@ -240,6 +240,21 @@ def oldest_versions(root: str, moment: datetime) -> dict[str, int]:
     return versions
 
 
+def first_sample(root: str, moment: datetime, log: tuple[str, int]) -> tuple[datetime, int] | None:
+    """The sample with the lowest LSN among those of `log` (system id, timeline) taken at `moment` or later."""
+    table = open_table(ledger_path(root))
+    if table is None:
+        return None
+    at = moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    found = query(
+        table,
+        "select sample_time, sample_lsn from t where kind = 'epoch'"
+        f" and system_id = '{log[0]}' and timeline = {log[1]}"
+        f" and sample_time >= arrow_cast('{at}', 'Timestamp(Microsecond, Some(\"UTC\"))') order by sample_lsn limit 1",
+    )
+    return (found["sample_time"][0].as_py(), found["sample_lsn"][0].as_py()) if found.num_rows else None
+
+
 def generation_began(root: str, generation: int) -> datetime | None:
     """When `generation` began, by its driver's clock; None when there is no such row."""
     table = open_table(ledger_path(root))

@@ -7,7 +7,7 @@ late writer's and is ignored. Arrow and delta-rs are imported on first use: Airf
 
 from __future__ import annotations
 
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from headwater.errors import Refused, Transient
@@ -83,6 +83,13 @@ class LakeReader:
                 )
             self._epoch = found
         return self._epoch
+
+    def first_sample(self, moment: datetime) -> tuple[datetime, int] | None:
+        """The driver's sample with the lowest LSN among those at or after `moment`, from all that the ledger has."""
+        from headwater.lake.ledger import first_sample
+
+        log = _log_of(self.file())
+        return first_sample(self._root, moment, log) if log is not None else None
 
     def _from_ledger(self) -> PositionFile | None:
         from headwater.lake.ledger import read_epoch

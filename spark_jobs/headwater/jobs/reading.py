@@ -1,0 +1,130 @@
+"""`headwater.read`: the tables of a cut, from the lake; of a cut that fell back, from the source.
+
+Read at the source, all tables of one call are one snapshot, with the lake's columns and types. Another call sees
+another moment: nothing there can be pinned. The rows are brought into Spark before the call returns, since the
+snapshot lives only as long as the session that holds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from headwater.config import Pipeline, load_pipeline
+from headwater.errors import BadValue, Refused, Transient
+from headwater.lake import cuts
+from headwater.lake.registry import Registry
+from headwater.names import TableName
+from headwater.position import format_lsn
+from headwater.schema import TableSchema
+from headwater.source.catalog import read_catalog, signature
+from headwater.source.connection import Connection, connect
+from headwater.source.snapshots import capture_point
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger(__name__)
+_ATTEMPTS = 3
+
+
+class _Changed(Exception):
+    """A table was rewritten or altered under the snapshot."""
+
+
+def read(spark: SparkSession, cut: Mapping[str, Any], *, allow_behind: bool = False) -> dict[str, DataFrame]:
+    """Each table of `cut` as a DataFrame, by name: at the cut's version, or at the source where the cut says so.
+
+    Refused when a table is not in step; with `allow_behind` such a table is read as it last was, and one that is
+    absent is left out. Refused as well when a version is no longer kept, and, at the source, when the columns there
+    are not those of the lake.
+    """
+    if not cuts.is_at_source(cut):
+        return cuts.read(spark, cut, allow_behind=allow_behind)
+    pipeline = load_pipeline(cut["fallback"]["pipeline_file"])
+    with contextlib.closing(connect(pipeline.conninfo(), application_name="headwater fallback")) as connection:
+        for _ in range(_ATTEMPTS):
+            try:
+                return _read_at_source(spark, pipeline, connection, list(cut["tables"]))
+            except _Changed as changed:
+                log.info("pipeline %s: %s; reading the source again", pipeline.name, changed)
+    raise Transient(
+        f"a table was rewritten or altered during each of {_ATTEMPTS} attempts to read it at the source",
+        where=f"pipeline {pipeline.name}",
+        remedy="read again when the schema rests",
+    )
+
+
+def _read_at_source(
+    spark: SparkSession, pipeline: Pipeline, connection: Connection, names: list[str]
+) -> dict[str, DataFrame]:
+    from headwater.jobs.source_rows import rows_at
+    from headwater.lake.tables import LIVING
+
+    schemas = _schemas(pipeline, connection, names)
+    relations = [leaf.relation_id for schema in schemas.values() for leaf in schema.leaves]
+    frames: dict[str, DataFrame] = {}
+    with capture_point(pipeline.conninfo()) as capture:
+        signatures = signature(connection, relations)
+        # An old snapshot sees a rewritten table as empty: nothing may have happened between these two looks.
+        if _schemas(pipeline, connection, names) != schemas:
+            raise _Changed("a table was altered before it was read")
+        for name, schema in schemas.items():
+            rows = rows_at(spark, pipeline, connection, schema.without_marks(), capture.snapshot_id, signatures)
+            frames[name] = _brought(rows.selectExpr("*", *LIVING) if schema.soft_delete else rows, name)
+        if signature(connection, relations) != signatures:
+            raise _Changed("a table was rewritten, truncated or altered while it was read")
+    log.warning(
+        "pipeline %s: %s read at the source, at %s in one snapshot; this cannot be repeated",
+        pipeline.name,
+        ", ".join(names),
+        format_lsn(capture.position.lsn),
+    )
+    return frames
+
+
+def _brought(rows: DataFrame, name: str) -> DataFrame:
+    """`rows` as they are now, without the way on which they came."""
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    from headwater.jobs.units import BAD_VALUE, CHANGED
+
+    try:
+        return rows.localCheckpoint(eager=True)
+    except (PySparkException, Py4JJavaError) as error:
+        if CHANGED in str(error):
+            raise _Changed(f"{name} was rewritten, truncated or altered while it was read") from error
+        if BAD_VALUE in str(error):
+            raise BadValue(
+                "the source holds a value that the lake's type cannot hold",
+                where=name,
+                remedy="set on_bad_value for its column, and load the table again",
+            ) from error
+        raise
+
+
+def _schemas(pipeline: Pipeline, connection: Connection, names: list[str]) -> dict[str, TableSchema]:
+    """The lake's schema of each table, with the leaves that it has at the source now."""
+    registry = Registry.open(pipeline.lake_path(), pipeline.name)
+    catalog = read_catalog(connection, pipeline)
+    found: dict[str, TableSchema] = {}
+    for name in names:
+        now = catalog.table(TableName.parse(name)).schema
+        record = registry.tables.get(name) if registry is not None else None
+        if record is None or not record.schemas:
+            found[name] = now
+            continue
+        stored = record.schema
+        columns = [[(c.name, c.attnum, c.type_oid, c.typmod) for c in schema.columns] for schema in (now, stored)]
+        if columns[0] != columns[1]:
+            raise Refused(
+                "its columns at the source are not those of the lake any more",
+                code="columns_changed",
+                where=name,
+                remedy=f"headwater load PIPELINE.yaml --table {name} --again",
+            )
+        found[name] = stored.with_leaves(now.leaves)
+    return found

@@ -1,0 +1,38 @@
+"""Every row of a table at the source, in Spark, at an exported snapshot: read and decoded as a load does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark.sql import DataFrame, SparkSession
+
+from headwater.config import Pipeline
+from headwater.jobs.units import UnitReader, cut_units, describe
+from headwater.lake.tables import struct_type
+from headwater.schema import TableSchema
+from headwater.source.catalog import Signature
+from headwater.source.connection import Connection, errors_named
+
+
+def rows_at(
+    spark: SparkSession,
+    pipeline: Pipeline,
+    connection: Connection,
+    schema: TableSchema,
+    snapshot_id: str,
+    signatures: Mapping[int, Signature],
+) -> DataFrame:
+    """The rows with the columns of `schema`; evaluated while the snapshot is held, or not at all."""
+    units = [unit for leaf in schema.leaves for unit in cut_units(leaf, _pages(connection, leaf.relation_id))]
+    reader = UnitReader(pipeline.conninfo(), snapshot_id, schema, dict(signatures))
+    parallel = max(1, min(pipeline.load.connections, len(units)))
+    descriptions = spark.sparkContext.parallelize([(describe(unit),) for unit in units], parallel)
+    return spark.createDataFrame(descriptions, "unit string").mapInArrow(reader, struct_type(schema))
+
+
+def _pages(connection: Connection, relation_id: int) -> int:
+    with errors_named("source"):
+        row = connection.execute(
+            "select pg_relation_size(%s::oid) / current_setting('block_size')::int", [relation_id]
+        ).fetchone()
+    return int(row[0] or 0) if row else 0
