@@ -13,14 +13,13 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from threading import Event
 from typing import Any
 
 from headwater.config import Pipeline
 from headwater.errors import LostLease, Refused, SourceChanged, Transient
 from headwater.jobs import lease
-from headwater.lake import log_files
+from headwater.lake import log_files, storage
 from headwater.lake.cleanup import ORPHAN_SECONDS, clean
 from headwater.lake.commits import write_checkpoint
 from headwater.lake.compaction import ENOUGH, compact_directly, optimize, worth_optimizing
@@ -29,7 +28,7 @@ from headwater.lake.cuts import remove_expired
 from headwater.lake.delta_log import read_snapshot
 from headwater.lake.horizon import RecentHorizons
 from headwater.lake.ledger import generation_app, generation_began, read_generation
-from headwater.lake.paths import table_path
+from headwater.lake.paths import log_path, table_path
 from headwater.lake.positional import obstacle
 from headwater.lake.registry import Registry, TableRecord
 from headwater.lake.upkeep import choose
@@ -90,7 +89,7 @@ class _Maintenance:
         record = self._registry.tables.get(name)
         if record is None or record.state not in _KEPT_STATES:
             return _result(skipped=f"it is {record.state if record is not None else 'new'}")
-        if not (Path(table_path(self._root, record.path)) / "_delta_log").is_dir():
+        if not storage.is_folder(log_path(table_path(self._root, record.path))):
             return _result(skipped="its Delta table is gone from the lake")
         for left in reversed(range(_TRIES)):
             try:
