@@ -6,10 +6,11 @@ import ast
 import os
 import re
 import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -74,45 +75,46 @@ def test_a_path_and_its_uri_are_the_same_place(tmp_path: Path) -> None:
 
 def test_what_is_missing(tmp_path: Path) -> None:
     missing = str(tmp_path / "a" / "b")
-    for read in (storage.read, storage.info, storage.parquet_file, lambda place: storage.read_range(place, 0, 1)):
+    for name in ("read", "read_range", "read_text", "parquet_file", "info", "write", "put_if_absent", "parquet_writer"):
         with pytest.raises(FileNotFoundError):
-            read(missing)
+            OF_A_PLACE[name](missing)
     assert not storage.exists(missing)
     assert not storage.is_folder(missing)
     assert storage.names(missing) == [] == list(storage.files_below(missing, bool))
     storage.delete(missing)
     storage.delete_folder(missing)
-    with pytest.raises(FileNotFoundError):
-        storage.write(missing, b"")
-    with pytest.raises(FileNotFoundError):
-        storage.put_if_absent(missing, b"")
     assert list(tmp_path.iterdir()) == []
 
 
-def _contend(folder: str, worker: int, results: Any) -> None:
-    won = []
-    for version in range(200):
-        try:
-            storage.put_if_absent(f"{folder}/{version}", f"{worker} ".encode() * 5000)
-            won.append(version)
-        except FileExistsError:
-            pass
-    results.put((worker, won))
+CONTENDER = """
+import sys
+from headwater.lake import storage
+folder, worker = sys.argv[1:]
+for version in range(200):
+    try:
+        storage.put_if_absent(f"{folder}/{version}", f"{worker} ".encode() * 5000)
+        print(version)
+    except FileExistsError:
+        pass
+"""
 
 
 def test_of_writers_of_one_name_exactly_one_succeeds(tmp_path: Path) -> None:
-    context = get_context("spawn")
-    results = context.Queue()
-    workers = [context.Process(target=_contend, args=(str(tmp_path), worker, results)) for worker in range(3)]
-    for process in workers:
-        process.start()
-    won = dict(results.get(timeout=60) for _ in workers)
-    for process in workers:
-        process.join(timeout=60)
-    assert sorted(version for versions in won.values() for version in versions) == list(range(200))
-    for worker, versions in won.items():
-        for version in versions:
-            assert (tmp_path / str(version)).read_text() == f"{worker} " * 5000
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", CONTENDER, str(tmp_path), str(worker)],
+            stdout=subprocess.PIPE,
+            env=environment,
+            text=True,
+        )
+        for worker in range(3)
+    ]
+    won = [worker.communicate(timeout=120)[0].split() for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0, 0]
+    assert sorted(name for names in won for name in names) == sorted(map(str, range(200)))
+    for worker, names in enumerate(won):
+        assert all((tmp_path / name).read_text() == f"{worker} " * 5000 for name in names)
     assert len(list(tmp_path.iterdir())) == 200, "no scratch file is left"
 
 
@@ -235,7 +237,9 @@ def goes_around(source: str) -> set[str]:
 def test_lake_and_jobs_open_files_through_the_door_alone() -> None:
     modules = [path for part in ("lake", "jobs") for path in sorted((ENGINE / part).rglob("*.py"))]
     names = {path: path.relative_to(ENGINE).as_posix() for path in modules}
-    beside = {path: next((one for one in BESIDE if f"{name}/".startswith(f"{one}/")), "") for path, name in names.items()}
+    beside = {
+        path: next((one for one in BESIDE if f"{name}/".startswith(f"{one}/")), "") for path, name in names.items()
+    }
     found = {path: goes_around(path.read_text()) for path in modules}
     assert not {names[path]: sorted(ways) for path, ways in found.items() if ways and not beside[path]}, (
         "these open files by themselves: let headwater.lake.storage do it, unless they are no part of the lake"
