@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from pathlib import PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from headwater.pipeline_values import local_path
@@ -43,7 +43,7 @@ def path_of(place: str) -> str:
 
 def uri_of(place: str) -> str:
     """The URI of a place, as other programs may be told it."""
-    return PurePosixPath(path_of(place)).as_uri()
+    return Path(path_of(place)).as_uri()
 
 
 # Read
@@ -161,7 +161,7 @@ def link(source: str, target: str) -> None:
 def make_folder(folder: str, mode: int = 0o777) -> None:
     """With those above it; nothing happens when it is there. `mode`, less the umask, is of the last one: pyarrow gives
     none. Where folders are only parts of names there is nothing to do, and who may read is the store's own matter."""
-    os.makedirs(path_of(folder), mode, exist_ok=True)
+    Path(path_of(folder)).mkdir(mode, parents=True, exist_ok=True)
 
 
 def parquet_writer(place: str, schema: Any, **options: Any) -> Any:
