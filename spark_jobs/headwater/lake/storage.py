@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from headwater.pipeline_values import local_path
+from headwater.lake_root import local_path
 
 
 @dataclass(frozen=True, slots=True)
