@@ -29,6 +29,7 @@ from pydantic import (
 
 from headwater import yaml_file
 from headwater.errors import BadConfiguration, Refused
+from headwater.lake_root import local_path
 from headwater.names import TableName, TablePattern
 from headwater.pipeline_values import (
     airflow_id,
@@ -40,7 +41,6 @@ from headwater.pipeline_values import (
     duration_value,
     is_conninfo,
     lake_type,
-    local_path,
     name_value,
     pipeline_name,
     positive_count,

@@ -6,14 +6,13 @@ it may have come from the environment, and a connection string is a secret where
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
-from urllib.parse import unquote, urlsplit
 
 from pydantic import SecretStr
 
+from headwater.lake_root import local_path
 from headwater.names import BadName, TableName, TablePattern, parse_identifier, parse_name_or_pattern
 from headwater.quantities import parse_duration, parse_size
 
@@ -134,20 +133,6 @@ def connection_value(value: Any) -> SecretStr:
 def root_value(value: Any) -> str:
     local_path(text_value(value))
     return str(value)
-
-
-def local_path(root: str) -> str:
-    """The folder that `root` names; ValueError when it names none on this machine."""
-    if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", root):
-        if not root.startswith("/"):
-            raise ValueError("expected an absolute path, or file:/// and an absolute path")
-        return os.path.normpath(root)
-    url = urlsplit(root)
-    if url.scheme != "file":
-        raise ValueError(f"{url.scheme}:// is not possible yet; use file:/// and an absolute path")
-    if url.netloc or url.query or url.fragment or not url.path.startswith("/"):
-        raise ValueError("expected file:/// and an absolute path (percent-encode ? and #)")
-    return os.path.normpath("/" + unquote(url.path).lstrip("/"))
 
 
 def at_least_one(tables: Any) -> Any:

@@ -28,7 +28,7 @@ def needed_by(table: HandTable, versions: range) -> set[str]:
     for version in versions:
         for file in read_snapshot(str(table.folder), version).files.values():
             vector = vector_file(str(table.folder), file.vector) if file.vector else None
-            found |= {file.name} | ({vector.name} if vector else set())
+            found |= {file.name} | ({Path(vector).name} if vector else set())
     return found
 
 

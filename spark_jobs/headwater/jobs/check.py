@@ -7,13 +7,12 @@ Runs without Spark: imports only what PostgreSQL and the pipeline file need, and
 
 from __future__ import annotations
 
-import os
-import stat
 from dataclasses import dataclass
 from typing import Any
 
 from headwater.config import Pipeline
 from headwater.errors import Refused
+from headwater.lake import storage
 from headwater.lake.paths import registry_path
 from headwater.source.catalog import Catalog, read_catalog
 from headwater.source.connection import Connection, connect, errors_named
@@ -74,23 +73,15 @@ def require_ok(report: CheckReport) -> None:
 
 def lake_problems(root: str) -> list[Problem]:
     """Whether files can be made below `root`, judged by the nearest folder that exists. Creates nothing."""
-    folder = os.path.abspath(root)
-    while not os.path.lexists(folder) and folder != os.path.dirname(folder):
-        folder = os.path.dirname(folder)
+    reason = storage.why_not_writable(root)
     remedy = "correct lake.root, or give this user the right to write there"
-    if not os.path.isdir(folder):
-        return [error("lake_not_writable", "lake.root", f"{folder} is not a folder", remedy)]
-    # The superuser passes every access check; a folder that nobody may write to is meant so all the same.
-    anyone_may = os.stat(folder).st_mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH)
-    if not anyone_may or not os.access(folder, os.W_OK | os.X_OK):
-        return [error("lake_not_writable", "lake.root", f"the folder {folder} is not writable", remedy)]
-    return []
+    return [error("lake_not_writable", "lake.root", reason, remedy)] if reason else []
 
 
 def registry_problems(root: str, pipeline_name: str, catalog: Catalog) -> list[Problem]:
     """Whether a lake that exists under `root` is this pipeline's, in a format that this Headwater knows; and which
     options of `catalog`'s tables wait for a load."""
-    if not os.path.isdir(registry_path(root)):
+    if not storage.is_folder(registry_path(root)):
         return []  # nothing was ever loaded there, and delta-rs takes longer to import than all else here
     from headwater.lake.registry import Registry
 

@@ -13,14 +13,13 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from threading import Event
 from typing import Any
 
 from headwater.config import Pipeline
 from headwater.errors import LostLease, Refused, SourceChanged, Transient
 from headwater.jobs import lease
-from headwater.lake import log_files
+from headwater.lake import log_files, storage
 from headwater.lake.cleanup import ORPHAN_SECONDS, clean
 from headwater.lake.commits import write_checkpoint
 from headwater.lake.compaction import ENOUGH, compact_directly, optimize, worth_optimizing
@@ -30,7 +29,7 @@ from headwater.lake.delta_log import read_snapshot
 from headwater.lake.history import history_record, stored_record
 from headwater.lake.horizon import RecentHorizons
 from headwater.lake.ledger import generation_app, generation_began, read_generation
-from headwater.lake.paths import table_path
+from headwater.lake.paths import log_path, table_path
 from headwater.lake.positional import obstacle
 from headwater.lake.registry import Registry, TableRecord
 from headwater.lake.upkeep import choose
@@ -96,7 +95,7 @@ class _Maintenance:
         if record is None or record.state not in _KEPT_STATES:
             return _result(skipped=f"it is {record.state if record is not None else 'new'}")
         folder = table_path(self._root, history_record(record).path if history else record.path)
-        if not (Path(folder) / "_delta_log").is_dir():
+        if not storage.is_folder(log_path(folder)):
             return _result(skipped="its Delta table is gone from the lake")
         for left in reversed(range(_TRIES)):
             try:

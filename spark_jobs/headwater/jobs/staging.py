@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import shutil
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from os.path import join
 from typing import Final
 
 from headwater.jobs.stager_process import Answer, Finish, Forget, Stage, Target, main
+from headwater.lake import storage
 from headwater.lake.paths import staged_path
 from headwater.lake.staging import StagedRows, sweep_staged
 from headwater.log.blocks import Block, Int64, Relation
@@ -151,7 +151,7 @@ class Staging:
 
     def __init__(self, root: str, budget: int, target: Callable[[Relation], Target | None]) -> None:
         self._root, self._budget, self._target = root, budget, target
-        self._folder: Path | None = None
+        self._folder: str | None = None
         self._spill: SpillStore | None = None
         self._lock = threading.Lock()
         self._open: dict[int, _Open] = {}
@@ -167,7 +167,7 @@ class Staging:
         whether the applier has more to do than one batch."""
         sweep_staged(self._root, generation)
         with self._lock:
-            self._folder = Path(staged_path(self._root)) / str(generation)
+            self._folder = join(staged_path(self._root), str(generation))
             self._spill, self._is_behind = SpillStore(spill_folder, self._budget), is_behind
             early, self._early = self._early, []
             for item in early:
@@ -183,7 +183,7 @@ class Staging:
             self._off = "the driver ends"
         self._tasks.close()
         self._thread.join(timeout=10)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        storage.delete_folder(self._folder)
 
     def announced(self, item: Announcement) -> None:
         """In the receiving thread: never waits."""
@@ -277,7 +277,7 @@ class Staging:
             if target is None:
                 continue
             if target.name not in transaction.tables:
-                folder = str(self._transaction_folder(item.xid) / str(len(transaction.tables)))
+                folder = join(self._transaction_folder(item.xid), str(len(transaction.tables)))
                 transaction.tables[target.name] = _Share(target, folder)
             by_table.setdefault(target.name, []).append(block)
         for name, blocks in by_table.items():
@@ -295,9 +295,9 @@ class Staging:
             self._worth.ended(committed=committed)
             self._tasks.put(_Task(Forget(xid)))
 
-    def _transaction_folder(self, xid: int) -> Path:
+    def _transaction_folder(self, xid: int) -> str:
         assert self._folder is not None
-        return self._folder / str(xid)
+        return join(self._folder, str(xid))
 
     # The worker: one message to the stager at a time
 
@@ -315,7 +315,7 @@ class Staging:
         if isinstance(message, Forget):
             if stager.is_running:
                 self._ask(stager, message)
-            shutil.rmtree(self._transaction_folder(message.xid), ignore_errors=True)
+            storage.delete_folder(self._transaction_folder(message.xid))
             self._done = {key: changes for key, changes in self._done.items() if key[0] != message.xid}
         elif share is not None and (isinstance(message, Finish) or message.xid in self._open) and not share.refused:
             answer = self._ask(stager, message)

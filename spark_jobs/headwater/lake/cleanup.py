@@ -11,18 +11,19 @@ can lose a race to it. Delta's and delta-rs' own vacuums know neither pins nor c
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
-from collections.abc import Iterator
+import os.path
 from dataclasses import dataclass, field
-from pathlib import Path
 from threading import Event
 from typing import Any
 from urllib.parse import unquote, urlparse
 
+from headwater.lake import storage
 from headwater.lake.deletion_vectors import vector_file
 from headwater.lake.delta_log import read_snapshot
 from headwater.lake.log_files import LogFiles, pointed_at
+from headwater.lake.paths import log_entry, log_path
 
 ORPHAN_SECONDS = 24 * 3600.0
 """How long a file may wait for its commit: as long as the longest load of a table, or a driver that was stopped."""
@@ -59,16 +60,16 @@ def clean(
     """
     cleaned = Cleaned()
     known = _known(folder, log, horizon)
-    for path in _files(folder):
+    for file in storage.files_below(folder, _may_hold_files):
         if stop.is_set():
             return cleaned
-        relative = os.path.relpath(path, folder)
-        if relative in known.needed:
+        if not _is_ours(file.path) or file.path in known.needed:
             continue
-        orphan = relative not in known.removed
-        if orphan and (orphans_before is None or _modified(path) >= orphans_before):
+        orphan = file.path not in known.removed
+        if orphan and (orphans_before is None or file.modified >= orphans_before):
             continue
-        cleaned.bytes += _remove(path) + _remove(path.with_name(f".{path.name}.crc"))
+        storage.delete(os.path.join(folder, file.path))
+        cleaned.bytes += file.size + _remove_checksum(folder, file.path)
         cleaned.files += 1
         cleaned.orphans += orphan
     cleaned.log_files = _clean_log(log, min(horizon, log_from), orphans_before, stop)
@@ -84,7 +85,7 @@ def is_whole(folder: str, version: int) -> bool:
             named.take({"path": file.name, "deletionVector": file.vector})
     except (FileNotFoundError, KeyError):
         return True
-    return all((Path(folder) / path).exists() for path in named.below(folder))
+    return all(storage.exists(os.path.join(folder, path)) for path in named.below(folder))
 
 
 def _known(folder: str, log: LogFiles, horizon: int) -> _Known:
@@ -120,23 +121,19 @@ class _Named:
 
     def below(self, folder: str) -> set[str]:
         """Their paths below the folder; files elsewhere are not this table's."""
-        found = set()
         # An absolute path stays what it is.
-        whole = [Path(folder) / unquote(urlparse(path).path) for path in self.paths]
+        whole = [os.path.join(folder, unquote(urlparse(path).path)) for path in self.paths]
         whole += [
             path for s, p in self.vectors if (path := vector_file(folder, {"storageType": s, "pathOrInlineDv": p}))
         ]
-        for path in whole:
-            if path.is_relative_to(folder):
-                found.add(os.path.relpath(path, folder))
-        return found
+        return {path for path in (os.path.relpath(path, folder) for path in whole) if not path.startswith("../")}
 
 
 def _take(folder: str, version: int, kind: str, named: _Named) -> bool:
     """Take in the files of the actions of this `kind`; lines that surely are of another are not parsed. False when
     there is no such entry: not yet, or another clean-up took it."""
     try:
-        text = (Path(folder) / "_delta_log" / f"{version:020d}.json").read_text(encoding="utf-8")
+        text = storage.read_text(log_entry(folder, version))
     except FileNotFoundError:
         return False
     others = _OTHERS[kind]
@@ -148,20 +145,20 @@ def _take(folder: str, version: int, kind: str, named: _Named) -> bool:
     return True
 
 
-def _files(folder: str) -> Iterator[Path]:
-    """Data files and deletion vectors below the folder."""
-    for parent, folders, names in os.walk(folder):
-        # A folder of a partition may begin with anything, but has a value.
-        folders[:] = [name for name in folders if "=" in name or not name.startswith(("_", "."))]
-        for name in names:
-            vector = name.startswith("deletion_vector_") and name.endswith(".bin")
-            if vector or (name.endswith(".parquet") and not name.startswith(("_", "."))):
-                yield Path(parent) / name
+def _may_hold_files(folder: str) -> bool:
+    """A folder of a partition may begin with anything, but has a value."""
+    return "=" in folder or not folder.startswith(("_", "."))
+
+
+def _is_ours(path: str) -> bool:
+    """A data file or a deletion vector."""
+    name = os.path.basename(path)
+    vector = name.startswith("deletion_vector_") and name.endswith(".bin")
+    return vector or (name.endswith(".parquet") and not name.startswith(("_", ".")))
 
 
 def _clean_log(log: LogFiles, horizon: int, orphans_before: float | None, stop: Event) -> int:
     """Entries below the newest checkpoint at or below the horizon: the oldest version that is read begins there."""
-    folder = Path(log.folder) / "_delta_log"
     start = max((version for version in log.checkpoints if version <= horizon), default=0)
     pointer = pointed_at(log.folder)
     # Readers go where the pointer leads, should a slower writer have set it back.
@@ -170,27 +167,23 @@ def _clean_log(log: LogFiles, horizon: int, orphans_before: float | None, stop: 
     for name in log.before(start):
         if stop.is_set():
             return count
-        _remove(folder / name)
+        storage.delete(log_path(log.folder, name))
         count += 1
-    for name in log.scratch:
-        if orphans_before is not None and _modified(folder / name) < orphans_before:
-            _remove(folder / name)
-            count += 1
+    for scratch in [log_path(log.folder, name) for name in log.scratch]:
+        with contextlib.suppress(FileNotFoundError):
+            if orphans_before is not None and storage.info(scratch).modified < orphans_before:
+                storage.delete(scratch)
+                count += 1
     return count
 
 
-def _modified(path: Path) -> float:
+def _remove_checksum(folder: str, path: str) -> int:
+    """Remove Hadoop's checksum of a file: its size; 0 when there was none."""
+    below, name = os.path.split(path)
+    checksum = os.path.join(folder, below, f".{name}.crc")
     try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
-        return float("inf")
-
-
-def _remove(path: Path) -> int:
-    """Its size; 0 when it was not there."""
-    try:
-        size = path.stat().st_size
-        path.unlink()
+        size = storage.info(checksum).size
     except FileNotFoundError:
         return 0
+    storage.delete(checksum)
     return size

@@ -6,10 +6,7 @@ which is what the fence needs; a commit takes milliseconds and no JVM (docs/deci
 
 from __future__ import annotations
 
-import contextlib
-from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
 from deltalake import (
@@ -23,6 +20,9 @@ from deltalake import (
     write_deltalake,
 )
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+
+from headwater.lake import storage
+from headwater.lake.paths import log_entry, log_path
 
 _CONFIGURATION = {
     # Neither table loses old versions behind our back: headwater.lake.control_tables decides.
@@ -57,8 +57,9 @@ def create_table(path: str, schema: pa.Schema) -> DeltaTable:
 def require_version(folder: str, version: int) -> None:
     """LostRace unless the log holds `version`. One that does not has gone on and was cleaned up, or was begun anew: the
     next version's name would be free again, and a commit under it would be lost."""
-    log = Path(folder) / "_delta_log"
-    if not (log / f"{version:020d}.json").exists() and not any(log.glob(f"{version:020d}.*")):
+    if not storage.exists(log_entry(folder, version)) and not any(
+        name.startswith(f"{version:020d}.") for name in storage.names(log_path(folder))
+    ):
         raise LostRace(f"version {version} of {folder} does not exist (any more)")
 
 
@@ -84,7 +85,7 @@ def _write_once(
     mode: Literal["append", "overwrite"],
     transactions: dict[str, int],
 ) -> None:
-    require_version(unquote(urlparse(table.table_uri).path), table.version())
+    require_version(storage.path_of(table.table_uri), table.version())
     properties = CommitProperties(
         max_commit_retries=0,
         app_transactions=[Transaction(app, version) for app, version in transactions.items()],
@@ -123,8 +124,7 @@ def write_checkpoint(folder: str) -> int:
     table = DeltaTable(folder)
     table.create_checkpoint()
     # Hadoop would compare the new pointer with the checksum of the one that Spark wrote before.
-    with contextlib.suppress(FileNotFoundError):
-        (Path(folder) / "_delta_log" / "._last_checkpoint.crc").unlink()
+    storage.delete(log_path(folder, "._last_checkpoint.crc"))
     return int(table.version())
 
 

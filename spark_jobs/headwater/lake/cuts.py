@@ -5,23 +5,22 @@ epoch; its position is the highest for which they are exact. `read` gives DataFr
 that are not in step, since their rows belong to an earlier moment than the others'.
 
 A pin is a file `<root>/_headwater/pins/<id>.json` (cut, owner, expiry) that keeps the versions from vacuum and log
-clean-up until it expires. Standard library only at import; Spark is the caller's session.
+clean-up until it expires. Neither Spark nor Arrow at import; Spark is the caller's session.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
+from os.path import basename, join
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlparse
 
 from headwater.errors import Refused
+from headwater.lake import storage
 from headwater.lake.freshness import IN_STEP, Look, TableState
 from headwater.lake.paths import pins_path, table_uri
 from headwater.names import TableName
@@ -107,20 +106,16 @@ class Pin:
 def pin_cut(root: str, cut: Cut, owner: str, expiry: datetime) -> Pin:
     """Keep the versions of `cut` until `expiry`. Refused when the lake cannot be written here."""
     pin = Pin(uuid.uuid4().hex, cut, owner, expiry)
-    folder = Path(pins_path(root))
-    scratch = folder / f"{pin.id}.tmp"
+    text = json.dumps({"cut": cut, "owner": owner, "expiry": time_text(expiry)}, indent=1)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        scratch.write_text(
-            json.dumps({"cut": cut, "owner": owner, "expiry": time_text(expiry)}, indent=1), encoding="utf-8"
-        )
+        storage.make_folder(pins_path(root))
         # Whole or not at all: maintenance must never meet half a pin and take the cut for free.
-        os.replace(scratch, folder / f"{pin.id}.json")
+        storage.replace(_pin_path(root, pin.id), text.encode())
     except OSError as error:
         raise Refused(
             f"the cut cannot be pinned: {error.strerror or error}",
             code="cannot_pin",
-            where=str(folder),
+            where=pins_path(root),
             remedy="give the waiting user write access to this folder; else the cut may be vacuumed while it is read",
         ) from error
     return pin
@@ -139,32 +134,41 @@ def remove_expired(root: str, now: datetime | None = None) -> int:
     expired = [pin.id for pin in _pins(root) if pin.expiry <= moment]
     for pin_id in expired:
         release_pin(root, pin_id)
-    for scratch in Path(pins_path(root)).glob("*.tmp"):
+    for scratch in _in_pins(root, ".tmp"):
         with contextlib.suppress(FileNotFoundError):
-            if scratch.stat().st_mtime < moment.timestamp() - _SCRATCH_SECONDS:
-                scratch.unlink()
+            if storage.info(scratch).modified < moment.timestamp() - _SCRATCH_SECONDS:
+                storage.delete(scratch)
     return len(expired)
 
 
 def _pins(root: str) -> Iterator[Pin]:
-    for path in Path(pins_path(root)).glob("*.json"):
+    for path in _in_pins(root, ".json"):
         try:
-            value = json.loads(path.read_text(encoding="utf-8"))
-            yield Pin(path.stem, value["cut"], value["owner"], datetime.fromisoformat(value["expiry"]))
+            value = json.loads(storage.read_text(path))
+            pin_id, expiry = basename(path).removesuffix(".json"), datetime.fromisoformat(value["expiry"])
+            yield Pin(pin_id, value["cut"], value["owner"], expiry)
         except FileNotFoundError:
             continue  # released between listing and reading
         except (ValueError, KeyError, TypeError) as error:
             raise Refused(
                 f"a pin cannot be read ({type(error).__name__}): nobody can tell which versions it keeps",
                 code="damaged_pin",
-                where=str(path),
+                where=path,
                 remedy="remove the file if nobody reads its cut any more",
             ) from error
 
 
 def release_pin(root: str, pin_id: str) -> None:
     """Give a pin up before it expires; nothing happens when it is already gone."""
-    (Path(pins_path(root)) / f"{pin_id}.json").unlink(missing_ok=True)
+    storage.delete(_pin_path(root, pin_id))
+
+
+def _pin_path(root: str, pin_id: str) -> str:
+    return join(pins_path(root), f"{pin_id}.json")
+
+
+def _in_pins(root: str, suffix: str) -> list[str]:
+    return [join(pins_path(root), name) for name in storage.names(pins_path(root)) if name.endswith(suffix)]
 
 
 def read(spark: SparkSession, cut: Mapping[str, Any], *, allow_behind: bool = False) -> dict[str, DataFrame]:
@@ -242,8 +246,11 @@ def _is_whole(table: Mapping[str, Any]) -> bool:
     """Said here and not by the first query: Spark would name a file, or leave its rows out if it is told to."""
     from headwater.lake.cleanup import is_whole
 
-    place = urlparse(table["path"])
-    return place.scheme not in ("", "file") or is_whole(unquote(place.path), table["version"])
+    try:
+        folder = storage.path_of(table["path"])
+    except ValueError:
+        return True  # elsewhere: for the reader's own engine to say
+    return is_whole(folder, table["version"])
 
 
 __all__ = ["Cut", "Pin", "list_pins", "pin_cut", "read", "release_pin", "remove_expired", "take_cut", "time_text"]

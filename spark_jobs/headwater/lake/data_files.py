@@ -8,20 +8,20 @@ rows silently; a missing one costs a look into the file. Source: Delta protocol,
 from __future__ import annotations
 
 import json
+import os.path
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyroaring import BitMap
 
+from headwater.lake import storage
 from headwater.lake.delta_log import DataFile, now_milliseconds
 from headwater.lake.layout import PLAIN, Layout
 from headwater.lake.partition_values import escaped
@@ -54,12 +54,12 @@ class NewFile:
         self._values = dict(values)
         self._below = below
         self._name = f"part-{uuid.uuid4()}.snappy.parquet"
-        self._path = Path(folder) / self._below / self._name
+        self._path = os.path.join(folder, self._below, self._name)
         if below:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            storage.make_folder(os.path.dirname(self._path))
         self._written: list[Any] = []
         # Decimals as integers, as Spark writes them, and its compression.
-        self._writer = pq.ParquetWriter(
+        self._writer = storage.parquet_writer(
             self._path,
             self._stored,
             compression="snappy",
@@ -77,12 +77,12 @@ class NewFile:
         stats = {"numRecords": metadata.num_rows, **_statistics(metadata, self._stored), "tightBounds": True}
         text = json.dumps(stats, separators=(",", ":"), ensure_ascii=False)
         name = escaped(self._below) + self._name
-        size = self._path.stat().st_size
+        size = storage.info(self._path).size
         return DataFile(name, size, now_milliseconds(), text, self._values, None, metadata.num_rows)
 
     def discard(self) -> None:
         self._writer.close()
-        self._path.unlink(missing_ok=True)
+        storage.delete(self._path)
 
 
 def write_batches(
@@ -97,7 +97,7 @@ def write_batches(
     `beside`: a file of the partition that all rows are of.
     """
     values = beside.partition_values if beside is not None else NO_VALUES
-    below = "".join(f"{part}/" for part in Path(beside.path).parent.parts) if values and beside is not None else ""
+    below = beside.path[: beside.path.rfind("/") + 1] if values and beside is not None else ""
     file = NewFile(folder, schema, layout, values, below)
     try:
         for batch in gathered(batches):
@@ -189,7 +189,7 @@ def gathered(batches: Iterable[pa.Table]) -> Iterator[pa.Table]:
 
 def _open(folder: str, file: DataFile) -> Any:
     """Spark's own sessions write times as INT96 unless told otherwise: nanoseconds would not hold the year 9999."""
-    return pq.ParquetFile(file.in_folder(folder), coerce_int96_timestamp_unit="us")
+    return storage.parquet_file(file.in_folder(folder), coerce_int96_timestamp_unit="us")
 
 
 @dataclass(slots=True)

@@ -6,14 +6,16 @@ bitmaps: a data file of more than four thousand million rows does not exist here
 
 from __future__ import annotations
 
+import os.path
 import struct
 import uuid
 import zlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from pyroaring import BitMap
+
+from headwater.lake import storage
 
 _MAGIC = 1681511377
 _HEADER = struct.Struct("<IqI")  # magic, number of bitmaps, the one bitmap's high 32 bits
@@ -32,7 +34,7 @@ def write_vectors(folder: str, vectors: Mapping[str, BitMap]) -> dict[str, dict[
     parts, descriptors, offset = [b"\x01"], {}, 1
     for file, rows in vectors.items():
         data = _to_bytes(rows)
-        parts.append(struct.pack(">i", len(data)) + data + struct.pack(">I", zlib.crc32(data)))
+        parts.append(_stored(data))
         descriptors[file] = {
             "storageType": "u",
             "pathOrInlineDv": short,
@@ -41,7 +43,7 @@ def write_vectors(folder: str, vectors: Mapping[str, BitMap]) -> dict[str, dict[
             "cardinality": len(rows),
         }
         offset += len(data) + 8
-    (Path(folder) / f"deletion_vector_{name}.bin").write_bytes(b"".join(parts))
+    storage.write(os.path.join(folder, f"deletion_vector_{name}.bin"), b"".join(parts))
     return descriptors
 
 
@@ -49,19 +51,17 @@ def read_vector(folder: str, descriptor: Mapping[str, Any]) -> BitMap:
     """The rows that `descriptor` marks. DamagedVector when the bytes are not what it says."""
     path = vector_file(folder, descriptor)
     if path is None:
-        stored = _from_z85(str(descriptor["pathOrInlineDv"]))
-        return _from_bytes(stored[: int(descriptor["sizeInBytes"])])
-    with path.open("rb") as file:
-        file.seek(int(descriptor.get("offset") or 0))
-        (size,) = struct.unpack(">i", file.read(4))
-        data = file.read(size)
-        (checksum,) = struct.unpack(">I", file.read(4))
-    if size != int(descriptor["sizeInBytes"]) or zlib.crc32(data) != checksum:
+        inline = _from_z85(str(descriptor["pathOrInlineDv"]))
+        return _from_bytes(inline[: int(descriptor["sizeInBytes"])])
+    size = int(descriptor["sizeInBytes"])
+    stored = storage.read_range(path, int(descriptor.get("offset") or 0), size + 8)
+    data = stored[4:-4]
+    if stored != _stored(data) or len(data) != size:
         raise DamagedVector(f"the deletion vector in {path} is damaged")
     return _from_bytes(data)
 
 
-def vector_file(folder: str, descriptor: Mapping[str, Any]) -> Path | None:
+def vector_file(folder: str, descriptor: Mapping[str, Any]) -> str | None:
     """The file that holds the vector, often beside those of other data files; None: the descriptor itself does."""
     stored, kind = str(descriptor["pathOrInlineDv"]), descriptor["storageType"]
     if kind == "i":
@@ -69,10 +69,15 @@ def vector_file(folder: str, descriptor: Mapping[str, Any]) -> Path | None:
     if kind == "u":
         # Behind an optional random prefix, which names a folder, twenty characters of the file's UUID.
         name = uuid.UUID(bytes=_from_z85(stored[-20:]))
-        return Path(folder) / stored[:-20] / f"deletion_vector_{name}.bin"
+        return os.path.join(folder, stored[:-20], f"deletion_vector_{name}.bin")
     if kind == "p":
-        return Path(stored.removeprefix("file:"))
+        return storage.path_of(stored)
     raise DamagedVector(f"a deletion vector of unknown storage {kind!r}")
+
+
+def _stored(data: bytes) -> bytes:
+    """As it stands in the file: its size before it, its checksum behind."""
+    return struct.pack(">i", len(data)) + data + struct.pack(">I", zlib.crc32(data))
 
 
 def _to_bytes(rows: BitMap) -> bytes:

@@ -1,27 +1,25 @@
 """A Delta table's log without an engine: which files are live at a version, and a commit as exactly the next one.
 
 Source: Delta transaction protocol, "Delta Log Entries", "Action Reconciliation", "Checkpoints". A commit is a file
-that is linked under its version's name: the file system refuses the second one, so a lost race is an error and
-never a second truth (docs/decisions/0013).
+that is put under its version's name if there is none: the second one is refused, so a lost race is an error and never a
+second truth (docs/decisions/0013).
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
+import os.path
 import re
 import time
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import pyarrow.parquet as pq
-
+from headwater.lake import storage
 from headwater.lake.commits import LostRace, require_version
+from headwater.lake.paths import log_entry, log_path
 
 Action = dict[str, Any]
 
@@ -50,9 +48,9 @@ class DataFile:
         """Below the table's folder, as the file system names it."""
         return unquote(self.name)
 
-    def in_folder(self, folder: str) -> Path:
+    def in_folder(self, folder: str) -> str:
         """Where the file lies; its name may be a path of its own."""
-        return Path(folder) / self.path
+        return os.path.join(folder, self.path)
 
     @property
     def deleted(self) -> int:
@@ -121,7 +119,8 @@ def read_snapshot(folder: str, version: int | None = None) -> Snapshot:
     if newest is not None:
         snapshot.version, parts = newest
         for part in parts:
-            table = pq.read_table(part, columns=["add", "txn", "protocol", "metaData"])
+            with storage.parquet_file(part) as file:
+                table = file.read(["add", "txn", "protocol", "metaData"])
             for kind in table.column_names:
                 # Most rows of a busy table's checkpoint tell of files that are gone: they are null here.
                 for value in table[kind].drop_null().to_pylist(maps_as_pydicts="strict"):
@@ -135,7 +134,7 @@ def read_snapshot(folder: str, version: int | None = None) -> Snapshot:
 def read_actions(folder: str, version: int) -> list[Action] | None:
     """The actions of one commit; None when there is no such file (yet)."""
     try:
-        text = (Path(folder) / "_delta_log" / f"{version:020d}.json").read_text(encoding="utf-8")
+        text = storage.read_text(log_entry(folder, version))
     except FileNotFoundError:
         return None
     # Not splitlines: a text in a file's statistics may hold characters that it takes for the end of a line.
@@ -145,21 +144,12 @@ def read_actions(folder: str, version: int) -> list[Action] | None:
 def commit(folder: str, version: int, actions: Iterable[Action]) -> None:
     """Make `actions` the commit `version`. LostRace when that version exists, or the one before it does not (the table
     was made anew); then nothing has changed."""
-    log = Path(folder) / "_delta_log"
-    target = log / f"{version:020d}.json"
     require_version(folder, version - 1)
-    scratch = log / f".{uuid.uuid4().hex}.tmp"
     text = "\n".join(map(_compact, actions))
     try:
-        scratch.write_text(text + "\n", encoding="utf-8")
-        os.link(scratch, target)
+        storage.put_if_absent(log_entry(folder, version), f"{text}\n".encode())
     except FileExistsError as error:
-        # A network file system may answer so to the repetition of a request that it has carried out.
-        if not os.path.samefile(scratch, target):
-            raise LostRace(f"version {version} of {folder} exists already") from error
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            scratch.unlink()
+        raise LostRace(f"version {version} of {folder} exists already") from error
 
 
 def add(file: DataFile, *, data: bool = True) -> Action:
@@ -260,17 +250,19 @@ def _vector_id(descriptor: dict[str, Any] | None) -> tuple[str, int] | None:
     return (descriptor["pathOrInlineDv"], descriptor.get("offset") or 0) if descriptor else None
 
 
-def checkpoints(folder: str) -> dict[int, list[Path]]:
-    """The complete classic checkpoints by version: one file, or all of its parts."""
-    found: dict[tuple[int, int], list[Path]] = {}
-    for file in (Path(folder) / "_delta_log").glob("*.checkpoint*.parquet"):
-        name = _CHECKPOINT.match(file.name)
-        if name is not None:
-            found.setdefault((int(name[1]), int(name[2] or 1)), []).append(file)
+def checkpoints(folder: str, names: Iterable[str] | None = None) -> dict[int, list[str]]:
+    """The complete classic checkpoints by version: one file, or all of its parts.
+
+    `names`: what lies in the log, for who has looked already.
+    """
+    found: dict[tuple[int, int], list[str]] = {}
+    for name in storage.names(log_path(folder)) if names is None else names:
+        if (known := _CHECKPOINT.match(name)) is not None:
+            found.setdefault((int(known[1]), int(known[2] or 1)), []).append(log_path(folder, name))
     return {version: files for (version, count), files in found.items() if len(files) == count}
 
 
-def _newest_checkpoint(folder: str, version: int | None) -> tuple[int, list[Path]] | None:
+def _newest_checkpoint(folder: str, version: int | None) -> tuple[int, list[str]] | None:
     """Version and files of the newest complete classic checkpoint at or below `version`."""
     whole = [(number, files) for number, files in checkpoints(folder).items() if version is None or number <= version]
     return max(whole, default=None, key=lambda checkpoint: checkpoint[0])

@@ -1,6 +1,7 @@
 """A net effect as a DataFrame: from memory, or, where it lies on disk, from Parquet files beside it.
 
-Only a Spark on this machine can read such files; any other one is sent the rows, as if they were in memory.
+Only a Spark on this machine can read such files; any other one is sent the rows, as if they were in memory. They lie
+where changes are spilled, and are no part of the lake.
 """
 
 from __future__ import annotations

@@ -19,7 +19,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from headwater.lake import storage
 from headwater.lake.key_runs import Run, Stored, read_run
+from headwater.lake.paths import log_entry
 
 log = logging.getLogger(__name__)
 
@@ -168,7 +170,7 @@ def open_cache(subject: Subject, *, make: bool) -> IndexCache | None:
 
 def commit_digest(folder: str, version: int) -> str:
     """Tells one history of a table from another that has the same version. FileNotFoundError when it is gone."""
-    return hashlib.sha256((Path(folder) / "_delta_log" / f"{version:020d}.json").read_bytes()).hexdigest()
+    return hashlib.sha256(storage.read(log_entry(folder, version))).hexdigest()
 
 
 def _digest(document: dict[str, Any]) -> str:

@@ -14,12 +14,11 @@ import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from headwater.lake.key_codes import Codes
-from headwater.lake.key_runs import NOWHERE, Abandoned, Bool, Int64, Run, RunFile, merged, sorted_run
+from headwater.lake.key_runs import NOWHERE, Abandoned, Bool, Int64, Run, RunFile, merged, remove_runs, sorted_run
 
 __all__ = ["NOWHERE", "KeyIndex", "file_of", "place_of", "row_of"]
 
@@ -245,8 +244,8 @@ class KeyIndex:
 
     def _unlink(self, names: set[str]) -> None:
         folder = self._folder() if names else None
-        for name in names if folder is not None else ():
-            (Path(folder or "") / name).unlink(missing_ok=True)  # the mapping holds it as long as it is used
+        if folder is not None:
+            remove_runs(folder, names)
 
 
 def place_of(file: int, rows: Int64) -> Int64:

@@ -2,7 +2,8 @@
 
 A run never changes. It is looked up through every 128th of its first words, which stay in memory, so that a key costs
 a page or two of the file however long the run is; and runs are merged part by part, so that merging needs no more
-memory than a part. A file holds first words, second words (if there are any) and places, one after the other.
+memory than a part. A file holds first words, second words (if there are any) and places, one after the other; it lies
+on local disk, since only that can be mapped, and is no part of the lake.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import tempfile
 import uuid
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -236,6 +237,12 @@ class RunFile:
         self._file.close()
         if self._path is not None:
             self._path.unlink(missing_ok=True)
+
+
+def remove_runs(folder: str, names: Iterable[str]) -> None:
+    """A mapping holds its run as long as it is used."""
+    for name in names:
+        (Path(folder) / name).unlink(missing_ok=True)
 
 
 def read_run(folder: str, stored: Stored) -> Run:

@@ -11,9 +11,10 @@ import json
 import re
 from bisect import bisect_right
 from dataclasses import dataclass
-from pathlib import Path
 
+from headwater.lake import storage
 from headwater.lake.delta_log import checkpoints
+from headwater.lake.paths import log_entry, log_path
 
 # Everything of a version begins with its number; Hadoop's own checksums have a dot before it.
 _OF_A_VERSION = re.compile(r"\A\.?(\d{20})\.")
@@ -51,8 +52,9 @@ class LogFiles:
 
     def current_at(self, moment: float) -> int:
         """The newest version that existed at `moment` (seconds since 1970), or the oldest one there is."""
-        log = Path(self.folder) / "_delta_log"
-        later = bisect_right(self.entries, moment, key=lambda version: (log / f"{version:020d}.json").stat().st_mtime)
+        later = bisect_right(
+            self.entries, moment, key=lambda version: storage.info(log_entry(self.folder, version)).modified
+        )
         return self.entries[max(later - 1, 0)]
 
     def before(self, version: int) -> list[str]:
@@ -64,8 +66,8 @@ def look(folder: str) -> LogFiles:
     """The log as it is now. FileNotFoundError when there is none, UnknownLog when its checkpoints keep their content
     elsewhere."""
     entries, names, scratch = [], [], []
-    for path in (Path(folder) / "_delta_log").iterdir():
-        name = path.name
+    found_names = storage.names(log_path(folder))
+    for name in found_names:
         if _OTHER_CHECKPOINT.match(name):
             raise UnknownLog("its checkpoints are of the second version, whose files lie elsewhere")
         if (entry := _ENTRY.match(name)) is not None:
@@ -76,15 +78,13 @@ def look(folder: str) -> LogFiles:
             scratch.append(name)
     if not entries:
         raise FileNotFoundError(f"{folder} has no log")
-    return LogFiles(folder, sorted(entries), sorted(checkpoints(folder)), sorted(names), scratch)
+    return LogFiles(folder, sorted(entries), sorted(checkpoints(folder, found_names)), sorted(names), scratch)
 
 
 def pointed_at(folder: str) -> int | None:
     """The checkpoint that `_last_checkpoint` names: readers begin there. None: there is no such file, or it is damaged,
     and readers look for themselves."""
     try:
-        return int(
-            json.loads((Path(folder) / "_delta_log" / "_last_checkpoint").read_text(encoding="utf-8"))["version"]
-        )
+        return int(json.loads(storage.read_text(log_path(folder, "_last_checkpoint")))["version"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from headwater.lake import storage
 from headwater.lake.data_files import NewFile, gathered, write_batches
 from headwater.lake.delta_log import DataFile
 from headwater.lake.layout import Layout
@@ -101,7 +102,7 @@ def _one_file(first: pa.Table, rest: Iterator[pa.Table]) -> Iterator[pa.Table]:
 def discard(folder: str, files: Iterable[DataFile]) -> None:
     """Remove files that no commit has added."""
     for file in files:
-        file.in_folder(folder).unlink(missing_ok=True)
+        storage.delete(file.in_folder(folder))
 
 
 def _new_file(folder: str, schema: pa.Schema, layout: Layout, values: Values) -> NewFile:

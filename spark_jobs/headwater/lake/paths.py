@@ -2,37 +2,49 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from os.path import join
+
+from headwater.lake.storage import uri_of
 
 CONTROL = "_headwater"
 
 
 def ledger_path(root: str) -> str:
-    return str(Path(root) / CONTROL / "ledger")
+    return join(root, CONTROL, "ledger")
 
 
 def registry_path(root: str) -> str:
-    return str(Path(root) / CONTROL / "tables")
+    return join(root, CONTROL, "tables")
 
 
 def pins_path(root: str) -> str:
-    return str(Path(root) / CONTROL / "pins")
+    return join(root, CONTROL, "pins")
 
 
 def staged_path(root: str) -> str:
     """Below it a folder for each generation, in that one for each open transaction: see `headwater.lake.staging`."""
-    return str(Path(root) / CONTROL / "staged")
+    return join(root, CONTROL, "staged")
 
 
 def position_file_path(root: str) -> str:
-    return str(Path(root) / CONTROL / "position.json")
+    return join(root, CONTROL, "position.json")
 
 
 def table_path(root: str, relative: str) -> str:
     """`relative` is `TableName.path`: `<schema>/<table>`, already escaped."""
-    return str(Path(root) / relative)
+    return join(root, relative)
 
 
 def table_uri(root: str, relative: str) -> str:
     """The path as the URI that cuts carry."""
-    return Path(table_path(root, relative)).as_uri()
+    return uri_of(table_path(root, relative))
+
+
+def log_path(folder: str, name: str = "") -> str:
+    """The log of the Delta table in `folder`, or what is called `name` in it."""
+    return join(folder, "_delta_log", name) if name else join(folder, "_delta_log")
+
+
+def log_entry(folder: str, version: int) -> str:
+    """The commit `version` of the Delta table in `folder`."""
+    return log_path(folder, f"{version:020d}.json")

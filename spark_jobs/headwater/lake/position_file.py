@@ -1,17 +1,16 @@
 """`<root>/_headwater/position.json`: what pollers read instead of the ledger, replaced whole by one writer.
 
 A cache: every claim in it entered only after its ledger commit, so an old file is late, never false. Readers that
-have seen (generation, read position) ignore a file with a lower pair. Standard library only: triggers import this.
+have seen (generation, read position) ignore a file with a lower pair. Without Arrow at import: triggers import this.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from headwater.lake import storage
 from headwater.lake.paths import position_file_path
 from headwater.position import Position, format_lsn, parse_lsn
 
@@ -66,7 +65,7 @@ class PositionFile:
 def read_position_file(root: str) -> PositionFile | None:
     """The file under `root`; None when no driver has published yet."""
     try:
-        text = Path(position_file_path(root)).read_text(encoding="utf-8")
+        text = storage.read_text(position_file_path(root))
     except FileNotFoundError:
         return None
     return PositionFile.from_json(json.loads(text))
@@ -74,7 +73,4 @@ def read_position_file(root: str) -> PositionFile | None:
 
 def write_position_file(root: str, content: PositionFile) -> None:
     """Replace the file atomically: a reader sees the old text or the new one, whole."""
-    path = position_file_path(root)
-    scratch = f"{path}.{os.getpid()}.tmp"
-    Path(scratch).write_text(json.dumps(content.to_json()), encoding="utf-8")
-    os.replace(scratch, path)
+    storage.replace(position_file_path(root), json.dumps(content.to_json()).encode())

@@ -11,11 +11,9 @@ them there, so whoever is the newest generation may remove those of all others.
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from os.path import join
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +22,7 @@ from pyroaring import BitMap
 
 from headwater.arrow_types import key_schema, lake_schema
 from headwater.changes import NetChanges
+from headwater.lake import storage
 from headwater.lake.data_files import read_columns, write_batches
 from headwater.lake.delta_log import DataFile
 from headwater.lake.key_codes import Codes, encode
@@ -59,7 +58,7 @@ class StagedFile:
     codes: str
 
     def keys(self) -> Codes:
-        return _read_codes(self.codes)
+        return _read_codes(self.codes, len(self.stored))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +74,10 @@ class StagedRows:
         """Give files names in the table's `folder`; they stay here, too, should the commit lose its race."""
         try:
             for staged in files:
-                os.link(Path(self.folder) / staged.file.name, Path(folder) / staged.file.name)
+                storage.link(join(self.folder, staged.file.name), join(folder, staged.file.name))
         except FileNotFoundError as error:
             for staged in files:
-                (Path(folder) / staged.file.name).unlink(missing_ok=True)
+                storage.delete(join(folder, staged.file.name))
             raise StagedFilesGone(str(error)) from error
 
     def as_changes(self, schema: TableSchema) -> NetChanges:
@@ -99,11 +98,10 @@ class StagedRows:
 
 def sweep_staged(root: str, generation: int) -> list[str]:
     """Remove what was staged under other generations than this, the newest one; returns the folders."""
-    swept = []
-    for folder in Path(staged_path(root)).glob("*"):
-        if folder.name != str(generation):
-            shutil.rmtree(folder, ignore_errors=True)
-            swept.append(str(folder))
+    others = [name for name in storage.names(staged_path(root)) if name != str(generation)]
+    swept = [join(staged_path(root), name) for name in others]
+    for folder in swept:
+        storage.delete_folder(folder)
     return swept
 
 
@@ -144,7 +142,7 @@ class StagedTable:
         self._files: list[_Open] = []
         self._tombstones = _Tombstones()
         self._changes = 0
-        Path(folder).mkdir(parents=True, exist_ok=True, mode=0o700)
+        storage.make_folder(folder, mode=0o700)
 
     def take(self, net: NetChanges) -> None:
         """Apply the net effect of the changes that follow. CannotStage when it needs what only the lake knows."""
@@ -174,9 +172,9 @@ class StagedTable:
         before, of_stored = self._take_back(codes)
         stored[before] = of_stored
         file = write_batches(self._folder, lake_schema(self._schema), [rows])
-        path = Path(self._folder) / f"{file.name}.keys"
+        path = join(self._folder, f"{file.name}.keys")
         _write_codes(path, codes)
-        self._files.append(_Open(file, stored, str(path)))
+        self._files.append(_Open(file, stored, path))
         self._index.put(codes, place_of(len(self._files), np.arange(len(codes), dtype=np.int64)))
 
     def _remove(self, keys: pa.Table) -> None:
@@ -210,15 +208,14 @@ class StagedTable:
         return before, stored[before]
 
 
-def _write_codes(path: Path, codes: Codes) -> None:
-    words: Sequence[npt.NDArray[np.uint64]] = [codes.first] if codes.second is None else [codes.first, codes.second]
-    with path.open("xb") as file:
-        np.save(file, np.stack(words))
+def _write_codes(path: str, codes: Codes) -> None:
+    words = [codes.first] if codes.second is None else [codes.first, codes.second]
+    storage.write(path, b"".join(part.tobytes() for part in words))
 
 
-def _read_codes(path: str) -> Codes:
+def _read_codes(path: str, count: int) -> Codes:
     try:
-        words = np.load(path)
+        words = np.frombuffer(storage.read(path), dtype=np.uint64).reshape(-1, count)
     except FileNotFoundError as error:
         raise StagedFilesGone(str(error)) from error
     return Codes(words[0], words[1] if len(words) > 1 else None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from delta.tables import DeltaTable
@@ -16,8 +15,10 @@ from deltalake import DeltaTable as RustTable
 from pyspark.sql import SparkSession
 from pyspark.sql.types import BooleanType, DataType, LongType, StructField, StructType, TimestampType
 
+from headwater.lake import storage
 from headwater.lake.commits import open_table
 from headwater.lake.delta_log import read_actions
+from headwater.lake.paths import log_entry
 from headwater.schema import DELETED, DELETED_AT, DELETED_LSN, PARTITION_COLUMN, TableSchema
 
 _PROPERTIES = {
@@ -121,7 +122,7 @@ def _still_stands(path: str, app_id: str, version: int, position: int) -> bool:
     commit = read_commit(path, version)
     if commit is None or commit.transactions.get(app_id) != position:
         return False
-    return not Path(path, "_delta_log", f"{version + 1:020d}.json").exists()
+    return not storage.exists(log_entry(path, version + 1))
 
 
 def commits_after(path: str, version: int) -> list[Commit]:

@@ -7,10 +7,11 @@ since are followed. Nothing here decides whose turn it is; nothing is written.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from headwater.arrow_types import key_schema
+from headwater.lake import storage
 from headwater.lake.deletion_vectors import DamagedVector
+from headwater.lake.paths import log_entry
 from headwater.lake.positional import obstacle
 from headwater.lake.registry import TableRecord
 from headwater.lake.table_state import TableState
@@ -55,7 +56,7 @@ class WarmTables:
     def current(self, path: str, app_id: str, before: tuple[int, int] | None = None) -> tuple[int, int] | None:
         """As `headwater.lake.tables.current`, without reading what has been read."""
         known = self._known.pop(path, None)
-        if known is None or known.app_id != app_id or not _has_commit(path, known.version):
+        if known is None or known.app_id != app_id or not storage.exists(log_entry(path, known.version)):
             return current(path, app_id, before)
         if known.state is not None:
             try:
@@ -63,7 +64,7 @@ class WarmTables:
             except (OSError, DamagedVector):  # who writes the table will meet it again, and say so
                 return current(path, app_id, before)
             known = _known(app_id, known.state)
-        elif _has_commit(path, known.version + 1):
+        elif storage.exists(log_entry(path, known.version + 1)):
             return current(path, app_id, before)
         self._known[path] = known
         return known.version, known.applied_lsn
@@ -77,7 +78,3 @@ class WarmTables:
 
 def _known(app_id: str, state: TableState) -> _Known:
     return _Known(app_id, state.version, state.snapshot.transactions.get(app_id, 0), state)
-
-
-def _has_commit(path: str, version: int) -> bool:
-    return (Path(path) / "_delta_log" / f"{version:020d}.json").exists()

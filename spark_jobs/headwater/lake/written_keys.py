@@ -1,4 +1,5 @@
-"""The keys of the rows that a commit writes, kept until the commit is there and the index takes them."""
+"""The keys of the rows that a commit writes, kept until the commit is there and the index takes them. Many of them wait
+on local disk, which is no part of the lake."""
 
 from __future__ import annotations
 

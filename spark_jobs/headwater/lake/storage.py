@@ -1,0 +1,220 @@
+"""The one door to the lake's files: whoever reads, writes, lists or removes one does it here.
+
+A place is a path or a `file:` URI; any other scheme is refused until commits there exclude each other. Names are joined
+to paths: those in a URI are percent-encoded. Built on pyarrow's file systems, loaded with the first access, since
+Airflow parses what imports this. Where pyarrow has no call, the function says what another store would have to give.
+Only delta-rs and Spark open tables by themselves.
+
+Not here: what is no part of the lake, lies on local disk and may be lost at any time. Those are spilled changes
+(`headwater.log.spill`), runs of keys (`key_runs`, `written_keys`) and their cache (`index_cache`).
+
+What is missing is FileNotFoundError to who reads it, nothing to who lists it, and done for who removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from headwater.lake_root import local_path
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """A file: its path as it was asked for, or below the folder that was listed; bytes; seconds since 1970, by the
+    clock of the file system."""
+
+    path: str
+    size: int
+    modified: float
+
+
+def path_of(place: str) -> str:
+    """The path of this machine that `place` names; ValueError when it is elsewhere."""
+    return place if place.startswith("/") else local_path(place)
+
+
+def uri_of(place: str) -> str:
+    """The URI of a place, as other programs may be told it."""
+    return Path(path_of(place)).as_uri()
+
+
+# Read
+
+
+def read(place: str) -> bytes:
+    """The whole content."""
+    with _files().open_input_file(path_of(place)) as file:
+        data: bytes = file.read()
+    return data
+
+
+def read_range(place: str, offset: int, length: int) -> bytes:
+    """`length` bytes from `offset` on; fewer, where the file ends before."""
+    with _files().open_input_file(path_of(place)) as file:
+        data: bytes = file.read_at(length, offset)
+    return data
+
+
+def read_text(place: str) -> str:
+    return read(place).decode("utf-8")
+
+
+def parquet_file(place: str, **options: Any) -> Any:
+    """A `pyarrow.parquet.ParquetFile`; whoever does not read it in a `with` leaves its end to the last reference."""
+    import pyarrow.parquet as pq
+
+    return pq.ParquetFile(path_of(place), filesystem=_files(), **options)
+
+
+# Look
+
+
+def exists(place: str) -> bool:
+    return bool(_files().get_file_info(path_of(place)).type)
+
+
+def info(place: str) -> Info:
+    found = _files().get_file_info(path_of(place))
+    if not found.type:
+        raise FileNotFoundError(f"{place} does not exist")
+    return _info(place, found)
+
+
+def names(folder: str) -> list[str]:
+    """What lies in `folder`, in no order. Names only: pyarrow would look at every file as well, and logs are long."""
+    try:
+        return os.listdir(path_of(folder))
+    except FileNotFoundError:
+        return []
+
+
+def files_below(folder: str, enter: Callable[[str], bool]) -> Iterator[Info]:
+    """All files in `folder`, and in those folders below it whose names `enter` lets pass.
+
+    Links to folders are not followed, which pyarrow would do: what they lead to may be somebody else's. Another store
+    lists by prefix, and has no links.
+    """
+    top = path_of(folder)
+    for parent, folders, found in os.walk(top):
+        folders[:] = filter(enter, folders)
+        below = os.path.relpath(parent, top) if parent != top else ""
+        for one in _files().get_file_info([os.path.join(parent, name) for name in found]):
+            if one.is_file:  # else it is gone already
+                yield _info(os.path.join(below, one.base_name), one)
+
+
+# Write
+
+
+def write(place: str, data: bytes) -> None:
+    """Write a file whose name nobody knows yet: a reader of it could meet a part."""
+    with _files().open_output_stream(path_of(place), compression=None) as file:
+        file.write(data)
+
+
+def replace(place: str, data: bytes) -> None:
+    """Write a file, whole: a reader sees the old content or the new one. One thread of a process at a time.
+
+    By a name beside it, ending in `.tmp`, that takes the old one's place. Another store's plain PUT is as good.
+    """
+    path = path_of(place)
+    scratch = f"{path}.{os.getpid()}.tmp"
+    write(scratch, data)
+    _files().move(scratch, path)
+
+
+def put_if_absent(place: str, data: bytes) -> None:
+    """Write a file, whole, unless there is one: FileExistsError, then nothing has changed. Of several writers, on
+    whatever machines, exactly one succeeds.
+
+    By a link, which file systems refuse to a name that is taken; the scratch file before it is `.<hex>.tmp`, beside
+    it. Another store must have a conditional PUT (`If-None-Match: *`), and all writers must use it, Spark's and
+    delta-rs' included: every commit depends on it.
+    """
+    path = path_of(place)
+    scratch = os.path.join(os.path.dirname(path), f".{uuid.uuid4().hex}.tmp")
+    try:
+        write(scratch, data)
+        os.link(scratch, path)
+    except FileExistsError:
+        # A network file system may answer so to the repetition of a request that it has carried out.
+        if not os.path.samefile(scratch, path):
+            raise
+    finally:
+        delete(scratch)
+
+
+def link(source: str, target: str) -> None:
+    """Give a file a second name, at the price of none of its bytes; each name is deleted by itself. FileExistsError
+    when `target` is taken. Another store would copy on its own side, or the log name the file where it lies."""
+    os.link(path_of(source), path_of(target))
+
+
+def make_folder(folder: str, mode: int = 0o777) -> None:
+    """With those above it; nothing happens when it is there. `mode`, less the umask, is of the last one: pyarrow gives
+    none. Where folders are only parts of names there is nothing to do, and who may read is the store's own matter."""
+    Path(path_of(folder)).mkdir(mode, parents=True, exist_ok=True)
+
+
+def parquet_writer(place: str, schema: Any, **options: Any) -> Any:
+    """A `pyarrow.parquet.ParquetWriter`: the file is whole when it has been closed."""
+    import pyarrow.parquet as pq
+
+    return pq.ParquetWriter(path_of(place), schema, filesystem=_files(), **options)
+
+
+# Remove
+
+
+def delete(place: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        _files().delete_file(path_of(place))
+
+
+def delete_folder(folder: str) -> None:
+    """With all that is in it, as far as that is possible: who needs it gone looks again another time."""
+    with contextlib.suppress(OSError):
+        _files().delete_dir(path_of(folder))
+
+
+# For `headwater check`, which does without pyarrow
+
+
+def is_folder(place: str) -> bool:
+    """No, where it cannot be seen."""
+    return os.path.isdir(path_of(place))
+
+
+def why_not_writable(root: str) -> str:
+    """Why no files can be made below `root`, judged by the nearest folder that exists; '' when they can. Makes
+    nothing. Another store would be asked for the rights of its credentials."""
+    folder = path_of(root)
+    while not os.path.lexists(folder) and folder != os.path.dirname(folder):
+        folder = os.path.dirname(folder)
+    if not os.path.isdir(folder):
+        return f"{folder} is not a folder"
+    # The superuser passes every access check; a folder that nobody may write to is meant so all the same.
+    anyone_may = os.stat(folder).st_mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH)
+    if not anyone_may or not os.access(folder, os.W_OK | os.X_OK):
+        return f"the folder {folder} is not writable"
+    return ""
+
+
+@cache
+def _files() -> Any:
+    from pyarrow.fs import LocalFileSystem
+
+    return LocalFileSystem()
+
+
+def _info(path: str, found: Any) -> Info:
+    # A folder has no size.
+    return Info(path, found.size or 0, found.mtime_ns / 1e9)

@@ -1,0 +1,284 @@
+"""The door to the lake's files: what each call promises, and that nobody goes around it."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import headwater
+from headwater.lake import storage
+
+ENGINE = Path(str(headwater.__file__)).parent
+
+OF_A_PLACE: dict[str, Callable[[str], Any]] = {
+    "read": storage.read,
+    "read_range": lambda place: storage.read_range(place, 0, 1),
+    "read_text": storage.read_text,
+    "parquet_file": storage.parquet_file,
+    "exists": storage.exists,
+    "info": storage.info,
+    "names": storage.names,
+    "files_below": lambda place: list(storage.files_below(place, bool)),
+    "write": lambda place: storage.write(place, b""),
+    "replace": lambda place: storage.replace(place, b""),
+    "put_if_absent": lambda place: storage.put_if_absent(place, b""),
+    "link": lambda place: storage.link("/nowhere", place),
+    "make_folder": storage.make_folder,
+    "parquet_writer": lambda place: storage.parquet_writer(place, pa.schema([("a", pa.int64())])),
+    "delete": storage.delete,
+    "delete_folder": storage.delete_folder,
+    "is_folder": storage.is_folder,
+    "why_not_writable": storage.why_not_writable,
+    "uri_of": storage.uri_of,
+}
+
+
+def test_every_call_with_a_place_is_listed_here() -> None:
+    module = ast.parse(Path(str(storage.__file__)).read_text())
+    public = {node.name for node in module.body if isinstance(node, ast.FunctionDef) and node.name[0] != "_"}
+    assert public == {*OF_A_PLACE, "path_of"}
+
+
+@pytest.mark.parametrize("name", OF_A_PLACE)
+@pytest.mark.parametrize("place", ["s3a://bucket/lake/x", "hdfs://host/lake/x", "abfss://c@host/x"])
+def test_other_stores_are_refused_by_every_call(name: str, place: str) -> None:
+    with pytest.raises(ValueError, match=f"^{place.partition(':')[0]}:// is not possible yet; use file:///"):
+        OF_A_PLACE[name](place)
+
+
+def test_a_path_and_its_uri_are_the_same_place(tmp_path: Path) -> None:
+    path = str(tmp_path / "a b%20ü?#~")
+    uri = storage.uri_of(path)
+    assert (uri, storage.path_of(uri)) == (Path(path).as_uri(), path)
+    storage.write(uri, b"abc")
+    assert storage.read(path) == Path(path).read_bytes() == b"abc"
+    assert storage.read_text(uri) == "abc"
+    assert [storage.read_range(uri, 1, length) for length in (1, 9)] == [b"b", b"bc"]
+    table = pa.table({"a": [1, 2]})
+    with storage.parquet_writer(f"{uri}.parquet", table.schema) as writer:
+        writer.write_table(table)
+    with storage.parquet_file(f"{path}.parquet") as file:
+        assert file.read() == table
+
+
+def test_what_is_missing(tmp_path: Path) -> None:
+    missing = str(tmp_path / "a" / "b")
+    for name in ("read", "read_range", "read_text", "parquet_file", "info", "write", "put_if_absent", "parquet_writer"):
+        with pytest.raises(FileNotFoundError):
+            OF_A_PLACE[name](missing)
+    assert not storage.exists(missing)
+    assert not storage.is_folder(missing)
+    assert storage.names(missing) == [] == list(storage.files_below(missing, bool))
+    storage.delete(missing)
+    storage.delete_folder(missing)
+    assert list(tmp_path.iterdir()) == []
+
+
+CONTENDER = """
+import sys
+from headwater.lake import storage
+folder, worker = sys.argv[1:]
+for version in range(200):
+    try:
+        storage.put_if_absent(f"{folder}/{version}", f"{worker} ".encode() * 5000)
+        print(version)
+    except FileExistsError:
+        pass
+"""
+
+
+def test_of_writers_of_one_name_exactly_one_succeeds(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", CONTENDER, str(tmp_path), str(worker)],
+            stdout=subprocess.PIPE,
+            env=environment,
+            text=True,
+        )
+        for worker in range(3)
+    ]
+    won = [worker.communicate(timeout=120)[0].split() for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0, 0]
+    assert sorted(name for names in won for name in names) == sorted(map(str, range(200)))
+    for worker, names in enumerate(won):
+        assert all((tmp_path / name).read_text() == f"{worker} " * 5000 for name in names)
+    assert len(list(tmp_path.iterdir())) == 200, "no scratch file is left"
+
+
+def test_a_replaced_file_is_read_whole_at_any_moment(tmp_path: Path) -> None:
+    place, done = str(tmp_path / "position.json"), threading.Event()
+    storage.replace(place, b"0" * 50_000)
+
+    def write() -> None:
+        for number in range(300):
+            storage.replace(place, str(number % 10).encode() * 50_000)
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen = set()
+    while not done.is_set():
+        content = storage.read(place)
+        assert len(content) == 50_000
+        assert content == content[:1] * 50_000
+        seen.add(content[:1])
+    writer.join()
+    assert seen
+    assert storage.names(str(tmp_path)) == ["position.json"]
+
+
+def test_a_linked_file_outlives_its_first_name_and_takes_none_that_is_there(tmp_path: Path) -> None:
+    first, second = str(tmp_path / "staged"), str(tmp_path / "named")
+    storage.write(first, b"rows")
+    storage.link(first, second)
+    with pytest.raises(FileExistsError):
+        storage.link(first, second)
+    storage.delete(first)
+    assert storage.read(second) == b"rows"
+
+
+def test_a_listing_has_sizes_and_times_and_goes_where_it_is_let(tmp_path: Path) -> None:
+    lake, elsewhere = tmp_path / "lake", tmp_path / "elsewhere"
+    for folder in (lake / "p=a%20b" / "q=ü", lake / "_hidden", elsewhere):
+        folder.mkdir(parents=True)
+        (folder / "x.parquet").write_bytes(b"12345")
+    (lake / "top").write_bytes(b"")
+    os.utime(lake / "top", (1.5e9, 1.5e9 + 0.25))
+    (lake / "link").symlink_to(elsewhere)
+    found = {info.path: info for info in storage.files_below(str(lake), lambda name: not name.startswith("_"))}
+    assert set(found) == {"top", "p=a%20b/q=ü/x.parquet"}, "what a link leads to may be somebody else's"
+    assert found["top"].size == 0
+    assert abs(found["top"].modified - 1.5e9 - 0.25) < 1e-6
+    assert found["p=a%20b/q=ü/x.parquet"].size == 5
+    assert abs(found["p=a%20b/q=ü/x.parquet"].modified - time.time()) < 60
+    assert storage.info(str(lake / "top")) == replace(found["top"], path=str(lake / "top"))
+    assert sorted(storage.names(str(lake))) == ["_hidden", "link", "p=a%20b", "top"]
+
+
+def test_files_and_folders_have_the_rights_that_the_umask_leaves(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        storage.make_folder(str(tmp_path / "a" / "private"), mode=0o700)
+        storage.make_folder(str(tmp_path / "a" / "private"), mode=0o700)
+        storage.write(str(tmp_path / "a" / "file"), b"")
+    finally:
+        os.umask(before)
+    modes = {name: stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("a", "a/private", "a/file")}
+    assert modes == {"a": 0o750, "a/private": 0o700, "a/file": 0o640}
+
+
+def test_a_folder_goes_with_all_that_is_in_it_and_with_nothing_that_is_linked(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "file").touch()
+    (tmp_path / "gone" / "deep").mkdir(parents=True)
+    (tmp_path / "gone" / "deep" / "file").touch()
+    (tmp_path / "gone" / "link").symlink_to(kept)
+    storage.delete_folder(str(tmp_path / "gone"))
+    assert storage.names(str(tmp_path)) == ["kept"]
+    assert storage.names(str(kept)) == ["file"]
+
+
+# Nobody goes around it
+
+BESIDE = {
+    "lake/storage.py": "the door itself",
+    "lake/frames.py": "spilled rows that Spark on this machine reads",
+    "lake/index_cache.py": "the cache of indexes on local disk",
+    "lake/key_runs.py": "runs of keys, mapped from local disk",
+    "lake/written_keys.py": "keys of a commit that wait on local disk",
+    "jobs/demo": "a server and a scheduler of its own, in a folder of its own",
+}
+"""What may open files by itself, and which ones."""
+
+_OPENS = re.compile(
+    r"""(?x)
+    open$ | io\.(open|FileIO)
+    | (pathlib|shutil|tempfile|glob|mmap|codecs|fileinput|linecache|sqlite3)\b
+    # What is left works on the process, on names, and on descriptors, which only the others could have made of a file.
+    | os\.(?!(PathLike|environ|getpid|nice|_exit|path|write|readv)\b)
+    | os\.path\.(?!(join|basename|dirname|split|relpath)$)
+    | pyarrow\.(fs|parquet|dataset|csv|feather|orc|json|OSFile|memory_map|input_stream|output_stream)\b
+    | numpy\.(load|save|memmap|fromfile|genfromtxt|lib)
+    """
+)
+
+
+def goes_around(source: str) -> set[str]:
+    """What in a module opens files, or may."""
+    nodes = list(ast.walk(ast.parse(source)))
+    used, meant = set(), {"open": "open"}
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            below = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            for alias in node.names:
+                used.add(below + alias.name)
+                first = alias.name.partition(".")[0]
+                meant[alias.asname or first] = below + (alias.name if alias.asname else first)
+    for node in nodes:
+        if isinstance(node, ast.Name | ast.Attribute) and re.fullmatch(r"[\w.]+", text := ast.unparse(node)):
+            first, dot, rest = text.partition(".")
+            used.add(meant.get(first, "?") + dot + rest)
+    return {name for name in used if _OPENS.match(name)}
+
+
+def test_lake_and_jobs_open_files_through_the_door_alone() -> None:
+    modules = [path for part in ("lake", "jobs") for path in sorted((ENGINE / part).rglob("*.py"))]
+    names = {path: path.relative_to(ENGINE).as_posix() for path in modules}
+    found = {names[path]: ways for path in modules if (ways := goes_around(path.read_text()))}
+    excepted = {name: one for name in found for one in BESIDE if f"{name}/".startswith(f"{one}/")}
+    assert not {name: sorted(ways) for name, ways in found.items() if name not in excepted}, (
+        "these open files by themselves: let headwater.lake.storage do it, unless they are no part of the lake"
+    )
+    assert set(excepted.values()) == set(BESIDE), "one of these has no need of its exception any more"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "open('x')",
+        "import io\nio.open('x')",
+        "from pathlib import Path",
+        "import os as system\nsystem.unlink('x')",
+        "from os import link as tie",
+        "import os.path\nos.path.exists('x')",
+        "from os.path import getsize",
+        "def f():\n    import shutil",
+        "import pyarrow as pa\npa.memory_map('x')",
+        "import pyarrow.parquet as pq",
+        "from pyarrow import fs",
+        "import numpy as np\nnp.load('x')",
+        "opener = open",
+    ],
+)
+def test_ways_around_are_seen(source: str) -> None:
+    assert goes_around(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import os\nos.environ.get('HOME'), os.getpid()",
+        "import os.path\nos.path.join('a', 'b')",
+        "from os.path import join, basename",
+        "class A:\n    def open(self): ...\nA().open()\nregistry.open('x')",
+        "import pyarrow as pa\nimport pyarrow.compute as pc\npa.table({})",
+        "from headwater.lake import storage\nstorage.read('x')",
+    ],
+)
+def test_what_opens_nothing_may_be_used(source: str) -> None:
+    assert not goes_around(source)
