@@ -2,10 +2,9 @@
 
 PYTHON ?= python3.11
 BIN := .venv/bin
-# Three workers for two cores: tests of Airflow, of kills and of restarts wait for most of their time. A file's tests
-# stay together, so that each worker starts at most one Spark session and one PostgreSQL server, both only when a test
-# asks for them; tests/conftest.py has the longest files first.
-WORKERS ?= 3
+# Two workers for two cores. A file's tests stay together, so that each worker starts at most one Spark session and
+# one PostgreSQL server, both only when a test asks for them; tests/conftest.py puts the files in order.
+WORKERS ?= 2
 PYTEST_ARGS ?=
 SEEDS ?= 20
 # Where versions differ: catalogs, markers, binary forms, hand-over. The rest does not ask for the version.

@@ -20,8 +20,8 @@ pytest_plugins = ["fixtures.airflow_files", "fixtures.postgres", "fixtures.spark
 
 _LONGEST = [
     "test_slices",
-    "test_airflow",
     "test_apply_paths",
+    "test_airflow",
     "test_preapply",
     "test_maintain",
     "test_crash_safety",
@@ -37,6 +37,7 @@ _LONGEST = [
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first: with a file to each process, one that begins late would keep all others waiting."""
+    """The longest files first: with a file to each process, one that begins late would keep all others waiting. But not
+    the two that start an Airflow at the same time."""
     rank = {name: number for number, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))

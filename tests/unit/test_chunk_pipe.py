@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +26,7 @@ class Pipe:
 
 @pytest.fixture
 def pipe() -> Iterator[Pipe]:
-    receiver, sender = multiprocessing.Pipe(duplex=False)
+    receiver, sender = multiprocessing.Pipe()
     yield Pipe(receiver, sender)
     receiver.close()
     sender.close()
@@ -65,3 +68,31 @@ def test_a_receiver_that_is_gone_ends_the_sender(pipe: Pipe) -> None:
     pipe.receiver.close()
     with pytest.raises(BrokenPipeError):
         ChunkSender(pipe.sender).send("nobody listens")
+
+
+def test_a_receiver_that_is_busy_keeps_no_sender_waiting(pipe: Pipe) -> None:
+    large = [np.arange(1 << 20) + n for n in range(4)]  # 32 MB: more than any socket takes
+    sender = ChunkSender(pipe.sender)
+    for item in large:
+        sender.send(item)
+    receiver = ChunkReceiver(pipe.receiver)
+    for item in large:
+        assert np.array_equal(receiver.receive(), item)
+
+
+def test_memory_of_what_was_sent_goes_with_the_last_array_on_it(pipe: Pipe) -> None:
+    sender, receiver = ChunkSender(pipe.sender), ChunkReceiver(pipe.receiver)
+
+    def mapped() -> int:
+        return sum("headwater-chunk" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+    before = mapped(), len(os.listdir("/proc/self/fd"))
+    sender.send({"one": np.arange(100_000), "two": np.arange(200_000)})
+    found = receiver.receive()
+    assert mapped() == before[0] + 1
+    one = found.pop("one")
+    del found
+    assert one[-1] == 99_999
+    del one
+    gc.collect()
+    assert (mapped(), len(os.listdir("/proc/self/fd"))) == before

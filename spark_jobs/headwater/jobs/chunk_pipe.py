@@ -1,37 +1,32 @@
-"""What the reader process hands to the driver, over a pipe: large buffers beside the pickle, not inside it.
+"""What the reader process hands to the driver: a socket for the words, and shared memory for the bytes of blocks.
 
-A chunk's bytes are written from where they lie and read to where they stay (pickle protocol 5, out-of-band buffers):
-pickled in-band, each byte would be copied twice more on either side, under the interpreter's lock.
+A chunk's large buffers (pickle protocol 5, out of band) are written to memory that has no name, and its descriptor goes
+with the message. So the reader never waits for the driver's interpreter, which is busy decoding, and the driver maps
+what it would else have to copy. The memory goes with the last array on it, however either process ends.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
+import mmap
 import os
 import pickle
+import socket
 import struct
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-import numpy as np
-
 _OUT_OF_BAND: Final = 64 << 10
-"""Smaller buffers are cheaper inside the pickle than with a system call of their own."""
-_PIPE_BYTES: Final = 1 << 20
+"""Smaller buffers are cheaper inside the pickle."""
+_ALIGNED: Final = 64
 _HEAD = struct.Struct("=QI")
 _SIZE = struct.Struct("=Q")
-_SET_PIPE_SIZE: Final = getattr(fcntl, "F_SETPIPE_SZ", 1031)
 
 
 class ChunkSender:
-    """The reader's end; of one thread. BrokenPipeError when the driver is gone."""
+    """The reader's end of a duplex `multiprocessing.Pipe`; of one thread. BrokenPipeError when the driver is gone."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._descriptor = connection.fileno()
-        with contextlib.suppress(OSError):  # more than this user may have: the default works, only slower
-            fcntl.fcntl(self._descriptor, _SET_PIPE_SIZE, _PIPE_BYTES)
+        self._socket = socket.socket(fileno=os.dup(connection.fileno()))
 
     def send(self, item: object) -> None:
         buffers: list[memoryview] = []
@@ -43,38 +38,80 @@ class ChunkSender:
             buffers.append(view)
             return False
 
-        head = pickle.dumps(item, protocol=5, buffer_callback=keep)
+        words = pickle.dumps(item, protocol=5, buffer_callback=keep)
         sizes = b"".join(_SIZE.pack(view.nbytes) for view in buffers)
-        self._write(memoryview(_HEAD.pack(len(head), len(buffers)) + sizes + head))
-        for view in buffers:
-            self._write(view)
-
-    def _write(self, view: memoryview) -> None:
-        while len(view):
-            view = view[os.write(self._descriptor, view) :]
+        head = _HEAD.pack(len(words), len(buffers))
+        if not buffers:
+            self._socket.sendall(head + words)
+            return
+        descriptor = _in_memory(buffers)
+        try:
+            sent = socket.send_fds(self._socket, [head], [descriptor])
+        finally:
+            os.close(descriptor)
+        self._socket.sendall(head[sent:] + sizes + words)
 
 
 class ChunkReceiver:
     """The driver's end; of one thread. EOFError when the reader is gone."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._descriptor = connection.fileno()
+        self._socket = socket.socket(fileno=os.dup(connection.fileno()))
 
     def receive(self) -> Any:
         """The next item; waits for it."""
-        head_size, count = _HEAD.unpack(self._read(_HEAD.size))
-        sizes = self._read(_SIZE.size * count)
-        head = self._read(head_size)
-        buffers = [self._read(size) for (size,) in _SIZE.iter_unpack(sizes)]
-        return pickle.loads(head, buffers=buffers)
+        head, descriptors, _, _ = socket.recv_fds(self._socket, _HEAD.size, 1)
+        if not head:
+            raise EOFError
+        try:
+            head += self._read(_HEAD.size - len(head))
+            length, count = _HEAD.unpack(head)
+            sizes = [size for (size,) in _SIZE.iter_unpack(self._read(_SIZE.size * count))]
+            words = self._read(length)
+            buffers = _mapped(descriptors[0], sizes) if count else []
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        return pickle.loads(words, buffers=buffers)
 
-    def _read(self, size: int) -> memoryview:
-        view = np.empty(size, dtype=np.uint8).data  # not zeroed, unlike a bytearray
+    def _read(self, size: int) -> bytes:
+        view = bytearray(size)
         filled = 0
         while filled < size:
-            got = os.readv(self._descriptor, [view[filled:]])
+            got = self._socket.recv_into(memoryview(view)[filled:])
             if got == 0:
                 raise EOFError
             filled += got
-        return view
+        return bytes(view)
+
+
+def _in_memory(buffers: list[memoryview]) -> int:
+    """A descriptor of unnamed memory that holds them one behind the other."""
+    descriptor = os.memfd_create("headwater-chunk", os.MFD_CLOEXEC)
+    try:
+        offset = 0
+        for view in buffers:
+            at = offset
+            offset = _next(offset, view.nbytes)
+            while len(view):
+                written = os.pwrite(descriptor, view, at)
+                view, at = view[written:], at + written
+        os.ftruncate(descriptor, offset)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _mapped(descriptor: int, sizes: list[int]) -> list[memoryview]:
+    whole = memoryview(mmap.mmap(descriptor, 0))
+    views, offset = [], 0
+    for size in sizes:
+        views.append(whole[offset : offset + size])
+        offset = _next(offset, size)
+    return views
+
+
+def _next(offset: int, size: int) -> int:
+    """Where the buffer behind one of `size` bytes at `offset` begins."""
+    return -(-(offset + size) // _ALIGNED) * _ALIGNED

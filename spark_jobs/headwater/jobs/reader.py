@@ -35,7 +35,7 @@ class ReaderProcess:
         self.folder = SpillFolder()
         self.folder.__enter__()
         context = multiprocessing.get_context("spawn")
-        self.data, data = context.Pipe(duplex=False)
+        self.data, data = context.Pipe()
         control, self.control = context.Pipe(duplex=False)
         self.process = context.Process(
             target=main, args=(self.folder.path, data, control), name="headwater-reader", daemon=True
