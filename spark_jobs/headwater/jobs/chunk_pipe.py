@@ -7,13 +7,14 @@ what it would else have to copy. The memory goes with the last array on it, howe
 
 from __future__ import annotations
 
-import mmap
 import os
 import pickle
 import socket
 import struct
 from multiprocessing.connection import Connection
 from typing import Any, Final
+
+import pyarrow as pa
 
 _OUT_OF_BAND: Final = 64 << 10
 """Smaller buffers are cheaper inside the pickle."""
@@ -104,7 +105,9 @@ def _in_memory(buffers: list[memoryview]) -> int:
 
 
 def _mapped(descriptor: int, sizes: list[int]) -> list[memoryview]:
-    whole = memoryview(mmap.mmap(descriptor, 0))
+    # Not Python's mmap, which keeps a descriptor open for each: there may be thousands of chunks.
+    with pa.memory_map(f"/proc/self/fd/{descriptor}") as file:
+        whole = memoryview(file.read_buffer())
     views, offset = [], 0
     for size in sizes:
         views.append(whole[offset : offset + size])

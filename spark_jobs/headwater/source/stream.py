@@ -34,7 +34,10 @@ _SETTINGS = {
 _LONG: Final = 4096
 """Bytes of a message from which on a copy costs more than keeping libpq's buffer."""
 RUN_MESSAGES: Final = 16_384
-"""`receive` returns after so many at the latest."""
+"""`receive` returns after so many, or at the end of the transaction that it is in by then."""
+_OPERATION: Final = 25
+_ENDS: Final = b"CEcA"
+"""Operations of Commit, and of the ends of a segment and of a transaction in progress."""
 _KEEPALIVE_SIZE: Final = 18
 _LOST_STATES: Final = ("08", "57P")  # connection exceptions; shutdown, crash, starting up, terminated
 _EPOCH_2000 = 946_684_800
@@ -152,18 +155,21 @@ class LogStream:
     def receive(self, messages: list[bytes | memoryview], size: int) -> Keepalive | None:
         """Append the 'w' messages that are here, whole, until they are `size` bytes or many; the newest keepalive.
 
+        Then it goes on to the end of the transaction, as long as that is no more than twice as much: only between two
+        transactions can be shipped what was read, and a server that never pauses would else fill the memory.
         Reads from the socket when libpq holds nothing more, and returns when that brings nothing: never waits.
         """
         get = self._connection.get_copy_data
         keepalive: Keepalive | None = None
-        dry = False
-        for _ in range(RUN_MESSAGES):
+        dry, most = False, size
+        for number in range(2 * RUN_MESSAGES):
             length, data = get(1)
             if length > _KEEPALIVE_SIZE:
                 dry = False
                 messages.append(bytes(data) if length < _LONG else data)
                 size -= length
-                if size <= 0:
+                enough = size <= 0 or number >= RUN_MESSAGES
+                if enough and (data[_OPERATION] in _ENDS or size <= -most):
                     break
             elif length > 0:
                 dry = False
