@@ -27,6 +27,7 @@ from headwater.jobs import lease
 from headwater.jobs.check import check, require_ok
 from headwater.jobs.handovers import finish_handovers
 from headwater.jobs.options import on_divergence
+from headwater.jobs.source_rows import pages
 from headwater.jobs.units import BAD_VALUE, CHANGED, UnitReader, cut_units, describe
 from headwater.lake import tables as lake_tables
 from headwater.lake.history import history_record, mark_load, prepare
@@ -38,7 +39,7 @@ from headwater.position import format_lsn
 from headwater.schema import TableSchema
 from headwater.session import build_session
 from headwater.source.catalog import Catalog, CatalogTable, read_catalog, signature
-from headwater.source.connection import Connection, connect, errors_named, identify
+from headwater.source.connection import Connection, connect, identify
 from headwater.source.publication import add_tables, ensure_publications, inserts_name
 from headwater.source.slot import SlotState, create_slot, drop_slot, read_slot
 from headwater.source.snapshots import CapturePoint, capture_point
@@ -320,7 +321,7 @@ def _copy(
 ) -> tuple[int, int]:
     """Read all units and commit them as the table's whole content. Returns (rows, bytes)."""
     schema = record.schema
-    units = [unit for leaf in schema.leaves for unit in cut_units(leaf, _pages(connection, leaf.relation_id))]
+    units = [unit for leaf in schema.leaves for unit in cut_units(leaf, pages(connection, leaf.relation_id))]
     reader = UnitReader(pipeline.conninfo(), capture.snapshot_id, schema, signatures)
     parallel = max(1, min(pipeline.load.connections, len(units)))
     descriptions = spark.sparkContext.parallelize([(describe(u),) for u in _dealt(units, parallel)], parallel)
@@ -370,11 +371,3 @@ def _named(error: PySparkException | Py4JJavaError, record: TableRecord) -> Exce
             f"--table {record.name} --again",
         )
     return error
-
-
-def _pages(connection: Connection, relation_id: int) -> int:
-    with errors_named("source"):
-        row = connection.execute(
-            "select pg_relation_size(%s::oid) / current_setting('block_size')::int", [relation_id]
-        ).fetchone()
-    return int(row[0] or 0) if row else 0

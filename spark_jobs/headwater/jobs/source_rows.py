@@ -23,14 +23,15 @@ def rows_at(
     signatures: Mapping[int, Signature],
 ) -> DataFrame:
     """The rows with the columns of `schema`; evaluated while the snapshot is held, or not at all."""
-    units = [unit for leaf in schema.leaves for unit in cut_units(leaf, _pages(connection, leaf.relation_id))]
+    units = [unit for leaf in schema.leaves for unit in cut_units(leaf, pages(connection, leaf.relation_id))]
     reader = UnitReader(pipeline.conninfo(), snapshot_id, schema, dict(signatures))
     parallel = max(1, min(pipeline.load.connections, len(units)))
     descriptions = spark.sparkContext.parallelize([(describe(unit),) for unit in units], parallel)
     return spark.createDataFrame(descriptions, "unit string").mapInArrow(reader, struct_type(schema))
 
 
-def _pages(connection: Connection, relation_id: int) -> int:
+def pages(connection: Connection, relation_id: int) -> int:
+    """How large the relation is, in the server's pages."""
     with errors_named("source"):
         row = connection.execute(
             "select pg_relation_size(%s::oid) / current_setting('block_size')::int", [relation_id]
