@@ -163,6 +163,15 @@ def _load(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -
     return result, _unless_suspended(result)
 
 
+def _reload(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:
+    (table,) = _known_tables(pipeline, [args.table])
+    partitions = [_partition(name, table) for name in args.partition]
+    from headwater.jobs.reload import reload
+
+    result = reload(pipeline, table, partitions, _say)
+    return result, _unless_suspended(result)
+
+
 def _replicate(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:
     from headwater.jobs.replicate import replicate
 
@@ -256,6 +265,11 @@ def _parser() -> argparse.ArgumentParser:
     command("check", "check configuration, source settings, rights and replica identities", _check)
     load = command("load", "load tables; loaded ones are skipped, unfinished loads go on", _load, tables=True)
     load.add_argument("--again", action="store_true", help="load the named tables anew")
+    text = "replace a table, or some of its partitions, by what the source holds; replication goes on meanwhile"
+    reload = command("reload", text, _reload)
+    reload.add_argument("--table", metavar="T", type=_table, required=True, help="the table, as SQL names it")
+    text = "a partition, or a subtree of them, as SQL names it; repeatable (default: the whole table)"
+    reload.add_argument("--partition", metavar="P", action="append", default=[], help=text)
     replicate = command("replicate", "apply the source's log to the lake until stopped", _replicate)
     replicate.add_argument("--until", metavar="now|LSN", type=_now_or_lsn, help="stop once all up to there is in")
     replicate.add_argument("--max-seconds", metavar="N", type=_seconds, help="stop after so long")
@@ -286,6 +300,13 @@ def _table(text: str) -> TableName:
         return TableName.parse(text, default_schema="public")
     except BadName as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _partition(text: str, table: TableName) -> TableName:
+    try:
+        return TableName.parse(text, default_schema=table.schema)
+    except BadName as error:
+        raise Refused(str(error), code="usage", where="--partition", remedy="headwater reload --help") from None
 
 
 def _seconds(text: str) -> float:

@@ -12,18 +12,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
-import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from headwater.changes import NetChanges
 from headwater.config import Pipeline
 from headwater.errors import Diverged, ForeignWrite, SchemaChanged, TableError, Transient
 from headwater.failpoints import reach
 from headwater.jobs.batches import Batch, Share
 from headwater.jobs.histories import Histories
+from headwater.jobs.keeper import Keeper
 from headwater.jobs.lanes import Result
 from headwater.jobs.next_row import NextRow
+from headwater.jobs.planning import Planner
 from headwater.jobs.relations import Relations, new_leaf, refuse_difference, with_leaf
 from headwater.jobs.stager_process import Target
 from headwater.jobs.staging import Staging
@@ -33,19 +32,17 @@ from headwater.lake.cuts import history_name, table_of
 from headwater.lake.history import history_record
 from headwater.lake.ledger import Ledger, TableVersion
 from headwater.lake.paths import table_path
-from headwater.lake.plan import Applied, Plan, PlanAgain, choose
+from headwater.lake.plan import Applied, Plan, PlanAgain
 from headwater.lake.positional import Fence
 from headwater.lake.registry import Registry, State, TableRecord
+from headwater.lake.reload_records import Keeping
 from headwater.lake.staging import StagedFilesGone
 from headwater.lake.tables import current, foreign_data, own_history
 from headwater.lake.warm_tables import WarmTables
 from headwater.log.blocks import Int64, Relation, Transactions
-from headwater.log.every_change import every_change
-from headwater.log.marks import marked
-from headwater.log.net_effect import net_effect
 from headwater.position import format_lsn
+from headwater.schema import Leaf
 from headwater.source.connection import Connection, Session
-from headwater.source.snapshots import VisibilitySnapshot
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +65,10 @@ class Tables:
         self._versions: dict[str, TableVersion] = {}  # where each table stands
         self.next_row = NextRow(self._owner)
         self._staging: Staging | None = None
+        self.answers: dict[str, Keeping] = {}
+        """What this driver has answered to reloads that are not done."""
+        self.catching_up: set[str] = set()
+        """Loaded tables that do not hold yet what was kept for them, as far as the main thread knows."""
         self.silence_limit = session.ask(_silence_limit)
 
     @property
@@ -88,8 +89,10 @@ class Tables:
             known = before.get(name)
             self._read_version(record, known, warm.current)
             news = known is None or known.state != self.records[name].state
-            self.next_row.found(self._standing(name), news=news)
+            self.next_row.found(self.standing(name), news=news)
         self._applier = Applier(spark, Fence(self._ledger.generation_app, self._ledger.generation), warm.take_states())
+        self.planner = Planner(self._pipeline.name, self._root, self._applier, self._staging)
+        self.keeper = Keeper(self._root, self._ledger.generation)
         keep_cuts = self._pipeline.lake.keep_cuts
         self._caretaker = Caretaker(self._root, self._ledger.generation, keep_cuts, self.records.values())
         for record in [record for record in self.records.values() if record.name in self._versions]:
@@ -126,7 +129,7 @@ class Tables:
             if record.state != "suspended":
                 self._suspend(record.name, error)
 
-    def _standing(self, name: str) -> dict[str, TableVersion]:
+    def standing(self, name: str) -> dict[str, TableVersion]:
         """Where the table and its history stand, by their names in ledger rows."""
         known = {name: self._versions.get(name), history_name(name): self._histories.versions.get(history_name(name))}
         return {each: version for each, version in known.items() if version is not None}
@@ -149,18 +152,46 @@ class Tables:
         """In the table's lane, behind the ledger: files and checkpoints. Rows stay what they are, so the new version
         goes into the next row that names the table."""
         record = self.records[name]
-        if not self._is_replicated(name):  # a suspended table stays as it is
+        if not self.is_replicated(name):  # a suspended table stays as it is
             return Result()
-        before = self._standing(name)
+        before = self.standing(name)
         version = self._versions[name]
         now = self._applier.keep_up(table_path(self._root, record.path), record.schema, version.version)
         if now != version.version:
             self._versions[name] = replace(version, version=now, rows=0, touched=False)
         self._histories.keep_up(name)
-        return Result(self._moved_since(name, before))
+        return Result(self.moved_since(name, before))
 
-    def _moved_since(self, name: str, before: Mapping[str, TableVersion]) -> dict[str, TableVersion]:
-        return {each: v for each, v in self._standing(name).items() if v.version != before[each].version}
+    def moved_since(self, name: str, before: Mapping[str, TableVersion]) -> dict[str, TableVersion]:
+        now = self.standing(name)
+        return {each: v for each, v in now.items() if each not in before or v.version != before[each].version}
+
+    def stands_at(self, name: str) -> TableVersion | None:
+        """Where the table stands; None: it has yet to be read."""
+        return self._versions.get(name)
+
+    def adopt(self, record: TableRecord) -> None:
+        """The changes of the table belong to it from now on."""
+        self._relations.adopt(record.name, record)
+
+    def meet(self, record: TableRecord) -> None:
+        """In its lane: a load has committed the table while this driver runs."""
+        self._read_version(record, None)
+        self._resume_history(record, {})
+
+    def forget(self, name: str) -> None:
+        """In its lane: the table is being loaded; what was known of it counts no more."""
+        self._versions.pop(name, None)
+        self._caretaker.leave(name)
+        self._applier.forget(table_path(self._root, self.records[name].path))
+
+    def adopt_leaves(self, name: str, share: Share) -> None:
+        """In its lane: partitions that came while the table was loaded."""
+        known = {leaf.relation_id for leaf in self.records[name].schema.leaves}
+        for relation in {block.relation for block in share.blocks if block.relation.relation_id not in known}:
+            found = self._session.ask(partial(new_leaf, relation=relation))
+            if found is not None and found[1] is not None:
+                self._adopt(name, found[1])
 
     def close(self) -> None:
         """End what `resume` has begun."""
@@ -168,57 +199,58 @@ class Tables:
         self._applier.close()
 
     def join_cuts(self, lsn: int) -> None:
-        """Tables whose capture point the position has reached become active: from this row on they are in cuts."""
+        """Tables whose capture point the position has reached, and that hold all that was kept for them, become
+        active: from this row on they are in cuts."""
         waiting = [record for record in self.records.values() if record.state == "catching up"]
         for record in waiting:
+            if record.name in self.catching_up or not self.next_row.is_settled(record.name):
+                continue
             if record.capture is not None and record.capture.lsn <= lsn:
                 self._ledger.check_fence()
                 self._enter(record.name, "active")
 
     def suspend(self, name: str, error: TableError) -> bool:
         """What was noticed outside the log suspends a table as well; False when it was not replicated any more."""
-        if not self._is_replicated(name):
+        if not self.is_replicated(name):
             return False
         self._suspend(name, error)
         return True
 
     def apply(self, name: str, share: Share, transactions: Transactions, still_alive: Callable[[], None]) -> Result:
-        """In the table's lane: commit its share. Raises what is not the table's own failure."""
-        if not self._is_replicated(name):
+        """In the table's lane: keep its share for whoever asked for that, and commit it. Raises what is not the
+        table's own failure."""
+        self.keeper.keep(name, share, transactions)
+        if not self.is_replicated(name) or self.keeper.holds_back(name):
             return Result()
-        before = self._standing(name)
+        before = self.standing(name)
         error: TableError | None = None
         try:
-            self._apply_share(name, share, transactions, still_alive)
+            self.apply_share(name, share, transactions, still_alive)
         except TableError as failed:
             # At once, before the next share of this lane is taken.
             self._suspend(name, failed)
             error = failed
-        return Result(self._moved_since(name, before), error)
+        return Result(self.moved_since(name, before), error)
 
     def shares(self, batch: Batch) -> dict[str, Share]:
-        """The batch by table: only tables that are replicated now."""
+        """The batch by table: only tables that are replicated now, or whose changes are kept."""
         shares: dict[str, Share] = {}
         for chunk in batch.chunks:
             for block in chunk.blocks:
                 name = self._table_for(block.relation)
-                if name is not None and self._is_replicated(name):
+                if name is not None and self._is_wanted(name):
                     shares.setdefault(name, Share()).blocks.append(block)
             for truncate in chunk.truncates:
                 for name in {self._relations.owner(i) for i in truncate.relation_ids} - {None}:
-                    if name is not None and self._is_replicated(name):
+                    if name is not None and self._is_wanted(name):
                         shares.setdefault(name, Share()).truncates.append(truncate)
-        for name in list(shares):
-            try:
-                for relation in {block.relation for block in shares[name].blocks}:
-                    refuse_difference(self.records[name], relation)
-            except SchemaChanged as error:
-                self._suspend(name, error)
-                del shares[name]
         return shares
 
-    def _is_replicated(self, name: str) -> bool:
+    def is_replicated(self, name: str) -> bool:
         return self.records[name].state in ("active", "catching up")
+
+    def _is_wanted(self, name: str) -> bool:
+        return self.is_replicated(name) or self.keeper.keeps(name)
 
     def _table_for(self, relation: Relation) -> str | None:
         name = self._relations.owner(relation.relation_id)
@@ -227,7 +259,7 @@ class Tables:
         again = self._relations.owner_by_name(relation)
         if again is not None:
             self._relations.disown(relation.relation_id)
-            if self._is_replicated(again):
+            if self.is_replicated(again):
                 refused = SchemaChanged(
                     "the table was dropped and created again at the source",
                     where=again,
@@ -243,7 +275,7 @@ class Tables:
         except SchemaChanged as error:
             self._relations.disown(relation.relation_id)
             parent = self._parent_of(relation)
-            if parent is not None and self._is_replicated(parent):
+            if parent is not None and self.is_replicated(parent):
                 self._suspend(parent, error)
             return None
         root, leaf = found if found is not None else (0, None)
@@ -251,128 +283,80 @@ class Tables:
         if name is None or leaf is None:
             self._relations.disown(relation.relation_id)
             return None
+        if self.records[name].state == "loading":
+            self._relations.own(relation.relation_id, name)  # the record is the load's: it is entered behind it
+        else:
+            self._adopt(name, leaf)
+        return name
+
+    def _adopt(self, name: str, leaf: Leaf) -> None:
         self._registry.change(name, lambda record: with_leaf(record, leaf))
         self._relations.adopt(name, self.records[name])
         log.info("%s: new partition %s.%s", name, leaf.schema, leaf.name)
-        return name
 
     def _parent_of(self, relation: Relation) -> str | None:
         root = "select pg_partition_root(%s::oid)::oid::bigint"
         row = self._session.ask(lambda connection: connection.execute(root, [relation.relation_id]).fetchone())
         return self._relations.owner(int(row[0])) if row and row[0] is not None else None
 
-    def _apply_share(
-        self, name: str, share: Share, transactions: Transactions, still_alive: Callable[[], None]
-    ) -> None:
+    def apply_share(self, name: str, share: Share, transactions: Transactions, still_alive: Callable[[], None]) -> None:
         """Net, plan and commit until the commit is ours, or until nothing of the share is left to do."""
-        record = self.records[name]
+        record, to_lsn = self.records[name], int(transactions.end_lsn[-1])
+        for relation in {block.relation for block in share.blocks}:
+            refuse_difference(record, relation)  # before any row is decoded
         if record.schema.history:
-            to_lsn = int(transactions.end_lsn[-1])
             self._histories.append(
-                record, partial(self._history_rows, record, share, transactions), to_lsn, still_alive
+                record, partial(self.planner.history_rows, record, share, transactions), to_lsn, still_alive
             )
+
+        def plan(version: TableVersion) -> Plan | None:
+            changes = self.planner.net(record, share, transactions, version)
+            if changes is None or (changes.is_empty and not self.planner.lacks_mark(record, version)):
+                return None
+            return self.planner.plan(record, changes, version, to_lsn)
+
+        def staged_files_gone() -> None:
+            if self._staging is not None:
+                self._staging.give_up(int(transactions.xid[0]), name)
+
+        done = self.commit(record, plan, still_alive, staged_files_gone)
+        if done is not None:
+            self._judge(record, *done)
+
+    def commit(
+        self,
+        record: TableRecord,
+        planned: Callable[[TableVersion], Plan | None],
+        still_alive: Callable[[], None],
+        staged_files_gone: Callable[[], None] = lambda: None,
+    ) -> tuple[Plan, Applied] | None:
+        """Plan and commit until the commit is ours; None: there was nothing to do (any more)."""
+        name = record.name
         for _ in range(_TRIES):
             version = self._versions[name]
-            changes = self._net(record, share, transactions, version)
-            if changes is None or (changes.is_empty and not self._lacks_mark(record, version)):
-                return
-            plan = self._plan(record, changes, version, int(transactions.end_lsn[-1]))
+            plan = planned(version)
+            if plan is None:
+                return None
             still_alive()
             reach("replicate.before_table_commit", name)
             try:
                 applied = self._applier.apply(plan)
             except StagedFilesGone:
-                if self._staging is not None:
-                    self._staging.give_up(int(transactions.xid[0]), name)
+                staged_files_gone()
                 continue
             except PlanAgain:
                 self._ledger.check_fence()
                 self._read_version(record, version)
                 if self.records[name].state == "suspended":
-                    return
+                    return None
                 continue
             reach("replicate.after_table_commit", name)
             # The commit exists: the table stands at it, whatever is thought of it.
             path = applied.apply_path or plan.apply_path
-            self._versions[name] = TableVersion(applied.version, plan.to_lsn, record.state, changes.changes, path, True)
-            self._judge(record, plan, applied)
-            return
+            rows = plan.changes.changes
+            self._versions[name] = TableVersion(applied.version, plan.to_lsn, record.state, rows, path, True)
+            return plan, applied
         raise Transient(f"{name} changed under each of {_TRIES} attempts to commit", where=name, remedy="run it again")
-
-    def _net(
-        self, record: TableRecord, share: Share, transactions: Transactions, version: TableVersion
-    ) -> NetChanges | None:
-        counts = self._transactions_that_count(record, transactions, version.applied_lsn)
-        if not counts.any():
-            return None
-        staged = self._staged(record, share, transactions, version)
-        if staged is not None:
-            return staged
-        blocks, truncates = share.that_count(transactions, counts)
-        changes = net_effect(record.schema, blocks, truncates, partial(_describe, transactions))
-        # Marks are made of all rows at once.
-        whole = replace(changes, on_disk=None)
-        return marked(record.schema, whole, transactions) if record.schema.soft_delete else changes
-
-    def _history_rows(
-        self, record: TableRecord, share: Share, transactions: Transactions, own: TableRecord, applied_lsn: int
-    ) -> pa.Table | None:
-        """Every change of the share above the history's applied position `applied_lsn`, for its table `own`."""
-        counts = self._transactions_that_count(record, transactions, applied_lsn)
-        if not counts.any():
-            return None
-        blocks, truncates = share.that_count(transactions, counts)
-        describe = partial(_describe, transactions)
-        return every_change(record.schema, own.schema, record.incarnation, blocks, truncates, transactions, describe)
-
-    def _staged(
-        self, record: TableRecord, share: Share, transactions: Transactions, version: TableVersion
-    ) -> NetChanges | None:
-        """What was done of the one large transaction while it was open."""
-        if self._staging is None or len(transactions) != 1 or share.truncates:
-            return None
-        if self._applier.why_by_engine(record, table_path(self._root, record.path), version.version):
-            return None
-        rows = self._staging.collect(int(transactions.xid[0]), record.name, record.schema, share.blocks)
-        return rows.as_changes(record.schema) if rows is not None else None
-
-    def _transactions_that_count(
-        self, record: TableRecord, transactions: Transactions, applied_lsn: int
-    ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Above the applied position, and, while the load hands over, not visible in its snapshot."""
-        counts = transactions.end_lsn > applied_lsn
-        capture = record.capture
-        if capture is not None:
-            snapshot = VisibilitySnapshot.parse(capture.snapshot)
-            handing_over = (
-                counts if capture.handover_end is None else counts & (transactions.end_lsn <= capture.handover_end)
-            )
-            if handing_over.any():
-                visible = np.zeros(len(transactions), dtype=np.bool_)
-                visible[handing_over] = snapshot.visible_mask([int(x) for x in transactions.xid[handing_over]])
-                counts = counts & ~visible
-        return counts
-
-    def _lacks_mark(self, record: TableRecord, version: TableVersion) -> bool:
-        """A batch that comes to nothing passes its positions all the same: a stopped driver that wakes up with the
-        first half of it must find the table taken."""
-        return self._applier.lacks_mark(record, table_path(self._root, record.path), version.version)
-
-    def _plan(self, record: TableRecord, changes: NetChanges, version: TableVersion, to_lsn: int) -> Plan:
-        path = table_path(self._root, record.path)
-        by_engine = self._applier.why_by_engine(record, path, version.version)
-        apply_path, because = choose(changes, record.schema, by_engine)
-        return Plan(
-            record=record,
-            path=path,
-            app_id=record.app_id(self._pipeline.name),
-            version=version.version,
-            to_lsn=to_lsn,
-            changes=changes,
-            apply_path=apply_path,
-            because=because,
-            by_engine=by_engine,
-        )
 
     def _judge(self, record: TableRecord, plan: Plan, applied: Applied) -> None:
         if applied.noted:
@@ -434,13 +418,18 @@ class Tables:
         self._enter(name, "suspended", error.message, error.remedy)
 
     def _enter(self, name: str, state: State, reason: str = "", remedy: str = "") -> None:
-        self._registry.change(name, lambda record: record.entered(state, reason, remedy))
-        self.next_row.state_changed(self._standing(name))
+        """The table's state, unless a load has taken it over since."""
 
+        def entered(record: TableRecord) -> TableRecord | None:
+            ours = record.state in ("active", "catching up", "suspended")
+            return record.entered(state, reason, remedy) if ours else None
 
-def _describe(transactions: Transactions, sequence: int) -> str:
-    index = int(transactions.index_of(np.array([sequence]))[0])
-    return f"transaction {transactions.xid[index]} at {format_lsn(int(transactions.end_lsn[index]))}"
+        self._registry.change(name, entered)
+        self.state_changed(name)
+
+    def state_changed(self, name: str) -> None:
+        """The next row says it."""
+        self.next_row.state_changed(self.standing(name))
 
 
 def _silence_limit(connection: Connection) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from headwater.jobs.applying import Tables
 from headwater.jobs.batches import Batch, Share
 from headwater.jobs.catalog_watch import CatalogWatch
 from headwater.jobs.epochs import OpenEpoch, OpenEpochs
+from headwater.jobs.following import Following
 from headwater.jobs.handovers import Handovers
 from headwater.jobs.lanes import Lanes, Result
 from headwater.jobs.pace import Pace
@@ -85,6 +86,7 @@ class Driver:
         watch: CatalogWatch,
         handovers: Handovers,
         successor: SuccessorWatch,
+        following: Callable[[Callable[[], None]], Following],
     ) -> None:
         self._limits = pipeline.replicate
         self._ledger, self._tables, self._publisher, self._reader = ledger, tables, publisher, reader
@@ -92,6 +94,7 @@ class Driver:
         self._watch = watch
         self._handovers = handovers
         self._successor = successor
+        self._following = following(self._refuse_silence)
         self._totals = Totals()
         self._open = OpenEpochs()
         self._pace = Pace(pipeline.replicate.max_seconds)
@@ -103,7 +106,9 @@ class Driver:
     def run(self, target: int | None, deadline: float | None, stop: threading.Event) -> str:
         """Batches until there is a reason to stop, which is returned."""
         try:
+            self._following.begin(self._processed)
             with Lanes(self._apply, self._reader.wake) as self._lanes:
+                self._following.start(self._lanes, lambda: self._processed)
                 self._publish_states()
                 return self._loop(target, deadline, stop)
         except Fenced as fenced:
@@ -113,6 +118,8 @@ class Driver:
     def _loop(self, target: int | None, deadline: float | None, stop: threading.Event) -> str:
         while True:
             self._suspend_found()
+            if self._following.follow_if_due():
+                self._publish_states()
             self._settle()
             reason = self._why_stop(target, deadline, stop)
             if reason is not None and not self._open:
@@ -145,7 +152,8 @@ class Driver:
             return "signal"
         idle = self._reader.idle_position if not self._open else None
         reached = max(self._processed, idle or 0)
-        if target is not None and reached >= target and not self._tables.next_row.must_wait(reached):
+        behind = self._tables.catching_up or self._tables.next_row.must_wait(reached)
+        if target is not None and reached >= target and not behind:
             return "until"
         return self._successor.why_stop(target, deadline)
 
@@ -228,9 +236,13 @@ class Driver:
             if done.result.error is not None:
                 self._publish_states()
             self._reader.busy.add(done.stages)
-            if not done.numbers:
+            if not done.numbers and done.result.new_rows:
+                self._tables.next_row.to_come(done.result.versions)
+            elif not done.numbers:
                 self._tables.next_row.rearranged(done.result.versions)
             self._open.resolve(done)
+            if not done.numbers:
+                self._following.settled(done.name)
         epoch = self._open.publishable()
         if epoch is None:
             return
@@ -239,7 +251,7 @@ class Driver:
         self._count(epoch)
         self._tables.next_row.note(epoch.touched)
         self._tables.applied(epoch.xids)
-        if self._tables.next_row.touched():
+        if self._tables.next_row.waits_for(epoch.lsn):
             self._publish_row(epoch.lsn, epoch)
             return
         self._publisher.passed(epoch.lsn)
@@ -265,7 +277,7 @@ class Driver:
         newest = self._ledger.newest
         moved = newest is None or self._processed > newest.position.lsn
         # Tables found ahead of the ledger (after a crash) are published as soon as the log has reached them.
-        waiting = bool(self._tables.next_row.touched())
+        waiting = self._tables.next_row.waits_for(self._processed)
         due = newest is None or waiting or time.monotonic() - self._last_row >= IDLE_ROW_SECONDS
         if moved and (force or due):
             self._publish_row(self._processed, None)
@@ -275,6 +287,7 @@ class Driver:
 
     def _publish_row(self, lsn: int, epoch: OpenEpoch | None) -> None:
         tables, next_row = self._tables, self._tables.next_row
+        next_row.adopt(lsn)
         if next_row.must_wait(lsn):
             return
         tables.join_cuts(lsn)

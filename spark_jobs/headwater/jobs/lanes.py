@@ -24,10 +24,11 @@ THREADS = 4
 @dataclass(frozen=True, slots=True)
 class Result:
     """What came of a table's share. `versions`: where the table (and its history) stand now, by their names in ledger
-    rows, if they moved; `error`: why it is to be suspended."""
+    rows, if they moved; `error`: why it was suspended. Of an errand: `new_rows`, whether it did more than rearrange."""
 
     versions: Mapping[str, TableVersion] = field(default_factory=dict)
     error: TableError | None = None
+    new_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """Leases: which job may work on the lake just now. A lease is a registry record whose life is its holder's session at
 the source: no clock, no expiry; a killed holder's session ends, and with it the lease.
 
-Load and replicate exclude each other. Replicate's own exclusion is the slot; load first writes its lease, then looks
-at the slot, and replicate first takes the slot, then looks at the lease: whoever comes second sees the first.
+Loads and replicate run beside each other, but for the set-up: publications and slot are made while no driver starts.
+Replicate's own exclusion is the slot; a load first writes the lease of its set-up, then looks at the slot, and
+replicate first takes the slot, then looks at that lease: whoever comes second sees the first.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from headwater.lake.registry import Lease, Registry, now_text
 from headwater.source.connection import Connection, connect, errors_named
 
 LOAD = "load"
+SET_UP = "set-up"
 MAINTAIN = "maintain"
 COMPACTION = "compaction"
 
@@ -44,13 +46,16 @@ def refuse_if_held(connection: Connection, registry: Registry, name: str) -> Non
     lease = registry.leases.get(name)
     if lease is None or not lease.session:
         return
-    with errors_named("source"):
-        alive = connection.execute(
-            "select 1 from pg_catalog.pg_stat_activity where application_name = %s", [lease.session]
-        ).fetchone()
-    if alive:
+    if is_alive(connection, lease.session):
         raise LostLease(
             f"a {name} is running since {lease.taken_at} (host {lease.host}, process {lease.pid})",
             where=f"lease {name}",
             remedy="wait until it ends, or stop it",
         )
+
+
+@errors_named("source")
+def is_alive(connection: Connection, session: str) -> bool:
+    """Whether the session of this application_name is there."""
+    found = "select from pg_catalog.pg_stat_activity where application_name = %s"
+    return connection.execute(found, [session]).rowcount > 0

@@ -9,7 +9,6 @@ table is loaded anew by the next run, and tables that were done are skipped.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -21,14 +20,17 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from headwater.config import Pipeline
-from headwater.errors import BadValue, LostLease, Refused, SlotGap, SourceChanged, TableError
+from headwater.errors import LostLease, Refused, SlotGap, SourceChanged, TableError
 from headwater.failpoints import reach
 from headwater.jobs import lease
 from headwater.jobs.check import check, require_ok
+from headwater.jobs.driver_answers import await_answer, is_running
 from headwater.jobs.handovers import finish_handovers
+from headwater.jobs.keeper import load_name
+from headwater.jobs.log_format import may_be_binary
 from headwater.jobs.options import on_divergence
 from headwater.jobs.source_rows import pages
-from headwater.jobs.units import BAD_VALUE, CHANGED, UnitReader, cut_units, describe
+from headwater.jobs.units import BAD_VALUE, CHANGED, UnitReader, bad_value, cut_units, describe
 from headwater.lake import tables as lake_tables
 from headwater.lake.history import history_record, mark_load, prepare
 from headwater.lake.ledger import read_epoch
@@ -49,6 +51,9 @@ from headwater.source.standing import Registered, read_standings
 log = logging.getLogger(__name__)
 
 _ATTEMPTS = 3
+# Since then a change of the publication reaches transactions that were open when it was made: the server tells them of
+# it while it decodes (PostgreSQL's release notes of May 2025).
+_SAFE_MINORS = {15: 150013, 16: 160009, 17: 170005}
 _LOADED = ("active", "catching up")
 Report = Callable[[str], None]
 
@@ -71,10 +76,12 @@ def load(
         with lease.hold(conninfo, registry, lease.LOAD):
             # Rewritten files would be a conflict at the end of a load that has begun to write.
             lease.refuse_if_held(connection, registry, lease.COMPACTION)
-            _retire(pipeline, registry)
-            wanted = [t for t in chosen if again or not _is_loaded(registry, t.name)]
-            _refuse_running(connection, pipeline)
-            memberships = _prepare_source(connection, pipeline, registry, wanted)
+            with lease.hold(conninfo, registry, lease.SET_UP):
+                _retire(pipeline, registry)
+                wanted = [t for t in chosen if again or not _is_loaded(registry, t.name)]
+                if is_running(connection, pipeline):
+                    _refuse_beside(connection, pipeline, registry, wanted)
+                memberships = _prepare_source(connection, pipeline, registry, wanted)
             results = {str(t.name): _skipped(registry.tables[str(t.name)]) for t in chosen if t not in wanted}
             if wanted:
                 spark = build_session(pipeline.name, app_name=f"headwater load {pipeline.name}")
@@ -82,7 +89,8 @@ def load(
                     membership = memberships[table.name]
                     loaded = _load_table(spark, connection, pipeline, registry, table, membership, progress)
                     results[str(table.name)] = loaded
-            finish_handovers(connection, registry)
+            if not is_running(connection, pipeline):  # which does it, too
+                finish_handovers(connection, registry)
     return {"tables": results, "seconds": round(time.monotonic() - started, 3)}
 
 
@@ -119,14 +127,27 @@ def _refuse_other_source(connection: Connection, registry: Registry) -> None:
         )
 
 
-def _refuse_running(connection: Connection, pipeline: Pipeline) -> None:
-    slot = read_slot(connection, pipeline.source.slot)
-    if slot is not None and slot.active:
+def _refuse_beside(
+    connection: Connection, pipeline: Pipeline, registry: Registry, wanted: Sequence[CatalogTable]
+) -> None:
+    """What a driver that runs already cannot follow."""
+    texts = [str(t.name) for t in wanted if t.schema.needs_text]
+    if texts and may_be_binary(registry.tables):
         raise LostLease(
-            f"replicate is running (slot {slot.name} is in use by server process {slot.active_pid})",
+            f"{', '.join(texts)}: a type there has no binary form that is known here, and the log connection of the "
+            "running replicate is binary",
             code="already_running",
             where=f"pipeline {pipeline.name}",
-            remedy="stop replicate first, or pause its DAG; load and replicate take turns",
+            remedy="stop replicate, or pause its DAG; then load again",
+        )
+    version = connection.info.server_version
+    if wanted and version < _SAFE_MINORS.get(version // 10000, 0):
+        raise LostLease(
+            f"this server ({version // 10000}.{version % 10000}) may leave changes of a table out of the log if it joins "
+            "the publication while the log is being read; newer minor versions do not",
+            code="already_running",
+            where=f"pipeline {pipeline.name}",
+            remedy="stop replicate, or pause its DAG, then load again; or bring the server up to date",
         )
 
 
@@ -246,6 +267,7 @@ class _Changed(Exception):
 def _begin(pipeline: Pipeline, registry: Registry, table: CatalogTable, membership: int) -> TableRecord:
     """Enter "loading" under a new incarnation: nothing of an earlier attempt can be taken for this one's."""
     name = str(table.name)
+    registry.refresh()
     before = registry.tables.get(name)
     record = TableRecord(
         name=name,
@@ -271,22 +293,20 @@ def _attempt(
 ) -> tuple[TableRecord, int]:
     schema = record.schema
     ids = [schema.relation_id, *(leaf.relation_id for leaf in schema.leaves)]
+    confirmed_lsn = _handed_over_from(connection, pipeline, registry, record)
     with capture_point(pipeline.conninfo()) as capture:
         signatures = signature(connection, ids)
         _refuse_changed_before_capture(connection, pipeline, schema)
-        slot = read_slot(connection, pipeline.source.slot)
-        if slot is None or slot.confirmed_lsn is None:
-            raise SlotGap("the slot vanished while loading", where=pipeline.source.slot, remedy="run load again")
         reach("load.after_capture")
         progress(f"{record.name}: reading at {format_lsn(capture.position.lsn)}")
         path = table_path(pipeline.lake_path(), record.path)
         beside = table_path(pipeline.lake_path(), history_record(record).path)
         if schema.history:
             prepare(spark, beside, record)
-        rows, size = _copy(spark, connection, pipeline, record, capture, signatures, path, slot.confirmed_lsn)
+        rows, size = _copy(spark, connection, pipeline, record, capture, signatures, path, confirmed_lsn)
         if schema.history:
             app_id = history_record(record).app_id(pipeline.name)
-            mark_load(spark, beside, record, app_id, capture.position.lsn, slot.confirmed_lsn)
+            mark_load(spark, beside, record, app_id, capture.position.lsn, confirmed_lsn)
         # The last unit ended some time ago: a rewrite after it is seen here, one after this in the log's Relation.
         if signature(connection, ids) != signatures:
             raise _Changed("it was rewritten, truncated or altered during the load")
@@ -300,6 +320,23 @@ def _attempt(
     registry.write(record)
     reach("load.after_registry")
     return record, size
+
+
+def _handed_over_from(connection: Connection, pipeline: Pipeline, registry: Registry, record: TableRecord) -> int:
+    """A position up to which the log is not needed: every commit at or below it will be visible in the snapshot.
+
+    The record says "loading" already. A driver that starts from now on keeps the table's changes from its first one on;
+    one that runs has said that it does, and what it had passed by then is visible when the transactions of that
+    moment have ended.
+    """
+    await_answer(connection, pipeline, registry, load_name(record), f"the load of {record.name}", absent=0.0)
+    slot = read_slot(connection, pipeline.source.slot)
+    if slot is None or slot.confirmed_lsn is None:
+        raise SlotGap("the slot vanished while loading", where=pipeline.source.slot, remedy="run load again")
+    if slot.active:
+        patience = pipeline.load.wait_for_old_transactions
+        wait_out(connection, 0, patience, where=f"pipeline {pipeline.name}, table {record.name}")
+    return slot.confirmed_lsn
 
 
 def _refuse_changed_before_capture(connection: Connection, pipeline: Pipeline, schema: TableSchema) -> None:
@@ -362,12 +399,5 @@ def _named(error: PySparkException | Py4JJavaError, record: TableRecord) -> Exce
     if CHANGED in text:
         return _Changed("it was rewritten, truncated or altered during the load")
     if BAD_VALUE in text:
-        found = json.loads(text.split(BAD_VALUE + ": ", 1)[1].splitlines()[0])
-        column = record.schema.column(found["column"])
-        return BadValue(
-            f"column {column.name} holds a value that the lake's type {column.value.lake} cannot hold ({found['key']})",
-            where=record.name,
-            remedy=f'set on_bad_value: {{{column.name}: "null"}} (or string), then headwater load PIPELINE.yaml '
-            f"--table {record.name} --again",
-        )
+        return bad_value(text, record.name, record.schema)
     return error

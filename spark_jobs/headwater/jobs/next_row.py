@@ -24,6 +24,7 @@ class NextRow:
         self._unwritten: set[str] = set()
         # With thousands of tables of which few change, a row must not cost a look at each: these may be ahead of it.
         self._perhaps_ahead: set[str] = set()
+        self._to_come: dict[str, TableVersion] = {}
 
     def found(self, standing: Mapping[str, TableVersion], *, news: bool) -> None:
         """Where these stand as the driver begins; `news`: the ledger does not say so yet."""
@@ -44,8 +45,46 @@ class NextRow:
         """The same rows in other versions: they are the row's, unless the table has gone on."""
         with self._lock:
             for name, version in versions.items():
-                if name in self._versions and self._versions[name].applied_lsn == version.applied_lsn:
+                for known in (self._versions, self._to_come):
+                    if name in known and known[name].applied_lsn == version.applied_lsn:
+                        known[name] = version
+
+    def to_come(self, versions: Mapping[str, TableVersion]) -> None:
+        """What was done beside the batches: the first row at or above their applied positions has these versions."""
+        with self._lock:
+            self._to_come.update(versions)
+
+    def adopt(self, lsn: int) -> None:
+        """The next row stands at `lsn`: what was to come by then has come, unless the table has gone on since."""
+        with self._lock:
+            for name, version in list(self._to_come.items()):
+                if version.applied_lsn > lsn:
+                    continue
+                del self._to_come[name]
+                known = self._versions.get(name)
+                if known is None or known.version < version.version:
                     self._versions[name] = version
+                    self._unwritten.add(name)
+                    self._perhaps_ahead.add(name)
+
+    def is_settled(self, name: str) -> bool:
+        """Whether the row says of the table what was done beside the batches."""
+        with self._lock:
+            return name not in self._to_come
+
+    def waits_for(self, lsn: int) -> bool:
+        """Whether a row at `lsn` has something to say."""
+        with self._lock:
+            come = any(version.applied_lsn <= lsn for version in self._to_come.values())
+            return come or any(name in self._versions for name in self._unwritten)
+
+    def forget(self, name: str) -> None:
+        """The table is no part of the pipeline any more."""
+        with self._lock:
+            for known in (self._versions, self._to_come):
+                known.pop(name, None)
+            self._unwritten.discard(name)
+            self._perhaps_ahead.discard(name)
 
     def state_changed(self, names: Iterable[str]) -> None:
         """The next row says it, whether or not they have new versions."""

@@ -30,8 +30,13 @@ class Relations:
     def adopt(self, name: str, record: TableRecord) -> None:
         if record.schemas and record.state != "removed":
             for leaf in record.schema.leaves:
-                self._owner[leaf.relation_id] = name
-            self._owner[record.schema.relation_id] = name
+                self.own(leaf.relation_id, name)
+            self.own(record.schema.relation_id, name)
+
+    def own(self, relation_id: int, name: str) -> None:
+        """The relation belongs to the table from now on."""
+        self._owner[relation_id] = name
+        self._foreign.discard(relation_id)
 
     def owner(self, relation_id: int) -> str | None:
         """The table that the relation belongs to; None: none of ours, or not known yet."""

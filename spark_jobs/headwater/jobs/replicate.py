@@ -24,6 +24,7 @@ from headwater.jobs.applying import Tables
 from headwater.jobs.catalog_watch import CatalogWatch
 from headwater.jobs.check import APPLICATION_NAME
 from headwater.jobs.driver import Driver, Totals, report
+from headwater.jobs.following import Following
 from headwater.jobs.handovers import Handovers
 from headwater.jobs.log_format import may_be_binary, refuse_late_text
 from headwater.jobs.publisher import Publisher
@@ -34,6 +35,7 @@ from headwater.jobs.take_over import Turn, taking_over
 from headwater.lake.ledger import Ledger
 from headwater.lake.registry import PipelineRecord, Registry
 from headwater.log.large import STAGE_FROM
+from headwater.log.spill import SpillStore
 from headwater.position import Position, format_lsn, parse_lsn
 from headwater.session import build_session
 from headwater.source.connection import Connection, Session, connect, identify
@@ -111,7 +113,8 @@ def replicate(
             contextlib.closing(preapply),
         ):
             turn.begins()
-            lease.refuse_if_held(connection, registry, lease.LOAD)
+            # Reads the registry again: what a load or a reload asks for is known before the first batch.
+            lease.refuse_if_held(connection, registry, lease.SET_UP)
             refuse_late_text(registry.tables, binary=options.binary)
             ledger.begin_generation(position.at(start))
             reach("replicate.after_generation")
@@ -119,7 +122,18 @@ def replicate(
             tables.use(preapply)
             handovers = Handovers(asking, registry)
             handovers.finish()
-            driver = Driver(pipeline, ledger, tables, publisher, reader, position, watch, handovers, successor)
+            following = partial(
+                Following,
+                root,
+                registry,
+                tables,
+                asking,
+                ledger.generation,
+                SpillStore(reader.spill_folder, pipeline.replicate.spill),
+            )
+            driver = Driver(
+                pipeline, ledger, tables, publisher, reader, position, watch, handovers, successor, following
+            )
             # Reading every table's history takes its time: not for a run that is to end.
             if stop.is_set():
                 return driver.report("signal")

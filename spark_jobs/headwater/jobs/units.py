@@ -18,7 +18,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from headwater.errors import HeadwaterError
+from headwater.errors import BadValue, HeadwaterError
 from headwater.log.decode import decode_copy_rows, mark_lost_in_partitions
 from headwater.schema import PARTITION_COLUMN, SERVER_TEXT, Column, Leaf, TableSchema
 from headwater.source.catalog import Signature, signature
@@ -143,6 +143,18 @@ def row_names(schema: TableSchema) -> list[str]:
 
 def describe(unit: Unit) -> str:
     return json.dumps(asdict(unit))
+
+
+def bad_value(text: str, table: str, schema: TableSchema) -> BadValue:
+    """The error that a Spark exception's text with BAD_VALUE in it tells of."""
+    found = json.loads(text.split(BAD_VALUE + ": ", 1)[1].splitlines()[0])
+    column = schema.column(found["column"])
+    return BadValue(
+        f"column {column.name} holds a value that the lake's type {column.value.lake} cannot hold ({found['key']})",
+        where=table,
+        remedy=f'set on_bad_value: {{{column.name}: "null"}} (or string), then headwater load PIPELINE.yaml '
+        f"--table {table} --again",
+    )
 
 
 def _without_header(message: bytes) -> bytes:

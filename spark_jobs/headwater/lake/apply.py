@@ -86,6 +86,13 @@ class Applier:
         state.save_index()
         return state.version
 
+    def forget(self, path: str) -> None:
+        """Somebody else is going to write the table at `path` anew: nothing that is known of it will hold any more."""
+        self._turns.finish(path)
+        state = self._states.pop(path, None)
+        if state is not None:
+            state.close()
+
     def close(self) -> None:
         """End what still runs beside the writer; large indexes are kept for the next start."""
         self._upkeep.close()

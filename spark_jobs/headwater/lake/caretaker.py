@@ -91,6 +91,12 @@ class Caretaker:
                 task.commits += 1
                 task.next = min(task.next, now if task.commits >= _COMMITS else now + _SECONDS)
 
+    def leave(self, name: str) -> None:
+        """Another job writes the table: files that no commit names yet may be old before that ends."""
+        with self._lock:
+            self._tasks.pop(_key(name), None)
+            self._records.pop(name, None)
+
     def _seen(self, records: Iterable[TableRecord], due: float) -> None:
         for record in records:
             self._records[record.name] = record
@@ -136,7 +142,9 @@ class Caretaker:
         return more
 
     def _table(self, name: str) -> bool:
-        record = self._records[name]
+        record = self._records.get(name)
+        if record is None:
+            return False
         if record.state not in ("active", "catching up", "suspended"):
             return False
         folder = table_path(self._root, record.path)

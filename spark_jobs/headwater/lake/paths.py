@@ -26,6 +26,16 @@ def staged_path(root: str) -> str:
     return join(root, CONTROL, "staged")
 
 
+def kept_path(root: str, name: str) -> str:
+    """What a driver keeps for the reload or load `name`: see `headwater.jobs.kept_changes`."""
+    return join(root, CONTROL, "kept", name)
+
+
+def reloaded_path(root: str, name: str) -> str:
+    """The rows that the reload `name` has read at the source: see `headwater.lake.reloaded`."""
+    return join(root, CONTROL, "reloaded", name)
+
+
 def position_file_path(root: str) -> str:
     return join(root, CONTROL, "position.json")
 

@@ -39,13 +39,15 @@ class Plan:
 class Applied:
     """The table's commit. `divergence`: rows that met no stored row or met one unexpectedly; 0 in health; `example`
     names a few of their keys. `noted`: commits of others in between that only rearranged files. `apply_path`: the way
-    that was taken, where it turned out to be shorter than the planned one; else empty."""
+    that was taken, where it turned out to be shorter than the planned one; else empty. `gone`: stored rows that are not
+    there any more; None: not counted."""
 
     version: int
     divergence: int = 0
     example: str = ""
     noted: str = ""
     apply_path: str = ""
+    gone: int | None = None
 
 
 def choose(changes: NetChanges, schema: TableSchema, by_engine: str) -> tuple[ApplyPath, str]:

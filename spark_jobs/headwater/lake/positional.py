@@ -92,6 +92,7 @@ def apply(state: TableState, plan: Plan, fence: Fence) -> Applied:
         added, keyed = [one.file for one in written], _with_keys(written, work.written)
     with stage("write"):
         actions = _actions(state, plan, fence, work, added)
+    gone = _rows_gone(state, work)
     try:
         with stage("commit"):
             delta_log.commit(plan.path, plan.version + 1, actions)
@@ -100,7 +101,7 @@ def apply(state: TableState, plan: Plan, fence: Fence) -> Applied:
         raise PlanAgain from lost
     state.follow_own(actions, work.deleted, keyed)
     taken = "append" if work.append_because else ""
-    return Applied(plan.version + 1, work.divergence, work.example, apply_path=taken)
+    return Applied(plan.version + 1, work.divergence, work.example, apply_path=taken, gone=gone)
 
 
 def _with_keys(written: list[Written], keys: WrittenKeys | None) -> Iterator[Added]:
@@ -229,6 +230,13 @@ def _actions(state: TableState, plan: Plan, fence: Fence, work: Work, added: lis
         *(delta_log.add(after) for _, after in changed),
         *(delta_log.add(file) for file in added),
     ]
+
+
+def _rows_gone(state: TableState, work: Work) -> int:
+    live = state.snapshot.files
+    if work.everything:
+        return sum((file.rows or 0) - file.deleted for file in live.values())
+    return sum(len(rows) - live[name].deleted for name, rows in work.deleted.items())
 
 
 def _sources(state: TableState, plan: Plan, changes: NetChanges, puts: Int64, written: Bool) -> Int64:

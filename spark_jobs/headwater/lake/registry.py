@@ -1,11 +1,12 @@
 """The registry: what is replicated and in which state, in `<root>/_headwater/tables` (a Delta table).
 
-One record per thing: the pipeline, each table, each lease. A change appends the record's next revision in one
-exclusive commit; readers keep the highest revision per (kind, name). `format_version` guards against a lake that
-a newer Headwater wrote, `pipeline` against two pipelines under one root.
+One record per thing: the pipeline, each table, each lease, each reload and what a driver keeps for a job. A change
+appends the record's next revision in one exclusive commit; readers keep the highest revision per (kind, name).
+`format_version` guards against a lake that a newer Headwater wrote, `pipeline` against two pipelines under one root.
 
 Who sets a table's state: `load` new -> loading -> catching up; `replicate` catching up -> active, any ->
-suspended; `load --again` suspended -> loading. "removed" is set when a table has left the pipeline file.
+suspended; `load --again` suspended -> loading. "removed" is set when a table has left the pipeline file. A running
+driver follows all of it within a second (`headwater.jobs.following`), so each record has one writer at a time.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ import pyarrow as pa
 from headwater.errors import LostLease, Refused
 from headwater.lake.commits import DeltaTable, LostRace, append_once, create_table, open_table, replace_once, select
 from headwater.lake.paths import registry_path
+from headwater.lake.reload_records import Keeping, Reload, is_past
 from headwater.schema import TableSchema
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""1 knew neither reloads nor what is kept for them."""
 _COMPACT_ABOVE = 200  # files: past it the next write replaces the content by the live records
 
 State = Literal["new", "loading", "catching up", "active", "suspended", "removed"]
@@ -126,8 +129,14 @@ class Lease:
     taken_at: str
 
 
+Record = PipelineRecord | TableRecord | Lease | Reload | Keeping
+
+
 class Registry:
-    """The registry of one lake root, as last read; `refresh` reads again, `write` changes it."""
+    """The registry of one lake root, as last read; `refresh` reads again, `write` changes it.
+
+    The mappings are the same objects for good: who holds one sees what a refresh has brought.
+    """
 
     def __init__(self, table: DeltaTable, pipeline: str) -> None:
         self._table = table
@@ -138,6 +147,14 @@ class Registry:
         self.pipeline: PipelineRecord | None = None
         self.tables: dict[str, TableRecord] = {}
         self.leases: dict[str, Lease] = {}
+        self.reloads: dict[str, Reload] = {}
+        self.kept: dict[str, Keeping] = {}
+        self._mappings: dict[str, dict[str, Any]] = {
+            "table": self.tables,
+            "lease": self.leases,
+            "reload": self.reloads,
+            "keeping": self.kept,
+        }
         self._read()
 
     @classmethod
@@ -160,31 +177,35 @@ class Registry:
     def record(self, name: str) -> TableRecord:
         return self.tables[name]
 
-    def write(self, *records: PipelineRecord | TableRecord | Lease) -> None:
-        """Store the records as one commit. The caller is the one driver entitled to change them (lease, slot):
-        a lost race against a writer of *other* records is retried, one against the same record raises."""
+    def write(self, *records: Record) -> None:
+        """Store the records as one commit. The caller is the one entitled to change them (lease, slot): a lost race
+        against a writer of *other* records is retried, one against the same record raises."""
         with self._lock:
-            while not self._written(records):
+            seen = self._revisions_of(records)
+            while not self._stored(records):
+                if self._revisions_of(records) != seen:
+                    raise LostLease(
+                        "another Headwater job changed the same registry record at the same moment",
+                        where=f"registry of pipeline {self._pipeline}",
+                        remedy="run the command again",
+                    )
+
+    def change(self, name: str, how: Callable[[TableRecord], TableRecord | None]) -> None:
+        """Store what `how` makes of the record of table `name`, None: nothing. Neither threads nor jobs that change
+        one undo each other: after a lost race `how` is asked again."""
+        with self._lock:
+            while (record := how(self.tables[name])) is not None and not self._stored([record]):
                 pass
 
-    def change(self, name: str, how: Callable[[TableRecord], TableRecord]) -> None:
-        """Store what `how` makes of the record of table `name`: threads that change one do not undo each other."""
-        with self._lock:
-            self.write(how(self.tables[name]))
+    def _revisions_of(self, records: Sequence[Record]) -> list[int]:
+        return [self._revisions.get(_key_of(record), 0) for record in records]
 
-    def _written(self, records: Sequence[PipelineRecord | TableRecord | Lease]) -> bool:
-        """One attempt of `write`: False when it is to be tried again."""
+    def _stored(self, records: Sequence[Record]) -> bool:
+        """One attempt to write: False when it lost a race, and the registry was read again."""
         try:
             self._commit([self._row(record) for record in records])
         except LostRace:
-            seen = {key: self._revisions.get(key, 0) for key in map(_key_of, records)}
             self.refresh()
-            if any(self._revisions.get(key, 0) != revision for key, revision in seen.items()):
-                raise LostLease(
-                    "another Headwater job changed the same registry record at the same moment",
-                    where=f"registry of pipeline {self._pipeline}",
-                    remedy="run the command again",
-                ) from None
             return False
         for record in records:
             self._keep(record)
@@ -196,15 +217,17 @@ class Registry:
             append_once(self._table, rows, _SCHEMA)
             return
         written = {(row["kind"], row["name"]) for row in rows}
-        live: Iterable[PipelineRecord | TableRecord | Lease] = [
+        live: Iterable[Record] = [
             *([self.pipeline] if self.pipeline else []),
             *self.tables.values(),
             *self.leases.values(),
+            *(reload for reload in self.reloads.values() if not is_past(reload, now_text())),
+            *(kept for kept in self.kept.values() if not is_past(kept, now_text())),
         ]
         kept = [self._row(r, self._revisions[_key_of(r)]) for r in live if _key_of(r) not in written]
         replace_once(self._table, kept + rows, _SCHEMA)
 
-    def _row(self, record: PipelineRecord | TableRecord | Lease, revision: int | None = None) -> dict[str, Any]:
+    def _row(self, record: Record, revision: int | None = None) -> dict[str, Any]:
         kind, name = _key_of(record)
         document = {**asdict(record)}
         if isinstance(record, TableRecord):
@@ -220,37 +243,49 @@ class Registry:
         }
 
     def _read(self) -> None:
-        self._revisions, newest = {}, {}
+        revisions: dict[tuple[str, str], int] = {}
+        newest = {}
         for row in select(self._table):
             _refuse_foreign(row, self._pipeline)
             key = (row["kind"], row["name"])
-            if row["revision"] > self._revisions.get(key, 0):
-                self._revisions[key] = row["revision"]
+            if row["revision"] > revisions.get(key, 0):
+                revisions[key] = row["revision"]
                 newest[key] = row
-        self.pipeline, self.tables, self.leases = None, {}, {}
+        self._revisions = revisions
+        for kind, records in self._mappings.items():
+            for name in [name for name in records if (kind, name) not in newest]:
+                del records[name]
         for (kind, _), row in sorted(newest.items()):
             self._keep(_record_of(kind, json.loads(row["document"])))
 
-    def _keep(self, record: PipelineRecord | TableRecord | Lease) -> None:
+    def _keep(self, record: Record) -> None:
         if isinstance(record, PipelineRecord):
             self.pipeline = record
-        elif isinstance(record, TableRecord):
-            self.tables[record.name] = record
-        else:
-            self.leases[record.name] = record
+            return
+        kind, name = _key_of(record)
+        self._mappings[kind][name] = record
 
 
-def _key_of(record: PipelineRecord | TableRecord | Lease) -> tuple[str, str]:
-    if isinstance(record, PipelineRecord):
-        return "pipeline", ""
-    return ("table" if isinstance(record, TableRecord) else "lease"), record.name
+_KINDS: dict[str, Any] = {
+    "pipeline": PipelineRecord,
+    "table": TableRecord,
+    "lease": Lease,
+    "reload": Reload,
+    "keeping": Keeping,
+}
 
 
-def _record_of(kind: str, document: dict[str, Any]) -> PipelineRecord | TableRecord | Lease:
-    if kind == "pipeline":
-        return PipelineRecord(**document)
-    if kind == "lease":
-        return Lease(**document)
+def _key_of(record: Record) -> tuple[str, str]:
+    kind = next(kind for kind, type_ in _KINDS.items() if type(record) is type_)
+    return kind, "" if isinstance(record, PipelineRecord) else record.name
+
+
+def _record_of(kind: str, document: dict[str, Any]) -> Record:
+    if kind == "reload":
+        return Reload(**{**document, "leaves": tuple(document["leaves"])})
+    if kind != "table":
+        record: Record = _KINDS[kind](**document)
+        return record
     capture = document["capture"]
     document["capture"] = Capture(**capture) if capture else None
     document["schemas"] = tuple((lsn, TableSchema.from_json(schema)) for lsn, schema in document["schemas"])

@@ -49,19 +49,22 @@ def net_effect(
     blocks: Sequence[tuple[Block, Bool]],
     truncates: Sequence[Truncate],
     describe: Callable[[int], str],
+    store: SpillStore | None = None,
 ) -> NetChanges:
     """The net effect of `blocks` (each with the mask of changes that count) and `truncates` on the table `schema`.
 
-    `describe(sequence)` names a change's position for messages. Raises BadValue for a value that the lake cannot
-    hold, naming column and position.
+    `describe(sequence)` names a change's position for messages. `store`: where to net in parts what is too much for
+    memory; without it that is done where the blocks lie. Raises BadValue for a value that the lake cannot hold, naming
+    column and position.
     """
     cuts = _Cuts.of(schema, truncates)
     file = next((block.content.file for block, _ in blocks if isinstance(block.content, Spilled)), None)
+    store = store or (SpillStore.beside(file) if file is not None else None)
     changes = sum(int(np.count_nonzero(mask)) for _, mask in blocks)
     count = max(-(-changes // PART_CHANGES), -(-sum(block.size for block, _ in blocks) // PART_BYTES))
-    if file is not None and count > 1:
+    if store is not None and count > 1:
         try:
-            return _net_in_parts(schema, blocks, cuts, describe, count, SpillStore.beside(file))
+            return _net_in_parts(schema, blocks, cuts, describe, count, store)
         except _UnchangedAcrossParts:
             pass
     return _net(schema, decode_changes(schema, blocks, describe), cuts)

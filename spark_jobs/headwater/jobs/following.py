@@ -1,0 +1,239 @@
+"""How a running driver follows what other jobs write into the registry: loads, reloads, tables that come and go.
+
+Once a second, in the main thread: the registry is read again, and what is new in it goes to the lanes of the tables,
+as errands. What was agreed outlives this driver: the next one keeps on what this one kept, from its first batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from os.path import join
+from typing import Final
+
+from headwater.failpoints import reach
+from headwater.jobs import lease
+from headwater.jobs.applying import Tables
+from headwater.jobs.keeper import load_name
+from headwater.jobs.lanes import Lanes, Result
+from headwater.jobs.merging import catch_up, merge_part
+from headwater.lake import storage
+from headwater.lake.paths import kept_path, reloaded_path
+from headwater.lake.registry import Registry, TableRecord, now_text
+from headwater.lake.reload_records import Keeping, Reload
+from headwater.lake.reloaded import remove_rows
+from headwater.log.spill import SpillStore
+from headwater.source.connection import Session
+
+log = logging.getLogger(__name__)
+
+_PERIOD: Final = 1.0
+_LOOK_FOR_JOBS: Final = 5.0
+
+
+class Following:
+    """`generation`: the driver's; `still_alive` raises when it may not commit any more."""
+
+    def __init__(
+        self,
+        root: str,
+        registry: Registry,
+        tables: Tables,
+        session: Session,
+        generation: int,
+        spill: SpillStore,
+        still_alive: Callable[[], None],
+    ) -> None:
+        self._root, self._registry, self._tables, self._session = root, registry, tables, session
+        self._generation, self._spill, self._still_alive = generation, spill, still_alive
+        self._states = {name: _seen(record) for name, record in registry.tables.items()}
+        self._busy: set[str] = set()  # errands that are on their way, by the name of what they are for
+        self._looked = self._looked_for_jobs = time.monotonic()
+
+    def begin(self, position: int) -> None:
+        """Before the first batch: what earlier drivers have kept is kept on, what jobs ask for is begun."""
+        for record in list(self._registry.tables.values()):
+            if record.state == "loading" or (record.state == "catching up" and self._answered(load_name(record))):
+                self._tables.adopt(record)
+                self._tables.keeper.begin(load_name(record), record.name, holds_back=True)
+                if record.state == "catching up":
+                    self._tables.catching_up.add(record.name)
+                else:
+                    self._answer(load_name(record), record.name, position)
+        for reload in self._open_reloads():
+            if self._why_not(reload) is None:
+                self._keep_for(reload, position)
+        self._sweep()
+
+    def start(self, lanes: Lanes, position: Callable[[], int]) -> None:
+        """From now on there are lanes. `position`: up to where every table holds all."""
+        self._lanes, self._position = lanes, position
+        for name in self._tables.catching_up:
+            self._catch_up(name)
+
+    def follow_if_due(self) -> bool:
+        """Read the registry again, once a second; True when a table's state has changed."""
+        now = time.monotonic()
+        if now - self._looked < _PERIOD:
+            return False
+        self._looked = now
+        self._registry.refresh()
+        changed = [record for record in list(self._registry.tables.values()) if self._is_news(record)]
+        for record in changed:
+            self._follow_table(record)
+        for reload in self._open_reloads():
+            self._follow_reload(reload)
+        if now - self._looked_for_jobs > _LOOK_FOR_JOBS:
+            self._looked_for_jobs = now
+            self._give_up_for_the_dead()
+        return bool(changed)
+
+    def settled(self, name: str) -> None:
+        """An errand on the table is done, and the main thread knows what came of it."""
+        if name not in self._tables.catching_up:
+            return
+        keeping = load_name(self._registry.tables[name])
+        if keeping in self._tables.keeper.names(name):
+            self._catch_up(name)
+            return
+        self._tables.catching_up.discard(name)
+        answer = self._registry.kept.get(keeping)
+        if answer is not None and answer.state == "keeping":
+            self._registry.write(answer.ended("done", now_text()))
+
+    def _sweep(self) -> None:
+        """What was kept or read for nobody that is left."""
+        wanted = {load_name(r) for r in self._registry.tables.values() if r.state in ("loading", "catching up")}
+        wanted |= {reload.name for reload in self._open_reloads()}
+        for folder in (kept_path(self._root, ""), reloaded_path(self._root, "")):
+            for name in set(storage.names(folder)) - wanted:
+                storage.delete_folder(join(folder, name))
+
+    def _is_news(self, record: TableRecord) -> bool:
+        seen = _seen(record)
+        if self._states.get(record.name) == seen:
+            return False
+        self._states[record.name] = seen
+        return True
+
+    def _follow_table(self, record: TableRecord) -> None:
+        name, keeping = record.name, load_name(record)
+        if record.state == "loading" and keeping not in self._tables.keeper.names(name):
+            log.info("%s: it is being loaded: its changes are kept", name)
+            self._tables.adopt(record)
+            self._lanes.behind(name, partial(self._keep_for_load, record))
+        elif record.state == "catching up" and keeping in self._tables.keeper.names(name):
+            self._tables.catching_up.add(name)
+            self._catch_up(name)
+        elif record.state in ("suspended", "removed"):
+            self._lanes.behind(name, partial(self._forget_kept, name))
+            if record.state == "removed":
+                self._tables.next_row.forget(name)
+        self._tables.state_changed(name)
+
+    def _keep_for_load(self, record: TableRecord) -> Result:
+        self._tables.forget(record.name)
+        for older in self._tables.keeper.names(record.name):
+            self._tables.keeper.end(older, record.name)
+        self._tables.keeper.begin(load_name(record), record.name, holds_back=True)
+        self._answer(load_name(record), record.name, self._position())
+        return Result()
+
+    def _forget_kept(self, name: str) -> Result:
+        for keeping in self._tables.keeper.names(name):
+            self._tables.keeper.end(keeping, name)
+        return Result()
+
+    def _catch_up(self, name: str) -> None:
+        self._lanes.behind(name, partial(catch_up, self._tables, name, self._still_alive))
+
+    def _open_reloads(self) -> Iterator[Reload]:
+        """Those that wait for this driver."""
+        for reload in list(self._registry.reloads.values()):
+            answer = self._registry.kept.get(reload.name)
+            if reload.state != "given up" and (answer is None or answer.state == "keeping"):
+                yield reload
+
+    def _follow_reload(self, reload: Reload) -> None:
+        if reload.name in self._busy:
+            return
+        why_not = self._why_not(reload)
+        if why_not is not None:
+            self._fail(reload, why_not)
+        elif self._tables.keeper.holds_back(reload.table):
+            return  # until its lane stands where everybody else does
+        elif reload.name not in self._tables.keeper.names(reload.table):
+            self._busy.add(reload.name)
+            self._lanes.behind(reload.table, partial(self._begin_reload, reload))
+        elif reload.state == "read" and self._position() >= reload.capture_lsn:
+            self._busy.add(reload.name)
+            self._lanes.behind(reload.table, partial(self._merge, reload))
+
+    def _why_not(self, reload: Reload) -> str | None:
+        record = self._registry.tables.get(reload.table)
+        if record is None or record.incarnation != reload.incarnation:
+            return "the table was loaded anew"
+        if not self._tables.is_replicated(reload.table):
+            return f"the table is {record.state}: {record.reason}"
+        return None
+
+    def _begin_reload(self, reload: Reload) -> Result:
+        self._keep_for(reload, self._position())
+        self._busy.discard(reload.name)
+        return Result()
+
+    def _keep_for(self, reload: Reload, position: int) -> None:
+        self._tables.keeper.begin(reload.name, reload.table, reload.leaves)
+        known = self._registry.kept.get(reload.name)
+        # What an earlier driver has kept counts from where that one began.
+        self._tables.answers[reload.name] = known or self._answer(reload.name, reload.table, position)
+
+    def _answer(self, name: str, table: str, position: int) -> Keeping:
+        answer = Keeping(name, table, "keeping", self._generation, position, now_text())
+        self._registry.write(answer)
+        return answer
+
+    def _answered(self, name: str) -> bool:
+        return name in self._registry.kept
+
+    def _merge(self, reload: Reload) -> Result:
+        reach("replicate.before_part", reload.table)
+        result, answer = merge_part(self._tables, self._root, reload, self._spill, self._still_alive)
+        self._registry.write(answer)
+        self._tables.answers.pop(reload.name, None)
+        self._busy.discard(reload.name)
+        return result
+
+    def _fail(self, reload: Reload, reason: str) -> None:
+        log.warning("%s: the reload of %s is given up: %s", reload.table, reload.shown, reason)
+        answer = self._tables.answers.pop(reload.name, None) or Keeping(
+            reload.name, reload.table, "keeping", self._generation, 0, now_text()
+        )
+        self._registry.write(answer.ended("failed", now_text(), reason))
+        self._lanes.behind(reload.table, partial(self._end_keeping, reload))
+
+    def _end_keeping(self, reload: Reload) -> Result:
+        self._tables.keeper.end(reload.name, reload.table)
+        remove_rows(self._root, reload.name)
+        return Result()
+
+    def _give_up_for_the_dead(self) -> None:
+        """A job that died before it had read everything will never say so; a reload that has is finished without it."""
+        load = self._registry.leases.get(lease.LOAD)
+        loading = [r for r in self._registry.tables.values() if r.state == "loading"]
+        kept = [r.name for r in loading if load_name(r) in self._tables.keeper.names(r.name)]
+        if kept and (load is None or not self._session.ask(partial(lease.is_alive, session=load.session))):
+            for name in kept:
+                log.warning("%s: the load of it is gone: its changes are not kept any more", name)
+                self._lanes.behind(name, partial(self._forget_kept, name))
+        for reload in self._open_reloads():
+            if reload.state == "asked" and reload.name not in self._busy:
+                alive = self._session.ask(partial(lease.is_alive, session=reload.session))
+                if not alive:
+                    self._fail(reload, "the job that asked for it is gone")
+
+
+def _seen(record: TableRecord) -> tuple[int, str]:
+    return record.incarnation, record.state

@@ -1,0 +1,87 @@
+"""What this driver keeps for loads and reloads: whose changes, under which names.
+
+A table that is being loaded is held back: its changes are kept and not applied, until the load has committed and all of
+them are in. One of which a part is being reloaded goes on, and the changes of the part are kept as well.
+`begin`, `keep` and `end` of a table happen in its lane, or before there are lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from headwater.errors import Transient
+from headwater.jobs.batches import Share
+from headwater.jobs.kept_changes import KeptChanges
+from headwater.lake.registry import TableRecord
+from headwater.log.blocks import Transactions
+
+_LOAD: Final = "load"
+
+
+def load_name(record: TableRecord) -> str:
+    """The name under which a driver keeps what a load of `record`, at its incarnation, has not read."""
+    return f"{_LOAD}.{record.path.replace('/', '.')}.{record.incarnation}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Keep:
+    """`leaves`: relation ids whose changes are kept; empty: all of the table."""
+
+    changes: KeptChanges
+    leaves: frozenset[int]
+    holds_back: bool
+
+
+class Keeper:
+    def __init__(self, root: str, generation: int) -> None:
+        self._root, self._generation = root, generation
+        self._by_table: dict[str, dict[str, _Keep]] = {}
+
+    def begin(self, name: str, table: str, leaves: Iterable[int] = (), *, holds_back: bool = False) -> None:
+        """From the next share on."""
+        changes = KeptChanges(self._root, name, self._generation)
+        changes.begin()
+        # Replaced and never changed: the main thread looks at what the lanes do.
+        self._by_table[table] = {
+            **self._by_table.get(table, {}),
+            name: _Keep(changes, frozenset(leaves), holds_back),
+        }
+
+    def end(self, name: str, table: str) -> None:
+        """Nothing more; what was kept goes."""
+        kept = dict(self._by_table.get(table, {}))
+        keep = kept.pop(name, None)
+        self._by_table[table] = kept
+        (keep.changes if keep is not None else KeptChanges(self._root, name, self._generation)).remove_all()
+
+    def names(self, table: str) -> set[str]:
+        return set(self._by_table.get(table, ()))
+
+    def keeps(self, table: str) -> bool:
+        return bool(self._by_table.get(table))
+
+    def holds_back(self, table: str) -> bool:
+        return any(keep.holds_back for keep in self._by_table.get(table, {}).values())
+
+    def changes(self, name: str, table: str) -> KeptChanges:
+        return self._by_table[table][name].changes
+
+    def keep(self, table: str, share: Share, transactions: Transactions) -> None:
+        for keep in self._by_table.get(table, {}).values():
+            wanted = keep.leaves
+            blocks = [block for block in share.blocks if not wanted or block.relation.relation_id in wanted]
+            truncates = [t for t in share.truncates if not wanted or wanted.intersection(t.relation_ids)]
+            everything = [(block, np.ones(block.changes, dtype=np.bool_)) for block in blocks]
+            try:
+                keep.changes.append(everything, truncates, transactions, int(transactions.end_lsn[-1]))
+            except OSError as error:
+                raise Transient(
+                    f"the lake took no further changes that are kept for a load or reload: {error.strerror or error}",
+                    code="lake_full",
+                    where=f"lake.root, table {table}",
+                    remedy="make room there, then run replicate again: nothing is lost, it goes on from the ledger",
+                ) from error

@@ -1,0 +1,86 @@
+"""The changes of one table that a driver keeps in the lake for a load or a reload, until it has merged them.
+
+In the lake, so that the slot may move on, and whatever becomes of the driver. A share is kept before the epoch that it
+belongs to is published: what the ledger's position covers is all there. If a driver died between the two, the next one
+keeps it again under its own generation; who reads goes by positions, so nothing counts twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from os.path import join
+from typing import Final
+
+import numpy as np
+
+from headwater.lake import storage
+from headwater.lake.paths import kept_path
+from headwater.log.blocks import Block, Rows, Transactions, Truncate
+from headwater.log.kept_bytes import KeptShare, pieces, share_of
+
+_SUFFIX: Final = ".kept"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A share that was kept. `counts`: which of its transactions no earlier share holds; `files`: where it lies."""
+
+    share: KeptShare
+    counts: Rows
+    files: tuple[str, ...]
+
+
+class KeptChanges:
+    """What is kept under `name`, by the driver of `generation` from now on. One thread at a time."""
+
+    def __init__(self, root: str, name: str, generation: int) -> None:
+        self._folder = kept_path(root, name)
+        self._generation = generation
+        self._number = 0
+
+    def begin(self) -> None:
+        storage.make_folder(self._folder, mode=0o700)
+        # A driver that was given the same generation twice does not exist, but its files may be those of a retry.
+        mine = [int(name.split("-")[1]) for name in self._names() if int(name.split("-")[0]) == self._generation]
+        self._number = max(mine, default=0)
+
+    def append(
+        self,
+        blocks: Sequence[tuple[Block, Rows]],
+        truncates: Sequence[Truncate],
+        transactions: Transactions,
+        to_lsn: int,
+    ) -> None:
+        """Keep what the masks leave of `blocks`; nothing, if that is nothing."""
+        if not truncates and not any(mask.any() for _, mask in blocks):
+            return
+        self._number += 1
+        for number, piece in enumerate(pieces(blocks, truncates, transactions, to_lsn)):
+            name = f"{self._generation:012d}-{self._number:09d}-{number:06d}{_SUFFIX}"
+            storage.replace(join(self._folder, name), piece)
+
+    def shares(self) -> Iterator[Kept]:
+        """All that is kept, in the log's order. What a driver had begun to keep when it died is left out."""
+        base, reached = 0, 0
+        for _, names in groupby(self._names(), key=lambda name: name.rsplit("-", 1)[0]):
+            files = tuple(join(self._folder, name) for name in names)
+            share = share_of([partial(storage.read_range, file) for file in files], base)
+            if share is None:
+                continue
+            counts: Rows = np.asarray(share.transactions.end_lsn > reached)
+            yield Kept(share, counts, files)
+            base, reached = share.next, max(reached, share.to_lsn)
+
+    def remove(self, kept: Kept) -> None:
+        """It is in the table."""
+        for file in kept.files:
+            storage.delete(file)
+
+    def remove_all(self) -> None:
+        storage.delete_folder(self._folder)
+
+    def _names(self) -> list[str]:
+        return sorted(name for name in storage.names(self._folder) if name.endswith(_SUFFIX))

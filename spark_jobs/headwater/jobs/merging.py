@@ -1,0 +1,131 @@
+"""What a driver does for loads and reloads in a table's lane: bring a loaded table up with what was kept for it, and
+replace a part of a table by what a reload has read.
+
+Between two shares of the table, so it stands still meanwhile, exactly where its lane has got to.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headwater.changes import NetChanges
+from headwater.errors import TableError
+from headwater.failpoints import reach
+from headwater.jobs.batches import Share
+from headwater.jobs.keeper import load_name
+from headwater.jobs.lanes import Result
+from headwater.jobs.planning import describe_change, visible_in
+from headwater.lake.ledger import TableVersion
+from headwater.lake.plan import Plan
+from headwater.lake.registry import TableRecord, now_text
+from headwater.lake.reload_records import Keeping, Reload
+from headwater.lake.reloaded import part_of, remove_rows, row_files
+from headwater.log.blocks import Transactions
+from headwater.log.net_effect import net_effect
+from headwater.log.spill import SpillStore
+from headwater.schema import TableSchema
+
+if TYPE_CHECKING:
+    from headwater.jobs.applying import Tables
+
+log = logging.getLogger(__name__)
+
+_TURN_SECONDS = 3.0
+"""How long a table's own changes wait behind those that were kept for it."""
+
+
+def catch_up(tables: Tables, name: str, still_alive: Callable[[], None]) -> Result:
+    """Apply what is kept for the loaded table, as much as a turn allows. When nothing is left the table is held back no
+    more."""
+    record = tables.records[name]
+    keeping, keeper = load_name(record), tables.keeper
+    if keeping not in keeper.names(name):
+        return Result()
+    before = tables.standing(name)
+    try:
+        if tables.stands_at(name) is None:
+            tables.meet(record)
+        if tables.is_replicated(name):
+            began = time.monotonic()
+            changes = keeper.changes(keeping, name)
+            for kept in changes.shares():
+                share = Share(list(kept.share.blocks), list(kept.share.truncates))
+                tables.adopt_leaves(name, share)
+                tables.apply_share(name, share, kept.share.transactions, still_alive)
+                changes.remove(kept)
+                reach("replicate.after_kept_share", name)
+                if time.monotonic() - began > _TURN_SECONDS:
+                    return Result(tables.moved_since(name, before), new_rows=True)
+    except TableError as error:
+        tables.suspend(name, error)
+        keeper.end(keeping, name)
+        return Result(tables.moved_since(name, before), error, new_rows=True)
+    keeper.end(keeping, name)
+    log.info("%s: it holds all that was committed while it was loaded", name)
+    return Result(tables.moved_since(name, before), new_rows=True)
+
+
+def merge_part(
+    tables: Tables, root: str, reload: Reload, spill: SpillStore, still_alive: Callable[[], None]
+) -> tuple[Result, Keeping]:
+    """Let the rows that were read, brought forward by what was kept, take the place of the part; what is to be said
+    about it."""
+    name, keeper, answer = reload.table, tables.keeper, tables.answers[reload.name]
+    before = tables.standing(name)
+    try:
+        record = tables.records[name]
+        since = _since(record.schema, tables, reload, spill)
+        whole = part_of(record.schema, row_files(root, reload.name), reload.leaves, since, spill.folder)
+        done = tables.commit(record, partial(_plan, tables, record, whole, reload), still_alive)
+        reach("replicate.after_part_commit", name)
+    except TableError as error:
+        answer = answer.ended("failed", now_text(), error.message)
+    else:
+        stands = tables.stands_at(name)
+        if done is None or stands is None:
+            answer = answer.ended("failed", now_text(), "the table cannot be written any more")
+        else:
+            answer = replace(
+                answer.ended("done", now_text()),
+                version=done[1].version,
+                lsn=stands.applied_lsn,
+                replaced=done[1].gone or 0,
+            )
+            log.info("%s: %s was reloaded: %s rows for %s", name, reload.shown, reload.rows, done[1].gone)
+    keeper.end(reload.name, name)
+    remove_rows(root, reload.name)
+    return Result(tables.moved_since(name, before), new_rows=True), answer
+
+
+def _plan(tables: Tables, record: TableRecord, part: NetChanges, reload: Reload, version: TableVersion) -> Plan:
+    # No commit ends within a record: one byte further the table holds nothing else, and Delta takes it for new.
+    to_lsn = version.applied_lsn + 1
+    # A row of the part that is stored in another one as well must have been put there by mistake.
+    lenient = replace(record, on_divergence="repair")
+    return tables.planner.plan(lenient, part, version, to_lsn, f"reload of {reload.shown}")
+
+
+def _since(schema: TableSchema, tables: Tables, reload: Reload, spill: SpillStore) -> NetChanges | None:
+    """The net effect on the part of what was committed after the rows were read."""
+    blocks, truncates, transactions = [], [], []
+    for kept in tables.keeper.changes(reload.name, reload.table).shares():
+        known = kept.share.transactions
+        counts = kept.counts & ~visible_in(reload.snapshot, known, np.ones(len(known), dtype=np.bool_))
+        some, cuts = Share(list(kept.share.blocks), list(kept.share.truncates)).that_count(known, counts)
+        blocks += some
+        truncates += cuts
+        transactions.append(known)
+    if not transactions:
+        return None
+    part = schema
+    if reload.leaves:
+        part = schema.with_leaves(tuple(leaf for leaf in schema.leaves if leaf.relation_id in reload.leaves))
+    describe = partial(describe_change, Transactions.joined(transactions))
+    return net_effect(part, blocks, truncates, describe, spill)

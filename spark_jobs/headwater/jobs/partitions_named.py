@@ -1,0 +1,79 @@
+"""Which rows of a table a person means by the names of its partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headwater.config import Pipeline
+from headwater.errors import Refused
+from headwater.lake.registry import TableRecord
+from headwater.names import TableName
+from headwater.source.connection import Connection, errors_named
+from headwater.source.relations import descendants
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """`leaves`: relation ids of the partitions that hold the rows; empty: the whole table. `names`: theirs, in SQL."""
+
+    leaves: tuple[int, ...]
+    names: tuple[str, ...]
+    shown: str
+
+    @property
+    def whole(self) -> bool:
+        return not self.leaves
+
+
+def part_named(
+    connection: Connection, pipeline: Pipeline, record: TableRecord, partitions: Sequence[TableName]
+) -> Part:
+    """The leaves of `partitions`, each a leaf or a subtree of the table; none: the whole table. Refused for what is no
+    partition of it now."""
+    if not partitions:
+        return Part((), (), record.name)
+    schema = record.schema
+    if not schema.partitioned:
+        raise Refused(
+            f"{record.name} is not partitioned",
+            code="not_partitioned",
+            where=record.name,
+            remedy=f"headwater reload PIPELINE.yaml --table {record.name} reloads all of it",
+        )
+    ids = _relation_ids(connection, partitions)
+    below = descendants(connection, [schema.relation_id, *ids.values()])
+    known = {leaf.relation_id: str(TableName(leaf.schema, leaf.name)) for leaf in schema.leaves}
+    chosen: set[int] = set()
+    for name in partitions:
+        found = ids.get(name)
+        if found is None or found not in below.get(schema.relation_id, ()):
+            raise Refused(
+                f"{name} is no partition of {record.name}" + ("" if found is None else " (any more)"),
+                code="no_partition",
+                where=record.name,
+                remedy=f"name one of its partitions: {', '.join(sorted(known.values())[:8]) or 'it has none'}; the rows "
+                f"of a detached one go with headwater reload PIPELINE.yaml --table {record.name}",
+            )
+        leaves = {found, *below.get(found, ())} & set(known)
+        if not leaves:
+            raise Refused(
+                f"{name} is not known to the lake yet: it was attached, or has not been written to since it was made",
+                code="unknown_partition",
+                where=record.name,
+                remedy=f"headwater reload PIPELINE.yaml --table {record.name} reloads all of it",
+            )
+        chosen |= leaves
+    names = tuple(sorted(known[leaf] for leaf in chosen))
+    return Part(tuple(sorted(chosen)), names, f"{record.name} ({', '.join(map(str, partitions))})")
+
+
+@errors_named("source")
+def _relation_ids(connection: Connection, names: Sequence[TableName]) -> dict[TableName, int]:
+    rows = connection.execute(
+        "select w.schema, w.name, c.oid::bigint from unnest(%s::text[], %s::text[]) w(schema, name) "
+        "join pg_catalog.pg_namespace n on n.nspname = w.schema "
+        "join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = w.name",
+        [[name.schema for name in names], [name.name for name in names]],
+    )
+    return {TableName(schema, name): int(oid) for schema, name, oid in rows}

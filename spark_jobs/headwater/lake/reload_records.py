@@ -1,0 +1,75 @@
+"""What a job and a running driver say to each other about a table that is being loaded or reloaded: two records of the
+registry, each with one writer.
+
+The job asks (`Reload`, or a table's state "loading"); the driver answers that it keeps the table's changes (`Keeping`),
+and at last what has become of it. Whoever of them dies, the other one and the next driver know all that was agreed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+ReloadState = Literal["asked", "read", "given up"]
+KeepingState = Literal["keeping", "done", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reload:
+    """A part of a table is to be replaced by what the source holds; written by the job.
+
+    `name`: of this reload, given once. `leaves`: relation ids of the partitions; empty: the whole table. `shown`: how a
+    person names the part. `session`: the job's application_name at the source, which says whether it lives.
+    When it is "read": `snapshot`, `capture_lsn` as of `headwater.lake.registry.Capture`; `rows` rows lie in the folder
+    of its name (`headwater.lake.reloaded`).
+    """
+
+    name: str
+    table: str
+    incarnation: int
+    leaves: tuple[int, ...]
+    shown: str
+    session: str
+    state: ReloadState
+    since: str
+    snapshot: str = ""
+    capture_lsn: int = 0
+    rows: int = 0
+
+    @property
+    def whole(self) -> bool:
+        return not self.leaves
+
+    def overlaps(self, other: Reload) -> bool:
+        """Whether both are of one row of the same table."""
+        same = (self.table, self.incarnation) == (other.table, other.incarnation)
+        return same and (self.whole or other.whole or bool(set(self.leaves) & set(other.leaves)))
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """The driver's answer, under the name of the reload or load that it is for.
+
+    "keeping": every change of the table that is committed above `from_lsn` is kept. "done": the part stands in the
+    table's `version`, which is published with the first epoch at or above `lsn`; `replaced`: rows whose place it took.
+    "failed": nothing was changed, for `reason`.
+    """
+
+    name: str
+    table: str
+    state: KeepingState
+    generation: int
+    from_lsn: int
+    since: str
+    version: int | None = None
+    lsn: int = 0
+    replaced: int = 0
+    reason: str = ""
+
+    def ended(self, state: KeepingState, since: str, reason: str = "") -> Keeping:
+        return replace(self, state=state, since=since, reason=reason)
+
+
+def is_past(record: Reload | Keeping, now: str) -> bool:
+    """Whether nobody will ask for it any more, when old records are thinned out; `now`: ISO 8601 UTC."""
+    return record.state in ("given up", "done", "failed") and record.since[:10] < now[:10]

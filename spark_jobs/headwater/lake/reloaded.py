@@ -1,0 +1,239 @@
+"""The rows that a reload has read at the source, brought forward by what was committed since, as what is to stand in
+their part of the table.
+
+The rows lie as Parquet files in a folder of the reload's own. They are read batch by batch when the part is written,
+without those that the kept changes replace or remove; behind them come the rows that these put. A large value that the
+log does not carry is taken from the row that was read. So no key is in two parts, and memory holds the keys of the kept
+changes, not of the rows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from os.path import join
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.arrow_types import key_schema, lake_schema
+from headwater.changes import NetChanges
+from headwater.errors import Diverged
+from headwater.lake import storage
+from headwater.lake.key_codes import encode
+from headwater.lake.key_index import NOWHERE, KeyIndex, place_of, row_of
+from headwater.lake.paths import reloaded_path
+from headwater.schema import PARTITION_COLUMN, TableSchema
+
+Int64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+
+_ROWS = 50_000
+
+
+def row_files(root: str, name: str) -> list[str]:
+    """The Parquet files of the reload `name`."""
+    folder = reloaded_path(root, name)
+    return [join(folder, file) for file in sorted(storage.names(folder)) if file.endswith(".parquet")]
+
+
+def rows_in(files: Sequence[str]) -> list[tuple[int, int]]:
+    """Rows and bytes of each."""
+    found = []
+    for file in files:
+        with storage.parquet_file(file) as parquet:
+            found.append((parquet.metadata.num_rows, storage.info(file).size))
+    return found
+
+
+def remove_rows(root: str, name: str) -> None:
+    storage.delete_folder(reloaded_path(root, name))
+
+
+def part_of(
+    schema: TableSchema, files: Sequence[str], leaves: tuple[int, ...], since: NetChanges | None, scratch: str
+) -> NetChanges:
+    """The content of the part as a net effect on the table: the partitions `leaves` (none: the whole table) are
+    emptied, and these rows are put.
+
+    `since`: the net effect of the changes of the part that the rows do not hold yet. `scratch`: a private folder of the
+    local disk, for Spark.
+    """
+    rows = _Rows(schema, tuple(files), leaves, since, scratch)
+    return replace(rows.frame, on_disk=rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """`headwater.changes.Parts` of `part_of`."""
+
+    schema: TableSchema
+    files: tuple[str, ...]
+    leaves: tuple[int, ...]
+    since: NetChanges | None
+    scratch: str
+
+    @property
+    def frame(self) -> NetChanges:
+        """No rows, but everything else that all of the parts have in common."""
+        names = self.since.unchanged if self.since is not None else {}
+        nothing = np.zeros(0, dtype=np.bool_)
+        return NetChanges(
+            rows=lake_schema(self.schema).empty_table(),
+            stored=nothing,
+            unchanged=dict.fromkeys(names, nothing),
+            origins=None,
+            removed=key_schema(self.schema).empty_table(),
+            changes=self.since.changes if self.since is not None else 0,
+            truncated=not self.leaves,
+            truncated_leaves=self.leaves,
+        )
+
+    def __iter__(self) -> Iterator[NetChanges]:
+        taken = _Taken.of(self.schema, self.since)
+        for rows in self._read():
+            left = taken.without_superseded(rows)
+            if left.num_rows:
+                yield self._part(left)
+        if self.since is None:
+            return
+        for part in self.since.in_parts():
+            if part.rows.num_rows:
+                stored = np.zeros(part.rows.num_rows, dtype=np.bool_)
+                filled = taken.filled(part)
+                if filled.unchanged and not self.leaves:
+                    raise Diverged(
+                        "rows keep large values that neither the log carries nor the rows that were read",
+                        where=f"{self.schema.schema}.{self.schema.name}",
+                        remedy="reload it again",
+                    )
+                yield replace(
+                    self._part(filled.rows), stored=stored, unchanged=filled.unchanged, origins=filled.origins
+                )
+
+    def write_parquet(self, rows: pa.Table) -> str:
+        import pyarrow.parquet as pq
+
+        path = join(self.scratch, f"{os.getpid()}-{id(rows)}.parquet")
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            pq.write_table(rows, file, compression="snappy")
+        return path
+
+    def _part(self, rows: pa.Table) -> NetChanges:
+        return replace(self.frame, rows=rows, stored=np.zeros(rows.num_rows, dtype=np.bool_), unchanged={}, changes=0)
+
+    def _read(self) -> Iterator[pa.Table]:
+        """What was read at the source, without what a TRUNCATE has removed since."""
+        if self.since is not None and self.since.truncated:
+            return
+        kind = lake_schema(self.schema)
+        emptied = self.since.truncated_leaves if self.since is not None else ()
+        for file in self.files:
+            with storage.parquet_file(file) as parquet:
+                for batch in parquet.iter_batches(batch_size=_ROWS, columns=kind.names):
+                    rows = pa.Table.from_batches([batch]).select(kind.names).cast(kind)
+                    if emptied and self.schema.partitioned:
+                        gone = pc.is_in(rows[PARTITION_COLUMN], value_set=pa.array(emptied, pa.int64()))
+                        rows = rows.filter(pc.invert(gone))
+                    elif emptied:
+                        return
+                    yield rows
+
+
+class _Taken:
+    """What the changes since have done to the rows that were read: keys that they put or remove, and values that they
+    want of them."""
+
+    def __init__(self, schema: TableSchema) -> None:
+        self._schema = schema
+        self._superseded = KeyIndex()
+        self._wanted = KeyIndex()
+        self._values: list[tuple[Int64, pa.Table]] = []  # numbers of wanted values, and rows that have them
+        self._names: list[str] = []
+        self._count = 0
+
+    @classmethod
+    def of(cls, schema: TableSchema, since: NetChanges | None) -> _Taken:
+        taken = cls(schema)
+        if since is None or not schema.key:
+            return taken
+        keys = list(schema.key)
+        taken._names = sorted(since.unchanged)
+        for part in since.in_parts():
+            for table in (part.rows, part.removed):
+                codes = encode(schema, table.select(keys))
+                taken._superseded.put(codes, place_of(1, np.arange(len(codes), dtype=np.int64)))
+            sources, at = taken._sources(part)
+            codes = encode(schema, sources)
+            numbers = np.arange(taken._count, taken._count + len(at), dtype=np.int64)
+            taken._count += len(at)
+            taken._wanted.put(codes, place_of(1, numbers))
+        return taken
+
+    def _sources(self, part: NetChanges) -> tuple[pa.Table, Int64]:
+        """The keys under which the rows that want values stood when they were read, and which rows of `part` these
+        are."""
+        wants = np.zeros(part.rows.num_rows, dtype=np.bool_)
+        for mask in part.unchanged.values():
+            wants |= mask
+        at = np.flatnonzero(wants)
+        own = part.rows.select(list(self._schema.key)).take(pa.array(at))
+        if part.origins is None:
+            return own, at
+        origins = part.origins.take(pa.array(at))
+        moved = origins[self._schema.key[0]].is_valid()
+        columns = [pc.if_else(moved, origins[name], own[name]) for name in self._schema.key]
+        return pa.table(columns, schema=own.schema), at
+
+    def without_superseded(self, rows: pa.Table) -> pa.Table:
+        """The rows that still stand; the wanted values of the others are noted."""
+        if not self._schema.key:
+            return rows
+        codes = encode(self._schema, rows.select(list(self._schema.key)))
+        if self._count:
+            places = self._wanted.find(codes)
+            found = np.flatnonzero(places != NOWHERE)
+            if len(found):
+                self._values.append((row_of(places[found]), rows.select(self._names).take(pa.array(found))))
+        gone: Bool = self._superseded.find(codes) != NOWHERE
+        return rows.filter(pa.array(~gone)) if gone.any() else rows
+
+    def filled(self, part: NetChanges) -> NetChanges:
+        """`part` with the values that were found; what is left is for the table's own rows to give."""
+        if not part.unchanged or not self._values:
+            return part
+        _, at = self._sources(part)
+        codes = encode(self._schema, self._sources(part)[0])
+        numbers = row_of(self._wanted.find(codes))
+        known = np.concatenate([some for some, _ in self._values])
+        values = pa.concat_tables([rows for _, rows in self._values])
+        order = np.argsort(known)
+        place = np.searchsorted(known[order], numbers)
+        hit = (place < len(known)) & (known[order][np.minimum(place, len(known) - 1)] == numbers)
+        return _with_values(part, at[hit], values.take(pa.array(order[place[hit]])), self._schema)
+
+
+def _with_values(part: NetChanges, at: Int64, values: pa.Table, schema: TableSchema) -> NetChanges:
+    """The rows `at` of `part` with their unchanged values taken from `values`, row by row."""
+    rows, unchanged = part.rows, {}
+    for name, mask in part.unchanged.items():
+        fill = mask[at]
+        source = np.arange(rows.num_rows)
+        source[at[fill]] = rows.num_rows + np.flatnonzero(fill)
+        field = rows.schema.field(name)
+        both = pa.chunked_array([*rows[name].chunks, *values[name].cast(field.type).chunks], field.type)
+        rows = rows.set_column(rows.column_names.index(name), field, both.take(pa.array(source)))
+        left = mask.copy()
+        left[at] = False
+        if left.any():
+            unchanged[name] = left
+    origins = part.origins
+    if origins is not None:
+        stay = np.ones(rows.num_rows, dtype=np.bool_)
+        stay[at] = False
+        columns = [pc.if_else(pa.array(stay), origins[name], None) for name in schema.key]
+        origins = pa.table(columns, schema=origins.schema) if unchanged else None
+    return replace(part, rows=rows, unchanged=unchanged, origins=origins)

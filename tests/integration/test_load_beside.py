@@ -1,0 +1,185 @@
+"""Loads beside a running driver: it keeps what is committed meanwhile, goes on with the other tables, and joins the
+loaded one when it holds all of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fixtures.jobs import (
+    Job,
+    armed,
+    assert_equal,
+    catch_up,
+    following,
+    in_thread,
+    lake_rows,
+    load_tables,
+    record_of,
+    registry_of,
+    source_rows,
+    until,
+)
+from fixtures.pipelines import write_pipeline
+from fixtures.postgres import Database
+from headwater.config import Pipeline
+from headwater.jobs.keeper import load_name
+from headwater.lake import storage
+from headwater.lake.ledger import read_epoch
+from headwater.lake.paths import kept_path
+from headwater.source.connection import connect
+from headwater.source.slot import read_slot
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+OLD, NEW = "public.old", "public.new"
+
+
+@dataclass(frozen=True)
+class Shop:
+    database: Database
+    pipeline: Pipeline
+
+    def is_equal(self, name: str) -> bool:
+        columns, rows = source_rows(self.database, name)
+        return lake_rows(self.pipeline, name, columns) == rows
+
+    def kept(self) -> list[str]:
+        return storage.names(kept_path(self.pipeline.lake_path(), load_name(record_of(self.pipeline, NEW))))
+
+
+@pytest.fixture
+def shop(database: Database, spark: SparkSession, tmp_path: Path) -> Shop:
+    database.allow_publishing()
+    for name in (OLD, NEW):
+        database.execute(
+            f"create table {name} (id int primary key, n int, note text)",
+            f"alter table {name} alter note set storage external",
+            f"insert into {name} select i, i, repeat('x', 3000) || i from generate_series(1, 50) i",
+        )
+    load_tables(write_pipeline(tmp_path, database, OLD))
+    return Shop(database, write_pipeline(tmp_path, database, OLD, NEW))
+
+
+def _write(shop: Shop) -> None:
+    shop.database.execute(
+        "insert into new values (100, 1, 'new')",
+        "update new set n = n + 1000 where id <= 10",
+        "update new set id = id + 500 where id between 5 and 15",
+        "delete from new where id = 20",
+        "update old set n = n + 1",
+    )
+
+
+def test_a_table_joins_a_running_pipeline(shop: Shop, tmp_path: Path) -> None:
+    with following(shop.pipeline) as running, armed(tmp_path, "load.after_capture") as hold:
+        until(lambda: record_of(shop.pipeline, OLD).state == "active" or running.done(), "the driver follows the log")
+        with shop.database.connect() as open_since_before:
+            job = in_thread(lambda: load_tables(shop.pipeline, NEW))
+            hold.reached(job)
+            with shop.database.connect() as during, during.transaction():
+                during.execute("insert into new values (200, 1, 'open while it is read')")
+                _write(shop)
+                until(lambda: shop.is_equal(OLD) or running.done(), "the other table goes on")
+                assert shop.kept()
+            _moves_on(shop)
+            del open_since_before
+        hold.release()
+        assert job.result(120)["tables"][NEW]["state"] == "catching up"
+        until(lambda: record_of(shop.pipeline, NEW).state == "active" or running.done(), "the table joins the cuts")
+        until(lambda: shop.is_equal(NEW) or running.done(), "it holds what was committed meanwhile")
+        _write_again(shop)
+        until(lambda: (shop.is_equal(NEW) and shop.is_equal(OLD)) or running.done(), "both are followed")
+        assert not shop.kept()
+    assert_equal(shop.database, shop.pipeline, OLD, NEW)
+    newest = read_epoch(shop.pipeline.lake_path())
+    assert newest is not None
+    assert newest.tables[NEW].state == "active"
+
+
+def _write_again(shop: Shop) -> None:
+    shop.database.execute("update new set n = n + 1", "update old set n = n + 1", "delete from new where id = 1")
+
+
+def _moves_on(shop: Shop) -> None:
+    """What is kept need not be sent again."""
+    with connect(shop.database.conninfo) as connection:
+        row = connection.execute("select pg_current_wal_insert_lsn() - '0/0'").fetchone()
+        assert row is not None
+
+        def confirmed() -> bool:
+            slot = read_slot(connection, shop.pipeline.source.slot)
+            return slot is not None and (slot.confirmed_lsn or 0) >= int(row[0])
+
+        shop.database.execute("update old set n = n + 1")
+        until(confirmed, "the slot moves on while a table is being loaded")
+
+
+def test_a_table_is_loaded_again_beside_its_driver(shop: Shop, tmp_path: Path) -> None:
+    load_tables(shop.pipeline, NEW)
+    with following(shop.pipeline) as running, armed(tmp_path, "load.after_commit") as hold:
+        until(lambda: record_of(shop.pipeline, NEW).state == "active" or running.done(), "the driver follows the log")
+        shop.database.execute("alter table new add column more int default 7")
+        job = in_thread(lambda: load_tables(shop.pipeline, NEW, again=True))
+        hold.reached(job)
+        _write(shop)
+        hold.release()
+        job.result(120)
+        until(lambda: record_of(shop.pipeline, NEW).state == "active" or running.done(), "the table joins the cuts")
+        until(lambda: shop.is_equal(NEW) or running.done(), "it holds what was committed meanwhile")
+        _write_again(shop)
+        until(lambda: shop.is_equal(NEW) or running.done(), "it is followed")
+    assert_equal(shop.database, shop.pipeline, OLD, NEW)
+
+
+@pytest.mark.parametrize("failpoint", ["replicate.after_kept_share", "replicate.after_table_commit@public.new"])
+def test_a_driver_that_dies_over_what_it_has_kept_is_followed_by_one_that_ends_it(
+    shop: Shop, spark: SparkSession, tmp_path: Path, failpoint: str
+) -> None:
+    with (
+        armed(tmp_path, "load.after_capture") as hold,
+        Job(shop.pipeline, "replicate", failpoint=failpoint, spark=spark) as driver,
+    ):
+        until(lambda: _runs(shop) or driver.process.poll() is not None, "the driver runs")
+        job = in_thread(lambda: load_tables(shop.pipeline, NEW))
+        hold.reached(job)
+        _write(shop)
+        until(lambda: bool(shop.kept()) or driver.process.poll() is not None, "a first share is kept")
+        _write_again(shop)
+        hold.release()
+        job.result(120)
+        assert driver.wait() == -9, driver.log[-2000:]
+    assert record_of(shop.pipeline, NEW).state == "catching up"
+    shop.database.execute("update new set n = n + 1")
+    catch_up(shop.pipeline)
+    assert_equal(shop.database, shop.pipeline, OLD, NEW)
+    assert record_of(shop.pipeline, NEW).state == "active"
+    assert not shop.kept()
+
+
+def _runs(shop: Shop) -> bool:
+    with connect(shop.database.conninfo) as connection:
+        slot = read_slot(connection, shop.pipeline.source.slot)
+    return slot is not None and slot.active
+
+
+def test_a_driver_that_starts_while_a_table_is_loaded_keeps_its_changes_from_the_first_one_on(
+    shop: Shop, tmp_path: Path
+) -> None:
+    with armed(tmp_path, "load.after_capture") as hold:
+        job = in_thread(lambda: load_tables(shop.pipeline, NEW))
+        hold.reached(job)
+        _write(shop)
+        with following(shop.pipeline) as running:
+            until(lambda: shop.is_equal(OLD) or running.done(), "the driver goes on beside the load")
+            assert load_name(record_of(shop.pipeline, NEW)) in registry_of(shop.pipeline).kept
+            hold.release()
+            job.result(120)
+            until(lambda: record_of(shop.pipeline, NEW).state == "active" or running.done(), "the table joins the cuts")
+            until(lambda: shop.is_equal(NEW) or running.done(), "it holds what was committed meanwhile")

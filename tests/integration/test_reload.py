@@ -1,0 +1,207 @@
+"""Reloads beside a running driver: a part of a table is replaced by what the source holds, and nothing that was
+committed meanwhile is lost or doubled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from deltalake import DeltaTable
+
+from fixtures.jobs import (
+    armed,
+    assert_equal,
+    following,
+    in_thread,
+    lake_path_of,
+    lake_rows,
+    load_tables,
+    record_of,
+    until,
+)
+from fixtures.pipelines import write_pipeline
+from fixtures.postgres import Database
+from headwater.config import Pipeline
+from headwater.errors import LostLease, Refused
+from headwater.jobs.reload import reload
+from headwater.lake import storage
+from headwater.lake.ledger import read_epoch
+from headwater.lake.paths import kept_path, reloaded_path
+from headwater.names import TableName
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+SALES, PLAIN = "public.sales", "public.plain"
+COLUMNS = ["id", "region", "n", "note", "_hw_partition"]
+
+
+@dataclass(frozen=True)
+class Shop:
+    database: Database
+    pipeline: Pipeline
+    running: Future[Any]
+
+    def source(self) -> list[tuple[Any, ...]]:
+        return sorted(self.database.query("select *, tableoid::bigint from sales"), key=repr)
+
+    def lake(self, version: int | None = None) -> list[tuple[Any, ...]]:
+        return lake_rows(self.pipeline, SALES, COLUMNS, version)
+
+    def until_equal(self) -> None:
+        until(lambda: self.lake() == self.source() or self.running.done(), "the lake equals the source")
+        assert self.lake() == self.source()
+        assert record_of(self.pipeline, SALES).state == "active", record_of(self.pipeline, SALES)
+
+
+@pytest.fixture(scope="module")
+def shop(shared_database: Database, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    shared_database.execute(
+        "create table sales (id int, region text, n int, note text, primary key (id, region)) "
+        "partition by list (region)",
+        "create table sales_eu partition of sales for values in ('eu')",
+        "create table sales_us partition of sales for values in ('us')",
+        "alter table sales_eu alter note set storage external",
+        "create table plain (id int primary key, n int, note text)",
+        "alter table plain alter note set storage external",
+        "insert into sales select i, case when i % 2 = 0 then 'eu' else 'us' end, i, repeat('x', 3000) || i "
+        "from generate_series(1, 200) i",
+        "insert into plain select i, i, repeat('y', 3000) || i from generate_series(1, 100) i",
+    )
+    pipeline = write_pipeline(tmp_path_factory.mktemp("reload"), shared_database, SALES, PLAIN)
+    load_tables(pipeline)
+    with following(pipeline) as running:
+        until(lambda: record_of(pipeline, SALES).state == "active" or running.done(), "the driver follows the log")
+        yield Shop(shared_database, pipeline, running)
+
+
+def _reload(shop: Shop, table: str = SALES, *partitions: str) -> dict[str, Any]:
+    names = [TableName.parse(name, default_schema="public") for name in partitions]
+    return reload(shop.pipeline, TableName.parse(table), names)
+
+
+def test_a_partition_is_reloaded_while_the_source_goes_on(shop: Shop, tmp_path: Path) -> None:
+    before = DeltaTable(lake_path_of(shop.pipeline, SALES)).version()
+    with armed(tmp_path, "reload.after_capture") as hold:
+        job = in_thread(lambda: _reload(shop, SALES, "sales_eu"))
+        hold.reached(job)
+        shop.database.execute(
+            "insert into sales values (1002, 'eu', 1, 'new'), (1003, 'us', 1, 'new')",
+            "update sales set n = n + 1000 where id <= 20",  # large values stay out of the log
+            "delete from sales where id between 21 and 30",
+            "update sales set region = 'us' where id = 40",
+            "update sales set region = 'eu' where id = 41",
+            "update sales set id = 5000 where id = 42",
+        )
+        until(lambda: shop.lake() == shop.source(), "what is committed meanwhile is applied meanwhile")
+        hold.release()
+        done = job.result(120)
+    table = done["tables"][SALES]
+    assert table["state"] == "active"
+    assert table["rows"] == 100
+    assert table["replaced_rows"] == len([row for row in shop.source() if row[1] == "eu"])
+    assert table["partitions"] == ["public.sales_eu"] or table["partitions"] == ("public.sales_eu",)
+    shop.until_equal()
+    newest = read_epoch(shop.pipeline.lake_path())
+    assert newest is not None
+    assert newest.tables[SALES].version > before
+    assert shop.lake(newest.tables[SALES].version) == shop.source()
+    shop.database.execute("update sales set n = n + 1")
+    shop.until_equal()
+
+
+def test_what_was_done_to_a_detached_partition_comes_with_its_reload(shop: Shop) -> None:
+    """The log carries nothing of it, and the table's driver does not know."""
+    shop.database.execute(
+        "alter table sales detach partition sales_us",
+        "delete from sales_us where id between 60 and 69",
+        "update sales_us set note = 'other' where id between 70 and 79",
+        "insert into sales_us values (2001, 'us', 1, 'alone')",
+        "alter table sales attach partition sales_us for values in ('us')",
+        "insert into sales values (2002, 'us', 1, 'together')",
+    )
+    until(lambda: any(row[0] == 2002 for row in shop.lake()), "the driver goes on")
+    wrong = {row[0] for row in set(shop.lake()) ^ set(shop.source())}
+    assert wrong == {61, 63, 65, 67, 69, 71, 73, 75, 77, 79, 2001}
+    _reload(shop, SALES, "sales_us")
+    shop.until_equal()
+
+
+def test_a_whole_table_is_reloaded_with_the_large_values_that_the_log_leaves_out(shop: Shop, tmp_path: Path) -> None:
+    with armed(tmp_path, "reload.after_capture") as hold:
+        job = in_thread(lambda: _reload(shop, PLAIN))
+        hold.reached(job)
+        shop.database.execute(
+            "update plain set n = -n where id <= 10",
+            "update plain set id = id + 1000 where id between 5 and 15",
+            "delete from plain where id = 20",
+            "insert into plain values (20, 20, 'again')",
+        )
+        hold.release()
+        assert job.result(120)["tables"][PLAIN]["replaced_rows"] == 100
+    until(lambda: _equal(shop, PLAIN), "the lake equals the source")
+
+
+def test_two_reloads_of_one_partition_are_refused_and_of_two_run_beside_each_other(shop: Shop, tmp_path: Path) -> None:
+    with armed(tmp_path, "reload.after_capture") as hold:
+        first = in_thread(lambda: _reload(shop, SALES, "sales_eu"))
+        hold.reached(first)
+        for same in ((), ("sales_eu",)):
+            with pytest.raises(LostLease) as refused:
+                _reload(shop, SALES, *same)
+            assert refused.value.code == "reload_running"
+            assert "sales_eu" in str(refused.value)
+        shop.database.execute("update sales set n = n + 1 where id % 3 = 0")
+        assert _reload(shop, SALES, "sales_us")["tables"][SALES]["rows"] > 50
+        hold.release()
+        first.result(120)
+    shop.until_equal()
+
+
+def test_what_no_partition_is_called_is_refused_with_the_names_that_there_are(shop: Shop) -> None:
+    for name, code in (("sales_asia", "no_partition"), ("plain", "no_partition")):
+        with pytest.raises(Refused) as refused:
+            _reload(shop, SALES, name)
+        assert refused.value.code == code
+        assert "public.sales_eu, public.sales_us" in refused.value.remedy
+    with pytest.raises(Refused) as refused:
+        _reload(shop, PLAIN, "sales_eu")
+    assert refused.value.code == "not_partitioned"
+
+
+def test_a_truncate_while_the_rows_are_read_leaves_what_came_after_it(shop: Shop, tmp_path: Path) -> None:
+    with armed(tmp_path, "reload.after_read") as hold:
+        job = in_thread(lambda: _reload(shop, SALES, "sales_eu"))
+        hold.reached(job)
+        shop.database.execute("truncate sales_eu", "insert into sales values (3001, 'eu', 1, 'after')")
+        until(lambda: shop.lake() == shop.source(), "the driver goes on")
+        hold.release()
+        job.result(120)
+    shop.until_equal()
+
+
+def test_a_reload_that_fails_changes_nothing_and_leaves_nothing(shop: Shop, tmp_path: Path) -> None:
+    version = DeltaTable(lake_path_of(shop.pipeline, PLAIN)).version()
+    shop.database.execute("alter table plain add column more int")
+    with pytest.raises(Refused) as refused:
+        _reload(shop, PLAIN)
+    assert refused.value.code == "schema_changed"
+    shop.database.execute("alter table plain drop column more")
+    assert DeltaTable(lake_path_of(shop.pipeline, PLAIN)).version() == version
+    root = shop.pipeline.lake_path()
+    until(lambda: not storage.names(kept_path(root, "")), "what was kept for it is gone")
+    assert not storage.names(reloaded_path(root, ""))
+
+
+def _equal(shop: Shop, name: str) -> bool:
+    try:
+        assert_equal(shop.database, shop.pipeline, name)
+    except AssertionError:
+        return False
+    return True
