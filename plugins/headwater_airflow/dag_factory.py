@@ -1,4 +1,4 @@
-"""A pipeline's DAGs from its YAML: `<pipeline>.load`, `<pipeline>.replicate` and `<pipeline>.maintain`.
+"""A pipeline's DAGs from its YAML: `<pipeline>.load`, `.replicate`, `.reload` and `.maintain`.
 
     from headwater_airflow.dag_factory import headwater_dags
     globals().update(headwater_dags("/etc/headwater/shop.yaml"))
@@ -20,12 +20,12 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from airflow.sdk import DAG
+from airflow.sdk import DAG, Param
 
 from headwater.config import Pipeline, load_pipeline
 from headwater.errors import BadConfiguration, HeadwaterError
-from headwater_airflow.operators.replication import PauseReplicationOperator, ResumeReplicationOperator
-from headwater_airflow.operators.spark import LoadOperator, MaintainOperator, ReplicateOperator
+from headwater_airflow.operators.replication import BeginReplicationOperator
+from headwater_airflow.operators.spark import LoadOperator, MaintainOperator, ReloadOperator, ReplicateOperator
 from headwater_airflow.timetable import OverlappingSlices
 
 log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ def _dags(
 ) -> dict[str, DAG]:
     arguments = {**spark, "pipeline": pipeline.file, "conn_id": spark_conn_id}
     load_id, replicate_id = f"{pipeline.name}.load", f"{pipeline.name}.replicate"
-    maintain_id = f"{pipeline.name}.maintain"
+    reload_id, maintain_id = f"{pipeline.name}.reload", f"{pipeline.name}.maintain"
     common: dict[str, Any] = {"catchup": False, "tags": list(tags)}
     overlap = min(warm_up_seconds, slice_seconds / 2)
     with DAG(
@@ -113,14 +113,15 @@ def _dags(
         doc_md=_LOAD_DOC.format(file=pipeline.file, replicate=replicate_id),
         **common,
     ) as load:
-        hold: dict[str, Any] = {"replicate_dag_id": replicate_id, "api_conn_id": api_conn_id}
-        pause = PauseReplicationOperator(task_id="pause_replication", **hold)
         loading = LoadOperator(task_id="load", **arguments)
-        resume = ResumeReplicationOperator(
-            task_id="resume_replication", pause_task_id=pause.task_id, load_task_id=loading.task_id, **hold
+        begin = BeginReplicationOperator(
+            task_id="begin_replication",
+            replicate_dag_id=replicate_id,
+            load_task_id=loading.task_id,
+            api_conn_id=api_conn_id,
         )
         # A teardown runs after a failed load too, and does not make that run a success.
-        pause.as_setup() >> loading >> resume.as_teardown(setups=pause)  # type: ignore[no-untyped-call]
+        loading >> begin.as_teardown()
     with DAG(
         replicate_id,
         description=f"Keeps the lake of the pipeline {pipeline.name} in step with its source",
@@ -161,11 +162,36 @@ def _dags(
         **common,
     ) as maintain:
         MaintainOperator(task_id="maintain", **arguments)
-    return {load_id: load, replicate_id: replicate, maintain_id: maintain}
+    with DAG(
+        reload_id,
+        description=f"Reloads a table of the pipeline {pipeline.name}, or partitions of one",
+        schedule=None,
+        max_active_runs=4,  # of different parts; a second one of the same part is refused
+        is_paused_upon_creation=False,  # without a schedule it runs only when asked to
+        render_template_as_native_obj=True,
+        params={
+            "table": Param(None, type="string", title="Table", description="As SQL names it: public.orders"),
+            "partitions": Param(
+                [],
+                type="array",
+                items={"type": "string"},
+                title="Partitions",
+                description="One a line, as SQL names them; none: the whole table",
+            ),
+        },
+        default_args={"retries": 2, "retry_delay": timedelta(seconds=30), **default_args},
+        doc_md=_RELOAD_DOC.format(file=pipeline.file, replicate=replicate_id),
+        **common,
+    ) as reload:
+        ReloadOperator(task_id="reload", table="{{ params.table }}", partitions="{{ params.partitions }}", **arguments)
+    return {load_id: load, replicate_id: replicate, reload_id: reload, maintain_id: maintain}
 
 
-_LOAD_DOC = """Loads the tables of `{file}` that are not loaded yet. Pauses `{replicate}`, which stops cleanly, and
-unpauses it afterwards (unless a person had paused it). Trigger it again after adding a table."""
+_LOAD_DOC = """Loads the tables of `{file}` that are not loaded yet, while `{replicate}` goes on with the others. The
+first time it unpauses `{replicate}` at its end. Trigger it again after adding a table."""
+
+_RELOAD_DOC = """Replaces a table of `{file}`, or some of its partitions, by what the source holds, while `{replicate}`
+goes on. Readers see the old rows until the new ones are published in one epoch."""
 
 _REPLICATE_DOC = """Replicates the log of the source of `{file}`, in slices of {seconds:g} s of which each takes over
 from the one before. Pausing this DAG stops the running slice cleanly within seconds; unpaused, it goes on."""

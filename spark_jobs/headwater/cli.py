@@ -197,9 +197,9 @@ def _verify(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event)
     tables = _known_tables(pipeline, args.table)
     from headwater.jobs.verify import verify
 
-    result = verify(pipeline, tables)
-    different = any(table[kind] for table in result["tables"].values() for kind in ("missing", "extra", "different"))
-    if different:
+    result = verify(pipeline, tables, args.repair)
+    kinds = ("missing", "extra", "different")
+    if any(any(table[kind] for kind in kinds) and not table["repaired"] for table in result["tables"].values()):
         return result, EXIT_DIFFERENCES
     # A table that could not be compared is no clean bill of health.
     return result, EXIT_DONE if all(t.get("compared", True) for t in result["tables"].values()) else EXIT_SUSPENDED
@@ -287,7 +287,8 @@ def _parser() -> argparse.ArgumentParser:
     wait.add_argument("--timeout", metavar="60s", type=_seconds, default=60.0, help="how long (default: 60s)")
     wait.add_argument("--ignore-suspended", action="store_true", help="leave suspended tables out")
     command("status", "show state, position and lag of every table, and the slot", _status)
-    command("verify", "compare source and lake row by row", _verify, tables=True)
+    verify = command("verify", "compare source and lake row by row", _verify, tables=True)
+    verify.add_argument("--repair", action="store_true", help="put the rows right that differ, in one commit a table")
     command("maintain", "compact files, write checkpoints, remove what no cut needs any more", _maintain, tables=True)
     command("drop", "remove slot and publication at the source; the lake stays", _drop)
     # Only listed here: `main` hands its arguments over unread.

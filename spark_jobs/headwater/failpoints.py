@@ -35,6 +35,7 @@ NAMES: Final = (
     "replicate.after_kept_share",
     "replicate.before_part",
     "replicate.after_part_commit",
+    "replicate.after_part_answer",
     "replicate.before_release",
     "take_over.announced",
     "take_over.warm",

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from headwater.jobs.demo.environment import Demo, demo_environment
 from headwater.jobs.demo.shop import Writer
-from headwater.jobs.demo.story import DOWNSTREAM, LOAD, REPLICATE, SENSOR, Story
+from headwater.jobs.demo.story import DOWNSTREAM, LOAD, RELOAD, REPLICATE, SENSOR, Story
 from headwater.parent_watch import PARENT_PID
 
 pytestmark = [pytest.mark.airflow, pytest.mark.postgres, pytest.mark.spark]
@@ -93,16 +93,29 @@ def test_a_waiting_task_sees_what_was_committed_before_it_began(demo: Demo, stor
     assert parse_lsn(cut["position"]["lsn"]) >= committed.lsn
 
 
-def test_a_load_stops_the_running_slice_cleanly_and_lets_replication_go_on(demo: Demo, story: Story) -> None:
+def test_a_table_is_reloaded_from_the_trigger_form_while_its_slice_goes_on(demo: Demo, story: Story) -> None:
+    client = demo.airflow.client
+    until(lambda: drivers(demo, "replicate"), "a slice runs")
+    before = set(drivers(demo, "replicate"))
+    run = client.trigger(RELOAD, {"table": "public.orders", "partitions": []})
+    assert client.wait_for_run(RELOAD, run, 300) == "success", client.log(RELOAD, run, "reload")
+    table = client.xcom(RELOAD, run, "reload")["tables"]["public.orders"]
+    assert table["state"] == "active"
+    assert table["rows"] > 0
+    assert before & set(drivers(demo, "replicate")), "the slice that ran before still runs"
+    story.prove(story.downstream())
+
+
+def test_pausing_the_dag_stops_its_slice_and_unpausing_it_goes_on(demo: Demo, story: Story) -> None:
     client = demo.airflow.client
     until(lambda: drivers(demo, "replicate"), "a slice runs")
     slice_run = next(run["dag_run_id"] for run in client.runs(REPLICATE) if run["state"] == "running")
-    story.run(LOAD)
+    client.set_paused(REPLICATE, True)
+    until(lambda: not drivers(demo, "replicate"), "no slice runs")
+    client.set_paused(REPLICATE, False)
+    until(lambda: client.tasks(REPLICATE, slice_run)["replicate"] == "running", "the slice that was stopped goes on")
     # Its XCom is gone as soon as the task begins again.
     assert "the slice has stopped" in client.log(REPLICATE, slice_run, "replicate")
-    until(lambda: client.tasks(REPLICATE, slice_run)["replicate"] == "running", "the slice that was stopped goes on")
-    assert not client.is_paused(REPLICATE)
-    story.prove(story.downstream())
 
 
 def test_a_driver_whose_task_was_killed_ends_by_itself_and_the_retry_goes_on(demo: Demo, story: Story) -> None:

@@ -249,7 +249,7 @@ def test_a_lake_of_another_pipeline_or_a_newer_format_is_a_problem_in_the_list(
     assert refused.value.code == "foreign_root"
     shutil.rmtree(shop.lake_path())
     with monkeypatch.context() as newer:
-        newer.setattr(registry, "FORMAT_VERSION", 2)
+        newer.setattr(registry, "FORMAT_VERSION", registry.FORMAT_VERSION + 1)
         HandLake(Path(shop.lake_path()), server, ["public.orders"])
     [later] = [problem for problem in check(shop).problems if problem.is_error]
     assert (later.code, later.severity) == ("newer_format", "error")

@@ -107,7 +107,7 @@ def test_beside_a_driver_what_is_kept_stays_and_the_driver_goes_on(bank: Bank, s
     results: list[dict[str, Any]] = []
     with following(bank.pipeline) as driver, writing(bank.database, seed=3):
         begun = len(bank.epochs())
-        until(lambda: len(bank.epochs()) > begun + 3, "some epochs")
+        until(lambda: len(bank.epochs()) > begun + 8, "epochs enough to leave something behind")
         cut = cut_now(bank)
         kept = pin(bank, cut)
         until(lambda: len(bank.epochs()) > cut["epoch"] + 5, "epochs behind the pinned one")

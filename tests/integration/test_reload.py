@@ -13,8 +13,10 @@ import pytest
 from deltalake import DeltaTable
 
 from fixtures.jobs import (
+    Job,
     armed,
     assert_equal,
+    catch_up,
     following,
     in_thread,
     lake_path_of,
@@ -25,9 +27,11 @@ from fixtures.jobs import (
 )
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
+from headwater.cli import main
 from headwater.config import Pipeline
 from headwater.errors import LostLease, Refused
 from headwater.jobs.reload import reload
+from headwater.jobs.status import status
 from headwater.lake import storage
 from headwater.lake.ledger import read_epoch
 from headwater.lake.paths import kept_path, reloaded_path
@@ -197,6 +201,55 @@ def test_a_reload_that_fails_changes_nothing_and_leaves_nothing(shop: Shop, tmp_
     root = shop.pipeline.lake_path()
     until(lambda: not storage.names(kept_path(root, "")), "what was kept for it is gone")
     assert not storage.names(reloaded_path(root, ""))
+
+
+@pytest.mark.parametrize(
+    "failpoint", ["replicate.before_part", "replicate.after_part_commit", "replicate.after_part_answer"]
+)
+def test_a_driver_that_dies_over_a_reload_leaves_it_to_the_next_one(
+    database: Database, spark: SparkSession, tmp_path: Path, failpoint: str
+) -> None:
+    database.allow_publishing()
+    database.execute(
+        "create table plain (id int primary key, n int)", "insert into plain select i, i from generate_series(1, 50) i"
+    )
+    pipeline = write_pipeline(tmp_path, database, PLAIN)
+    load_tables(pipeline)
+    with (
+        armed(tmp_path, "reload.after_capture") as hold,
+        Job(pipeline, "replicate", failpoint=failpoint, spark=spark) as driver,
+    ):
+        until(lambda: status(pipeline)["running"] or driver.process.poll() is not None, "the driver runs")
+        job = in_thread(lambda: reload(pipeline, TableName.parse(PLAIN)))
+        hold.reached(job)
+        database.execute("update plain set n = -n where id < 10", "delete from plain where id = 20")
+        hold.release()
+        assert driver.wait() == -9, driver.log[-2000:]
+        database.execute("update plain set n = 7 where id = 30")
+        with following(pipeline):
+            assert job.result(120)["tables"][PLAIN]["rows"] == 50
+    assert_equal(database, pipeline, PLAIN)
+    assert record_of(pipeline, PLAIN).state == "active"
+    assert not storage.names(kept_path(pipeline.lake_path(), ""))
+
+
+def test_without_a_driver_a_reload_runs_one_until_it_is_published(
+    database: Database, spark: SparkSession, tmp_path: Path
+) -> None:
+    database.allow_publishing()
+    database.execute(
+        "create table plain (id int primary key, n int)", "insert into plain select i, i from generate_series(1, 50) i"
+    )
+    pipeline = write_pipeline(tmp_path, database, PLAIN)
+    load_tables(pipeline)
+    catch_up(pipeline)
+    database.execute("update plain set n = -n")
+    assert main(["reload", pipeline.file, "--table", PLAIN, "--json"]) == 0
+    assert_equal(database, pipeline, PLAIN)
+    newest = read_epoch(pipeline.lake_path())
+    assert newest is not None
+    assert newest.tables[PLAIN].version == DeltaTable(lake_path_of(pipeline, PLAIN)).version()
+    assert not status(pipeline)["running"]
 
 
 def _equal(shop: Shop, name: str) -> bool:

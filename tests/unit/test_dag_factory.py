@@ -72,7 +72,7 @@ def serialized(dag: DAG) -> str:
 
 def test_a_pipeline_is_loaded_on_request_and_replicated_continuously(tmp_path: Path) -> None:
     dags = headwater_dags(write_pipeline(tmp_path, "shop"), slice_seconds=90)
-    assert set(dags) == {"shop.load", "shop.replicate", "shop.maintain"}
+    assert set(dags) == {"shop.load", "shop.replicate", "shop.reload", "shop.maintain"}
     load, replicate = dags["shop.load"], dags["shop.replicate"]
     assert load.schedule is None
     assert load.max_active_runs == 1
@@ -119,14 +119,22 @@ def test_replication_waits_paused_for_the_first_load(tmp_path: Path) -> None:
     assert dags["shop.load"].is_paused_upon_creation is False
 
 
-def test_a_load_holds_replication_before_it_and_lets_it_go_even_when_it_failed(tmp_path: Path) -> None:
+def test_replication_begins_behind_a_load_even_one_that_suspended_a_table(tmp_path: Path) -> None:
     load = headwater_dags(write_pipeline(tmp_path, "shop"))["shop.load"]
-    pause, loading, resume = (load.get_task(name) for name in ("pause_replication", "load", "resume_replication"))
-    assert loading.upstream_task_ids == {"pause_replication"}
-    assert resume.upstream_task_ids == {"pause_replication", "load"}
-    assert pause.is_setup
-    assert resume.is_teardown
-    assert not resume.on_failure_fail_dagrun
+    begin = load.get_task("begin_replication")
+    assert begin.upstream_task_ids == {"load"}
+    assert begin.is_teardown
+    assert not begin.on_failure_fail_dagrun
+
+
+def test_a_reload_is_asked_for_by_table_and_partitions(tmp_path: Path) -> None:
+    reload = headwater_dags(write_pipeline(tmp_path, "shop"))["shop.reload"]
+    assert reload.render_template_as_native_obj
+    assert reload.max_active_runs > 1
+    assert set(reload.params) == {"table", "partitions"}
+    task: Any = reload.get_task("reload")
+    assert {"table", "partitions"} <= set(task.template_fields)
+    assert (task.table, task.partitions) == ("{{ params.table }}", "{{ params.partitions }}")
 
 
 def test_a_faulty_file_among_others_is_left_out_and_reported_elsewhere(tmp_path: Path) -> None:
@@ -135,7 +143,7 @@ def test_a_faulty_file_among_others_is_left_out_and_reported_elsewhere(tmp_path:
     write_pipeline(tmp_path, "shop")
     report_faults(tmp_path / "*.yaml")
     (tmp_path / "warehouse.yaml").write_text("pipeline: warehouse\nsauce: {}\n")
-    assert set(headwater_dags(tmp_path / "*.yaml")) == {"shop.load", "shop.replicate", "shop.maintain"}
+    assert set(headwater_dags(tmp_path / "*.yaml")) == {"shop.load", "shop.replicate", "shop.reload", "shop.maintain"}
     with pytest.raises(BadConfiguration, match=r"(?s)warehouse\.yaml.*sauce"):
         report_faults(tmp_path / "*.yaml")
 
@@ -153,7 +161,7 @@ def test_of_two_files_with_the_same_pipeline_name_the_second_is_faulty(tmp_path:
     first = write_pipeline(tmp_path, "shop", "one")
     second = write_pipeline(tmp_path, "shop", "two")
     dags = headwater_dags(tmp_path / "*.yaml")
-    assert set(dags) == {"shop.load", "shop.replicate", "shop.maintain"}
+    assert set(dags) == {"shop.load", "shop.replicate", "shop.reload", "shop.maintain"}
     assert str(first) in str(dags["shop.load"].doc_md)
     with pytest.raises(BadConfiguration, match=f"{second}.*{first} has the same pipeline name"):
         report_faults(tmp_path / "*.yaml")

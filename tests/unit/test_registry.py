@@ -96,7 +96,7 @@ def test_a_second_pipeline_under_the_same_root_is_refused(tmp_path: Path) -> Non
 
 def test_a_lake_of_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as newer:
-        newer.setattr(registry_module, "FORMAT_VERSION", 2)
+        newer.setattr(registry_module, "FORMAT_VERSION", registry_module.FORMAT_VERSION + 1)
         Registry.create(str(tmp_path), "shop").write(PIPELINE)
     with pytest.raises(Refused) as refused:
         Registry.open(str(tmp_path), "shop")

@@ -73,7 +73,13 @@ def test_the_dags_and_their_jobs_are_found_without_a_checkout(site: Path, tmp_pa
     )
     assert Path(found["package"]).is_relative_to(site)
     assert found["checkout"] is False
-    assert found["dags"] == ["headwater_example_downstream", "shop.load", "shop.maintain", "shop.replicate"]
+    assert found["dags"] == [
+        "headwater_example_downstream",
+        "shop.load",
+        "shop.maintain",
+        "shop.reload",
+        "shop.replicate",
+    ]
     assert all(found["scripts"].values()), found["scripts"]
 
 

@@ -1,6 +1,6 @@
-"""Holding a pipeline's replication while it is loaded: load and replicate exclude each other.
+"""Beginning a pipeline's replication when its first load is done.
 
-Airflow 3 gives tasks no way to pause a DAG but the public REST API. Its address and log-in come from the Airflow
+Airflow 3 gives tasks no way to unpause a DAG but the public REST API. Its address and log-in come from the Airflow
 connection `headwater_api` (host, port, schema http or https; login and password, or a token as the password alone).
 Without one, the address is that of the task's own API and no log-in is tried, which Airflow answers only when
 configured so (`simple_auth_manager_all_admins`).
@@ -9,7 +9,6 @@ configured so (`simple_auth_manager_all_admins`).
 from __future__ import annotations
 
 import contextlib
-import time
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
@@ -19,74 +18,35 @@ if TYPE_CHECKING:
     import httpx
     from airflow.sdk import Context
 
-_ACTIVE = ("queued", "running")
 
+class BeginReplicationOperator(BaseOperator):
+    """Unpauses `replicate_dag_id` after the first load: there was nothing to replicate before. One that has run before
+    stays as it is, as a person may have paused it. Returns whether it was unpaused.
 
-class PauseReplicationOperator(BaseOperator):
-    """Pauses `replicate_dag_id` and waits until its running slice has stopped. XCom: was it paused, did it ever run."""
-
-    def __init__(
-        self,
-        *,
-        replicate_dag_id: str,
-        api_conn_id: str = "headwater_api",
-        wait_seconds: float = 300,
-        poll_seconds: float = 2,
-        **arguments: Any,
-    ) -> None:
-        super().__init__(**arguments)
-        self.replicate_dag_id = replicate_dag_id
-        self.api_conn_id = api_conn_id
-        self.wait_seconds = wait_seconds
-        self.poll_seconds = poll_seconds
-
-    def execute(self, context: Context) -> dict[str, bool]:
-        dag = self.replicate_dag_id
-        with contextlib.closing(_api(self.api_conn_id)) as api:
-            was_paused = bool(_call(api, "GET", f"dags/{dag}")["is_paused"])
-            ran_before = int(_call(api, "GET", f"dags/{dag}/dagRuns", limit=1)["total_entries"]) > 0
-            if not was_paused:
-                _set_paused(api, dag, True)
-                self.log.info("paused %s", dag)
-            deadline = time.monotonic() + self.wait_seconds
-            # Not its runs: one with a retry ahead stays "running" as long as the DAG is paused.
-            while _call(api, "GET", f"dags/{dag}/dagRuns/~/taskInstances", state=_ACTIVE, limit=1)["total_entries"]:
-                if time.monotonic() > deadline:
-                    raise AirflowException(f"{dag} is paused, and its task still runs after {self.wait_seconds:.0f} s")
-                time.sleep(self.poll_seconds)
-        return {"was_paused": was_paused, "ran_before": ran_before}
-
-
-class ResumeReplicationOperator(BaseOperator):
-    """Unpauses `replicate_dag_id` after the load, unless a person had paused it.
-
-    A DAG that never ran was not paused by anybody: after its first successful load, replication begins.
+    A load that ended with some tables suspended has failed, and has loaded the others: it counts.
     """
 
     def __init__(
-        self,
-        *,
-        replicate_dag_id: str,
-        pause_task_id: str,
-        load_task_id: str,
-        api_conn_id: str = "headwater_api",
-        **arguments: Any,
+        self, *, replicate_dag_id: str, load_task_id: str, api_conn_id: str = "headwater_api", **arguments: Any
     ) -> None:
         super().__init__(**arguments)
         self.replicate_dag_id = replicate_dag_id
-        self.pause_task_id = pause_task_id
         self.load_task_id = load_task_id
         self.api_conn_id = api_conn_id
 
     def execute(self, context: Context) -> bool:
-        before = context["ti"].xcom_pull(task_ids=self.pause_task_id)
+        dag = self.replicate_dag_id
         loaded = any(context["ti"].xcom_pull(task_ids=self.load_task_id, key=key) for key in ("return_value", "result"))
-        if before is None or (before["was_paused"] and (before["ran_before"] or not loaded)):
-            self.log.info("%s stays as it was", self.replicate_dag_id)
+        if not loaded:
+            self.log.info("nothing was loaded: %s stays as it is", dag)
             return False
         with contextlib.closing(_api(self.api_conn_id)) as api:
-            _set_paused(api, self.replicate_dag_id, False)
-        self.log.info("unpaused %s", self.replicate_dag_id)
+            ran_before = int(_call(api, "GET", f"dags/{dag}/dagRuns", limit=1)["total_entries"]) > 0
+            if ran_before or not _call(api, "GET", f"dags/{dag}")["is_paused"]:
+                self.log.info("%s stays as it is", dag)
+                return False
+            _call(api, "PATCH", f"dags/{dag}", {"is_paused": False}, update_mask="is_paused")
+        self.log.info("unpaused %s", dag)
         return True
 
 
@@ -118,7 +78,7 @@ def _api(conn_id: str) -> httpx.Client:
     except (httpx.HTTPError, AirflowException) as error:
         client.close()
         raise AirflowException(
-            f"cannot log in to Airflow's API at {address} ({error}): replication cannot be paused for the load. "
+            f"cannot log in to Airflow's API at {address} ({error}): replication cannot be begun. "
             f"Create the Airflow connection {conn_id!r} with the API's address, login and password (or a token "
             "as the password), for a user who may edit DAGs"
         ) from None
@@ -136,7 +96,3 @@ def _answer(response: httpx.Response) -> dict[str, Any]:
     if response.is_error:
         raise AirflowException(f"{response.request.url.path} answered {response.status_code}")
     return dict(response.json())
-
-
-def _set_paused(api: httpx.Client, dag: str, paused: bool) -> None:
-    _call(api, "PATCH", f"dags/{dag}", {"is_paused": paused}, update_mask="is_paused")

@@ -162,6 +162,27 @@ class LoadOperator(HeadwaterSparkOperator):
         )
 
 
+class ReloadOperator(HeadwaterSparkOperator):
+    """Replaces `table`, or some `partitions` of it, by what the source holds, while replication goes on.
+
+    Both may be templates. In a DAG with `render_template_as_native_obj` a template may give the list of partitions;
+    elsewhere it gives the name of one, or nothing for the whole table.
+    """
+
+    template_fields: Sequence[str] = (*HeadwaterSparkOperator.template_fields, "table", "partitions")
+
+    def __init__(self, *, pipeline: str, table: str, partitions: Sequence[str] | str = (), **arguments: Any) -> None:
+        super().__init__(pipeline=pipeline, application=entry_script("reload"), **arguments)
+        self.table = table
+        self.partitions = partitions
+
+    def execute(self, context: Context) -> dict[str, Any] | None:
+        names = [self.partitions] if isinstance(self.partitions, str) else list(self.partitions)
+        parts = [part for name in names if name for part in ("--partition", name)]
+        self.application_args = [self.pipeline, "--json", "--table", self.table, *parts]
+        return super().execute(context)
+
+
 class ReplicateOperator(HeadwaterSparkOperator):
     """Replicates for `max_seconds` (until stopped: None). Suspended tables are no failure: the others go on.
 

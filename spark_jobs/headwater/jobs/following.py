@@ -202,6 +202,8 @@ class Following:
         reach("replicate.before_part", reload.table)
         result, answer = merge_part(self._tables, self._root, reload, self._spill, self._still_alive)
         self._registry.write(answer)
+        reach("replicate.after_part_answer", reload.table)
+        self._end_keeping(reload)
         self._tables.answers.pop(reload.name, None)
         self._busy.discard(reload.name)
         return result

@@ -20,7 +20,7 @@ from headwater.lake.registry import Lease, Registry, now_text
 from headwater.source.connection import Connection, connect, errors_named
 
 LOAD = "load"
-SET_UP = "set-up"
+SET_UP = "load's set-up"
 MAINTAIN = "maintain"
 COMPACTION = "compaction"
 

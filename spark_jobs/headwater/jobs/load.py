@@ -12,7 +12,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
@@ -58,10 +58,35 @@ _LOADED = ("active", "catching up")
 Report = Callable[[str], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a load copies to where: the table `record` at `capture`, whose leaves have these `signatures`, to `path`.
+    The commit carries `confirmed_lsn`: the slot will send everything past it again, nothing is skipped by position."""
+
+    pipeline: Pipeline
+    connection: Connection
+    record: TableRecord
+    capture: CapturePoint
+    signatures: dict[int, Any]
+    path: str
+    confirmed_lsn: int
+
+
+Copy = Callable[[SparkSession, Target], tuple[int, int]]
+"""Makes the table's content that of the capture point, in one commit; its rows, and bytes written."""
+
+
 def load(
-    pipeline: Pipeline, tables: Sequence[TableName] = (), again: bool = False, progress: Report = log.info
+    pipeline: Pipeline,
+    tables: Sequence[TableName] = (),
+    again: bool = False,
+    progress: Report = log.info,
+    copy: Copy | None = None,
 ) -> dict[str, Any]:
-    """Load `tables` (none: all) that are not loaded yet; `again`: also those that are. The JSON of interface "load"."""
+    """Load `tables` (none: all) that are not loaded yet; `again`: also those that are. The JSON of interface "load".
+
+    `copy`: how, instead of reading everything anew.
+    """
     started = time.monotonic()
     report = check(pipeline)
     require_ok(report)
@@ -87,7 +112,8 @@ def load(
                 spark = build_session(pipeline.name, app_name=f"headwater load {pipeline.name}")
                 for table in wanted:
                     membership = memberships[table.name]
-                    loaded = _load_table(spark, connection, pipeline, registry, table, membership, progress)
+                    how = copy or copy_whole
+                    loaded = _load_table(spark, connection, pipeline, registry, table, membership, progress, how)
                     results[str(table.name)] = loaded
             if not is_running(connection, pipeline):  # which does it, too
                 finish_handovers(connection, registry)
@@ -143,8 +169,8 @@ def _refuse_beside(
     version = connection.info.server_version
     if wanted and version < _SAFE_MINORS.get(version // 10000, 0):
         raise LostLease(
-            f"this server ({version // 10000}.{version % 10000}) may leave changes of a table out of the log if it joins "
-            "the publication while the log is being read; newer minor versions do not",
+            f"this server ({version // 10000}.{version % 10000}) may leave changes of a table out of the log when it "
+            "joins the publication while the log is being read; newer minor versions do not",
             code="already_running",
             where=f"pipeline {pipeline.name}",
             remedy="stop replicate, or pause its DAG, then load again; or bring the server up to date",
@@ -227,6 +253,7 @@ def _load_table(
     table: CatalogTable,
     membership: int,
     progress: Report,
+    copy: Copy,
 ) -> dict[str, Any]:
     """Load one table; what cannot be loaded becomes suspended, with the reason, and the others go on."""
     started = time.monotonic()
@@ -234,9 +261,9 @@ def _load_table(
     for attempt in range(1, _ATTEMPTS + 1):
         record = _begin(pipeline, registry, table, membership)
         try:
-            record, size = _attempt(spark, connection, pipeline, registry, record, progress)
+            record, size = _attempt(spark, connection, pipeline, registry, record, progress, copy)
             break
-        except _Changed as changed:
+        except Changed as changed:
             progress(f"{name}: {changed}; loading it again with a new capture point ({attempt} of {_ATTEMPTS})")
             try:
                 table = read_catalog(connection, pipeline).table(table.name)
@@ -260,7 +287,7 @@ def _result(record: TableRecord, size: int, started: float) -> dict[str, Any]:
     return {**_skipped(record), "bytes": size, "seconds": round(time.monotonic() - started, 3)}
 
 
-class _Changed(Exception):
+class Changed(Exception):
     """The table changed under its snapshot."""
 
 
@@ -290,6 +317,7 @@ def _attempt(
     registry: Registry,
     record: TableRecord,
     progress: Report,
+    copy: Copy,
 ) -> tuple[TableRecord, int]:
     schema = record.schema
     ids = [schema.relation_id, *(leaf.relation_id for leaf in schema.leaves)]
@@ -303,13 +331,14 @@ def _attempt(
         beside = table_path(pipeline.lake_path(), history_record(record).path)
         if schema.history:
             prepare(spark, beside, record)
-        rows, size = _copy(spark, connection, pipeline, record, capture, signatures, path, confirmed_lsn)
+        target = Target(pipeline, connection, record, capture, signatures, path, confirmed_lsn)
+        rows, size = copy(spark, target)
         if schema.history:
             app_id = history_record(record).app_id(pipeline.name)
             mark_load(spark, beside, record, app_id, capture.position.lsn, confirmed_lsn)
         # The last unit ended some time ago: a rewrite after it is seen here, one after this in the log's Relation.
         if signature(connection, ids) != signatures:
-            raise _Changed("it was rewritten, truncated or altered during the load")
+            raise Changed("it was rewritten, truncated or altered during the load")
         record = replace(
             record.entered("catching up"),
             start_lsn=capture.position.lsn,
@@ -343,23 +372,15 @@ def _refuse_changed_before_capture(connection: Connection, pipeline: Pipeline, s
     """The catalog was read before the capture point: what changed in between starts the attempt over."""
     found = [t for t in read_catalog(connection, pipeline).tables if t.schema.relation_id == schema.relation_id]
     if not found or found[0].schema != schema:
-        raise _Changed("its definition changed")
+        raise Changed("its definition changed")
 
 
-def _copy(
-    spark: SparkSession,
-    connection: Connection,
-    pipeline: Pipeline,
-    record: TableRecord,
-    capture: CapturePoint,
-    signatures: dict[int, Any],
-    path: str,
-    confirmed_lsn: int,
-) -> tuple[int, int]:
+def copy_whole(spark: SparkSession, target: Target) -> tuple[int, int]:
     """Read all units and commit them as the table's whole content. Returns (rows, bytes)."""
+    pipeline, record, path = target.pipeline, target.record, target.path
     schema = record.schema
-    units = [unit for leaf in schema.leaves for unit in cut_units(leaf, pages(connection, leaf.relation_id))]
-    reader = UnitReader(pipeline.conninfo(), capture.snapshot_id, schema, signatures)
+    units = [u for leaf in schema.leaves for u in cut_units(leaf, pages(target.connection, leaf.relation_id))]
+    reader = UnitReader(pipeline.conninfo(), target.capture.snapshot_id, schema, target.signatures)
     parallel = max(1, min(pipeline.load.connections, len(units)))
     descriptions = spark.sparkContext.parallelize([(describe(u),) for u in _dealt(units, parallel)], parallel)
     frame = spark.createDataFrame(descriptions, "unit string").mapInArrow(
@@ -373,14 +394,9 @@ def _copy(
     if schema.partition_by:
         writer = writer.partitionBy(*schema.partition_by)
     try:
-        (
-            writer.option("txnAppId", record.app_id(pipeline.name))
-            # The slot will send everything past this again: a load never makes anything be skipped by position.
-            .option("txnVersion", confirmed_lsn)
-            .save(path)
-        )
+        (writer.option("txnAppId", record.app_id(pipeline.name)).option("txnVersion", target.confirmed_lsn).save(path))
     except (PySparkException, Py4JJavaError) as error:
-        raise _named(error, record) from error
+        raise named_error(error, record) from error
     reach("load.after_commit")
     found = lake_tables.current(path, record.app_id(pipeline.name))
     assert found is not None
@@ -394,10 +410,11 @@ def _dealt(units: list[Any], hands: int) -> list[Any]:
     return [unit for hand in range(hands) for unit in units[hand::hands]]
 
 
-def _named(error: PySparkException | Py4JJavaError, record: TableRecord) -> Exception:
+def named_error(error: PySparkException | Py4JJavaError, record: TableRecord) -> Exception:
+    """What a failure of Spark over a table's units means."""
     text = str(error)
     if CHANGED in text:
-        return _Changed("it was rewritten, truncated or altered during the load")
+        return Changed("it was rewritten, truncated or altered during the load")
     if BAD_VALUE in text:
         return bad_value(text, record.name, record.schema)
     return error

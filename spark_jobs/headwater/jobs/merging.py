@@ -26,7 +26,7 @@ from headwater.lake.ledger import TableVersion
 from headwater.lake.plan import Plan
 from headwater.lake.registry import TableRecord, now_text
 from headwater.lake.reload_records import Keeping, Reload
-from headwater.lake.reloaded import part_of, remove_rows, row_files
+from headwater.lake.reloaded import part_of, row_files, rows_in, under_keys
 from headwater.log.blocks import Transactions
 from headwater.log.net_effect import net_effect
 from headwater.log.spill import SpillStore
@@ -76,14 +76,20 @@ def merge_part(
     tables: Tables, root: str, reload: Reload, spill: SpillStore, still_alive: Callable[[], None]
 ) -> tuple[Result, Keeping]:
     """Let the rows that were read, brought forward by what was kept, take the place of the part; what is to be said
-    about it."""
-    name, keeper, answer = reload.table, tables.keeper, tables.answers[reload.name]
+    about it. Nothing of either is removed here: until that is said, another driver may have to do it again."""
+    name, answer = reload.table, tables.answers[reload.name]
     before = tables.standing(name)
     try:
         record = tables.records[name]
+        files = row_files(root, reload.name)
+        if sum(rows for rows, _ in rows_in(files)) != reload.rows:
+            return Result(), answer.ended("failed", now_text(), "the rows that were read are gone from the lake")
         since = _since(record.schema, tables, reload, spill)
-        whole = part_of(record.schema, row_files(root, reload.name), reload.leaves, since, spill.folder)
-        done = tables.commit(record, partial(_plan, tables, record, whole, reload), still_alive)
+        if reload.keys:
+            part = under_keys(record.schema, root, reload.name, since)
+        else:
+            part = part_of(record.schema, files, reload.leaves, since, spill.folder)
+        done = tables.commit(record, partial(_plan, tables, record, part, reload), still_alive)
         reach("replicate.after_part_commit", name)
     except TableError as error:
         answer = answer.ended("failed", now_text(), error.message)
@@ -99,8 +105,6 @@ def merge_part(
                 replaced=done[1].gone or 0,
             )
             log.info("%s: %s was reloaded: %s rows for %s", name, reload.shown, reload.rows, done[1].gone)
-    keeper.end(reload.name, name)
-    remove_rows(root, reload.name)
     return Result(tables.moved_since(name, before), new_rows=True), answer
 
 

@@ -52,8 +52,8 @@ def part_named(
                 f"{name} is no partition of {record.name}" + ("" if found is None else " (any more)"),
                 code="no_partition",
                 where=record.name,
-                remedy=f"name one of its partitions: {', '.join(sorted(known.values())[:8]) or 'it has none'}; the rows "
-                f"of a detached one go with headwater reload PIPELINE.yaml --table {record.name}",
+                remedy=f"name one of its partitions: {', '.join(sorted(known.values())[:8]) or 'it has none'}; the "
+                f"rows of a detached one go with headwater reload PIPELINE.yaml --table {record.name}",
             )
         leaves = {found, *below.get(found, ())} & set(known)
         if not leaves:

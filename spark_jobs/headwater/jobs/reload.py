@@ -9,43 +9,36 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import secrets
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from pyspark.errors import PySparkException
 
 from headwater.config import Pipeline
-from headwater.errors import HeadwaterError, LostLease, Refused, SourceChanged, Transient
+from headwater.errors import Refused, SourceChanged, Transient
 from headwater.failpoints import reach
-from headwater.jobs.driver_answers import await_answer, is_running
 from headwater.jobs.load import load
 from headwater.jobs.partitions_named import Part, part_named
-from headwater.jobs.replicate import replicate
+from headwater.jobs.replacing import Replacing, Report, driver_beside, refuse_state
 from headwater.jobs.source_rows import rows_at
 from headwater.jobs.units import BAD_VALUE, CHANGED, bad_value
-from headwater.lake.ledger import read_epoch
 from headwater.lake.paths import reloaded_path
 from headwater.lake.registry import Registry, TableRecord, now_text
-from headwater.lake.reload_records import Keeping, Reload
-from headwater.lake.reloaded import remove_rows, row_files, rows_in
+from headwater.lake.reload_records import Reload
+from headwater.lake.reloaded import row_files, rows_in
 from headwater.names import TableName
 from headwater.position import format_lsn
 from headwater.session import build_session
 from headwater.source.catalog import read_catalog, signature
 from headwater.source.connection import Connection, connect, identify
-from headwater.source.samples import emit_marker
 from headwater.source.snapshots import capture_point
-from headwater.source.snapshots import wait_for_old_transactions as wait_out
 
 log = logging.getLogger(__name__)
 
 _MERGE_SECONDS: Final = 3600.0
 _ATTEMPTS: Final = 3
-Report = Callable[[str], None]
 
 
 def reload(
@@ -66,14 +59,12 @@ def reload(
             progress(f"{table}: it is suspended ({record.reason}): it is loaded anew")
             result = load(pipeline, [table], again=True, progress=progress)
             return {**result, "seconds": round(time.monotonic() - started, 3)}
-        _refuse_state(record)
-        with _driver(connection, pipeline, progress):
-            done = _Reload(pipeline, connection, registry, record, part, progress).run()
-    return {"tables": {str(table): {**done, "state": registry.tables[str(table)].state}}, "seconds": _since(started)}
-
-
-def _since(started: float) -> float:
-    return round(time.monotonic() - started, 3)
+        refuse_state(record)
+        with driver_beside(connection, pipeline, progress):
+            replacing = Replacing(pipeline, connection, registry, record, part.shown, part.leaves)
+            done = replacing.run(_Part(pipeline, connection, record, part, progress).read)
+    done |= {"state": registry.tables[str(table)].state, "partitions": list(part.names)}
+    return {"tables": {str(table): done}, "seconds": round(time.monotonic() - started, 3)}
 
 
 def _open(pipeline: Pipeline, connection: Connection, table: TableName) -> Registry:
@@ -97,168 +88,18 @@ def _open(pipeline: Pipeline, connection: Connection, table: TableName) -> Regis
     return registry
 
 
-def _refuse_state(record: TableRecord) -> None:
-    name = record.name
-    if record.state not in ("active", "catching up"):
-        raise Refused(
-            f"the table is {record.state}: {record.reason or 'another job works on it'}",
-            code="not_in_step",
-            where=name,
-            remedy=record.remedy
-            or f"wait until it is loaded; headwater reload PIPELINE.yaml --table {name} reloads all",
-        )
-    for option, given in (("soft_delete", record.schema.soft_delete), ("history", record.schema.history)):
-        if given:
-            raise Refused(
-                f"a table with `{option}` cannot be reloaded in part or in place: what the reload changes is in no "
-                "transaction of the source",
-                code="not_reloadable",
-                where=name,
-                remedy=f"headwater load PIPELINE.yaml --table {name} --again",
-            )
-
-
-@contextlib.contextmanager
-def _driver(connection: Connection, pipeline: Pipeline, progress: Report) -> Iterator[None]:
-    """A driver beside the block: the one that runs, or one of our own."""
-    if is_running(connection, pipeline):
-        yield
-        return
-    progress("no replicate runs: one runs here until the reload is published")
-    stop, ended = threading.Event(), threading.Event()
-    failures: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            replicate(pipeline, None, None, stop)
-        except BaseException as error:
-            failures.append(error)
-        finally:
-            ended.set()
-
-    thread = threading.Thread(target=run, name="headwater-replicate")
-    thread.start()
-    try:
-        while not ended.is_set() and not is_running(connection, pipeline):
-            ended.wait(0.1)
-        if failures:
-            raise failures[0]
-        yield
-    finally:
-        stop.set()
-        thread.join()
-    if failures:
-        raise failures[0]
-
-
 @dataclass(slots=True)
-class _Reload:
-    """One reload of one part."""
+class _Part:
+    """Reads one part of one table at a capture point."""
 
     pipeline: Pipeline
     connection: Connection
-    registry: Registry
     record: TableRecord
     part: Part
     progress: Report
 
-    def run(self) -> dict[str, Any]:
-        started = time.monotonic()
-        name = secrets.token_hex(8)
-        session = f"headwater reload {name}"
-        root = self.pipeline.lake_path()
-        # Its life is the job's: the driver gives a reload up whose job is gone.
-        with contextlib.closing(connect(self.pipeline.conninfo(), application_name=session)):
-            asked = self._ask(name, session)
-            try:
-                self._answer(asked, "it", lambda answer: True, seconds=60.0)
-                reach("reload.after_answer")
-                read = self._read(asked)
-                size = sum(found for _, found in rows_in(row_files(root, name)))
-                self.registry.write(read)
-                emit_marker(self.connection)  # an idle log moves on, to where all that was read has been applied
-                reach("reload.after_read")
-            except BaseException:
-                self._give_up(asked)
-                remove_rows(root, name)
-                raise
-            done = self._merged(read)
-        return {
-            "rows": read.rows,
-            "bytes": size,
-            "seconds": _since(started),
-            "capture_lsn": format_lsn(read.capture_lsn),
-            "replaced_rows": done.replaced,
-            "partitions": self.part.names,
-        }
-
-    def _ask(self, name: str, session: str) -> Reload:
-        record = self.record
-        reload = Reload(
-            name, record.name, record.incarnation, self.part.leaves, self.part.shown, session, "asked", now_text()
-        )
-        self._refuse_another(reload)
-        self.registry.write(reload)
-        # Of two that ask at once each sees the other now: the one with the lesser name goes on.
-        self._refuse_another(reload)
-        return reload
-
-    def _refuse_another(self, mine: Reload) -> None:
-        self.registry.refresh()
-        for other in self.registry.reloads.values():
-            answer = self.registry.kept.get(other.name)
-            is_open = other.state != "given up" and (answer is None or answer.state == "keeping")
-            if other.name == mine.name or not is_open or not mine.overlaps(other):
-                continue
-            if mine.name in self.registry.reloads:
-                if mine.name < other.name and other.state == "asked":
-                    continue
-                self._give_up(mine)
-            raise LostLease(
-                f"{other.shown} is being reloaded since {other.since}",
-                code="reload_running",
-                where=mine.table,
-                remedy="wait until that reload is done; reloads of other partitions may run beside it",
-            )
-
-    def _give_up(self, asked: Reload) -> None:
-        with contextlib.suppress(HeadwaterError):
-            self.registry.write(replace(asked, state="given up", since=now_text()))
-
-    def _answer(
-        self, asked: Reload, what: str, wanted: Callable[[Keeping], bool], *, seconds: float, mark: bool = False
-    ) -> Keeping:
-        """The driver's word on the reload; Refused or Transient when that is a refusal, or none comes."""
-
-        def marked() -> None:
-            if mark:
-                emit_marker(self.connection)  # an idle log moves on, and the open batch is sealed
-
-        found = await_answer(
-            self.connection,
-            self.pipeline,
-            self.registry,
-            asked.name,
-            f"the reload of {asked.shown}",
-            lambda answer: answer.state == "failed" or wanted(answer),
-            seconds=seconds,
-            meanwhile=marked,
-        )
-        if found is None or found.state == "failed":
-            reason = found.reason if found is not None else "replicate has ended"
-            raise Transient(
-                f"{asked.shown} was not reloaded: {reason}",
-                code="reload_failed",
-                where=asked.table,
-                remedy="see headwater status PIPELINE.yaml, then run the reload again: nothing was changed",
-            )
-        return found
-
-    def _read(self, asked: Reload) -> Reload:
+    def read(self, asked: Reload) -> Reload:
         """Read the part at a capture point into the folder of its own."""
-        patience = self.pipeline.load.wait_for_old_transactions
-        # What the driver had passed when it began to keep must be visible.
-        wait_out(self.connection, 0, patience, where=f"pipeline {self.pipeline.name}, table {asked.table}")
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 return self._attempt(asked)
@@ -314,19 +155,6 @@ class _Reload:
                 where=self.record.name,
                 remedy=f"headwater load PIPELINE.yaml --table {self.record.name} --again",
             )
-
-    def _merged(self, read: Reload) -> Keeping:
-        """What the driver has made of it, as soon as that is published."""
-        done = self._answer(read, "the merge", lambda answer: answer.state == "done", seconds=_MERGE_SECONDS, mark=True)
-        root = self.pipeline.lake_path()
-
-        def published(answer: Keeping) -> bool:
-            newest = read_epoch(root)
-            known = newest.tables.get(read.table) if newest is not None else None
-            return known is not None and answer.version is not None and known.version >= answer.version
-
-        self._answer(read, "the publication", published, seconds=_MERGE_SECONDS, mark=True)
-        return done
 
 
 class _Changed(Exception):

@@ -3,7 +3,7 @@
 Per table: a capture point at the source, the first lake version that holds everything up to it, and a full compare
 by key. Rows that the log changed in between look different; so every key that does is looked at again, at a second
 capture point and then at further ones, until either both sides agree or neither has moved and they still differ.
-Nothing is changed, neither here nor there.
+Nothing is changed, neither here nor there, unless a repair is asked for (`headwater.jobs.repair`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from headwater.errors import Refused, SourceChanged, Transient
 from headwater.jobs.comparison import Candidates, Comparison
 from headwater.jobs.differences import Settled, State, settle
 from headwater.jobs.key_reader import KeyReader
+from headwater.jobs.repair import Repair, repair_suspended
+from headwater.jobs.replacing import driver_beside
 from headwater.jobs.source_rows import rows_at
 from headwater.jobs.units import BAD_VALUE, CHANGED, TableChanged
 from headwater.jobs.verify_version import DEFAULT_PATIENCE, Patience, StoredVersion, version_holding
@@ -65,20 +67,28 @@ class _Look:
 
 
 def verify(
-    pipeline: Pipeline, tables: Sequence[TableName] = (), *, patience: Patience = DEFAULT_PATIENCE
+    pipeline: Pipeline,
+    tables: Sequence[TableName] = (),
+    repair: bool = False,
+    *,
+    patience: Patience = DEFAULT_PATIENCE,
 ) -> dict[str, Any]:
     """Compare `tables` (none: every table of the pipeline). The JSON of interface "verify".
 
-    A table that cannot be compared is listed with `compared: false`, its state and the reason. Transient when the
-    lake does not reach the capture point in time.
+    A table that cannot be compared is listed with `compared: false`, its state and the reason. `repair`: rows that
+    differ are put right. Transient when the lake does not reach the capture point in time.
     """
-    with contextlib.closing(connect(pipeline.conninfo(), application_name="headwater verify")) as connection:
+    with (
+        contextlib.closing(connect(pipeline.conninfo(), application_name="headwater verify")) as connection,
+        driver_beside(connection, pipeline, log.info) if repair else contextlib.nullcontext(),
+    ):
         registry = _open(pipeline, connection, tables)
-        checks = {str(name): _Table(pipeline, registry, connection, str(name), patience) for name in tables}
+        names = [str(name) for name in tables]
         if not tables:
             known = {str(table.name) for table in read_catalog(connection, pipeline).tables}
             known |= {name for name, record in registry.tables.items() if record.state != "removed"}
-            checks = {n: _Table(pipeline, registry, connection, n, patience) for n in sorted(known)}
+            names = sorted(known)
+        checks = {name: _Table(pipeline, registry, connection, name, patience, repair) for name in names}
         results = {name: check.run() for name, check in checks.items()}
     first = min((check.first for check in checks.values() if check.first), key=lambda seen: seen[0].lsn, default=None)
     return {
@@ -114,21 +124,82 @@ class _Table:
     """The check of one table. `first`: capture position and epoch of the full compare."""
 
     def __init__(
-        self, pipeline: Pipeline, registry: Registry, connection: Connection, name: str, patience: Patience
+        self,
+        pipeline: Pipeline,
+        registry: Registry,
+        connection: Connection,
+        name: str,
+        patience: Patience,
+        repair: bool,
     ) -> None:
         self._pipeline, self._registry, self._connection = pipeline, registry, connection
-        self._name, self._patience = name, patience
+        self._name, self._patience, self._repair = name, patience, repair
         self.first: tuple[Position, int | None] | None = None
 
     def run(self) -> dict[str, Any]:
         record = self._registry.tables.get(self._name)
         if record is None or record.state not in _COMPARED:
             return self._result(record.state if record else "new", record.reason if record else "it was never loaded")
+        if self._is_to_be_loaded():
+            return self._repaired_by_load()
         try:
             rows, candidates, settled = self._compare(record.schema.without_marks())
         except _NotCompared as reason:
+            if self._is_to_be_loaded():
+                return self._repaired_by_load()
             return self._result(self._record().state, str(reason))
-        return self._result(self._record().state, self._record().reason, rows, candidates, settled)
+        not_repaired = "it was not asked for"
+        repaired = 0
+        if self._repair and settled.differing:
+            if self._is_to_be_loaded():
+                return self._repaired_by_load()
+            not_repaired = self._why_not_repaired(settled)
+            if not not_repaired:
+                numbers = sorted(settled.differing)
+                work = (self._pipeline, self._registry, self._connection, self._record(), candidates, numbers)
+                repaired = Repair(*work).run()
+        result = self._result(self._record().state, self._record().reason, rows, candidates, settled)
+        result["repaired"] = repaired
+        if self._repair and settled.differing and not repaired:
+            result["not_repaired"] = not_repaired
+        return result
+
+    def _is_to_be_loaded(self) -> bool:
+        """A repair was asked for, and the table is suspended: perhaps since the driver has looked at it."""
+        self._registry.refresh()
+        return self._repair and self._record().state == "suspended"
+
+    def _repaired_by_load(self) -> dict[str, Any]:
+        reason = self._record().reason
+        log.info("%s: it is suspended (%s): compared, repaired, and handed over to the log anew", self._name, reason)
+        found = repair_suspended(self._pipeline, TableName.parse(self._name), SHOWN_KEYS, log.info)
+        self._registry.refresh()
+        record = self._record()
+        result = self._result(record.state, record.reason)
+        return result | {
+            "rows": found.rows,
+            "missing": found.missing,
+            "extra": found.extra,
+            "different": found.different,
+            "repaired": found.repaired,
+            "keys": found.keys,
+            "compared": record.state != "suspended",
+            **({"written_anew": found.whole} if found.whole else {}),
+        }
+
+    def _why_not_repaired(self, settled: Settled) -> str:
+        """Why keys that differ are left as they are; empty: they need not be."""
+        record = self._record()
+        again = f"headwater load PIPELINE.yaml --table {self._name} --again"
+        if record.schema.soft_delete or record.schema.history:
+            return (
+                f"what a repair changes is in no transaction of the source, whose deletes and history it keeps; {again}"
+            )
+        if record.schema.insert_only or not record.schema.key:
+            return f"it has no key to find rows by; headwater reload PIPELINE.yaml --table {self._name}"
+        if any(state.lake.count > 1 for state in settled.differing.values()):
+            return f"a key is there more than once; headwater reload PIPELINE.yaml --table {self._name}"
+        return ""
 
     def _record(self) -> TableRecord:
         return self._registry.tables[self._name]

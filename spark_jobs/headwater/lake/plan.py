@@ -21,7 +21,8 @@ ApplyPath = Literal["append", "positional", "merge", "replace"]
 class Plan:
     """`version`: the table version that this was planned on; `to_lsn`: the applied position afterwards.
 
-    `by_engine`: why Spark must write this table; empty: it is written directly.
+    `by_engine`: why Spark must write this table; empty: it is written directly. `verified`: afterwards every row is the
+    source's, whoever wrote before; only of a direct write.
     """
 
     record: TableRecord
@@ -33,6 +34,7 @@ class Plan:
     apply_path: ApplyPath
     because: str
     by_engine: str = ""
+    verified: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,6 +221,8 @@ def _actions(state: TableState, plan: Plan, fence: Fence, work: Work, added: lis
         parameters = {"path": "append", "because": work.append_because}
     if work.everything and not plan.changes.emptied:  # what stays as deleted comes from the content before
         parameters["mode"] = "Overwrite"
+    if plan.verified:
+        parameters["verified"] = "true"
     return [
         delta_log.commit_info("HEADWATER APPLY", parameters, metrics, plan.version),
         delta_log.transaction(plan.app_id, plan.to_lsn),

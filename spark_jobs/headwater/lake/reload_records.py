@@ -18,8 +18,9 @@ KeepingState = Literal["keeping", "done", "failed"]
 class Reload:
     """A part of a table is to be replaced by what the source holds; written by the job.
 
-    `name`: of this reload, given once. `leaves`: relation ids of the partitions; empty: the whole table. `shown`: how a
-    person names the part. `session`: the job's application_name at the source, which says whether it lives.
+    `name`: of this reload, given once. `leaves`: relation ids of the partitions; empty: the whole table, or, with
+    `keys`, the rows under the keys that lie in its folder, too. `shown`: how a person names the part. `session`: the
+    job's application_name at the source, which says whether it lives.
     When it is "read": `snapshot`, `capture_lsn` as of `headwater.lake.registry.Capture`; `rows` rows lie in the folder
     of its name (`headwater.lake.reloaded`).
     """
@@ -35,15 +36,17 @@ class Reload:
     snapshot: str = ""
     capture_lsn: int = 0
     rows: int = 0
+    keys: bool = False
 
     @property
     def whole(self) -> bool:
-        return not self.leaves
+        return not self.leaves and not self.keys
 
     def overlaps(self, other: Reload) -> bool:
-        """Whether both are of one row of the same table."""
-        same = (self.table, self.incarnation) == (other.table, other.incarnation)
-        return same and (self.whole or other.whole or bool(set(self.leaves) & set(other.leaves)))
+        """Whether both may be of one row of the same table."""
+        if (self.table, self.incarnation) != (other.table, other.incarnation):
+            return False
+        return not self.leaves or not other.leaves or bool(set(self.leaves) & set(other.leaves))
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
 _ROWS = 50_000
+_KEYS = "keys.arrow"
 
 
 def row_files(root: str, name: str) -> list[str]:
@@ -66,6 +67,57 @@ def part_of(
     return replace(rows.frame, on_disk=rows)
 
 
+def write_keys(root: str, name: str, keys: pa.Table, rows: pa.Table) -> None:
+    """What the reload `name` has found under certain `keys`: these `rows`, and none under the others."""
+    folder = reloaded_path(root, name)
+    storage.make_folder(folder, mode=0o700)
+    with storage.parquet_writer(join(folder, "rows.parquet"), rows.schema) as writer:
+        writer.write_table(rows)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, keys.schema) as file:
+        file.write_table(keys)
+    storage.replace(join(folder, _KEYS), sink.getvalue().to_pybytes())
+
+
+def under_keys(schema: TableSchema, root: str, name: str, since: NetChanges | None) -> NetChanges:
+    """The rows under the keys of the reload `name`, brought forward by the changes `since`, as a net effect: what is
+    there is put, whatever stood there, and the other keys are removed."""
+    keys = pa.ipc.open_file(storage.read(join(reloaded_path(root, name), _KEYS))).read_all().cast(key_schema(schema))
+    asked = KeyIndex()
+    asked.put(encode(schema, keys), place_of(1, np.arange(keys.num_rows, dtype=np.int64)))
+    found = list(_Rows(schema, tuple(row_files(root, name)), (), since, "", whole=False))
+    tables = [lake_schema(schema).empty_table()]
+    unchanged: dict[str, list[Bool]] = {column: [] for column in (since.unchanged if since is not None else {})}
+    for part in found:
+        mine: Bool = asked.find(encode(schema, part.rows.select(list(schema.key)))) != NOWHERE
+        tables.append(part.rows.filter(pa.array(mine)))
+        for column, masks in unchanged.items():
+            masks.append(part.unchanged.get(column, np.zeros(part.rows.num_rows, dtype=np.bool_))[mine])
+    rows = pa.concat_tables(tables)
+    if any(mask.any() for masks in unchanged.values() for mask in masks):
+        raise Diverged(
+            "rows keep large values that neither the log carries nor the rows that were read",
+            where=f"{schema.schema}.{schema.name}",
+            remedy="headwater verify --repair again",
+        )
+    return replacement(schema, rows, keys)
+
+
+def replacement(schema: TableSchema, rows: pa.Table, keys: pa.Table) -> NetChanges:
+    """`rows` are to stand under those of the `keys` that they have, and nothing under the others."""
+    there = KeyIndex()
+    there.put(encode(schema, rows.select(list(schema.key))), place_of(1, np.arange(rows.num_rows, dtype=np.int64)))
+    gone: Bool = there.find(encode(schema, keys)) == NOWHERE
+    return NetChanges(
+        rows=rows,
+        stored=np.zeros(rows.num_rows, dtype=np.bool_),
+        unchanged={},
+        origins=None,
+        removed=keys.filter(pa.array(gone)),
+        changes=keys.num_rows,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Rows:
     """`headwater.changes.Parts` of `part_of`."""
@@ -75,6 +127,8 @@ class _Rows:
     leaves: tuple[int, ...]
     since: NetChanges | None
     scratch: str
+    whole: bool = True
+    """Whether the rows are all that there are: then nothing else could give a value that is wanted."""
 
     @property
     def frame(self) -> NetChanges:
@@ -104,7 +158,7 @@ class _Rows:
             if part.rows.num_rows:
                 stored = np.zeros(part.rows.num_rows, dtype=np.bool_)
                 filled = taken.filled(part)
-                if filled.unchanged and not self.leaves:
+                if filled.unchanged and self.whole and not self.leaves:
                     raise Diverged(
                         "rows keep large values that neither the log carries nor the rows that were read",
                         where=f"{self.schema.schema}.{self.schema.name}",

@@ -148,14 +148,15 @@ def read_commit(path: str, version: int) -> Commit | None:
         any(a[kind].get("dataChange", True) for a in actions for kind in ("add", "remove") if kind in a),
         info.get("operation", "unknown"),
         {name: str(value) for name, value in (info.get("operationMetrics") or {}).items()},
-        parameters.get("mode") == "Overwrite" and not parameters.get("predicate"),
+        (parameters.get("mode") == "Overwrite" and not parameters.get("predicate"))
+        or parameters.get("verified") == "true",
         int(note.removeprefix(PLANNED_ON)) if note.startswith(PLANNED_ON) else None,
     )
 
 
 def own_history(path: str, version: int, app_id: str, since: int | None) -> list[Commit]:
     """The commits up to `version` that decide what its rows are, oldest first: those above `since`, but none below
-    the newest one of this incarnation that replaced the whole content (its load, a truncate)."""
+    the newest one of this incarnation that replaced or verified the whole content (its load, a truncate, a repair)."""
     found: list[Commit] = []
     while version > (since if since is not None else -1) and (commit := read_commit(path, version)) is not None:
         found.append(commit)

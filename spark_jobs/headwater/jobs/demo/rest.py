@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 import urllib.error
@@ -13,6 +14,7 @@ from urllib.parse import quote
 from headwater.errors import HeadwaterError, Transient
 
 _FINISHED = ("success", "failed")
+_TRIES = 3
 
 
 class AirflowClient:
@@ -97,6 +99,13 @@ class AirflowClient:
             time.sleep(0.5)
 
     def _send(self, method: str, url: str, body: dict[str, Any] | None) -> Any:
+        # A machine that starts several engines at once may keep the API waiting; only what changes nothing is repeated.
+        for _ in range(_TRIES - 1 if method == "GET" else 0):
+            with contextlib.suppress(Transient):
+                return self._send_once(method, url, body)
+        return self._send_once(method, url, body)
+
+    def _send_once(self, method: str, url: str, body: dict[str, Any] | None) -> Any:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if self._token is not None:
             headers["Authorization"] = f"Bearer {self._token}"

@@ -18,7 +18,7 @@ from headwater.jobs.demo.environment import PIPELINE, Demo, process_environment
 from headwater.jobs.demo.shop import TABLES, Revenue, Writer
 from headwater.position import format_lsn, parse_lsn
 
-LOAD, REPLICATE = f"{PIPELINE}.load", f"{PIPELINE}.replicate"
+LOAD, RELOAD, REPLICATE = (f"{PIPELINE}.{job}" for job in ("load", "reload", "replicate"))
 DOWNSTREAM, SENSOR, AGGREGATE = "headwater_example_downstream", "wait_for_fresh_lake", "revenue_per_region"
 _RUN_SECONDS = 900.0
 

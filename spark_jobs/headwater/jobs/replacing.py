@@ -1,0 +1,210 @@
+"""What a job that replaces rows of a table does with the driver beside it: asks it to keep their changes, reads at a
+capture point, hands over, and waits until what came of it is published. What is read, and how, is the caller's matter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from headwater.config import Pipeline
+from headwater.errors import HeadwaterError, LostLease, Refused, Transient
+from headwater.failpoints import reach
+from headwater.jobs.driver_answers import await_answer, is_running
+from headwater.jobs.replicate import replicate
+from headwater.lake.ledger import read_epoch
+from headwater.lake.registry import Registry, TableRecord, now_text
+from headwater.lake.reload_records import Keeping, Reload
+from headwater.lake.reloaded import remove_rows, row_files, rows_in
+from headwater.position import format_lsn
+from headwater.source.connection import Connection, connect
+from headwater.source.samples import emit_marker
+from headwater.source.snapshots import wait_for_old_transactions as wait_out
+
+log = logging.getLogger(__name__)
+
+_MERGE_SECONDS: Final = 3600.0
+Report = Callable[[str], None]
+
+
+def refuse_state(record: TableRecord) -> None:
+    """Refused when rows of the table cannot be replaced as it stands."""
+    name = record.name
+    if record.state not in ("active", "catching up"):
+        raise Refused(
+            f"the table is {record.state}: {record.reason or 'another job works on it'}",
+            code="not_in_step",
+            where=name,
+            remedy=record.remedy
+            or f"wait until it is loaded; headwater reload PIPELINE.yaml --table {name} reloads all",
+        )
+    for option, given in (("soft_delete", record.schema.soft_delete), ("history", record.schema.history)):
+        if given:
+            raise Refused(
+                f"a table with `{option}` cannot be reloaded in part or in place: what the reload changes is in no "
+                "transaction of the source",
+                code="not_reloadable",
+                where=name,
+                remedy=f"headwater load PIPELINE.yaml --table {name} --again",
+            )
+
+
+@contextlib.contextmanager
+def driver_beside(connection: Connection, pipeline: Pipeline, progress: Report) -> Iterator[None]:
+    """A driver beside the block: the one that runs, or one of our own."""
+    if is_running(connection, pipeline):
+        yield
+        return
+    progress("no replicate runs: one runs here until the reload is published")
+    stop, ended = threading.Event(), threading.Event()
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            replicate(pipeline, None, None, stop)
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            ended.set()
+
+    thread = threading.Thread(target=run, name="headwater-replicate")
+    thread.start()
+    try:
+        while not ended.is_set() and not is_running(connection, pipeline):
+            ended.wait(0.1)
+        if failures:
+            raise failures[0]
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+@dataclass(slots=True)
+class Replacing:
+    """One replacement of rows of the table `record`: of its partitions `leaves` (empty: anywhere), or under certain
+    `keys`. `shown`: how a person names these rows."""
+
+    pipeline: Pipeline
+    connection: Connection
+    registry: Registry
+    record: TableRecord
+    shown: str
+    leaves: tuple[int, ...] = ()
+    keys: bool = False
+
+    def run(self, read: Callable[[Reload], Reload]) -> dict[str, Any]:
+        """`read` puts the rows into the reload's folder, and gives its record back as "read". The JSON of one table."""
+        started = time.monotonic()
+        name = secrets.token_hex(8)
+        session = f"headwater reload {name}"
+        root = self.pipeline.lake_path()
+        # Its life is the job's: the driver gives a reload up whose job is gone.
+        with contextlib.closing(connect(self.pipeline.conninfo(), application_name=session)):
+            asked = self._ask(name, session)
+            try:
+                self._answer(asked, "it", lambda answer: True, seconds=60.0)
+                reach("reload.after_answer")
+                patience = self.pipeline.load.wait_for_old_transactions
+                # What the driver had passed when it began to keep must be visible.
+                wait_out(self.connection, 0, patience, where=f"pipeline {self.pipeline.name}, table {asked.table}")
+                done = read(asked)
+                size = sum(found for _, found in rows_in(row_files(root, name)))
+                self.registry.write(done)
+                emit_marker(self.connection)  # an idle log moves on, to where all that was read has been applied
+                reach("reload.after_read")
+            except BaseException:
+                self._give_up(asked)
+                remove_rows(root, name)
+                raise
+            merged = self._merged(done)
+        return {
+            "rows": done.rows,
+            "bytes": size,
+            "seconds": round(time.monotonic() - started, 3),
+            "capture_lsn": format_lsn(done.capture_lsn),
+            "replaced_rows": merged.replaced,
+        }
+
+    def _ask(self, name: str, session: str) -> Reload:
+        record = self.record
+        reload = Reload(
+            name, record.name, record.incarnation, self.leaves, self.shown, session, "asked", now_text(), keys=self.keys
+        )
+        self._refuse_another(reload)
+        self.registry.write(reload)
+        # Of two that ask at once each sees the other now: the one with the lesser name goes on.
+        self._refuse_another(reload)
+        return reload
+
+    def _refuse_another(self, mine: Reload) -> None:
+        self.registry.refresh()
+        for other in self.registry.reloads.values():
+            answer = self.registry.kept.get(other.name)
+            is_open = other.state != "given up" and (answer is None or answer.state == "keeping")
+            if other.name == mine.name or not is_open or not mine.overlaps(other):
+                continue
+            if mine.name in self.registry.reloads:
+                if mine.name < other.name and other.state == "asked":
+                    continue
+                self._give_up(mine)
+            raise LostLease(
+                f"{other.shown} is being reloaded since {other.since}",
+                code="reload_running",
+                where=mine.table,
+                remedy="wait until that reload is done; reloads of other partitions may run beside it",
+            )
+
+    def _give_up(self, asked: Reload) -> None:
+        with contextlib.suppress(HeadwaterError):
+            self.registry.write(replace(asked, state="given up", since=now_text()))
+
+    def _answer(
+        self, asked: Reload, what: str, wanted: Callable[[Keeping], bool], *, seconds: float, mark: bool = False
+    ) -> Keeping:
+        """The driver's word on the reload; Refused or Transient when that is a refusal, or none comes."""
+
+        def marked() -> None:
+            if mark:
+                emit_marker(self.connection)  # an idle log moves on, and the open batch is sealed
+
+        found = await_answer(
+            self.connection,
+            self.pipeline,
+            self.registry,
+            asked.name,
+            f"the reload of {asked.shown}",
+            lambda answer: answer.state == "failed" or wanted(answer),
+            seconds=seconds,
+            meanwhile=marked,
+        )
+        if found is None or found.state == "failed":
+            reason = found.reason if found is not None else "replicate has ended"
+            raise Transient(
+                f"{asked.shown} was not reloaded: {reason}",
+                code="reload_failed",
+                where=asked.table,
+                remedy="see headwater status PIPELINE.yaml, then run the reload again: nothing was changed",
+            )
+        return found
+
+    def _merged(self, read: Reload) -> Keeping:
+        """What the driver has made of it, as soon as that is published."""
+        done = self._answer(read, "the merge", lambda answer: answer.state == "done", seconds=_MERGE_SECONDS, mark=True)
+        root = self.pipeline.lake_path()
+
+        def published(answer: Keeping) -> bool:
+            newest = read_epoch(root)
+            known = newest.tables.get(read.table) if newest is not None else None
+            return known is not None and answer.version is not None and known.version >= answer.version
+
+        self._answer(read, "the publication", published, seconds=_MERGE_SECONDS, mark=True)
+        return done
