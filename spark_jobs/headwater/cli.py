@@ -214,6 +214,20 @@ def _maintain(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Even
     return result, EXIT_FAILED if failed else EXIT_DONE
 
 
+def _pause(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:
+    from headwater.jobs.pausing import pause
+
+    return pause(pipeline, _known_tables(pipeline, args.table)), EXIT_DONE
+
+
+def _resume(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:
+    tables = _known_tables(pipeline, args.table)
+    from headwater.jobs.pausing import resume
+
+    result = resume(pipeline, tables, _say)
+    return result, _unless_suspended(result)
+
+
 def _drop(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:
     from headwater.jobs.drop import drop
 
@@ -290,6 +304,14 @@ def _parser() -> argparse.ArgumentParser:
     verify = command("verify", "compare source and lake row by row", _verify, tables=True)
     verify.add_argument("--repair", action="store_true", help="put the rows right that differ, in one commit a table")
     command("maintain", "compact files, write checkpoints, remove what no cut needs any more", _maintain, tables=True)
+    pausing = "single tables: their changes are not kept, resume loads them anew (default: the pipeline)"
+    for name, text, run in (
+        ("pause", "let no replicate run until resume; the source keeps its log", _pause),
+        ("resume", "end a pause", _resume),
+    ):
+        command(name, text, run).add_argument(
+            "--table", metavar="T", action="append", type=_table, default=[], help=pausing
+        )
     command("drop", "remove slot and publication at the source; the lake stays", _drop)
     # Only listed here: `main` hands its arguments over unread.
     commands.add_parser("demo", help="the whole way on an embedded PostgreSQL", add_help=False)

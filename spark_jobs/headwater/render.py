@@ -7,7 +7,10 @@ from typing import Any, TextIO
 
 _COLUMNS = {
     "load": ("state", "rows", "bytes", "seconds", "capture_lsn"),
+    "reload": ("state", "rows", "replaced_rows", "bytes", "seconds", "capture_lsn"),
     "replicate": ("state", "changes"),
+    "pause": ("state",),
+    "resume": ("state",),
     "wait": ("state", "version", "applied_lsn", "gap_bytes", "reason"),
     "status": ("state", "applied_lsn", "version", "rows", "lag_bytes", "lag_seconds", "reason", "remedy"),
     "maintain": (
@@ -22,7 +25,7 @@ _COLUMNS = {
         "skipped",
         "error",
     ),
-    "verify": ("rows", "missing", "extra", "different", "keys"),
+    "verify": ("rows", "missing", "extra", "different", "repaired", "not_repaired", "keys"),
 }
 
 

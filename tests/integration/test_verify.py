@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from deltalake import DeltaTable
 
-from fixtures.jobs import assert_equal, beside, following, record_of, until
+from fixtures.jobs import beside, following
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database, new_database
 from headwater.cli import main
@@ -23,11 +22,9 @@ from headwater.embedded import EmbeddedServer
 from headwater.errors import EXIT_DIFFERENCES, EXIT_DONE, EXIT_FAILED, Refused, Transient
 from headwater.jobs.load import load
 from headwater.jobs.replicate import replicate
-from headwater.jobs.status import status
 from headwater.jobs.verify import verify
 from headwater.jobs.verify_version import Patience
 from headwater.lake.cuts import list_pins
-from headwater.lake.tables import read_commit
 from headwater.names import TableName
 
 if TYPE_CHECKING:
@@ -255,64 +252,3 @@ def test_it_works_while_the_source_writes_and_still_sees_a_true_difference(
         table = verify(pipeline, [TableName.parse(PEOPLE)])["tables"][PEOPLE]
     assert table["state"] == "suspended"
     assert table["different"] >= 1
-
-
-def repaired(shop: Shop, *tables: str) -> dict[str, Any]:
-    found = verify(shop.pipeline, [TableName.parse(t) for t in tables], repair=True, patience=Patience(60, 30))
-    return dict(found["tables"])
-
-
-def test_a_repair_of_what_somebody_else_wrote_writes_what_differs_and_goes_on(
-    shop: Shop, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Its next driver suspends the table, and the repair lifts that."""
-    shop.damage(PEOPLE, "delete from TABLE where id = 7")
-    shop.damage(PEOPLE, "update TABLE set name = 'other', raw = null where id = 8")
-    shop.damage(PEOPLE, "insert into TABLE (id, name) values (900, 'nobody')")
-    shop.database.execute("update people set score = 1.5 where id = 9", "insert into people values (103, 'later')")
-    assert main(["verify", shop.pipeline.file, "--table", PEOPLE, "--repair", "--json"]) == EXIT_DONE
-    people = json.loads(capfd.readouterr().out)["tables"][PEOPLE]
-    assert (people["missing"], people["extra"], people["different"], people["repaired"]) == (2, 1, 2, 5)
-    assert "written_anew" not in people
-    commit = read_commit(shop.path(PEOPLE), DeltaTable(shop.path(PEOPLE)).version())
-    shop.database.execute("update people set score = 2.5 where id < 5", "delete from people where id = 103")
-    until_now(shop.pipeline)
-    assert_equal(shop.database, shop.pipeline, PEOPLE)
-    assert record_of(shop.pipeline, PEOPLE).state == "active"
-    assert commit is not None
-    assert commit.operation == "HEADWATER APPLY"
-    assert int(commit.metrics["numOutputRows"]) <= 4, "only what differs is written"
-
-
-def test_a_repair_beside_a_driver_puts_a_table_in_step_right(shop: Shop) -> None:
-    with following(shop.pipeline) as driver:
-        until(lambda: status_is_running(shop) or driver.done(), "the driver follows")
-        shop.database.execute(
-            "alter table parted detach partition parted_eu",
-            "delete from parted_eu where id = 2",
-            "insert into parted_eu values (12, 'eu')",
-            "alter table parted attach partition parted_eu for values in ('eu')",
-        )
-        assert repaired(shop, PARTED)[PARTED]["repaired"] == 2
-        shop.database.execute("insert into parted values (14, 'eu')", "delete from parted where id = 12")
-        until(lambda: is_equal(shop, PARTED) or driver.done(), "it goes on")
-    assert_equal(shop.database, shop.pipeline, PARTED)
-
-
-def test_a_row_that_is_there_twice_is_repaired_by_writing_the_table_anew(shop: Shop) -> None:
-    shop.damage(PAIRS, "insert into TABLE select * from TABLE where a = 1 and b = 'k1'")
-    assert repaired(shop, PAIRS)[PAIRS]["written_anew"] == "a key is there more than once"
-    until_now(shop.pipeline)
-    assert_equal(shop.database, shop.pipeline, PAIRS)
-
-
-def is_equal(shop: Shop, name: str) -> bool:
-    try:
-        assert_equal(shop.database, shop.pipeline, name)
-    except AssertionError:
-        return False
-    return True
-
-
-def status_is_running(shop: Shop) -> bool:
-    return bool(status(shop.pipeline)["running"])

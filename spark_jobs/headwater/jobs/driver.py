@@ -150,6 +150,8 @@ class Driver:
             raise self._publisher.failure
         if stop.is_set():
             return "signal"
+        if self._following.paused:
+            return "paused"
         idle = self._reader.idle_position if not self._open else None
         reached = max(self._processed, idle or 0)
         behind = self._tables.catching_up or self._tables.next_row.must_wait(reached)

@@ -85,10 +85,18 @@ class Following:
             self._follow_table(record)
         for reload in self._open_reloads():
             self._follow_reload(reload)
+        for reload in list(self._registry.reloads.values()):
+            if reload.state == "given up" and reload.name in self._tables.answers:
+                self._fail(reload, "its job has failed")
         if now - self._looked_for_jobs > _LOOK_FOR_JOBS:
             self._looked_for_jobs = now
             self._give_up_for_the_dead()
         return bool(changed)
+
+    @property
+    def paused(self) -> bool:
+        """Whether somebody has paused the pipeline."""
+        return self._registry.pipeline is not None and bool(self._registry.pipeline.paused)
 
     def settled(self, name: str) -> None:
         """An errand on the table is done, and the main thread knows what came of it."""

@@ -27,6 +27,7 @@ from headwater.jobs.driver import Driver, Totals, report
 from headwater.jobs.following import Following
 from headwater.jobs.handovers import Handovers
 from headwater.jobs.log_format import may_be_binary, refuse_late_text
+from headwater.jobs.pausing import await_resumption
 from headwater.jobs.publisher import Publisher
 from headwater.jobs.reader import LogReader, ReaderOptions
 from headwater.jobs.staging import Staging
@@ -80,6 +81,9 @@ def replicate(
     ):
         position, version = _same_source(connection, registry.pipeline)
         ledger = Ledger(root, pipeline.name)
+        ended = await_resumption(registry, until, deadline, stop)
+        if ended is not None:
+            return report(Totals(), ledger, registry.tables, ended)
         turn = Turn()
         if take_over:
             # A successor that would be refused must not end a driver that works.

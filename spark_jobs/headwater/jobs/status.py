@@ -59,6 +59,7 @@ def status(pipeline: Pipeline) -> dict[str, Any]:
     return {
         "pipeline": pipeline.name,
         "running": running,
+        "paused": _paused(lake),
         "generation": file.generation if file is not None else None,
         "epoch": file.epoch if file is not None and file.epoch else None,
         "position": file.position.to_json() if file is not None else None,
@@ -137,6 +138,12 @@ def _tables(
             "path": table_uri(root, relative),
         }
     return shown
+
+
+def _paused(lake: LakeReader) -> str | None:
+    """Since when nobody may replicate."""
+    registry = lake.registry()
+    return (registry.pipeline.paused or None) if registry is not None and registry.pipeline is not None else None
 
 
 def _remedy(state: str, file: str, running: bool) -> str:

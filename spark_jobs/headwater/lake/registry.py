@@ -69,6 +69,7 @@ class PipelineRecord:
     """The source this lake was built from, and what Headwater created there.
 
     `start_lsn` is the slot's position when it was created: until the first epoch it takes the ledger's place.
+    `paused`: since when nobody may replicate; empty: anybody may.
     """
 
     system_id: str
@@ -78,6 +79,7 @@ class PipelineRecord:
     start_lsn: int
     made_slot: bool
     made_publication: bool
+    paused: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,81 @@
+"""A pause that is recorded in the lake: no driver replicates until it ends, and nothing is lost over it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fixtures.jobs import assert_equal, beside, catch_up, following, lake_rows, load_tables, record_of, until
+from fixtures.pipelines import write_pipeline
+from fixtures.postgres import Database
+from headwater.cli import main
+from headwater.config import Pipeline
+from headwater.errors import Refused
+from headwater.jobs.pausing import pause, resume
+from headwater.jobs.replicate import replicate
+from headwater.jobs.status import status
+from headwater.lake.position_file import read_position_file
+from headwater.names import TableName
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+ORDERS, LINES = "public.orders", "public.lines"
+
+
+@pytest.fixture
+def pipeline(database: Database, spark: SparkSession, tmp_path: Path) -> Pipeline:
+    database.allow_publishing()
+    for name in (ORDERS, LINES):
+        database.execute(f"create table {name} (id int primary key, n int)", f"insert into {name} values (1, 1)")
+    made = write_pipeline(tmp_path, database, ORDERS, LINES)
+    load_tables(made)
+    catch_up(made)
+    return made
+
+
+def test_a_paused_pipeline_stands_still_and_goes_on_where_it_ended(database: Database, pipeline: Pipeline) -> None:
+    with following(pipeline) as running:
+        until(lambda: status(pipeline)["running"] or running.done(), "the driver runs")
+        since = pause(pipeline)["paused"]
+        assert running.result(60)["stopped_by"] == "paused"
+    assert pause(pipeline)["paused"] == since
+    assert status(pipeline)["paused"] == since
+    database.execute("update orders set n = 2")
+    with pytest.raises(Refused) as refused:
+        catch_up(pipeline)
+    assert refused.value.code == "paused"
+    assert replicate(pipeline, None, 0.5, threading.Event())["stopped_by"] == "seconds"
+    with beside(lambda stop: replicate(pipeline, None, None, stop)) as waiting:
+        assert not status(pipeline)["running"]
+        assert lake_rows(pipeline, ORDERS, ["n"]) == [(1,)]
+        assert main(["resume", pipeline.file]) == 0
+        until(lambda: lake_rows(pipeline, ORDERS, ["n"]) == [(2,)] or waiting.done(), "the driver that waited goes on")
+    assert status(pipeline)["paused"] is None
+    assert_equal(database, pipeline, ORDERS, LINES)
+
+
+def test_a_paused_table_stays_behind_alone_and_comes_back_whole(database: Database, pipeline: Pipeline) -> None:
+    table = TableName.parse(LINES)
+    with following(pipeline) as running:
+        until(lambda: status(pipeline)["running"] or running.done(), "the driver runs")
+        assert pause(pipeline, [table])["tables"] == {LINES: {"state": "suspended"}}
+        until(lambda: _stands(pipeline, LINES) or running.done(), "its driver knows")
+        database.execute("update lines set n = 2", "update orders set n = 2")
+        until(lambda: lake_rows(pipeline, ORDERS, ["n"]) == [(2,)] or running.done(), "the other table goes on")
+        assert lake_rows(pipeline, LINES, ["n"]) == [(1,)]
+        assert resume(pipeline, [table])["tables"][LINES]["state"] == "catching up"
+        database.execute("insert into lines values (2, 2)")
+        until(lambda: record_of(pipeline, LINES).state == "active" or running.done(), "it is in step again")
+        until(lambda: len(lake_rows(pipeline, LINES, ["n"])) == 2 or running.done(), "it is followed")
+    assert_equal(database, pipeline, ORDERS, LINES)
+
+
+def _stands(pipeline: Pipeline, name: str) -> bool:
+    file = read_position_file(pipeline.lake_path())
+    return file is not None and "paused by hand" in file.states.get(name, {}).get("reason", "")
