@@ -1,0 +1,124 @@
+"""What a driver keeps for a load or a reload is read back as it was, once, whoever kept it and however often."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headwater.jobs.kept_changes import KeptChanges
+from headwater.lake import storage
+from headwater.lake.paths import kept_path
+from headwater.log import kept_bytes
+from headwater.log.blocks import Block, Held, Relation, RelationColumn, Transactions, Truncate
+
+ORDERS = Relation(7, "public", "orders", "d", (RelationColumn("id", 23, -1, True), RelationColumn("n", 23, -1, False)))
+LINES = Relation(8, "public", "lines", "f", ())
+
+
+def block(relation: Relation, *numbers: int, width: int = 5) -> Block:
+    """A block whose change with the number n is `width` bytes n."""
+    data = np.concatenate([np.full(width, number % 256, dtype=np.uint8) for number in numbers])
+    starts = np.arange(len(numbers), dtype=np.int64) * width
+    return Block(relation, Held(data, starts, starts + width, np.array(numbers, dtype=np.int64)))
+
+
+def transactions(*each: tuple[int, int, int]) -> Transactions:
+    """(transaction id, end, number of its first change)."""
+    xids, ends, firsts = (np.array(column, dtype=np.int64) for column in zip(*each, strict=True))
+    return Transactions(xids, ends, ends * 10, firsts)
+
+
+def everything(*blocks: Block) -> list[tuple[Block, np.ndarray[tuple[int], np.dtype[np.bool_]]]]:
+    return [(one, np.ones(one.changes, dtype=np.bool_)) for one in blocks]
+
+
+def found(changes: KeptChanges) -> list[tuple[int, int, bytes]]:
+    """(transaction id, relation id, bytes) of every change that counts, in order."""
+    rows = []
+    for kept in changes.shares():
+        known = kept.share.transactions
+        for one in kept.share.blocks:
+            held = one.load()
+            of = known.index_of(held.sequence)
+            for index in range(held.changes):
+                if kept.counts[of[index]]:
+                    content = held.data[held.starts[index] : held.ends[index]].tobytes()
+                    rows.append(
+                        (int(held.sequence[index]), int(known.xid[of[index]]), one.relation.relation_id, content)
+                    )
+    return [row[1:] for row in sorted(rows)]
+
+
+def begun(root: Path, generation: int) -> KeptChanges:
+    changes = KeptChanges(str(root), "a", generation)
+    changes.begin()
+    return changes
+
+
+def test_shares_come_back_as_they_were_in_the_logs_order(tmp_path: Path) -> None:
+    changes = begun(tmp_path, 1)
+    first = transactions((11, 100, 0), (12, 200, 3), (13, 300, 5))
+    changes.append(everything(block(ORDERS, 0, 4), block(LINES, 3)), [], first, 300)
+    changes.append([], [Truncate(9, (7, 8), cascade=True)], transactions((14, 400, 8)), 450)
+    assert found(changes) == [(11, 7, b"\0" * 5), (12, 8, b"\3" * 5), (12, 7, b"\4" * 5)]
+    one, two = changes.shares()
+    assert one.share.blocks[0].relation == ORDERS
+    assert one.share.transactions.end_lsn.tolist() == [100, 200]
+    assert one.share.transactions.commit_time.tolist() == [1000, 2000]
+    assert (one.share.to_lsn, two.share.to_lsn) == (300, 450)
+    (truncate,) = two.share.truncates
+    assert (truncate.relation_ids, truncate.cascade) == ((7, 8), True)
+    assert truncate.sequence > int(one.share.blocks[0].sequence[-1])
+    assert two.share.transactions.index_of(np.array([truncate.sequence])).tolist() == [0]
+
+
+def test_a_large_share_lies_in_pieces_and_without_the_last_one_it_is_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_bytes, "PIECE_BYTES", 200)
+    changes = begun(tmp_path, 1)
+    blocks = [block(ORDERS, *range(start, start + 3), width=50) for start in range(0, 12, 3)]
+    changes.append(everything(*blocks), [], transactions((11, 100, 0)), 100)
+    names = sorted(storage.names(kept_path(str(tmp_path), "a")))
+    assert len(names) == 4
+    assert [content[0] for _, _, content in found(changes)] == list(range(12))
+    storage.delete(f"{kept_path(str(tmp_path), 'a')}/{names[-1]}")
+    assert list(changes.shares()) == []
+
+
+def test_what_two_drivers_have_kept_counts_once(tmp_path: Path) -> None:
+    """The first one died behind the ledger; the second one began with another connection, at other batches."""
+    before = begun(tmp_path, 1)
+    before.append(everything(block(ORDERS, 0)), [], transactions((11, 100, 0)), 150)
+    before.append(everything(block(ORDERS, 1, 2)), [], transactions((12, 200, 1), (13, 300, 2)), 300)
+    after = begun(tmp_path, 2)
+    after.append(everything(block(ORDERS, 1, 2, 3)), [], transactions((12, 200, 1), (13, 300, 2), (14, 400, 3)), 400)
+    assert [xid for xid, _, _ in found(after)] == [11, 12, 13, 14]
+
+
+def test_a_driver_that_begins_again_goes_on_behind_what_it_kept(tmp_path: Path) -> None:
+    begun(tmp_path, 1).append(everything(block(ORDERS, 0)), [], transactions((11, 100, 0)), 100)
+    again = begun(tmp_path, 1)
+    again.append(everything(block(ORDERS, 1)), [], transactions((12, 200, 1)), 200)
+    assert [xid for xid, _, _ in found(again)] == [11, 12]
+    for kept in again.shares():
+        again.remove(kept)
+    assert storage.names(kept_path(str(tmp_path), "a")) == []
+
+
+def test_a_share_without_a_change_of_the_table_is_not_kept(tmp_path: Path) -> None:
+    changes = begun(tmp_path, 1)
+    one = block(ORDERS, 0)
+    changes.append([(one, np.zeros(1, dtype=np.bool_))], [], transactions((11, 100, 0)), 100)
+    assert list(changes.shares()) == []
+
+
+def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
+    changes = begun(tmp_path, 1)
+    changes.append(everything(block(ORDERS, 0)), [], transactions((11, 100, 0)), 100)
+    (name,) = storage.names(kept_path(str(tmp_path), "a"))
+    storage.replace(f"{kept_path(str(tmp_path), 'a')}/{name}", b"something else entirely")
+    with pytest.raises(ValueError, match="no file of kept changes"):
+        list(changes.shares())
