@@ -185,6 +185,13 @@ class Tables:
         self._caretaker.leave(name)
         self._applier.forget(table_path(self._root, self.records[name].path))
 
+    def meet_leaves(self, name: str, leaves: Iterable[Leaf]) -> None:
+        """These partitions belong to the table from now on, whatever brought them."""
+        known = {leaf.relation_id for leaf in self.records[name].schema.leaves}
+        for leaf in leaves:
+            if leaf.relation_id not in known:
+                self._adopt(name, leaf)
+
     def adopt_leaves(self, name: str, share: Share) -> None:
         """In its lane: partitions that came while the table was loaded."""
         known = {leaf.relation_id for leaf in self.records[name].schema.leaves}

@@ -193,6 +193,7 @@ class Following:
         return Result()
 
     def _keep_for(self, reload: Reload, position: int) -> None:
+        self._tables.meet_leaves(reload.table, reload.unknown)
         self._tables.keeper.begin(reload.name, reload.table, reload.leaves)
         known = self._registry.kept.get(reload.name)
         # What an earlier driver has kept counts from where that one began.

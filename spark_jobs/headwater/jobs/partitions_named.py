@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headwater.config import Pipeline
 from headwater.errors import Refused
 from headwater.lake.registry import TableRecord
 from headwater.names import TableName
+from headwater.schema import Leaf
 from headwater.source.connection import Connection, errors_named
 from headwater.source.relations import descendants
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`leaves`: relation ids of the partitions that hold the rows; empty: the whole table. `names`: theirs, in SQL."""
+    """`leaves`: relation ids of the partitions that hold the rows; empty: the whole table. `names`: theirs, in SQL.
+
+    `unknown`: partitions among them that the lake has not met yet: attached, or not written to since they were made.
+    """
 
     leaves: tuple[int, ...]
     names: tuple[str, ...]
     shown: str
+    unknown: tuple[Leaf, ...] = ()
 
     @property
     def whole(self) -> bool:
@@ -27,13 +31,14 @@ class Part:
 
 
 def part_named(
-    connection: Connection, pipeline: Pipeline, record: TableRecord, partitions: Sequence[TableName]
+    connection: Connection, record: TableRecord, leaves_now: Sequence[Leaf], partitions: Sequence[TableName]
 ) -> Part:
-    """The leaves of `partitions`, each a leaf or a subtree of the table; none: the whole table. Refused for what is no
-    partition of it now."""
-    if not partitions:
-        return Part((), (), record.name)
+    """The leaves of `partitions`, each a leaf or a subtree of the table; none: the whole table. `leaves_now`: those at
+    the source. Refused for what is no partition of it now."""
     schema = record.schema
+    met = {leaf.relation_id for leaf in schema.leaves}
+    if not partitions:
+        return Part((), (), record.name, tuple(leaf for leaf in leaves_now if leaf.relation_id not in met))
     if not schema.partitioned:
         raise Refused(
             f"{record.name} is not partitioned",
@@ -43,7 +48,7 @@ def part_named(
         )
     ids = _relation_ids(connection, partitions)
     below = descendants(connection, [schema.relation_id, *ids.values()])
-    known = {leaf.relation_id: str(TableName(leaf.schema, leaf.name)) for leaf in schema.leaves}
+    known = {leaf.relation_id: str(TableName(leaf.schema, leaf.name)) for leaf in leaves_now}
     chosen: set[int] = set()
     for name in partitions:
         found = ids.get(name)
@@ -55,17 +60,10 @@ def part_named(
                 remedy=f"name one of its partitions: {', '.join(sorted(known.values())[:8]) or 'it has none'}; the "
                 f"rows of a detached one go with headwater reload PIPELINE.yaml --table {record.name}",
             )
-        leaves = {found, *below.get(found, ())} & set(known)
-        if not leaves:
-            raise Refused(
-                f"{name} is not known to the lake yet: it was attached, or has not been written to since it was made",
-                code="unknown_partition",
-                where=record.name,
-                remedy=f"headwater reload PIPELINE.yaml --table {record.name} reloads all of it",
-            )
-        chosen |= leaves
+        chosen |= {found, *below.get(found, ())} & set(known)
     names = tuple(sorted(known[leaf] for leaf in chosen))
-    return Part(tuple(sorted(chosen)), names, f"{record.name} ({', '.join(map(str, partitions))})")
+    unknown = tuple(leaf for leaf in leaves_now if leaf.relation_id in chosen - met)
+    return Part(tuple(sorted(chosen)), names, f"{record.name} ({', '.join(map(str, partitions))})", unknown)
 
 
 @errors_named("source")

@@ -30,6 +30,7 @@ from headwater.lake.reload_records import Reload
 from headwater.lake.reloaded import row_files, rows_in
 from headwater.names import TableName
 from headwater.position import format_lsn
+from headwater.schema import Leaf, TableSchema
 from headwater.session import build_session
 from headwater.source.catalog import read_catalog, signature
 from headwater.source.connection import Connection, connect, identify
@@ -53,15 +54,15 @@ def reload(
     with contextlib.closing(connect(pipeline.conninfo(), application_name="headwater reload")) as connection:
         registry = _open(pipeline, connection, table)
         record = registry.tables[str(table)]
-        part = part_named(connection, pipeline, record, partitions)
-        if record.state == "suspended" and part.whole:
+        if record.state == "suspended" and not partitions:
             # What it missed since then is nowhere but at the source: loading it anew hands over to the log exactly.
             progress(f"{table}: it is suspended ({record.reason}): it is loaded anew")
             result = load(pipeline, [table], again=True, progress=progress)
             return {**result, "seconds": round(time.monotonic() - started, 3)}
         refuse_state(record)
+        part = part_named(connection, record, _now(connection, pipeline, record).leaves, partitions)
         with driver_beside(connection, pipeline, progress):
-            replacing = Replacing(pipeline, connection, registry, record, part.shown, part.leaves)
+            replacing = Replacing(pipeline, connection, registry, record, part.shown, part.leaves, part.unknown)
             done = replacing.run(_Part(pipeline, connection, record, part, progress).read)
     done |= {"state": registry.tables[str(table)].state, "partitions": list(part.names)}
     return {"tables": {str(table): done}, "seconds": round(time.monotonic() - started, 3)}
@@ -113,14 +114,13 @@ class _Part:
 
     def _attempt(self, asked: Reload) -> Reload:
         root, schema = self.pipeline.lake_path(), self.record.schema
-        leaves = tuple(leaf for leaf in schema.leaves if self.part.whole or leaf.relation_id in self.part.leaves)
-        chosen = schema.with_leaves(leaves)
-        ids = [schema.relation_id, *(leaf.relation_id for leaf in leaves)]
         spark = build_session(self.pipeline.name, app_name=f"headwater reload {self.pipeline.name}")
         folder = reloaded_path(root, asked.name)
         with capture_point(self.pipeline.conninfo()) as capture:
+            # The partitions of now are all that the snapshot can have seen; younger ones are empty to it.
+            leaves = self._leaves_now()
+            chosen, ids = schema.with_leaves(leaves), [leaf.relation_id for leaf in leaves]
             signatures = signature(self.connection, ids)
-            self._refuse_changed()
             reach("reload.after_capture")
             self.progress(f"{asked.table}: reading {asked.shown} at {format_lsn(capture.position.lsn)}")
             frame = rows_at(spark, self.pipeline, self.connection, chosen, capture.snapshot_id, signatures)
@@ -145,16 +145,23 @@ class _Part:
             rows=rows,
         )
 
-    def _refuse_changed(self) -> None:
-        """The registry's schema must still be the source's: else columns of one would be read as those of the other."""
-        found = [t for t in read_catalog(self.connection, self.pipeline).tables if str(t.name) == self.record.name]
-        if not found or found[0].schema.columns != self.record.schema.columns:
-            raise Refused(
-                "its columns changed at the source",
-                code="schema_changed",
-                where=self.record.name,
-                remedy=f"headwater load PIPELINE.yaml --table {self.record.name} --again",
-            )
+    def _leaves_now(self) -> tuple[Leaf, ...]:
+        leaves = _now(self.connection, self.pipeline, self.record).leaves
+        return tuple(leaf for leaf in leaves if self.part.whole or leaf.relation_id in self.part.leaves)
+
+
+def _now(connection: Connection, pipeline: Pipeline, record: TableRecord) -> TableSchema:
+    """The table as it is at the source. Its columns must be the registry's: else those of one would be read as those of
+    the other."""
+    found = [t.schema for t in read_catalog(connection, pipeline).tables if str(t.name) == record.name]
+    if not found or found[0].columns != record.schema.columns:
+        raise Refused(
+            "its columns changed at the source" if found else "the source has no such table that can be replicated",
+            code="schema_changed",
+            where=record.name,
+            remedy=f"headwater load PIPELINE.yaml --table {record.name} --again",
+        )
+    return found[0]
 
 
 class _Changed(Exception):

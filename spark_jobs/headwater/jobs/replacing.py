@@ -23,6 +23,7 @@ from headwater.lake.registry import Registry, TableRecord, now_text
 from headwater.lake.reload_records import Keeping, Reload
 from headwater.lake.reloaded import remove_rows, row_files, rows_in
 from headwater.position import format_lsn
+from headwater.schema import Leaf
 from headwater.source.connection import Connection, connect
 from headwater.source.samples import emit_marker
 from headwater.source.snapshots import wait_for_old_transactions as wait_out
@@ -91,7 +92,7 @@ def driver_beside(connection: Connection, pipeline: Pipeline, progress: Report) 
 @dataclass(slots=True)
 class Replacing:
     """One replacement of rows of the table `record`: of its partitions `leaves` (empty: anywhere), or under certain
-    `keys`. `shown`: how a person names these rows."""
+    `keys`. `shown`: how a person names these rows. `unknown`: partitions that the lake has not met yet."""
 
     pipeline: Pipeline
     connection: Connection
@@ -99,6 +100,7 @@ class Replacing:
     record: TableRecord
     shown: str
     leaves: tuple[int, ...] = ()
+    unknown: tuple[Leaf, ...] = ()
     keys: bool = False
 
     def run(self, read: Callable[[Reload], Reload]) -> dict[str, Any]:
@@ -137,7 +139,16 @@ class Replacing:
     def _ask(self, name: str, session: str) -> Reload:
         record = self.record
         reload = Reload(
-            name, record.name, record.incarnation, self.leaves, self.shown, session, "asked", now_text(), keys=self.keys
+            name,
+            record.name,
+            record.incarnation,
+            self.leaves,
+            self.shown,
+            session,
+            "asked",
+            now_text(),
+            keys=self.keys,
+            unknown=self.unknown,
         )
         self._refuse_another(reload)
         self.registry.write(reload)

@@ -24,7 +24,7 @@ from headwater.errors import LostLease, Refused
 from headwater.lake.commits import DeltaTable, LostRace, append_once, create_table, open_table, replace_once, select
 from headwater.lake.paths import registry_path
 from headwater.lake.reload_records import Keeping, Reload, is_past
-from headwater.schema import TableSchema
+from headwater.schema import Leaf, TableSchema
 
 FORMAT_VERSION = 2
 """1 knew neither reloads nor what is kept for them."""
@@ -284,7 +284,8 @@ def _key_of(record: Record) -> tuple[str, str]:
 
 def _record_of(kind: str, document: dict[str, Any]) -> Record:
     if kind == "reload":
-        return Reload(**{**document, "leaves": tuple(document["leaves"])})
+        unknown = tuple(Leaf(**leaf) for leaf in document["unknown"])
+        return Reload(**{**document, "leaves": tuple(document["leaves"]), "unknown": unknown})
     if kind != "table":
         record: Record = _KINDS[kind](**document)
         return record

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from headwater.schema import Leaf
+
 ReloadState = Literal["asked", "read", "given up"]
 KeepingState = Literal["keeping", "done", "failed"]
 
@@ -20,7 +22,8 @@ class Reload:
 
     `name`: of this reload, given once. `leaves`: relation ids of the partitions; empty: the whole table, or, with
     `keys`, the rows under the keys that lie in its folder, too. `shown`: how a person names the part. `session`: the
-    job's application_name at the source, which says whether it lives.
+    job's application_name at the source, which says whether it lives. `unknown`: partitions that the table is to know
+    from now on.
     When it is "read": `snapshot`, `capture_lsn` as of `headwater.lake.registry.Capture`; `rows` rows lie in the folder
     of its name (`headwater.lake.reloaded`).
     """
@@ -37,6 +40,7 @@ class Reload:
     capture_lsn: int = 0
     rows: int = 0
     keys: bool = False
+    unknown: tuple[Leaf, ...] = ()
 
     @property
     def whole(self) -> bool:
