@@ -1,4 +1,4 @@
-"""A pipeline's DAGs from its YAML: `<pipeline>.load`, `.replicate`, `.reload` and `.maintain`.
+"""A pipeline's DAGs from its YAML: `<pipeline>.load`, `.replicate`, `.reload`, `.validate` and `.maintain`.
 
     from headwater_airflow.dag_factory import headwater_dags
     globals().update(headwater_dags("/etc/headwater/shop.yaml"))
@@ -25,7 +25,13 @@ from airflow.sdk import DAG, Param
 from headwater.config import Pipeline, load_pipeline
 from headwater.errors import BadConfiguration, HeadwaterError
 from headwater_airflow.operators.replication import BeginReplicationOperator
-from headwater_airflow.operators.spark import LoadOperator, MaintainOperator, ReloadOperator, ReplicateOperator
+from headwater_airflow.operators.spark import (
+    LoadOperator,
+    MaintainOperator,
+    ReloadOperator,
+    ReplicateOperator,
+    ValidateOperator,
+)
 from headwater_airflow.timetable import OverlappingSlices
 
 log = logging.getLogger(__name__)
@@ -38,6 +44,8 @@ def headwater_dags(
     slice_seconds: float = 600,
     warm_up_seconds: float = 60,
     maintain_schedule: str | None = "@daily",
+    validate_schedule: str | None = None,
+    validate_incremental: bool = False,
     spark_conn_id: str = "spark_default",
     api_conn_id: str = "headwater_api",
     spark: Mapping[str, Any] | None = None,
@@ -49,12 +57,13 @@ def headwater_dags(
     `slice_seconds`: how long one run of `.replicate` lasts before the next takes over (a deployment's new code, or a
     changed YAML, arrives with the next slice). `warm_up_seconds`: how long before its end the next run begins, makes
     everything ready and takes over without a pause: two worker slots and two drivers until then. At most half a slice;
-    0: runs follow each other, with a pause in between. `maintain_schedule`: when `.maintain` runs. `spark`: further
-    arguments of SparkSubmitOperator, e.g. `conf`, `driver_memory`. A faulty file raises when it is named, and is left
-    out when a pattern found it.
+    0: runs follow each other, with a pause in between. `maintain_schedule`: when `.maintain` runs; `validate_schedule`:
+    when `.validate` does (None: when it is triggered), with `validate_incremental` only on what came since. `spark`:
+    further arguments of SparkSubmitOperator, e.g. `conf`, `driver_memory`. A faulty file raises when it is named, and
+    is left out when a pattern found it.
     """
     path = os.fspath(files)
-    schedules = (slice_seconds, warm_up_seconds, maintain_schedule)
+    schedules = (slice_seconds, warm_up_seconds, maintain_schedule, validate_schedule, validate_incremental)
     options = (*schedules, spark_conn_id, api_conn_id, spark or {}, default_args or {}, tags)
     if not _GLOB.intersection(path):
         return _dags(load_pipeline(path), *options)
@@ -92,6 +101,8 @@ def _dags(
     slice_seconds: float,
     warm_up_seconds: float,
     maintain_schedule: str | None,
+    validate_schedule: str | None,
+    validate_incremental: bool,
     spark_conn_id: str,
     api_conn_id: str,
     spark: Mapping[str, Any],
@@ -101,6 +112,7 @@ def _dags(
     arguments = {**spark, "pipeline": pipeline.file, "conn_id": spark_conn_id}
     load_id, replicate_id = f"{pipeline.name}.load", f"{pipeline.name}.replicate"
     reload_id, maintain_id = f"{pipeline.name}.reload", f"{pipeline.name}.maintain"
+    validate_id = f"{pipeline.name}.validate"
     common: dict[str, Any] = {"catchup": False, "tags": list(tags)}
     overlap = min(warm_up_seconds, slice_seconds / 2)
     with DAG(
@@ -184,7 +196,19 @@ def _dags(
         **common,
     ) as reload:
         ReloadOperator(task_id="reload", table="{{ params.table }}", partitions="{{ params.partitions }}", **arguments)
-    return {load_id: load, replicate_id: replicate, reload_id: reload, maintain_id: maintain}
+    with DAG(
+        validate_id,
+        description=f"Runs the expectation suites of the pipeline {pipeline.name} on a consistent cut",
+        schedule=validate_schedule,
+        max_active_runs=1,
+        start_date=datetime(2024, 1, 1, tzinfo=UTC),
+        is_paused_upon_creation=validate_schedule is not None,  # without a schedule it runs only when asked to
+        default_args={"retries": 2, "retry_delay": timedelta(minutes=1), **default_args},
+        doc_md=_VALIDATE_DOC.format(file=pipeline.file),
+        **common,
+    ) as validate:
+        ValidateOperator(task_id="validate", incremental=validate_incremental, **arguments)
+    return {load_id: load, replicate_id: replicate, reload_id: reload, validate_id: validate, maintain_id: maintain}
 
 
 _LOAD_DOC = """Loads the tables of `{file}` that are not loaded yet, while `{replicate}` goes on with the others. The
@@ -198,3 +222,7 @@ from the one before. Pausing this DAG stops the running slice cleanly within sec
 
 _MAINTAIN_DOC = """Compacts the tables of `{file}` if `{replicate}` does not run just then (it compacts by itself),
 writes checkpoints, and removes files and log entries that no pin and no cut of `lake.keep_cuts` needs."""
+
+_VALIDATE_DOC = """Runs the suites in `expectations/` beside `{file}`, and the basics of every table, on the newest cut.
+Fails when an expectation of severity error is not met, and names rows by their key. Sensors with `validated=True` wait
+for it."""

@@ -25,6 +25,7 @@ def wait(
     max_wait: float | str | timedelta = 300,
     on_timeout: Literal["fail", "continue", "fallback"] = "fail",
     ignore_suspended: bool = False,
+    validated: bool = False,
 ) -> dict[str, Any]:
     """The pinned cut, as `headwater.wait` gives it, or `headwater.NotFresh`. The arguments are the sensor's."""
     from headwater.config import load_pipeline
@@ -42,4 +43,5 @@ def wait(
         timeout=max_wait,
         ignore_suspended=ignore_suspended,
         on_timeout=on_timeout,
+        validated=validated,
     )

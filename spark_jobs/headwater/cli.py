@@ -182,7 +182,7 @@ def _replicate(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Eve
 def _wait(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:
     from headwater.jobs.wait import wait
 
-    result = wait(pipeline, args.table, args.require, args.timeout, args.ignore_suspended)
+    result = wait(pipeline, args.table, args.require, args.timeout, args.ignore_suspended, validated=args.validated)
     return result.to_json(), result.exit_status
 
 
@@ -203,6 +203,40 @@ def _verify(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event)
         return result, EXIT_DIFFERENCES
     # A table that could not be compared is no clean bill of health.
     return result, EXIT_DONE if all(t.get("compared", True) for t in result["tables"].values()) else EXIT_SUSPENDED
+
+
+def _validate(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:
+    tables = _known_tables(pipeline, args.table)
+    cut = None if args.cut == "newest" else _cut_in(args.cut)
+    from headwater.jobs.validate import validate
+
+    result = validate(
+        pipeline,
+        tables,
+        cut=cut,
+        incremental=args.incremental,
+        pages=args.pages,
+        keep=args.keep,
+        progress=_say,
+    )
+    if not result["success"]:
+        return result, EXIT_DIFFERENCES
+    left_out = any(table["success"] is None for table in result["tables"].values())
+    return result, EXIT_SUSPENDED if left_out else EXIT_DONE
+
+
+def _cut_in(file: str) -> Any:
+    """The JSON in `file`; whether it is a cut, the job says."""
+    try:
+        with open(file, encoding="utf-8") as stream:
+            return json.load(stream)
+    except (OSError, ValueError) as error:
+        raise Refused(
+            f"there is no cut in it: {getattr(error, 'strerror', None) or error}",
+            code="bad_cut",
+            where=f"--cut {file}",
+            remedy="give the file into which `headwater wait --json` wrote its cut, or newest",
+        ) from None
 
 
 def _maintain(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:
@@ -262,7 +296,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         description="Keeps a Delta lake in step with a PostgreSQL database.",
         epilog="Exit status: 0 done, 1 failed (try again), 2 refused (a person must act), 3 not fresh in time, "
-        "4 some tables are suspended, 5 verify found differences.",
+        "4 some tables are suspended, 5 verify found differences or a validation failed.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
@@ -300,9 +334,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     wait.add_argument("--timeout", metavar="60s", type=_seconds, default=60.0, help="how long (default: 60s)")
     wait.add_argument("--ignore-suspended", action="store_true", help="leave suspended tables out")
+    text = "only a cut that has passed `headwater validate` will do; it is the one that is printed"
+    wait.add_argument("--validated", action="store_true", help=text)
     command("status", "show state, position and lag of every table, and the slot", _status)
     verify = command("verify", "compare source and lake row by row", _verify, tables=True)
     verify.add_argument("--repair", action="store_true", help="put the rows right that differ, in one commit a table")
+    validate = command("validate", "run expectation suites on a consistent cut", _validate, tables=True)
+    text = "the cut: a file with what `wait --json` printed, or the newest one (default: newest)"
+    validate.add_argument("--cut", metavar="FILE|newest", default="newest", help=text)
+    text = "look only at rows that came since the last validation, where that says the same"
+    validate.add_argument("--incremental", action="store_true", help=text)
+    text = "where to write the HTML pages (default: in the lake)"
+    validate.add_argument("--pages", metavar="FOLDER", type=os.path.abspath, help=text)
+    text = "how long a cut that has passed stays readable (default: 24h, or lake.keep_cuts if that is longer)"
+    validate.add_argument("--keep", metavar="24h", type=_seconds, help=text)
     command("maintain", "compact files, write checkpoints, remove what no cut needs any more", _maintain, tables=True)
     pausing = "single tables: their changes are not kept, resume loads them anew (default: the pipeline)"
     for name, text, run in (

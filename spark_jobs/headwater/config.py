@@ -133,6 +133,7 @@ class Defaults(_Section):
     on_bad_value: _BadValue = "suspend"
     on_divergence: _Divergence = "suspend"
     freshness: _Freshness = None
+    validated: Annotated[bool, PlainValidator(truth_value)] = False
 
 
 class TableEntry(_Section):
@@ -149,6 +150,7 @@ class TableEntry(_Section):
     on_bad_value: _BadValues | None = None
     on_divergence: _Divergence | None = None
     freshness: _Freshness = None
+    validated: Annotated[bool | None, PlainValidator(truth_value)] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -236,6 +238,11 @@ class Pipeline(_Section):
         """The greatest staleness in seconds that waits for `require: default` allow `table`; None: none, so now."""
         entry = self.entry_for(table)
         return entry.freshness if entry is not None and entry.freshness is not None else self.defaults.freshness
+
+    def validated(self, table: TableName) -> bool:
+        """Whether waits for `require: default` want `table` validated."""
+        entry = self.entry_for(table)
+        return entry.validated if entry is not None and entry.validated is not None else self.defaults.validated
 
 
 def load_pipeline(path: str | os.PathLike[str], environ: Mapping[str, str] | None = None) -> Pipeline:

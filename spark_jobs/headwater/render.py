@@ -25,6 +25,7 @@ _COLUMNS = {
         "skipped",
         "error",
     ),
+    "validate": ("success", "rows", "mode", "failed", "keys", "state", "reason"),
     "verify": ("rows", "missing", "extra", "different", "repaired", "not_repaired", "keys"),
 }
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 PASSWORD = "not-to-be-seen"
+ALL_DAGS = {f"shop.{job}" for job in ("load", "replicate", "reload", "validate", "maintain")}
 SOURCE = f"postgresql://someone:{PASSWORD}@127.0.0.1:1/nowhere"
 
 BLOCKED_IMPORTS = """
@@ -72,7 +73,7 @@ def serialized(dag: DAG) -> str:
 
 def test_a_pipeline_is_loaded_on_request_and_replicated_continuously(tmp_path: Path) -> None:
     dags = headwater_dags(write_pipeline(tmp_path, "shop"), slice_seconds=90)
-    assert set(dags) == {"shop.load", "shop.replicate", "shop.reload", "shop.maintain"}
+    assert set(dags) == ALL_DAGS
     load, replicate = dags["shop.load"], dags["shop.replicate"]
     assert load.schedule is None
     assert load.max_active_runs == 1
@@ -113,6 +114,43 @@ def test_a_pipeline_is_maintained_at_its_own_times(tmp_path: Path) -> None:
     assert hourly.schedule == "0 * * * *"
 
 
+def test_a_pipeline_is_validated_when_somebody_asks_or_at_its_own_times(tmp_path: Path) -> None:
+    file = write_pipeline(tmp_path, "shop")
+    validate: Any = headwater_dags(file)["shop.validate"]
+    assert (validate.schedule, validate.max_active_runs, validate.is_paused_upon_creation) == (None, 1, False)
+    task = validate.get_task("validate")
+    assert task.application_args == [str(file), "--json"]
+    assert Path(task.application).name == "headwater_validate.py"
+    daily: Any = headwater_dags(file, validate_schedule="@daily", validate_incremental=True)["shop.validate"]
+    assert (daily.schedule, daily.is_paused_upon_creation) == ("@daily", True)
+    assert daily.get_task("validate").application_args == [str(file), "--json", "--incremental"]
+    assert PASSWORD not in serialized(validate)
+
+
+def test_a_validation_gets_the_cut_that_a_sensor_found_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow.sdk.exceptions import AirflowFailException
+
+    from headwater_airflow.operators.spark import HeadwaterSparkOperator, ValidateOperator
+
+    seen: list[Any] = []
+
+    def submitted(self: HeadwaterSparkOperator, context: Any) -> None:
+        arguments = self.application_args or []
+        seen.append((arguments[:-1], json.loads(Path(arguments[-1]).read_text())))
+
+    monkeypatch.setattr(HeadwaterSparkOperator, "execute", submitted)
+    cut = {"pipeline": "shop", "epoch": 3, "tables": {}}
+    task = ValidateOperator(task_id="v", pipeline="shop.yaml", tables=["public.a"], cut=cut, pages="/docs")
+    task.execute({})
+    expected = ["shop.yaml", "--json", "--table", "public.a", "--pages", "/docs", "--cut"]
+    assert seen == [(expected, cut)]
+    assert {"cut", "pipeline", "application_args"} <= set(task.template_fields)
+    with pytest.raises(AirflowFailException, match="no cut to read"):
+        ValidateOperator(task_id="w", pipeline="shop.yaml", cut="None").execute({})
+
+
 def test_replication_waits_paused_for_the_first_load(tmp_path: Path) -> None:
     dags = headwater_dags(write_pipeline(tmp_path, "shop"))
     assert dags["shop.replicate"].is_paused_upon_creation is True
@@ -143,7 +181,7 @@ def test_a_faulty_file_among_others_is_left_out_and_reported_elsewhere(tmp_path:
     write_pipeline(tmp_path, "shop")
     report_faults(tmp_path / "*.yaml")
     (tmp_path / "warehouse.yaml").write_text("pipeline: warehouse\nsauce: {}\n")
-    assert set(headwater_dags(tmp_path / "*.yaml")) == {"shop.load", "shop.replicate", "shop.reload", "shop.maintain"}
+    assert set(headwater_dags(tmp_path / "*.yaml")) == ALL_DAGS
     with pytest.raises(BadConfiguration, match=r"(?s)warehouse\.yaml.*sauce"):
         report_faults(tmp_path / "*.yaml")
 
@@ -161,7 +199,7 @@ def test_of_two_files_with_the_same_pipeline_name_the_second_is_faulty(tmp_path:
     first = write_pipeline(tmp_path, "shop", "one")
     second = write_pipeline(tmp_path, "shop", "two")
     dags = headwater_dags(tmp_path / "*.yaml")
-    assert set(dags) == {"shop.load", "shop.replicate", "shop.reload", "shop.maintain"}
+    assert set(dags) == ALL_DAGS
     assert str(first) in str(dags["shop.load"].doc_md)
     with pytest.raises(BadConfiguration, match=f"{second}.*{first} has the same pipeline name"):
         report_faults(tmp_path / "*.yaml")

@@ -17,7 +17,9 @@ import pytest
 import yaml
 
 from fixtures.lakes import HandLake, position_at, utc
+from headwater.lake import validations
 from headwater.lake.cuts import list_pins
+from headwater.lake.validations import SuiteResult, TableResult, Validation
 from headwater.position import Position
 
 if TYPE_CHECKING:
@@ -127,6 +129,40 @@ def test_the_position_of_a_writer_comes_by_xcom_also_rendered_as_text(lake: Hand
     position = Position.from_json(at(lake, 0x180))
     for require in (position, str(position.to_json()), json.dumps(position.to_json())):
         assert sensor(pipeline, require=require).execute(CONTEXT)["outcome"] == "satisfied"
+
+
+def test_a_sensor_for_a_validated_cut_defers_until_one_has_passed(lake: HandLake, pipeline: str) -> None:
+    from headwater_airflow.sensors.freshness import FreshnessSensor
+
+    task = sensor(pipeline, require=at(lake, 0x180), validated=True)
+    trigger = stored_and_restored(deferred(task))
+    assert trigger.target["validated"] == [A, B]
+
+    async def scenario() -> list[dict[str, Any]]:
+        waiting = asyncio.ensure_future(events(trigger))
+        await asyncio.to_thread(record_validation, lake, False)
+        await asyncio.to_thread(lake.publish, 0x300, A)
+        done, _ = await asyncio.wait({waiting}, timeout=1)
+        assert not done
+        await asyncio.to_thread(record_validation, lake, True)
+        return await asyncio.wait_for(waiting, 20)
+
+    (event,) = asyncio.run(scenario())
+    cut = task.execute_complete(CONTEXT, json.loads(json.dumps(event)))
+    assert (cut["outcome"], cut["epoch"], cut["validated"]) == ("satisfied", 2, [A, B])
+    with pytest.raises(ValueError, match="exclude each other"):
+        FreshnessSensor(task_id="fresh", pipeline=pipeline, validated=True, on_timeout="fallback")
+
+
+def record_validation(lake: HandLake, success: bool) -> None:
+    newest = lake.ledger.newest
+    assert newest is not None
+    now = datetime.now(UTC)
+    suite = SuiteResult("basics", 1, int(not success), 0, None if success else "error")
+    tables = [TableResult(name, 0, lake.versions[name].version, 1, [suite]) for name in (A, B)]
+    until = now + timedelta(hours=1)
+    run = Validation(f"{now}", "shop", newest.epoch, lake.position, None, tables, now, now, until, "1.24")
+    validations.record(lake.root, run)
 
 
 def test_the_trigger_carries_the_pinned_target_and_no_secret(lake: HandLake, pipeline: str) -> None:

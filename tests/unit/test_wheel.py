@@ -24,7 +24,7 @@ dags = {
     name for file in sorted(example_dags().glob("*.py"))
     for value in runpy.run_path(str(file)).values() if isinstance(name := getattr(value, "dag_id", None), str)
 }
-jobs = ("load", "replicate", "verify", "maintain", "example_aggregate")
+jobs = ("load", "replicate", "verify", "validate", "maintain", "example_aggregate")
 scripts = {job: Path(entry_script(job)).is_file() for job in jobs}
 found = {"package": headwater.__file__, "checkout": checkout() is not None, "dags": sorted(dags), "scripts": scripts}
 print(json.dumps(found))
@@ -73,13 +73,8 @@ def test_the_dags_and_their_jobs_are_found_without_a_checkout(site: Path, tmp_pa
     )
     assert Path(found["package"]).is_relative_to(site)
     assert found["checkout"] is False
-    assert found["dags"] == [
-        "headwater_example_downstream",
-        "shop.load",
-        "shop.maintain",
-        "shop.reload",
-        "shop.replicate",
-    ]
+    of_the_pipeline = [f"shop.{job}" for job in ("load", "maintain", "reload", "replicate", "validate")]
+    assert found["dags"] == ["headwater_example_downstream", *of_the_pipeline]
     assert all(found["scripts"].values()), found["scripts"]
 
 

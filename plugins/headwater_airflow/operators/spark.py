@@ -2,16 +2,17 @@
 
 Nothing secret is an argument or a template: connections are resolved in `execute` and handed to the driver in its
 environment. The job's exit status decides what Airflow does: 1 is tried again, 2 needs a person and fails at once,
-4 (some tables are suspended, the others are done) and 5 (verify found differences) likewise, except that
-replication goes on without its suspended tables. The job's JSON answer becomes the XCom.
+4 (some tables are suspended, the others are done) and 5 (verify found differences, a validation failed) likewise,
+except that replication goes on without its suspended tables. The job's JSON answer becomes the XCom.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 _NO_RETRY = {
     EXIT_REFUSED: "the job was refused and a retry cannot help",
     EXIT_SUSPENDED: "some tables are suspended; the others are done",
-    EXIT_DIFFERENCES: "lake and source differ",
+    EXIT_DIFFERENCES: "lake and source differ, or a validation failed",
 }
 
 
@@ -252,6 +253,43 @@ class VerifyOperator(HeadwaterSparkOperator):
         )
 
 
+class ValidateOperator(HeadwaterSparkOperator):
+    """Runs the suites of the tables (all, or `tables`) on a cut; fails where an expectation of severity error does.
+
+    `cut`: what a FreshnessSensor returned (`sensor.output`); None: the newest one. `incremental`: look only at rows
+    that came since the last validation, where that says the same. `pages`: the folder for the HTML pages (None: in the
+    lake). The result is the XCom; of a failed one, `result`, with the keys of rows.
+    """
+
+    template_fields: Sequence[str] = (*HeadwaterSparkOperator.template_fields, "cut")
+
+    def __init__(
+        self,
+        *,
+        pipeline: str,
+        tables: Sequence[str] = (),
+        cut: Any = None,
+        incremental: bool = False,
+        pages: str | None = None,
+        **arguments: Any,
+    ) -> None:
+        options = [*(["--incremental"] if incremental else []), *([] if pages is None else ["--pages", pages])]
+        super().__init__(
+            pipeline=pipeline,
+            application=entry_script("validate"),
+            application_args=[pipeline, "--json", *_table_arguments(tables), *options],
+            **arguments,
+        )
+        self.cut = cut
+
+    def execute(self, context: Context) -> dict[str, Any] | None:
+        if self.cut is None:
+            return super().execute(context)
+        with cut_file(self.cut) as file:
+            self.application_args = [*(self.application_args or ()), "--cut", file]
+            return super().execute(context)
+
+
 class SparkOnCutOperator(HeadwaterSparkOperator):
     """A Spark job of your own that reads one consistent cut.
 
@@ -270,12 +308,8 @@ class SparkOnCutOperator(HeadwaterSparkOperator):
         self.cut = cut
 
     def execute(self, context: Context) -> dict[str, Any] | None:
-        if not isinstance(self.cut, dict) or "tables" not in self.cut:
-            raise AirflowFailException("there is no cut to read: hand over the output of a FreshnessSensor")
-        with tempfile.TemporaryDirectory(prefix="headwater_cut_") as folder:
-            file = Path(folder) / "cut.json"
-            file.write_text(json.dumps(self.cut), encoding="utf-8")
-            self.application_args = [os.fspath(file), *(self.application_args or ())]
+        with cut_file(self.cut) as file:
+            self.application_args = [file, *(self.application_args or ())]
             return super().execute(context)
 
     def _connection_environment(self) -> dict[str, str]:
@@ -284,6 +318,17 @@ class SparkOnCutOperator(HeadwaterSparkOperator):
             return {}
         self.pipeline = self.cut["fallback"]["pipeline_file"]
         return super()._connection_environment()
+
+
+@contextlib.contextmanager
+def cut_file(cut: Any) -> Iterator[str]:
+    """The path of a file with `cut`, while the block lasts: a cut of many tables is longer than an argument may be."""
+    if not isinstance(cut, dict) or "tables" not in cut:
+        raise AirflowFailException("there is no cut to read: hand over the output of a FreshnessSensor")
+    with tempfile.TemporaryDirectory(prefix="headwater_cut_") as folder:
+        file = Path(folder) / "cut.json"
+        file.write_text(json.dumps(cut), encoding="utf-8")
+        yield os.fspath(file)
 
 
 def _table_arguments(tables: Sequence[str]) -> list[str]:

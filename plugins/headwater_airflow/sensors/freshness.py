@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # A trigger enforces the deadline itself: Airflow's own, looked at every 15 s, is only for a triggerer that is gone.
 _GRACE = timedelta(minutes=2)
-_SKIPPED_ON_TIMEOUT = frozenset({"timed_out", "not_running"})
+_SKIPPED_ON_TIMEOUT = frozenset({"timed_out", "not_running", "not_validated"})
 INTERVAL_END = "data_interval_end"
 
 
@@ -41,7 +41,8 @@ class FreshnessSensor(BaseSensorOperator):
     newest cut and how stale it is; "fallback": what reads the result reads the source, and the wait ends as soon as
     it is estimated to be too long. A table that is suspended or loading ends the wait at once, and only "fallback"
     makes something of that; `ignore_suspended` leaves suspended tables out.
-    `keep_cut`: for how long the versions of the cut are kept.
+    `keep_cut`: for how long the versions of the cut are kept. `validated`: only a cut will do that has passed
+    `headwater validate`, and it is the one returned; with require="default" the pipeline file says so, too.
     A DAG run's conf goes over these, but for `pipeline`: `{"headwater": {"max_wait": "1h"}}` for every sensor of the
     run, `{"headwater": {"tasks": {"fresh": {"require": "now"}}}}` for one.
     """
@@ -59,6 +60,7 @@ class FreshnessSensor(BaseSensorOperator):
         on_timeout: str = "fail",
         ignore_suspended: bool = False,
         keep_cut: float | str | timedelta = timedelta(hours=24),
+        validated: bool = False,
         **arguments: Any,
     ) -> None:
         wait = duration(max_wait, "max_wait")
@@ -70,6 +72,7 @@ class FreshnessSensor(BaseSensorOperator):
         self.on_timeout = on_timeout
         self.ignore_suspended = ignore_suspended
         self.keep_cut = duration(keep_cut, "keep_cut")
+        self.validated = validated
         self._own_settings().check()
 
     def execute(self, context: Context) -> dict[str, Any]:
@@ -93,7 +96,15 @@ class FreshnessSensor(BaseSensorOperator):
 
     def _own_settings(self) -> Settings:
         assert self.max_wait is not None  # as the base class declares it
-        return Settings(self.tables, self.require, self.max_wait, self.on_timeout, self.ignore_suspended, self.keep_cut)
+        return Settings(
+            self.tables,
+            self.require,
+            self.max_wait,
+            self.on_timeout,
+            self.ignore_suspended,
+            self.keep_cut,
+            self.validated,
+        )
 
     def _settings(self, context: Context) -> Settings:
         """The arguments, the DAG run's conf over them, and the moment that `data_interval_end` stands for."""
@@ -134,6 +145,7 @@ class FreshnessSensor(BaseSensorOperator):
             tables=[parse_table(name) for name in settings.tables] if settings.tables is not None else None,
             ignore_suspended=settings.ignore_suspended,
             give_up_early=settings.on_timeout == "fallback",
+            validated=settings.validated,
         )
 
     def _defer(

@@ -27,6 +27,7 @@ class Settings:
     on_timeout: str
     ignore_suspended: bool
     keep_cut: timedelta
+    validated: bool = False
 
     def check(self) -> None:
         """ValueError for what cannot work, as far as that can be said before templates are rendered."""
@@ -34,6 +35,10 @@ class Settings:
             raise ValueError(f"on_timeout={self.on_timeout!r}: expected one of {', '.join(ON_TIMEOUT)}")
         if not isinstance(self.ignore_suspended, bool):
             raise ValueError(f"ignore_suspended={self.ignore_suspended!r}: expected true or false")
+        if not isinstance(self.validated, bool):
+            raise ValueError(f"validated={self.validated!r}: expected true or false")
+        if self.validated and self.on_timeout == "fallback":
+            raise ValueError("validated and on_timeout='fallback' exclude each other: nobody has validated the source")
 
     def requiring(self, require: Any) -> Settings:
         return replace(self, require=require)

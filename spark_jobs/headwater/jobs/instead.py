@@ -21,7 +21,13 @@ from headwater.lake.status import LakeReader
 from headwater.names import TableName
 from headwater.source.standing import Registered
 
-_CONTINUED = (Outcome.TIMED_OUT, Outcome.NOT_RUNNING, Outcome.PAUSED, Outcome.SOURCE_UNREACHABLE)
+_CONTINUED = (
+    Outcome.TIMED_OUT,
+    Outcome.NOT_RUNNING,
+    Outcome.PAUSED,
+    Outcome.SOURCE_UNREACHABLE,
+    Outcome.NOT_VALIDATED,
+)
 # A table that is suspended or loading in the lake is whole at the source.
 _FALLEN_BACK = (Outcome.TIMED_OUT, Outcome.NOT_RUNNING, Outcome.PAUSED, Outcome.SUSPENDED, Outcome.LOADING)
 
@@ -43,7 +49,8 @@ def instead_of_cut(
     short = {name: ended.get(name) for name in ("outcome", "target", "waited_seconds", "reason")}
     if on_timeout == "continue" and outcome in _CONTINUED:
         return {**_as_it_stands(pipeline, tables, keep, owner), **short}
-    if on_timeout == "fallback" and outcome in _FALLEN_BACK:
+    # Nobody has validated the source: who wants tables validated is not served by it.
+    if on_timeout == "fallback" and outcome in _FALLEN_BACK and not ended.get("validated"):
         return {**_at_the_source(pipeline, tables), **short}
     return None
 

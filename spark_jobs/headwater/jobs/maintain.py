@@ -23,7 +23,7 @@ from headwater.lake import log_files, storage
 from headwater.lake.cleanup import ORPHAN_SECONDS, clean
 from headwater.lake.commits import write_checkpoint
 from headwater.lake.compaction import ENOUGH, compact_directly, optimize, worth_optimizing
-from headwater.lake.control_tables import Kept, keep_ledger, keep_registry
+from headwater.lake.control_tables import Kept, keep_ledger, keep_registry, keep_validations
 from headwater.lake.cuts import history_name, remove_expired
 from headwater.lake.delta_log import read_snapshot
 from headwater.lake.history import history_record, stored_record
@@ -76,6 +76,7 @@ def maintain(
             control = {
                 "ledger": _control(keep_ledger(root, Event())),
                 "registry": _control(keep_registry(root, Event())),
+                "validations": _control(keep_validations(root, Event())),
             }
     seconds = round(time.monotonic() - started, 3)
     return {"driver": job.saw_driver, "tables": results, **control, "expired_pins": pins, "seconds": seconds}

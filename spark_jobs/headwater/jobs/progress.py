@@ -96,6 +96,8 @@ def _blocker(judged: Verdict, look: Look, named: Sequence[str], source: SourceSt
     """The one thing that holds the wait up, as far as it can be told; what a person can end comes first."""
     if outage:
         return f"the source does not answer: {outage}"
+    if judged.awaits_validation:
+        return "no validation has passed at or above the target"
     waiting = [name for name in named if look.tables[name].state != IN_STEP]
     if waiting:
         held = f"{waiting[0]} is {look.tables[waiting[0]].state}"

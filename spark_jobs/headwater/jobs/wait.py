@@ -14,17 +14,18 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from headwater.config import Pipeline, load_pipeline
-from headwater.errors import HeadwaterError, Refused, Transient
+from headwater.errors import Refused, Transient
 from headwater.jobs.progress import Progress, progress
 from headwater.jobs.source_state import SourceState, as_the_source_stands, ask_source, followed
+from headwater.jobs.wait_result import NotFresh, WaitResult
 from headwater.lake import freshness
-from headwater.lake.cuts import Cut, Pin, pin_cut, take_cut, time_text
+from headwater.lake.cuts import Cut, pin_cut, release_pin, take_cut
 from headwater.lake.freshness import (
     AsConfigured,
     AtPosition,
@@ -40,9 +41,12 @@ from headwater.lake.freshness import (
 from headwater.lake.position_file import PositionFile
 from headwater.lake.status import LakeReader
 from headwater.names import TableName
-from headwater.position import Position, format_lsn
+from headwater.position import Position
 from headwater.quantities import parse_duration
 from headwater.source.standing import Registered
+
+if TYPE_CHECKING:
+    from headwater.jobs.validated_cuts import Validations
 
 log = logging.getLogger(__name__)
 
@@ -51,80 +55,13 @@ _FIRST_WORD_SECONDS, _WORD_SECONDS = 2.0, 30.0
 _VISIT_SECONDS = (1.0, 2.0, 4.0)  # between two visits to the source; the last one is repeated
 
 
-class NotFresh(HeadwaterError):
-    """A wait that ended otherwise than satisfied. `code` is the outcome, `exit_status` the command's."""
-
-    default_code = Outcome.TIMED_OUT
-
-    @property
-    def exit_status(self) -> int:  # type: ignore[override]
-        return Outcome(self.code).exit_status
-
-
-@dataclass(frozen=True, slots=True)
-class WaitResult:
-    """How a wait ended. `cut` and `pin` are set exactly when `outcome` is satisfied."""
-
-    outcome: Outcome
-    target: Target | None
-    waited_seconds: float
-    verdict: Verdict
-    pipeline: str
-    applied: Mapping[str, int] = field(default_factory=dict)
-    cut: Cut | None = None
-    pin: Pin | None = None
-    progress: Progress | None = None
-
-    @property
-    def exit_status(self) -> int:
-        return self.outcome.exit_status
-
-    def to_json(self) -> dict[str, Any]:
-        """The interface's object: the cut and how long it took, or why not and what to do."""
-        common: dict[str, Any] = {
-            "outcome": str(self.outcome),
-            "target": str(self.target) if self.target is not None else None,
-            "waited_seconds": round(self.waited_seconds, 3),
-        }
-        if self.verdict.ignored:
-            common["ignored"] = list(self.verdict.ignored)
-        if self.cut is not None and self.pin is not None:
-            return {**self.cut, **common, "pin": {"id": self.pin.id, "expiry": time_text(self.pin.expiry)}}
-        result = {
-            **common,
-            "eta_seconds": self.verdict.eta_seconds,
-            "reason": self.verdict.reason,
-            "remedy": self.verdict.remedy,
-            "tables": {
-                name: {
-                    "applied_lsn": format_lsn(self.applied[name]) if name in self.applied else None,
-                    "gap_bytes": gap.gap_bytes,
-                    "state": gap.state,
-                    "reason": gap.reason,
-                }
-                for name, gap in self.verdict.tables.items()
-            },
-        }
-        if self.progress is not None:
-            result["progress"] = self.progress.to_json()
-        # A refused wait is an error of its caller, and is shown as every command shows one.
-        return {**self.error().to_json(), **result} if self.exit_status == Refused.exit_status else result
-
-    def error(self) -> NotFresh:
-        return NotFresh(
-            self.verdict.reason or str(self.outcome),
-            code=str(self.outcome),
-            where=f"wait of pipeline {self.pipeline}, target {self.target if self.target is not None else 'not taken'}",
-            remedy=self.verdict.remedy,
-        )
-
-
 class Waiter:
     """One wait. `requirement` may be a `Target` pinned by an earlier process: it is then not taken anew, and a
     source that does not answer is asked again until the deadline.
 
     `keep`: for how many seconds the cut is pinned, in the name of `owner`. `give_up_early`: end as timed out as soon as
-    the time that is still to wait, as estimated, exceeds what is left.
+    the time that is still to wait, as estimated, exceeds what is left. `validated`: only what has passed a validation
+    counts, of every table; a `Target` says by itself of which.
     """
 
     def __init__(
@@ -138,12 +75,15 @@ class Waiter:
         tables: Iterable[TableName] | None = None,
         ignore_suspended: bool = False,
         give_up_early: bool = False,
+        validated: bool = False,
     ) -> None:
         self._pipeline = pipeline
         self._requirement = requirement
         self._keep, self._owner = keep, owner
         self._ignore_suspended = ignore_suspended
         self._give_up_early = give_up_early
+        self._validated = validated
+        self._validations: Validations | None = None
         self._lake = LakeReader(pipeline.lake_path(), pipeline.name)
         self._began = time.monotonic()
         self._deadline = self._began + timeout
@@ -172,6 +112,8 @@ class Waiter:
         seen = self._lake.look()
         if self.tables is None:
             self.tables = wanted_tables(self._pipeline, None, seen)
+        if self._validated and self.target is not None:
+            self.target = replace(self.target, validated=self.tables)
         self._resolve_moment(seen)
         look = self._as_the_source_stands(seen)
         self._notice_life(look)
@@ -223,9 +165,10 @@ class Waiter:
             self.tables = wanted_tables(self._pipeline, None, self._lake.look())
         limits = {name: self._pipeline.freshness_of(TableName.parse(name)) for name in self.tables}
         by_table = {name: limit for name, limit in limits.items() if limit is not None}
+        validated = tuple(name for name in self.tables if self._pipeline.validated(TableName.parse(name)))
         if len(by_table) == len(limits):
-            return Target(by_table=by_table)
-        return Target(position.lsn, position.timeline, position.system_id, by_table=by_table)
+            return Target(by_table=by_table, validated=validated)
+        return Target(position.lsn, position.timeline, position.system_id, by_table=by_table, validated=validated)
 
     def _resolve_moment(self, look: Look) -> None:
         """Find where in the log the moment lies that is waited for: by the driver's samples, else by our own.
@@ -291,16 +234,11 @@ class Waiter:
     def _judge(self, look: Look) -> Verdict:
         assert self.target is not None
         assert self.tables is not None
-        judged = freshness.verdict(
-            self.target,
-            look,
-            self.tables,
-            source_now=self._source.now() if self._source is not None else None,
-            samples=[self._source.sample] if self._source is not None else (),
-            ignore_suspended=self._ignore_suspended,
-        )
+        judged = self._verdict(look)
+        if self.target.validated:
+            judged = self._validated_verdict(judged, look)
         if judged.outcome is Outcome.SATISFIED and look.file is not None:
-            held = self._lake.epoch(look.file.epoch).tables
+            held = self._lake.epoch(judged.epoch or look.file.epoch).tables
             missing = [name for name in judged.tables if name not in held]
             if missing:
                 return replace(judged, outcome=None, reason=f"no published epoch holds {missing[0]} yet")
@@ -308,6 +246,26 @@ class Waiter:
                 self._next_visit = 0.0
                 return replace(judged, outcome=None, reason=f"{anew} was loaded anew, the source is asked about it")
         return judged
+
+    def _verdict(self, look: Look, samples: Sequence[tuple[datetime, int]] = ()) -> Verdict:
+        assert self.target is not None
+        assert self.tables is not None
+        return freshness.verdict(
+            self.target,
+            look,
+            self.tables,
+            source_now=self._source.now() if self._source is not None else None,
+            samples=[*samples, *([self._source.sample] if self._source is not None else [])],
+            ignore_suspended=self._ignore_suspended,
+        )
+
+    def _validated_verdict(self, fresh: Verdict, look: Look) -> Verdict:
+        from headwater.jobs.validated_cuts import Validations  # reads Delta tables: only for those who ask for it
+
+        assert self.target is not None
+        if self._validations is None:
+            self._validations = Validations(self._pipeline.lake_path(), self._lake)
+        return self._validations.judge(fresh, look, self.target.validated, self._verdict)
 
     def _registered(self) -> list[Registered]:
         return followed(self._lake.registry(), self._pipeline.source.publication, self.tables or ())
@@ -335,9 +293,11 @@ class Waiter:
             return replace(judged, outcome=Outcome.SOURCE_UNREACHABLE, remedy="check the source's connection")
         return freshness.at_deadline(judged, seen_alive=self._seen_alive, pipeline_file=self._pipeline.file)
 
-    def _end(self, judged: Verdict, look: Look) -> WaitResult:
+    def _end(self, judged: Verdict, look: Look) -> WaitResult | None:
+        """The result; None when a validated cut was cleaned up before it could be pinned: another one is looked for."""
         assert judged.outcome is not None
-        epoch = self._lake.epoch(look.file.epoch) if look.file is not None and look.file.epoch else None
+        number = judged.epoch or (look.file.epoch if look.file is not None else 0)
+        epoch = self._lake.epoch(number) if number else None
         result = WaitResult(
             judged.outcome,
             self.target,
@@ -354,6 +314,9 @@ class Waiter:
         root = self._pipeline.lake_path()
         cut = take_cut(root, self._pipeline.name, look, epoch, self.tables, judged.lsn)
         pin = pin_cut(root, cut, self._owner, datetime.now(UTC) + timedelta(seconds=self._keep))
+        if self._validations is not None and self._validations.is_gone(cut):
+            release_pin(root, pin.id)
+            return None
         return replace(result, cut=cut, pin=pin)
 
 
@@ -372,6 +335,7 @@ def wait(
     timeout: float,
     ignore_suspended: bool = False,
     give_up_early: bool = False,
+    validated: bool = False,
 ) -> WaitResult:
     """The command `headwater wait`: blocks until the wait has ended, at most about `timeout` seconds. While it waits it
     says why, in the log."""
@@ -384,6 +348,7 @@ def wait(
         tables=tables,
         ignore_suspended=ignore_suspended,
         give_up_early=give_up_early,
+        validated=validated,
     )
     next_word = time.monotonic() + _FIRST_WORD_SECONDS
     while (result := waiter.look()) is None:
@@ -406,11 +371,13 @@ def wait_for_cut(
     timeout: float | str | timedelta = 60.0,
     ignore_suspended: bool = False,
     on_timeout: Literal["fail", "continue", "fallback"] = "fail",
+    validated: bool = False,
 ) -> Cut:
     """`headwater.wait`: the pinned cut, or NotFresh. `tables` as SQL writes them; None: every table of the pipeline.
 
     `on_timeout`: with "continue" the newest cut as it stands, with "fallback" one that `headwater.read` reads at the
-    source; either has `outcome` and `instead`, which says what it is (see `headwater.jobs.instead`).
+    source; either has `outcome` and `instead`, which says what it is (see `headwater.jobs.instead`). `validated`: only
+    a cut that has passed `headwater validate` is good enough; then not with "fallback": nobody validates the source.
     """
     from headwater.jobs.instead import instead_of_cut
 
@@ -421,9 +388,16 @@ def wait_for_cut(
             where="on_timeout",
             remedy="give one of these",
         )
+    if validated and on_timeout == "fallback":
+        raise Refused(
+            "validated and on_timeout=fallback exclude each other: nobody has validated the source",
+            code="bad_argument",
+            where="on_timeout",
+            remedy="give one of fail, continue; or leave validated out",
+        )
     loaded = pipeline if isinstance(pipeline, Pipeline) else load_pipeline(pipeline)
     names = [parse_table(name) for name in tables or ()]
-    result = wait(loaded, names, require, seconds(timeout), ignore_suspended, on_timeout == "fallback")
+    result = wait(loaded, names, require, seconds(timeout), ignore_suspended, on_timeout == "fallback", validated)
     if result.cut is not None:
         return result.cut
     owner, keep = _process(), loaded.lake.keep_cuts
@@ -449,3 +423,16 @@ def seconds(duration: float | str | timedelta) -> float:
     with contextlib.suppress(ValueError):
         return parse_duration(duration)
     raise Refused(f"{duration!r} is no duration", code="bad_duration", where="timeout", remedy="give e.g. 60s or 5m")
+
+
+__all__ = [
+    "LOOK_SECONDS",
+    "NotFresh",
+    "WaitResult",
+    "Waiter",
+    "parse_table",
+    "seconds",
+    "wait",
+    "wait_for_cut",
+    "wanted_tables",
+]

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 
 from headwater.lake import log_files
 from headwater.lake.cleanup import ORPHAN_SECONDS, Cleaned, clean
-from headwater.lake.control_tables import keep_ledger, keep_registry
+from headwater.lake.control_tables import keep_ledger, keep_registry, keep_validations
 from headwater.lake.cuts import remove_expired
 from headwater.lake.horizon import RecentHorizons
 from headwater.lake.ledger import generation_began
@@ -65,6 +65,7 @@ class Caretaker:
             "ledger": _Task("the ledger", lambda: self._control(keep_ledger), begin, _CONTROL_SECONDS),
             "pins": _Task("pins", self._pins, begin, _SECONDS),
             "registry": _Task("the registry", lambda: self._control(keep_registry), begin, _SECONDS),
+            "validations": _Task("validations", lambda: self._control(keep_validations), begin, _SECONDS),
         }
         self._seen(tables, begin)
         self._failed: set[str] = set()

@@ -133,9 +133,10 @@ def query(table: DeltaTable, sql: str) -> pa.Table:
     return pa.table(QueryBuilder().register("t", table).execute(sql).read_all())
 
 
-def select(table: DeltaTable, condition: str = "true") -> list[dict[str, Any]]:
-    """The rows of `table` that meet the SQL `condition`."""
-    rows: list[dict[str, Any]] = query(table, f"select * from t where {condition}").to_pylist(maps_as_pydicts="strict")
+def select(table: DeltaTable, condition: str = "true", columns: str = "*") -> list[dict[str, Any]]:
+    """The rows of `table` that meet the SQL `condition`, or these `columns` of them."""
+    found = query(table, f"select {columns} from t where {condition}")
+    rows: list[dict[str, Any]] = found.to_pylist(maps_as_pydicts="strict")
     return rows
 
 

@@ -1,7 +1,8 @@
-"""Upkeep of the lake's own Delta tables, ledger and registry: few files, a recent checkpoint, no superfluous log.
+"""Upkeep of the lake's own Delta tables (ledger, registry, validations): few files, a recent checkpoint, a short log.
 
 The ledger gets a row and a file per epoch, 86,400 a day at one a second. Its rows are kept for good: gathered into
-files they take a few bytes each, and no reader looks at more than the newest hundred. The registry gathers itself.
+files they take a few bytes each, and no reader looks at more than the newest hundred. So are the rows of validations,
+of which there are few. The registry gathers itself.
 Readers look anew every time, so what was replaced an hour ago nobody reads any more.
 
 A driver that publishes meanwhile loses one race at most, looks at the fence and appends behind: rows are rearranged,
@@ -19,7 +20,7 @@ from headwater.lake import log_files
 from headwater.lake.cleanup import ORPHAN_SECONDS, Cleaned, clean
 from headwater.lake.commits import LostRace, compact, open_table, write_checkpoint
 from headwater.lake.delta_log import read_snapshot
-from headwater.lake.paths import ledger_path, registry_path
+from headwater.lake.paths import ledger_path, registry_path, validations_path
 
 KEEP_SECONDS = 3600.0
 _ENOUGH = 100
@@ -29,7 +30,7 @@ _CHECKPOINT_EVERY = 50
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One of the two after its upkeep: data files of its newest version before and after, what was removed, and the
+    """One of them after its upkeep: data files of its newest version before and after, what was removed, and the
     version of its newest checkpoint (None: it has none yet)."""
 
     files_before: int
@@ -47,6 +48,11 @@ def keep_ledger(root: str, stop: Event, *, keep: float = KEEP_SECONDS, enough: i
 def keep_registry(root: str, stop: Event, *, keep: float = KEEP_SECONDS) -> Kept | None:
     """None: there is no registry."""
     return _keep(registry_path(root), stop, keep, None)
+
+
+def keep_validations(root: str, stop: Event, *, keep: float = KEEP_SECONDS, enough: int = _ENOUGH) -> Kept | None:
+    """None: nothing was ever validated."""
+    return _keep(validations_path(root), stop, keep, enough)
 
 
 def _keep(folder: str, stop: Event, keep: float, enough: int | None) -> Kept | None:

@@ -12,19 +12,24 @@ Times are aware datetimes of the source's clock, positions are LSNs of one log (
 
 from __future__ import annotations
 
-import ast
-import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from enum import StrEnum
-from typing import Any
 
-from headwater.errors import EXIT_DONE, EXIT_NOT_FRESH, EXIT_REFUSED, EXIT_SUSPENDED, Refused
+from headwater.errors import EXIT_DONE, EXIT_NOT_FRESH, EXIT_REFUSED, EXIT_SUSPENDED
 from headwater.lake.position_file import PositionFile
-from headwater.position import Position, format_lsn, parse_lsn
-from headwater.quantities import parse_duration
+from headwater.lake.requirements import (
+    AsConfigured,
+    AtPosition,
+    MaxStaleness,
+    Now,
+    Requirement,
+    Since,
+    Target,
+    parse_requirement,
+)
+from headwater.position import format_lsn
 
 LOG_RATE = "apply_bytes_per_second"
 """The entry of the position file's `rates` from which the time still to wait is estimated: how far the published
@@ -33,7 +38,6 @@ SOURCE_RATE = "log_bytes_per_second"
 """How fast the source writes its log."""
 
 IN_STEP = "active"
-_DATE = re.compile(r"\d{4}-\d\d-\d\d[T ]")
 
 
 class Outcome(StrEnum):
@@ -49,6 +53,7 @@ class Outcome(StrEnum):
     TIMELINE_CHANGED = "timeline_changed"
     SOURCE_UNREACHABLE = "source_unreachable"
     FUTURE_POSITION = "future_position"
+    NOT_VALIDATED = "not_validated"
 
     @property
     def exit_status(self) -> int:
@@ -66,177 +71,8 @@ _EXIT_STATUS = {
     Outcome.TIMELINE_CHANGED: EXIT_REFUSED,
     Outcome.SOURCE_UNREACHABLE: EXIT_NOT_FRESH,
     Outcome.FUTURE_POSITION: EXIT_REFUSED,
+    Outcome.NOT_VALIDATED: EXIT_NOT_FRESH,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Now:
-    """Every transaction committed at the source before the question was asked."""
-
-
-@dataclass(frozen=True, slots=True)
-class AtPosition:
-    """A position; without timeline and system id (an LSN that a person typed) that of the source's log as it is."""
-
-    lsn: int
-    timeline: int | None = None
-    system_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class MaxStaleness:
-    """Everything committed up to `seconds` ago, by the source's clock; judged anew at each look."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Since:
-    """Everything committed before `moment`, by the source's clock; a moment still to come is waited for.
-
-    Committed is what others could see by then: the source stamps a commit microseconds before that.
-    """
-
-    moment: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class AsConfigured:
-    """What the pipeline file says: each table's `freshness`; `now` for tables without one."""
-
-
-Requirement = Now | AtPosition | MaxStaleness | Since | AsConfigured
-_REQUIREMENTS = (Now, AtPosition, MaxStaleness, Since, AsConfigured)
-
-
-def parse_requirement(value: object) -> Requirement:
-    """What `--require` and the sensor's `require` say: `now`, `16/B374D848`, `30s`, a timedelta, a Position, a moment
-    with its time zone (`2026-03-01T00:00:00Z`, a datetime), or `default`.
-
-    A position may also come as the mapping that XCom carries, or as the text into which a template renders that.
-    Refused when it is none of these.
-    """
-    if isinstance(value, _REQUIREMENTS):
-        return value
-    if isinstance(value, Position):
-        return AtPosition(value.lsn, value.timeline, value.system_id)
-    if isinstance(value, timedelta):
-        value = value.total_seconds()
-    try:
-        if isinstance(value, datetime):
-            return _since(value)
-        if isinstance(value, str) and value.strip().startswith("{"):
-            value = _mapping_of(value)
-        if isinstance(value, Mapping):
-            return parse_requirement(Position.from_json(dict(value)))
-        if isinstance(value, str):
-            return _parse_text(value.strip())
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return MaxStaleness(parse_duration(value))
-    except (ValueError, KeyError, TypeError, SyntaxError):
-        pass
-    raise Refused(
-        f"{value!r} is no freshness requirement",
-        code="bad_requirement",
-        where="require",
-        remedy="give `now`, a log position such as 16/B374D848, a duration such as 30s, a moment with its time zone"
-        " such as 2026-03-01T00:00:00Z, or `default` for what the pipeline file says",
-    )
-
-
-def _parse_text(text: str) -> Requirement:
-    if text.lower() == "now":
-        return Now()
-    if text.lower() == "default":
-        return AsConfigured()
-    if _DATE.match(text):
-        return _since(datetime.fromisoformat(text))
-    return AtPosition(parse_lsn(text)) if "/" in text else MaxStaleness(parse_duration(text))
-
-
-def _since(moment: datetime) -> Since:
-    if moment.tzinfo is None:
-        raise ValueError("a moment without its time zone")
-    return Since(moment.astimezone(UTC))
-
-
-def _mapping_of(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return ast.literal_eval(text.strip())  # Jinja renders a dict as Python writes it
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A requirement once it is pinned: `lsn` in the log (`system_id`, `timeline`), or `max_staleness`, or `since`,
-    which becomes an `lsn` as soon as a sample at or after that moment is known (`resolved`).
-
-    `by_table`: tables with a greatest staleness of their own, in seconds; the others go by the rest.
-    """
-
-    lsn: int | None = None
-    timeline: int | None = None
-    system_id: str | None = None
-    max_staleness: float | None = None
-    since: datetime | None = None
-    by_table: Mapping[str, float] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values, so that a deferred wait resumes with the same target in another process."""
-        return {
-            "lsn": format_lsn(self.lsn) if self.lsn is not None else None,
-            "timeline": self.timeline,
-            "system_id": self.system_id,
-            "max_staleness": self.max_staleness,
-            **({"since": self.since.isoformat()} if self.since is not None else {}),
-            **({"by_table": dict(self.by_table)} if self.by_table else {}),
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Target:
-        lsn, since = value["lsn"], value.get("since")
-        return cls(
-            parse_lsn(lsn) if lsn is not None else None,
-            value["timeline"],
-            value["system_id"],
-            value["max_staleness"],
-            datetime.fromisoformat(since) if since is not None else None,
-            dict(value.get("by_table", {})),
-        )
-
-    @property
-    def log(self) -> tuple[str, int] | None:
-        return (self.system_id, self.timeline) if self.system_id is not None and self.timeline is not None else None
-
-    @property
-    def open(self) -> bool:
-        """A moment of which nobody knows yet where in the log it lies."""
-        return self.since is not None and self.lsn is None
-
-    def resolved(self, samples: Iterable[tuple[datetime, int]], log: tuple[str, int] | None) -> Target:
-        """With the position of its moment, if one of `samples` (of `log`) was taken at or after it: the lowest, since
-        what was committed before the moment ends at or below every one of them."""
-        since = self.since
-        if since is None or self.lsn is not None or log is None:
-            return self
-        found = [lsn for time, lsn in samples if time >= since]
-        return replace(self, lsn=min(found), system_id=log[0], timeline=log[1]) if found else self
-
-    def staleness(self, name: str) -> float | None:
-        """The greatest staleness of table `name`; None when it goes by the position."""
-        return self.by_table.get(name, self.max_staleness)
-
-    def __str__(self) -> str:
-        if self.since is not None:
-            moment = self.since.isoformat().replace("+00:00", "Z")
-            return moment if self.lsn is None else f"{format_lsn(self.lsn)} ({moment})"
-        limits = [f"{seconds:g}s for {name}" for name, seconds in sorted(self.by_table.items())]
-        if self.lsn is not None:
-            limits.insert(0, format_lsn(self.lsn))
-        elif self.max_staleness is not None:
-            limits.insert(0, f"{self.max_staleness:g}s")
-        return ", ".join(limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +116,10 @@ class TableGap:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`outcome` None: waiting may still cure it. `lsn`: the highest position for which the wanted tables are exact."""
+    """`outcome` None: waiting may still cure it. `lsn`: the highest position for which the wanted tables are exact.
+
+    `epoch`: the one that satisfies, where it is not the newest. `awaits_validation`: nothing else is missing.
+    """
 
     outcome: Outcome | None
     reason: str = ""
@@ -289,6 +128,8 @@ class Verdict:
     lsn: int = 0
     eta_seconds: float | None = None
     ignored: tuple[str, ...] = ()
+    epoch: int | None = None
+    awaits_validation: bool = False
 
 
 def verdict(
@@ -310,6 +151,10 @@ def verdict(
 
 def at_deadline(waiting: Verdict, *, seen_alive: bool, pipeline_file: str) -> Verdict:
     """What a wait that is still waiting at its deadline ends as."""
+    if waiting.awaits_validation:
+        return replace(
+            waiting, outcome=Outcome.NOT_VALIDATED, remedy=f"headwater validate {pipeline_file}, then wait again"
+        )
     if seen_alive:
         return replace(
             waiting,

@@ -255,6 +255,20 @@ def first_sample(root: str, moment: datetime, log: tuple[str, int]) -> tuple[dat
     return (found["sample_time"][0].as_py(), found["sample_lsn"][0].as_py()) if found.num_rows else None
 
 
+def last_sample(root: str, position: Position) -> tuple[datetime, int] | None:
+    """The newest sample of the log of `position` that lies at or below it: up to its time everything is in there."""
+    table = open_table(ledger_path(root))
+    if table is None:
+        return None
+    found = query(
+        table,
+        "select sample_time, sample_lsn from t where kind = 'epoch'"
+        f" and system_id = '{position.system_id}' and timeline = {position.timeline}"
+        f" and sample_lsn <= {position.lsn} order by sample_time desc limit 1",
+    )
+    return (found["sample_time"][0].as_py(), found["sample_lsn"][0].as_py()) if found.num_rows else None
+
+
 def generation_began(root: str, generation: int) -> datetime | None:
     """When `generation` began, by its driver's clock; None when there is no such row."""
     table = open_table(ledger_path(root))

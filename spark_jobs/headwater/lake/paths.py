@@ -36,6 +36,19 @@ def reloaded_path(root: str, name: str) -> str:
     return join(root, CONTROL, "reloaded", name)
 
 
+def validations_path(root: str) -> str:
+    return join(root, CONTROL, "validations")
+
+
+def validation_pages_path(root: str) -> str:
+    return join(root, CONTROL, "validation_pages")
+
+
+def changed_path(root: str) -> str:
+    """Below it a folder for each reading of changed rows, while it lasts: see `headwater.lake.changed_rows`."""
+    return join(root, CONTROL, "changed")
+
+
 def position_file_path(root: str) -> str:
     return join(root, CONTROL, "position.json")
 

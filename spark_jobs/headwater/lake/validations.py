@@ -1,0 +1,238 @@
+"""What was validated and how it came out: `<root>/_headwater/validations`, a row per validation, table and suite.
+
+Only ever appended, one commit per validation, by whoever validates: a lost race is tried again, since no row speaks of
+another. Waits read it by a `ValidationReader`, which asks anew only when the table's version has moved, and only for
+what may still be handed on: validations whose cut is kept, and the newest one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from headwater.lake.commits import DeltaTable, LostRace, append_once, create_table, open_table, select
+from headwater.lake.paths import validations_path
+from headwater.lake.validated import Checked, ValidatedEpoch
+from headwater.position import Position
+
+_TIME = pa.timestamp("us", "UTC")
+_SCHEMA = pa.schema(
+    [
+        ("validation", pa.string()),
+        ("pipeline", pa.string()),
+        ("epoch", pa.int64()),
+        ("system_id", pa.string()),
+        ("timeline", pa.int64()),
+        ("lsn", pa.int64()),
+        ("sample_time", _TIME),
+        ("sample_lsn", pa.int64()),
+        ("table", pa.string()),
+        ("incarnation", pa.int64()),
+        ("version", pa.int64()),
+        ("rows", pa.int64()),
+        ("suite", pa.string()),
+        ("success", pa.bool_()),
+        ("severity", pa.string()),
+        ("expectations", pa.int64()),
+        ("failed", pa.int64()),
+        ("warnings", pa.int64()),
+        ("failures", pa.string()),
+        ("passed", pa.string()),
+        ("mode", pa.string()),
+        ("base_epoch", pa.int64()),
+        ("started_at", _TIME),
+        ("finished_at", _TIME),
+        ("kept_until", _TIME),
+        ("gx_version", pa.string()),
+    ]
+)
+_POLLED = (
+    "validation, epoch, system_id, timeline, lsn, sample_time, sample_lsn, "
+    '"table", incarnation, success, finished_at, failures'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteResult:
+    """How one suite came out on one table. `severity`: the highest among what failed, None where nothing did; `failed`
+    counts those of severity error, `warnings` the others. `passed`: fingerprints of what holds for every row."""
+
+    suite: str
+    expectations: int
+    failed: int
+    warnings: int
+    severity: str | None
+    failures: Sequence[Mapping[str, Any]] = ()
+    passed: Sequence[str] = ()
+
+    @property
+    def success(self) -> bool:
+        return self.failed == 0
+
+
+@dataclass(frozen=True, slots=True)
+class TableResult:
+    """One table of a validation. `rows`: all of its living rows. `base_epoch`: of the validation from which on only
+    changed rows were looked at; None: all were."""
+
+    table: str
+    incarnation: int
+    version: int
+    rows: int
+    suites: Sequence[SuiteResult]
+    base_epoch: int | None = None
+
+    @property
+    def success(self) -> bool:
+        return all(suite.success for suite in self.suites)
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """One run. `position`: that of the cut; `sample`: the source's clock and its log position, the newest one known at
+    or below it. `kept_until`: when the pin of the tables that passed ends."""
+
+    id: str
+    pipeline: str
+    epoch: int
+    position: Position
+    sample: tuple[datetime, int] | None
+    tables: Sequence[TableResult]
+    started_at: datetime
+    finished_at: datetime
+    kept_until: datetime
+    gx_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """What is known of a table from its newest validation: the ground that an incremental one stands on."""
+
+    epoch: int
+    position: Position
+    incarnation: int
+    version: int
+    rows: int
+    passed: frozenset[str] = field(default=frozenset())
+
+
+def record(root: str, validation: Validation) -> None:
+    """Append the rows of `validation`, all in one commit."""
+    table = create_table(validations_path(root), _SCHEMA)
+    rows = [_row(validation, found, suite) for found in validation.tables for suite in found.suites]
+    while True:
+        try:
+            append_once(table, rows, _SCHEMA)
+            return
+        except LostRace:
+            table.update_incremental()
+
+
+def earlier(root: str, name: str, *, passed_only: bool = False) -> Earlier | None:
+    """The newest validation of table `name`; with `passed_only` the newest that it passed."""
+    table = open_table(validations_path(root))
+    if table is None:
+        return None
+    quoted = name.replace("'", "''")
+    rows = select(table, f"\"table\" = '{quoted}'")
+    by_run: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_run.setdefault(row["validation"], []).append(row)
+    runs = [run for run in by_run.values() if not passed_only or all(row["success"] for row in run)]
+    if not runs:
+        return None
+    newest = max(runs, key=lambda run: (run[0]["finished_at"], run[0]["epoch"]))
+    first = newest[0]
+    return Earlier(
+        first["epoch"],
+        _position(first),
+        first["incarnation"],
+        first["version"],
+        first["rows"],
+        frozenset(fingerprint for row in newest for fingerprint in json.loads(row["passed"])),
+    )
+
+
+class ValidationReader:
+    """The validations of the lake under `root`, as a wait sees them. Not thread-safe."""
+
+    def __init__(self, root: str) -> None:
+        self._path = validations_path(root)
+        self._table: DeltaTable | None = None
+        self._version = -1
+        self._found: list[ValidatedEpoch] = []
+
+    def look(self) -> list[ValidatedEpoch]:
+        """What was validated, the newest epoch first."""
+        if self._table is None:
+            self._table = open_table(self._path)
+        else:
+            self._table.update_incremental()
+        if self._table is not None and self._table.version() != self._version:
+            now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+            kept = f"kept_until > arrow_cast('{now}', 'Timestamp(Microsecond, Some(\"UTC\"))')"
+            newest = "epoch = (select max(epoch) from t)"
+            rows = select(self._table, f"{kept} or {newest}", columns=_POLLED)
+            self._version, self._found = self._table.version(), _epochs(rows)
+        return self._found
+
+
+def _epochs(rows: Iterable[Mapping[str, Any]]) -> list[ValidatedEpoch]:
+    """Per epoch and table the newest validation counts; all of its suites must have passed."""
+    runs: dict[tuple[int, str], dict[str, list[Mapping[str, Any]]]] = {}
+    for row in rows:
+        runs.setdefault((row["epoch"], row["table"]), {}).setdefault(row["validation"], []).append(row)
+    tables: dict[int, dict[str, Checked]] = {}
+    for (epoch, name), found in runs.items():
+        newest = max(found.values(), key=lambda suites: suites[0]["finished_at"])
+        first = newest[0]
+        failures = [failure for row in newest if not row["success"] for failure in json.loads(row["failures"])]
+        tables.setdefault(epoch, {})[name] = Checked(
+            all(row["success"] for row in newest),
+            first["incarnation"],
+            _position(first),
+            (first["sample_time"], first["sample_lsn"]) if first["sample_time"] is not None else None,
+            tuple(failure["expectation"] for failure in failures if failure["severity"] == "error"),
+        )
+    return [ValidatedEpoch(epoch, tables[epoch]) for epoch in sorted(tables, reverse=True)]
+
+
+def _position(row: Mapping[str, Any]) -> Position:
+    return Position(row["system_id"], row["timeline"], row["lsn"])
+
+
+def _row(validation: Validation, found: TableResult, suite: SuiteResult) -> dict[str, Any]:
+    sample = validation.sample
+    return {
+        "validation": validation.id,
+        "pipeline": validation.pipeline,
+        "epoch": validation.epoch,
+        "system_id": validation.position.system_id,
+        "timeline": validation.position.timeline,
+        "lsn": validation.position.lsn,
+        "sample_time": sample[0] if sample is not None else None,
+        "sample_lsn": sample[1] if sample is not None else None,
+        "table": found.table,
+        "incarnation": found.incarnation,
+        "version": found.version,
+        "rows": found.rows,
+        "suite": suite.suite,
+        "success": suite.success,
+        "severity": suite.severity,
+        "expectations": suite.expectations,
+        "failed": suite.failed,
+        "warnings": suite.warnings,
+        "failures": json.dumps(list(suite.failures)),
+        "passed": json.dumps(list(suite.passed)),
+        "mode": "full" if found.base_epoch is None else "incremental",
+        "base_epoch": found.base_epoch,
+        "started_at": validation.started_at,
+        "finished_at": validation.finished_at,
+        "kept_until": validation.kept_until if found.success else validation.finished_at,
+        "gx_version": validation.gx_version,
+    }

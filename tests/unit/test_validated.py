@@ -1,0 +1,278 @@
+"""Waits for a validated cut, on a lake driven by hand: never early, and the reason says what is missing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+import yaml
+
+from fixtures.lakes import HandLake, position_at, utc
+from headwater.config import Pipeline, load_pipeline
+from headwater.errors import Refused
+from headwater.jobs.instead import instead_of_cut
+from headwater.jobs.wait import Waiter, WaitResult, wait_for_cut
+from headwater.lake import validations
+from headwater.lake.control_tables import keep_validations
+from headwater.lake.cuts import list_pins
+from headwater.lake.freshness import Look, Outcome, Target, Verdict, verdict
+from headwater.lake.ledger import last_sample
+from headwater.lake.paths import validations_path
+from headwater.lake.requirements import AtPosition
+from headwater.lake.status import LakeReader
+from headwater.lake.validated import ValidatedEpoch, judged_by_validation
+from headwater.lake.validations import SuiteResult, TableResult, Validation, ValidationReader
+from headwater.names import TableName
+
+A, B = "public.a", "public.b"
+# Nobody listens there: what these tests wait for, they must find in the lake alone.
+NOWHERE = "postgresql://reader@127.0.0.1:1/shop"
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> HandLake:
+    lake = HandLake(tmp_path / "lake", position_at(lsn=0x100), [A, B])
+    lake.publish(0x200, A, sample=(utc(0), 0x180))
+    return lake
+
+
+def pipeline_of(lake: HandLake, **defaults: Any) -> Pipeline:
+    file = Path(lake.root).parent / "shop.yaml"
+    document: dict[str, Any] = {
+        "pipeline": "shop",
+        "source": {"connection": NOWHERE},
+        "lake": {"root": Path(lake.root).as_uri()},
+        "tables": [A, {"name": B, **defaults.pop(B, {})}],
+        "defaults": defaults,
+    }
+    file.write_text(yaml.safe_dump(document))
+    return load_pipeline(file)
+
+
+def validated(
+    lake: HandLake,
+    *tables: str,
+    epoch: int | None = None,
+    failed: str = "",
+    lsn: int | None = None,
+    incarnation: int = 0,
+    kept: float = 3600.0,
+) -> None:
+    """A validation of `tables` at `epoch` (the newest); `failed` did not meet what is expected of it."""
+    newest = lake.ledger.newest
+    assert newest is not None
+    now = datetime.now(UTC)
+    results = [
+        TableResult(
+            name,
+            incarnation,
+            lake.versions[name].version,
+            10,
+            [
+                SuiteResult("basics", 3, 0, 0, None, passed=["1"]),
+                SuiteResult(
+                    "rules",
+                    2,
+                    int(name == failed),
+                    0,
+                    "error" if name == failed else None,
+                    [{"expectation": "expect_it", "severity": "error"}] if name == failed else [],
+                ),
+            ],
+        )
+        for name in tables
+    ]
+    position = lake.position if lsn is None else lake.position.at(lsn)
+    number = newest.epoch if epoch is None else epoch
+    sample = last_sample(lake.root, position)
+    run = Validation(
+        f"{now.timestamp()}", "shop", number, position, sample, results, now, now, now + timedelta(seconds=kept), "1.24"
+    )
+    validations.record(lake.root, run)
+
+
+def look(lake: HandLake, lsn: int, *tables: str, timeout: float = 0.0, **options: Any) -> WaitResult | None:
+    requirement = options.pop("requirement", AtPosition(lsn, 1, "7"))
+    names = [TableName.parse(name) for name in tables] or None
+    waiter = Waiter(
+        pipeline_of(lake),
+        requirement,
+        timeout=timeout,
+        keep=60,
+        owner="me",
+        tables=names,
+        **{"validated": True} | options,
+    )
+    return waiter.look()
+
+
+def ended(lake: HandLake, lsn: int, *tables: str, **options: Any) -> WaitResult:
+    result = look(lake, lsn, *tables, **options)
+    assert result is not None
+    return result
+
+
+def test_a_validated_cut_at_or_above_the_target_is_handed_on_though_newer_epochs_are_there(lake: HandLake) -> None:
+    validated(lake, A, B)
+    lake.publish(0x300, A)
+    assert lake.file is not None
+    result = ended(lake, 0x200)
+    assert result.outcome is Outcome.SATISFIED
+    cut = result.to_json()
+    assert (cut["epoch"], cut["position"]["lsn"], cut["validated"]) == (1, "0/200", [A, B])
+    assert cut["tables"][A]["version"] == 1
+    assert [pin.cut for pin in list_pins(lake.root)] == [result.cut]
+    plain = ended(lake, 0x200, validated=False).to_json()
+    assert (plain["epoch"], "validated" in plain) == (2, False)
+
+
+def test_fresh_and_never_validated_is_no_success(lake: HandLake) -> None:
+    assert look(lake, 0x200, timeout=60) is None
+    result = ended(lake, 0x200)
+    assert (result.outcome, result.exit_status) == (Outcome.NOT_VALIDATED, 3)
+    assert result.verdict.reason == "fresh, but not yet validated: there is no validation yet"
+    assert "headwater validate" in result.verdict.remedy
+    assert list_pins(lake.root) == []
+
+
+def test_validated_below_the_target_is_no_success(lake: HandLake) -> None:
+    validated(lake, A, B)
+    lake.publish(0x300, A)
+    result = ended(lake, 0x201)
+    assert result.outcome is Outcome.NOT_VALIDATED
+    assert "the newest one that passed is of epoch 1 at 0/200, too old for the target" in result.verdict.reason
+
+
+def test_not_fresh_is_told_as_ever_whatever_is_validated(lake: HandLake) -> None:
+    validated(lake, A, B)
+    result = ended(lake, 0x201)
+    assert result.outcome is Outcome.NOT_RUNNING
+    assert "not yet validated" not in result.verdict.reason
+
+
+def test_a_failed_validation_is_no_success_for_the_table_that_failed_alone(lake: HandLake) -> None:
+    validated(lake, A, B, failed=B)
+    result = ended(lake, 0x200)
+    assert result.outcome is Outcome.NOT_VALIDATED
+    assert "the newest validation is of epoch 1 at 0/200, and public.b failed expect_it" in result.verdict.reason
+    assert ended(lake, 0x200, A).outcome is Outcome.SATISFIED
+    # Looked at again, it passes, or fails: the newest result of an epoch counts.
+    validated(lake, A, B)
+    assert ended(lake, 0x200).outcome is Outcome.SATISFIED
+    validated(lake, A, B, failed=A)
+    assert ended(lake, 0x200).outcome is Outcome.NOT_VALIDATED
+
+
+def test_every_wanted_table_must_have_been_validated_at_one_epoch(lake: HandLake) -> None:
+    validated(lake, A)
+    lake.publish(0x300, B)
+    validated(lake, B)
+    result = ended(lake, 0x100)
+    assert result.outcome is Outcome.NOT_VALIDATED
+    assert "public.a was not validated there" in result.verdict.reason
+    validated(lake, A)
+    assert ended(lake, 0x100).to_json()["epoch"] == 2
+
+
+def test_what_was_loaded_anew_since_must_be_validated_anew(lake: HandLake) -> None:
+    validated(lake, A, B)
+    lake.registry.change(A, lambda record: record.__class__(**{**_fields(record), "incarnation": 1}))
+    result = ended(lake, 0x200)
+    assert result.outcome is Outcome.NOT_VALIDATED
+    assert "public.a was loaded anew since" in result.verdict.reason
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}
+
+
+def test_a_position_is_exact_for_tables_that_nobody_validated_only_up_to_the_epochs_own(lake: HandLake) -> None:
+    lake.read_to(0x280)
+    validated(lake, A, lsn=0x280)
+    assert ended(lake, 0x280, A).outcome is Outcome.SATISFIED
+    both = Target(0x280, 1, "7", validated=(A,))
+    assert ended(lake, 0, requirement=both, validated=False).outcome is Outcome.NOT_VALIDATED
+    lower = ended(lake, 0, requirement=Target(0x200, 1, "7", validated=(A,)), validated=False)
+    assert lower.to_json()["position"]["lsn"] == "0/200"
+
+
+def test_another_log_is_never_mistaken_for_this_one(lake: HandLake) -> None:
+    lake.position = position_at("8", 1, 0x900)
+    validated(lake, A, B)
+    lake.position = position_at("7", 1, 0x200)
+    assert ended(lake, 0x200).outcome is Outcome.NOT_VALIDATED
+
+
+def test_the_target_carries_what_must_be_validated_to_another_process(lake: HandLake) -> None:
+    target = Target(0x200, 1, "7", validated=(A, B))
+    restored = Target.from_json(json.loads(json.dumps(target.to_json())))
+    assert (restored, str(restored)) == (target, "0/200, validated")
+    assert ended(lake, 0, requirement=restored, validated=False).outcome is Outcome.NOT_VALIDATED
+
+
+def test_the_pipeline_file_says_by_default_what_must_be_validated(lake: HandLake) -> None:
+    pipeline = pipeline_of(lake, validated=True, **{B: {"validated": False}})
+    assert [pipeline.validated(TableName.parse(name)) for name in (A, B)] == [True, False]
+    assert not pipeline_of(lake).validated(TableName.parse(A))
+
+
+def test_staleness_is_that_of_the_validated_cut(lake: HandLake) -> None:
+    """The sample of the validation outlives those of the position file."""
+    validated(lake, A, B)
+    lake.publish(0x300, A, sample=(utc(500), 0x300))
+    known = ValidationReader(lake.root).look()
+    assert known[0].tables[A].sample == (utc(0), 0x180)
+    shown = LakeReader(lake.root, "shop").look()
+
+    def outcome(limit: float, known: list[ValidatedEpoch]) -> Outcome | None:
+        def judge(look: Look, samples: Sequence[tuple[datetime, int]] = ()) -> Verdict:
+            return verdict(Target(max_staleness=limit), look, [A, B], source_now=utc(510), samples=samples)
+
+        judged = judged_by_validation(
+            judge(shown), shown, [A, B], known, {A: 0, B: 0}, judge, lambda epoch: lake.position
+        )
+        assert judged.awaits_validation == (judged.outcome is None)
+        return judged.outcome
+
+    assert outcome(20, known) is None
+    assert outcome(509, known) is None
+    assert outcome(511, known) is Outcome.SATISFIED
+    assert outcome(511, []) is None
+
+
+def test_the_source_is_no_way_around_a_validation(lake: HandLake) -> None:
+    with pytest.raises(Refused, match="exclude each other"):
+        wait_for_cut(pipeline_of(lake), validated=True, on_timeout="fallback")
+    late = ended(lake, 0x900).to_json()
+    assert late["validated"] == [A, B]
+    options: dict[str, Any] = {"tables": None, "keep": 60.0, "owner": "me"}
+    assert instead_of_cut(pipeline_of(lake), late, "fallback", **options) is None
+    del late["validated"]
+    assert instead_of_cut(pipeline_of(lake), late, "fallback", **options) is not None
+
+
+def test_a_reader_asks_only_for_what_may_still_be_handed_on(lake: HandLake) -> None:
+    reader = ValidationReader(lake.root)
+    assert reader.look() == []
+    validated(lake, A, kept=-1)
+    lake.publish(0x300, A)
+    validated(lake, A, kept=-1)
+    assert [found.epoch for found in reader.look()] == [2]
+    validated(lake, A, epoch=1)
+    assert [found.epoch for found in reader.look()] == [2, 1]
+
+
+def test_the_table_of_validations_stays_few_files(lake: HandLake) -> None:
+    assert keep_validations(lake.root, Event()) is None
+    for _ in range(12):
+        validated(lake, A, B)
+    kept = keep_validations(lake.root, Event(), keep=0, enough=10)
+    assert kept is not None
+    assert (kept.files_before, kept.files_after) == (12, 1)
+    assert len(list(Path(validations_path(lake.root)).glob("*.parquet"))) == 1
+    assert [found.epoch for found in ValidationReader(lake.root).look()] == [1]
