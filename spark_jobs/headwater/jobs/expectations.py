@@ -59,9 +59,10 @@ _ROW_WISE = frozenset(
 )
 """Each row meets them or not, whatever the other rows are. Listed one by one: what is not here is asked of all rows,
 and so are expectations of one's own."""
-_LONGEST_WORD = 200
+_LONGEST = 200
 _GX_SEVERITY = {"error": "critical", "warning": "warning", "info": "info"}
-_QUOTED = re.compile(r"'[^']*'")
+_QUOTE = re.compile(r"['\"`\n]")
+_SPARK_CONDITION = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,15 +266,17 @@ def _shown(value: Any) -> Any:
 
 
 def _error(result: Any) -> str | None:
-    """Why it could not be judged; without what is quoted there, which may be a value."""
+    """Why it could not be judged: of Spark's message its class, of any other what stands before the first quote, since
+    behind it there may be a value."""
     told = result.exception_info or {}
     infos = [told] if "raised_exception" in told else list(told.values())
     raised = [info for info in infos if info.get("raised_exception")]
     if not raised:
         return None
-    message = str(raised[0].get("exception_message") or "it could not be judged").strip()
-    # The whole traceback is of Great Expectations, and Spark's messages quote the row.
-    return _QUOTED.sub("'…'", message.splitlines()[0])[:_LONGEST_WORD]
+    message = str(raised[0].get("exception_message") or "").strip()
+    if (condition := _SPARK_CONDITION.search(message)) is not None:
+        return f"Spark refuses it: {condition[1]}"
+    return _QUOTE.split(message, maxsplit=1)[0].strip(" :([")[:_LONGEST] or "it could not be judged"
 
 
 def clear_errors(outcome: Outcome) -> Any:

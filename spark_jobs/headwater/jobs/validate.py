@@ -23,7 +23,7 @@ from headwater.config import Pipeline
 from headwater.errors import Refused
 from headwater.jobs.cut_to_validate import cut_to_validate
 from headwater.jobs.enum_labels import enum_labels
-from headwater.jobs.expectations import Outcome, check_suites, require_great_expectations
+from headwater.jobs.expectations import SHOWN_KEYS, Outcome, check_suites, require_great_expectations
 from headwater.jobs.suites import read_suites
 from headwater.jobs.table_validation import TableValidation
 from headwater.jobs.validation_pages import write_pages
@@ -39,7 +39,6 @@ log = logging.getLogger(__name__)
 
 KEEP = 24 * 3600.0
 """Seconds for which a validated cut is kept, unless `lake.keep_cuts` is longer or another one takes its place."""
-SHOWN_KEYS = 20
 _OWNER = "validated"
 
 
