@@ -201,6 +201,17 @@ def test_a_position_is_exact_for_tables_that_nobody_validated_only_up_to_the_epo
     assert lower.to_json()["position"]["lsn"] == "0/200"
 
 
+def test_a_suspended_table_that_is_left_out_needs_no_validation(lake: HandLake) -> None:
+    lake.enter(B, "suspended", "why")
+    target = Target(0x200, 1, "7", validated=(B,))
+    options: dict[str, Any] = {"requirement": target, "validated": False, "ignore_suspended": True}
+    assert ended(lake, 0, **options).outcome is Outcome.SATISFIED
+    both = ended(lake, 0, **options | {"requirement": Target(0x200, 1, "7", validated=(A, B))})
+    assert both.outcome is Outcome.NOT_VALIDATED
+    validated(lake, A)
+    assert ended(lake, 0x200, ignore_suspended=True).outcome is Outcome.SATISFIED
+
+
 def test_another_log_is_never_mistaken_for_this_one(lake: HandLake) -> None:
     lake.position = position_at("8", 1, 0x900)
     validated(lake, A, B)

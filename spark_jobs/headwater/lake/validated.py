@@ -73,6 +73,8 @@ def judged_by_validation(
         return fresh
     required = list(fresh.tables)
     must = [name for name in must if name in fresh.tables]
+    if not must:
+        return fresh  # those that had to be validated are suspended, and left out
     below = ""
     for found in known:
         if found.why_not(must, incarnations):
