@@ -203,7 +203,7 @@ def test_the_command_says_what_it_did_and_a_second_one_beside_it_is_refused(
     capfd.readouterr()
     assert main(["maintain", bank.pipeline.file, "--table", "public.keyed", "--json"]) == EXIT_DONE
     result = json.loads(capfd.readouterr().out)
-    assert set(result) == {"driver", "tables", "ledger", "registry", "expired_pins", "seconds"}
+    assert set(result) == {"driver", "tables", "ledger", "registry", "validations", "expired_pins", "seconds"}
     assert list(result["tables"]) == ["public.keyed", "public.keyed~history"]
     table = result["tables"]["public.keyed"]
     assert table["version"] == DeltaTable(lake_path_of(bank.pipeline, "public.keyed")).version()
