@@ -17,6 +17,7 @@ from headwater.errors import Refused
 from headwater.jobs.pausing import pause, resume
 from headwater.jobs.replicate import replicate
 from headwater.jobs.status import status
+from headwater.jobs.wait import wait
 from headwater.lake.position_file import read_position_file
 from headwater.names import TableName
 
@@ -50,6 +51,9 @@ def test_a_paused_pipeline_stands_still_and_goes_on_where_it_ended(database: Dat
     with pytest.raises(Refused) as refused:
         catch_up(pipeline)
     assert refused.value.code == "paused"
+    waited = wait(pipeline, None, "now", 60)
+    assert (waited.outcome, waited.exit_status) == ("paused", 3)
+    assert f"paused since {since}" in waited.verdict.reason
     assert replicate(pipeline, None, 0.5, threading.Event())["stopped_by"] == "seconds"
     with beside(lambda stop: replicate(pipeline, None, None, stop)) as waiting:
         assert not status(pipeline)["running"]

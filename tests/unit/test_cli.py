@@ -48,10 +48,11 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     "arguments",
     [
         [],
-        ["reload", "x.yaml", "--table", "public.a"],  # a command of a later issue
+        ["reload", "x.yaml"],  # of which table?
+        ["rebuild", "x.yaml", "--table", "public.a"],  # a command of a later issue
         ["check"],
         ["check", "x.yaml", "--nope"],
-        ["verify", "x.yaml", "--repair"],
+        ["verify", "x.yaml", "--repairs"],
         ["load", "x.yaml", "--tab", "public.a"],  # no abbreviations: they change meaning with the next option
         ["load", "x.yaml", "--table", "public.order lines"],
         ["replicate", "x.yaml", "--until", "tomorrow"],

@@ -29,6 +29,7 @@ from headwater.lake.reload_records import Keeping, Reload
 from headwater.lake.reloaded import part_of, row_files, rows_in, under_keys
 from headwater.log.blocks import Transactions
 from headwater.log.net_effect import net_effect
+from headwater.log.net_parts import PartsOnDisk
 from headwater.log.spill import SpillStore
 from headwater.schema import TableSchema
 
@@ -88,7 +89,7 @@ def merge_part(
         if reload.keys:
             part = under_keys(record.schema, root, reload.name, since)
         else:
-            part = part_of(record.schema, files, reload.leaves, since, spill.folder)
+            part = part_of(record.schema, files, reload.leaves, since, PartsOnDisk(spill).write_parquet)
         done = tables.commit(record, partial(_plan, tables, record, part, reload), still_alive)
         reach("replicate.after_part_commit", name)
     except TableError as error:

@@ -88,11 +88,15 @@ class TableState:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one look at the lake showed. `log`: (system id, timeline) of its LSNs; None when there is no lake yet."""
+    """What one look at the lake showed. `log`: (system id, timeline) of its LSNs; None when there is no lake yet.
+
+    `paused`: since when nobody may replicate; empty: anybody may.
+    """
 
     file: PositionFile | None
     tables: Mapping[str, TableState]
     log: tuple[str, int] | None = None
+    paused: str = ""
 
     def covered(self, name: str) -> int:
         """The highest LSN up to which the newest published epoch holds every commit on table `name`."""
@@ -146,6 +150,9 @@ def verdict(
     required = [name for name in wanted if name not in ignored]
     tables = {name: _gap(target, look, name) for name in required}
     judged = _terminal(target, look, required, ignored) or _judge(target, look, required, source_now, samples)
+    if judged.outcome is None and look.paused:
+        reason = f"the pipeline is paused since {look.paused}; {judged.reason}"
+        judged = replace(judged, outcome=Outcome.PAUSED, reason=reason, remedy="headwater resume PIPELINE.yaml")
     return replace(judged, tables=tables, ignored=ignored, eta_seconds=_eta(judged, look, tables))
 
 

@@ -9,8 +9,7 @@ changes, not of the rows.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from os.path import join
 
@@ -35,6 +34,10 @@ _ROWS = 50_000
 _KEYS = "keys.arrow"
 
 
+Scratch = Callable[[pa.Table], str]
+"""Writes rows to a private Parquet file of the local disk; its path. Whoever asks for it removes it."""
+
+
 def row_files(root: str, name: str) -> list[str]:
     """The Parquet files of the reload `name`."""
     folder = reloaded_path(root, name)
@@ -55,13 +58,12 @@ def remove_rows(root: str, name: str) -> None:
 
 
 def part_of(
-    schema: TableSchema, files: Sequence[str], leaves: tuple[int, ...], since: NetChanges | None, scratch: str
+    schema: TableSchema, files: Sequence[str], leaves: tuple[int, ...], since: NetChanges | None, scratch: Scratch
 ) -> NetChanges:
     """The content of the part as a net effect on the table: the partitions `leaves` (none: the whole table) are
     emptied, and these rows are put.
 
-    `since`: the net effect of the changes of the part that the rows do not hold yet. `scratch`: a private folder of the
-    local disk, for Spark.
+    `since`: the net effect of the changes of the part that the rows do not hold yet. `scratch`: where Spark finds rows.
     """
     rows = _Rows(schema, tuple(files), leaves, since, scratch)
     return replace(rows.frame, on_disk=rows)
@@ -85,7 +87,7 @@ def under_keys(schema: TableSchema, root: str, name: str, since: NetChanges | No
     keys = pa.ipc.open_file(storage.read(join(reloaded_path(root, name), _KEYS))).read_all().cast(key_schema(schema))
     asked = KeyIndex()
     asked.put(encode(schema, keys), place_of(1, np.arange(keys.num_rows, dtype=np.int64)))
-    found = list(_Rows(schema, tuple(row_files(root, name)), (), since, "", whole=False))
+    found = list(_Rows(schema, tuple(row_files(root, name)), (), since, str, whole=False))
     tables = [lake_schema(schema).empty_table()]
     unchanged: dict[str, list[Bool]] = {column: [] for column in (since.unchanged if since is not None else {})}
     for part in found:
@@ -126,7 +128,7 @@ class _Rows:
     files: tuple[str, ...]
     leaves: tuple[int, ...]
     since: NetChanges | None
-    scratch: str
+    scratch: Scratch
     whole: bool = True
     """Whether the rows are all that there are: then nothing else could give a value that is wanted."""
 
@@ -169,12 +171,7 @@ class _Rows:
                 )
 
     def write_parquet(self, rows: pa.Table) -> str:
-        import pyarrow.parquet as pq
-
-        path = join(self.scratch, f"{os.getpid()}-{id(rows)}.parquet")
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            pq.write_table(rows, file, compression="snappy")
-        return path
+        return self.scratch(rows)
 
     def _part(self, rows: pa.Table) -> NetChanges:
         return replace(self.frame, rows=rows, stored=np.zeros(rows.num_rows, dtype=np.bool_), unchanged={}, changes=0)

@@ -40,7 +40,8 @@ class LakeReader:
             return Look(file, {}, _log_of(file))
         tables = {name: _state_of(record, file) for name, record in registry.tables.items()}
         record = registry.pipeline
-        return Look(file, tables, _log_of(file) or ((record.system_id, record.timeline) if record else None))
+        log = _log_of(file) or ((record.system_id, record.timeline) if record else None)
+        return Look(file, tables, log, record.paused if record else "")
 
     def file(self) -> PositionFile | None:
         """The newest position file; without one, the ledger's newest epoch says the same less promptly."""
