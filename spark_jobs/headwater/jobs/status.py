@@ -1,19 +1,18 @@
 """What `headwater status` shows: each table's state and lag, the slot, the stages. Changes nothing, needs no Spark.
 
 It works with the source down, from the lake alone: what only the source can tell is then null, and `reason` says
-why. Lags are measured with samples (the source's clock beside its log) and never with two clocks: an idle source
-that has been read to its end has no lag.
+why.
 """
 
 from __future__ import annotations
 
 import time
 from contextlib import closing
-from datetime import datetime
 from typing import Any
 
 from headwater.config import Pipeline
 from headwater.errors import Transient
+from headwater.jobs.lags import Lags
 from headwater.jobs.source_state import (
     STATEMENT_SECONDS,
     SourceState,
@@ -22,7 +21,6 @@ from headwater.jobs.source_state import (
     read_source_state,
 )
 from headwater.jobs.speed import speed
-from headwater.lake import freshness
 from headwater.lake.freshness import Look, TableState
 from headwater.lake.paths import table_path, table_uri
 from headwater.lake.status import LakeReader
@@ -43,19 +41,9 @@ def status(pipeline: Pipeline) -> dict[str, Any]:
     look = as_the_source_stands(look, source, lambda: tables)
     running = source.slot is not None and source.slot.active if source is not None else _file_moves(lake, look)
     file = look.file
-    samples = [source.sample] if source is not None else []
     newest = file.read_position if file is not None else None
-    same_log = source is not None and look.log == (source.position.system_id, source.position.timeline)
-
-    def lag(lsn: int | None) -> tuple[int | None, float | None]:
-        if source is None or file is None or lsn is None or not same_log:
-            return None, None
-        complete = freshness.complete_until(file, lsn, samples)
-        return max(0, source.position.lsn - lsn), _seconds_between(complete, source.now())
-
-    # The pipeline is as far behind as the last of its tables in step: what was read and not published is no use.
-    covered = [look.covered(name) for name, table in look.tables.items() if table.state == freshness.IN_STEP]
-    lag_bytes, lag_seconds = lag(min((lsn for lsn in covered if lsn is not None), default=newest))
+    lags = Lags(look, source)
+    lag_bytes, lag_seconds = lags.of_pipeline()
     return {
         "pipeline": pipeline.name,
         "running": running,
@@ -66,8 +54,8 @@ def status(pipeline: Pipeline) -> dict[str, Any]:
         "read_position": format_lsn(newest) if newest is not None else None,
         "lag_bytes": lag_bytes,
         "lag_seconds": lag_seconds,
-        "tables": _tables(pipeline, lake, look, listed, lag, running),
-        "slot": _slot(pipeline, source, unreachable),
+        "tables": _tables(pipeline, lake, look, listed, lags, running),
+        "slot": slot_of(pipeline, source, unreachable),
         **speed(file.rates if file is not None else {}, lag_bytes, lag_seconds, running=running),
     }
 
@@ -100,7 +88,7 @@ def _file_moves(lake: LakeReader, look: Look) -> bool:
 
 
 def _tables(
-    pipeline: Pipeline, lake: LakeReader, look: Look, listed: set[str], lag: Any, running: bool
+    pipeline: Pipeline, lake: LakeReader, look: Look, listed: set[str], lags: Lags, running: bool
 ) -> dict[str, dict[str, Any]]:
     from headwater.lake.row_count import row_count
 
@@ -116,16 +104,13 @@ def _tables(
         table = look.tables.get(name, TableState("new", "it has not been loaded"))
         version = versions.get(name)
         relative = table.path or TableName.parse(name).path
-        # Only a table in step has everything up to what has been read; any other has what its last commit says.
-        covered = look.covered(name) if table.state == freshness.IN_STEP else None
-        reached = covered if covered is not None else (version.applied_lsn if version is not None else None)
-        lag_bytes, lag_seconds = lag(reached)
+        lag_bytes, lag_seconds = lags.of_table(name, version.applied_lsn if version is not None else None)
         wanted = pipeline.freshness_of(TableName.parse(name))
         shown[name] = {
             "state": table.state,
             "reason": table.reason,
             "since": table.since or None,
-            "remedy": table.remedy or _remedy(table.state, pipeline.file, running),
+            "remedy": table.remedy or remedy_of(table.state, pipeline.file, running),
             "applied_lsn": format_lsn(version.applied_lsn) if version is not None else None,
             "version": version.version if version is not None else None,
             "rows": row_count(table_path(root, relative), version.version, soft_delete=name in soft)
@@ -146,13 +131,15 @@ def _paused(lake: LakeReader) -> str | None:
     return (registry.pipeline.paused or None) if registry is not None and registry.pipeline is not None else None
 
 
-def _remedy(state: str, file: str, running: bool) -> str:
+def remedy_of(state: str, file: str, running: bool) -> str:
+    """The command that takes a table further that only has to go on."""
     if state == "new":
         return f"headwater load {file}"
     return f"headwater replicate {file}" if state == "catching up" and not running else ""
 
 
-def _slot(pipeline: Pipeline, source: SourceState | None, unreachable: str) -> dict[str, Any]:
+def slot_of(pipeline: Pipeline, source: SourceState | None, unreachable: str) -> dict[str, Any]:
+    """The slot as `status` shows it; `unreachable`: why the source did not answer."""
     slot = source.slot if source is not None else None
     shown: dict[str, Any] = {
         "name": pipeline.source.slot,
@@ -168,7 +155,3 @@ def _slot(pipeline: Pipeline, source: SourceState | None, unreachable: str) -> d
     elif slot.invalidation_reason:
         shown["reason"] = f"the slot can never be read again: {slot.invalidation_reason}"
     return shown
-
-
-def _seconds_between(complete: datetime | None, now: datetime) -> float | None:
-    return max(0.0, round((now - complete).total_seconds(), 3)) if complete is not None else None

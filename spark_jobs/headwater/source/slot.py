@@ -72,6 +72,15 @@ def read_slot(connection: Connection, name: str) -> SlotState | None:
     )
 
 
+def wal_bound(connection: Connection) -> int | None:
+    """The bytes of log that the server keeps for a slot at most, by its own setting; None: it sets no bound."""
+    with errors_named("max_slot_wal_keep_size"):
+        row = connection.execute(
+            "select setting::bigint from pg_catalog.pg_settings where name = 'max_slot_wal_keep_size'"
+        ).fetchone()
+    return row[0] << 20 if row is not None and row[0] >= 0 else None  # in MB
+
+
 def create_slot(connection: Connection, name: str, failover: Literal["auto", "on", "off"] = "auto") -> SlotState:
     """A permanent `pgoutput` slot in the connection's database; waits for the transactions open now, as long as
     the session's `statement_timeout` lets it (then `Transient`, code "timeout", and nothing is left).

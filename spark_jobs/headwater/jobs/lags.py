@@ -1,0 +1,51 @@
+"""How far the lake is behind its source, in bytes of the log and in seconds: the same for `status` and for the pages.
+
+Seconds are measured with samples (the source's clock beside its log) and never with two clocks: an idle source that
+has been read to its end has no lag. Without an answer of the source no lag is known.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from headwater.jobs.source_state import SourceState
+from headwater.lake import freshness
+from headwater.lake.freshness import IN_STEP, Look
+
+Lag = tuple[int | None, float | None]
+
+
+class Lags:
+    """The lags that one look at the lake and one answer of the source give; each as (bytes, seconds)."""
+
+    def __init__(self, look: Look, source: SourceState | None) -> None:
+        self._look = look
+        self._source = source
+        self._samples = [source.sample] if source is not None else []
+        self._same_log = source is not None and look.log == (source.position.system_id, source.position.timeline)
+
+    def of_position(self, lsn: int | None) -> Lag:
+        """Of what is complete up to `lsn`."""
+        file, source = self._look.file, self._source
+        if source is None or file is None or lsn is None or not self._same_log:
+            return None, None
+        complete = freshness.complete_until(file, lsn, self._samples)
+        return max(0, source.position.lsn - lsn), _seconds_between(complete, source.now())
+
+    def of_table(self, name: str, applied: int | None) -> Lag:
+        """`applied`: the LSN that the table's last commit carries. Only a table in step has everything up to what has
+        been read; any other has what its last commit says."""
+        table = self._look.tables.get(name)
+        covered = self._look.covered(name) if table is not None and table.state == IN_STEP else None
+        return self.of_position(covered if covered is not None else applied)
+
+    def of_pipeline(self) -> Lag:
+        """As far behind as the last of its tables in step: what was read and not published is no use."""
+        look = self._look
+        read = look.file.read_position if look.file is not None else None
+        covered = [look.covered(name) for name, table in look.tables.items() if table.state == IN_STEP]
+        return self.of_position(min(covered, default=read))
+
+
+def _seconds_between(complete: datetime | None, now: datetime) -> float | None:
+    return max(0.0, round((now - complete).total_seconds(), 3)) if complete is not None else None

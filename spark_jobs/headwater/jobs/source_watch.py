@@ -1,0 +1,105 @@
+"""The source as the pages see it: one short visit, its answer kept for some seconds and shared by all who look.
+
+A page must not wait for a source that does not answer. So a visit runs in a thread of its own, one at a time, and
+only while somebody looks; whoever looks gets the last answer with its age, or why there is none.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+from headwater.config import Pipeline
+from headwater.errors import HeadwaterError
+from headwater.jobs.source_state import STATEMENT_SECONDS, SourceState, read_source_state
+from headwater.source.connection import connect
+from headwater.source.matching import match_entries
+from headwater.source.relations import list_relations
+from headwater.source.slot import wal_bound
+from headwater.source.standing import Registered
+
+ASK_SECONDS = 4.0
+"""An answer is used for so long before the source is asked again."""
+LIST_SECONDS = 60.0
+"""Which tables there are changes rarely, and a catalog of thousands takes its time."""
+FIRST_SECONDS = 0.4
+"""How long the first who looks waits for the first answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the source said last. `state` None: it did not answer, and `outage` says why.
+
+    `wal_bound`: bytes of log it keeps for a slot at most (None: no bound). `listed`: the tables there that the
+    pipeline's entries match. `asked_at`: this process's monotonic clock when the visit began.
+    """
+
+    state: SourceState | None = None
+    wal_bound: int | None = None
+    listed: frozenset[str] = frozenset()
+    listed_at: float | None = None
+    outage: str = "the source has not been asked yet"
+    asked_at: float | None = None
+
+
+class SourceWatch:
+    """Asks the source of `pipeline` for whoever looks. `conninfo` gives the connection string, anew for each visit:
+    credentials change. From any thread."""
+
+    def __init__(self, pipeline: Pipeline, conninfo: Callable[[], str]) -> None:
+        self._pipeline = pipeline
+        self._conninfo = conninfo
+        self._lock = threading.Lock()
+        self._asking: threading.Event | None = None
+        self._answer = Answer()
+
+    def latest(self, tables: list[Registered], wait: float = FIRST_SECONDS) -> Answer:
+        """The newest answer; a visit is begun when it is older than `ASK_SECONDS`. `tables`: those to ask about. Only
+        without any answer is the visit waited for, `wait` seconds at most."""
+        with self._lock:
+            answer = self._answer
+            due = answer.asked_at is None or time.monotonic() - answer.asked_at >= ASK_SECONDS
+            if due and self._asking is None:
+                self._asking = threading.Event()
+                visit = threading.Thread(target=self._visit, args=(tables, self._asking), daemon=True)
+                visit.name = f"headwater source of {self._pipeline.name}"
+                visit.start()
+            asking = self._asking
+        if answer.asked_at is None and asking is not None:
+            asking.wait(wait)
+        with self._lock:
+            return self._answer
+
+    def _visit(self, tables: list[Registered], done: threading.Event) -> None:
+        began = time.monotonic()
+        before = self._answer
+        try:
+            answer = self._ask(tables, before, began)
+        except HeadwaterError as error:
+            answer = replace(before, state=None, outage=f"the source does not answer: {error.message}", asked_at=began)
+        except Exception as error:
+            # An answer of libpq or of Airflow's connections that nobody foresaw. Its text may quote what it was given.
+            answer = replace(before, state=None, outage=f"asking the source failed: {type(error).__name__}")
+            answer = replace(answer, asked_at=began)
+        with self._lock:
+            self._answer = answer
+            self._asking = None
+        done.set()
+
+    def _ask(self, tables: list[Registered], before: Answer, began: float) -> Answer:
+        session = connect(
+            self._conninfo(),
+            application_name="headwater page",
+            statement_timeout=STATEMENT_SECONDS,
+            lock_timeout=STATEMENT_SECONDS,
+        )
+        with closing(session) as connection:
+            state = read_source_state(connection, self._pipeline.source.slot, tables)
+            listed, listed_at = before.listed, before.listed_at
+            if listed_at is None or began - listed_at >= LIST_SECONDS:
+                matched, _ = match_entries(self._pipeline.tables, list_relations(connection))
+                listed, listed_at = frozenset(str(relation.name) for relation, _ in matched), began
+            return Answer(state, wal_bound(connection), listed, listed_at, "", began)

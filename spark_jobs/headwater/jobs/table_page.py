@@ -1,0 +1,84 @@
+"""What a table's page tells besides its state: the files of its newest version, and the schemas it has had.
+
+From the registry's record and the table's own log: no data file is opened.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+from headwater.lake.delta_log import read_snapshot
+from headwater.lake.paths import table_path
+from headwater.lake.registry import TableRecord
+from headwater.lake.row_count import row_count
+from headwater.position import format_lsn
+from headwater.schema import Column
+
+
+def files_of(root: str, record: TableRecord, version: int | None) -> dict[str, Any] | None:
+    """Data files of the table at `version` (None: the newest), in bytes and rows; None when its log does not tell."""
+    folder = table_path(root, record.path)
+    try:
+        snapshot = read_snapshot(folder, version)
+    except (OSError, KeyError, TypeError, ValueError):
+        return None
+    sizes = [file.size for file in snapshot.files.values()]
+    soft = bool(record.schemas) and record.schema.soft_delete
+    return {
+        "version": snapshot.version,
+        "count": len(sizes),
+        "bytes": sum(sizes),
+        "smallest": min(sizes, default=0),
+        "median": int(median(sizes)) if sizes else 0,
+        "largest": max(sizes, default=0),
+        "rows": row_count(folder, snapshot.version, soft_delete=soft),
+        "deleted_rows": sum(file.deleted for file in snapshot.files.values()),
+        "with_deletion_vector": sum(file.vector is not None for file in snapshot.files.values()),
+    }
+
+
+def schema_versions(record: TableRecord) -> list[dict[str, Any]]:
+    """Each schema of the table, newest first: from which position it holds, its columns, and what had changed."""
+    versions: list[dict[str, Any]] = []
+    before: dict[int, Column] | None = None
+    for lsn, schema in record.schemas:
+        columns = {column.attnum: column for column in schema.columns}
+        versions.append(
+            {
+                "from_lsn": format_lsn(lsn),
+                "columns": [
+                    {
+                        "name": column.name,
+                        "type": _type(column),
+                        "key": column.name in schema.key,
+                        "not_null": column.not_null,
+                    }
+                    for column in schema.columns
+                ],
+                "changes": _changes(before, columns) if before is not None else [],
+            }
+        )
+        before = columns
+    return versions[::-1]
+
+
+def _type(column: Column) -> str:
+    value = column.value
+    if value.precision is not None and "(" not in value.lake:
+        return f"{value.lake}({value.precision},{value.scale or 0})"
+    return value.lake
+
+
+def _changes(before: dict[int, Column], after: dict[int, Column]) -> list[str]:
+    """In words; columns are the same by attnum, as the source numbers them."""
+    said = [f"added {column.name} {_type(column)}" for number, column in after.items() if number not in before]
+    said += [f"dropped {column.name}" for number, column in before.items() if number not in after]
+    for number, column in after.items():
+        if (old := before.get(number)) is None:
+            continue
+        if old.name != column.name:
+            said.append(f"renamed {old.name} to {column.name}")
+        if old.value != column.value:
+            said.append(f"{column.name}: {_type(old)} is now {_type(column)}")
+    return said
