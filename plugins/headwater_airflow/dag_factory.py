@@ -13,7 +13,6 @@ pipelines, it leaves faulty ones out, and a second DAG file, without DAGs, repor
 
 from __future__ import annotations
 
-import glob
 import logging
 import os
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ from typing import Any
 from airflow.sdk import DAG, Param
 
 from headwater.config import Pipeline, load_pipeline
-from headwater.errors import BadConfiguration, HeadwaterError
+from headwater.errors import BadConfiguration
 from headwater_airflow.operators.replication import BeginReplicationOperator
 from headwater_airflow.operators.spark import (
     LoadOperator,
@@ -32,6 +31,7 @@ from headwater_airflow.operators.spark import (
     ReplicateOperator,
     ValidateOperator,
 )
+from headwater_airflow.pipeline_files import read_pipelines
 from headwater_airflow.timetable import OverlappingSlices
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ def headwater_dags(
     options = (*schedules, spark_conn_id, api_conn_id, spark or {}, default_args or {}, tags)
     if not _GLOB.intersection(path):
         return _dags(load_pipeline(path), *options)
-    pipelines, faults = _read(path)
+    pipelines, faults = read_pipelines(path)
     for fault in faults:
         log.error("left out: %s", fault)
     return {name: dag for pipeline in pipelines for name, dag in _dags(pipeline, *options).items()}
@@ -75,25 +75,9 @@ def headwater_dags(
 
 def report_faults(pattern: str | os.PathLike[str]) -> None:
     """Raises if a file that `pattern` matches cannot be used, with the faults of all of them."""
-    _, faults = _read(os.fspath(pattern))
+    _, faults = read_pipelines(os.fspath(pattern))
     if faults:
         raise BadConfiguration("\n".join(str(fault) for fault in faults))
-
-
-def _read(pattern: str) -> tuple[list[Pipeline], list[HeadwaterError]]:
-    """The pipelines of the usable files, and what is wrong with the others."""
-    pipelines: dict[str, Pipeline] = {}
-    faults: list[HeadwaterError] = []
-    for file in sorted(glob.glob(pattern)):
-        try:
-            pipeline = load_pipeline(file)
-        except HeadwaterError as error:
-            faults.append(error)
-            continue
-        if (first := pipelines.setdefault(pipeline.name, pipeline)) is not pipeline:
-            message = f"{first.file} has the same pipeline name, {pipeline.name}"
-            faults.append(BadConfiguration(message, where=file, remedy="rename one of the two"))
-    return list(pipelines.values()), faults
 
 
 def _dags(

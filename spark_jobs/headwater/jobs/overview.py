@@ -177,8 +177,9 @@ class PipelineWatch:
         if now - self._looked_at > _FORGET_SECONDS:
             self._forget()
         look, registry = self._lake.look(), self._lake.registry()
-        self._recent.refresh()
         tables = followed(registry, self.pipeline.source.publication)
+        self._source.latest(tables, wait=0)  # it answers while the ledger is read
+        self._recent.refresh()
         answer = self._source.latest(tables)
         state = answer.state
         running = state.slot is not None and state.slot.active if state is not None else self._file_moves(look)

@@ -25,7 +25,7 @@ ASK_SECONDS = 4.0
 """An answer is used for so long before the source is asked again."""
 LIST_SECONDS = 60.0
 """Which tables there are changes rarely, and a catalog of thousands takes its time."""
-FIRST_SECONDS = 0.4
+FIRST_SECONDS = 0.3
 """How long the first who looks waits for the first answer."""
 
 

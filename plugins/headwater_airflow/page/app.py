@@ -1,0 +1,137 @@
+"""The app behind the pages: JSON for the page's scripts, the pages themselves, and the metrics.
+
+Nothing is answered without a user of Airflow's auth manager, by its cookie or by a bearer token, and nothing of a
+pipeline that this user may not see (`headwater_airflow.page.access`). It only reads: what a page can start, it starts
+through Airflow's own API, with the user's session. No answer holds a secret: messages of the engine carry none, and
+what is known of connection strings is taken out of every answer once more.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
+from airflow.api_fastapi.core_api.security import get_user
+from fastapi import Depends, FastAPI, HTTPException, Request, Response
+from fastapi.responses import HTMLResponse, JSONResponse
+from starlette.staticfiles import StaticFiles
+
+from headwater.errors import HeadwaterError
+from headwater.jobs import metrics
+from headwater_airflow.page.access import may_see_faults, visible_pipelines
+from headwater_airflow.page.watches import GATHER_SECONDS, SETTING, Watches
+
+if TYPE_CHECKING:
+    from headwater.jobs.overview import PipelineWatch
+
+_STATIC = Path(__file__).parent / "static"
+_SCRAPE_SECONDS = 8.0  # below Prometheus' ten
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'self'; form-action 'none'; frame-ancestors 'self'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+}
+
+User = Annotated[BaseUser, Depends(get_user)]
+
+
+def create_app(watches: Watches | None = None) -> FastAPI:
+    """The app; `watches` are the pipelines of $HEADWATER_PIPELINES unless given."""
+    known = watches if watches is not None else Watches()
+    static = StaticFiles(directory=_STATIC)
+    # The schema and its pages would be answered without a user.
+    app = FastAPI(title="Headwater", openapi_url=None, docs_url=None, redoc_url=None, dependencies=[Depends(get_user)])
+
+    @app.middleware("http")
+    async def add_headers(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        response = await call_next(request)
+        for name, value in _HEADERS.items():
+            response.headers[name] = value
+        response.headers.setdefault("Cache-Control", "no-store")
+        return response
+
+    def answer(content: dict[str, Any]) -> JSONResponse:
+        return JSONResponse(known.scrubber.scrub_all(content))
+
+    def require(name: str, user: BaseUser) -> None:
+        """404 also for what the user may not see: that it exists is told to nobody else."""
+        if name not in {pipeline.name for pipeline in visible_pipelines(known.pipelines(), user)}:
+            raise HTTPException(404, f"there is no pipeline {name}, or you may not read its DAG {name}.replicate")
+
+    @app.get("/api/pipelines")
+    def list_pipelines(user: User) -> JSONResponse:
+        pipelines = {pipeline.name: pipeline for pipeline in visible_pipelines(known.pipelines(), user)}
+        found = known.gather("overview", pipelines, lambda watch: watch.overview(), GATHER_SECONDS)
+        faults = [_fault(error) for error in known.faults()] if may_see_faults(user) else []
+        shown = [_shown(name, pipelines[name].file, found.get(name)) for name in pipelines]
+        return answer({"pipelines": shown, "faults": faults, "folder": known.folder, "setting": SETTING})
+
+    @app.get("/api/pipelines/{name}")
+    def one_pipeline(name: str, user: User) -> JSONResponse:
+        require(name, user)
+        found = known.gather("details", [name], lambda watch: watch.details(), _SCRAPE_SECONDS)
+        return answer(_shown(name, known.watch(name).pipeline.file, found.get(name)))
+
+    @app.get("/api/pipelines/{name}/tables/{table:path}")
+    def one_table(name: str, table: str, user: User) -> JSONResponse:
+        require(name, user)
+        # Tables are many: this runs in the request's own thread.
+        try:
+            found = known.watch(name).table(table)
+        except (HeadwaterError, OSError, ValueError) as error:
+            refused = error if isinstance(error, HeadwaterError) else HeadwaterError(type(error).__name__)
+            return answer({"pipeline": name, "table": table, "error": refused.to_json()["error"]})
+        if found is None:
+            raise HTTPException(404, f"pipeline {name} has no table {table}")
+        return answer(found)
+
+    @app.get("/metrics")
+    def scrape(user: User) -> Response:
+        names = [pipeline.name for pipeline in visible_pipelines(known.pipelines(), user)]
+        found = known.gather("metrics", names, _samples, _SCRAPE_SECONDS)
+        samples: list[metrics.Sample] = []
+        for name in names:
+            gathered = found.get(name)
+            samples += gathered if isinstance(gathered, list) else metrics.unreadable(name)
+        if may_see_faults(user):
+            samples += [sample for error in known.faults() for sample in metrics.unreadable(Path(error.where).stem)]
+        return Response(metrics.exposition(samples), media_type=metrics.CONTENT_TYPE)
+
+    @app.get("/static/{file:path}")
+    async def asset(file: str, request: Request) -> Response:
+        response = await static.get_response(file, request.scope)
+        response.headers["Cache-Control"] = "no-cache"  # asked each time, answered by the ETag
+        return response
+
+    @app.get("/")
+    @app.get("/pipelines/{_name}")
+    @app.get("/pipelines/{_name}/tables/{_table:path}")
+    def page(request: Request) -> HTMLResponse:
+        """The same document for every page: its script reads the address."""
+        root = str(request.scope.get("root_path", "")).rstrip("/")
+        airflow = str(request.scope.get("app_root_path", "")).rstrip("/")
+        text = (_STATIC / "index.html").read_text(encoding="utf-8")
+        text = text.replace("{{base}}", html.escape(root, quote=True)).replace(
+            "{{airflow}}", html.escape(airflow, quote=True)
+        )
+        return HTMLResponse(text)
+
+    return app
+
+
+def _shown(name: str, file: str, found: Any) -> dict[str, Any]:
+    if isinstance(found, HeadwaterError):
+        return {"pipeline": name, "file": file, "state": "unreadable", **found.to_json()}
+    return found if found is not None else {"pipeline": name, "file": file, "state": "gathering"}
+
+
+def _samples(watch: PipelineWatch) -> list[metrics.Sample]:
+    return list(metrics.samples(watch.overview(), watch.table_rows()))
+
+
+def _fault(error: HeadwaterError) -> dict[str, str]:
+    return {"file": error.where, "message": error.message, "remedy": error.remedy}

@@ -1,0 +1,84 @@
+// Airflow around the page: its REST API with the user's own session, so that its permissions decide, and its addresses.
+
+import { h } from "./dom.js";
+
+const ROOT = document.querySelector("base").dataset.airflow;
+const SENSOR = "FreshnessTrigger";
+
+/** Why a request failed, in words for a person. `status` 0: nobody answered. */
+export class RequestError extends Error {
+  constructor(status, detail) {
+    super(detail);
+    this.status = status;
+  }
+}
+
+export async function request(address, options = {}) {
+  let response;
+  try {
+    response = await fetch(address, { headers: { Accept: "application/json", ...options.headers }, ...options });
+  } catch {
+    throw new RequestError(0, "Airflow does not answer");
+  }
+  if (response.ok) return response.json();
+  let detail = response.statusText;
+  try {
+    const body = await response.json();
+    detail = typeof body.detail === "string" ? body.detail : JSON.stringify(body.detail);
+  } catch {
+    // no JSON: the status line says enough
+  }
+  if (response.status === 401) detail = "your session has ended: log in to Airflow again";
+  throw new RequestError(response.status, detail);
+}
+
+const api = (path, options) => request(`${ROOT}api/v2/${path}`, options);
+
+const send = (method, path, body) =>
+  api(path, { method, body: JSON.stringify(body), headers: { "Content-Type": "application/json" } });
+
+/** The pipeline's DAGs that this user may read, by the part of their id behind the dot, with their newest runs. */
+export async function dagsOf(pipeline) {
+  const found = await api(`dags?dag_id_pattern=${encodeURIComponent(`${pipeline}.`)}&limit=100`);
+  const dags = found.dags.filter((dag) => dag.dag_id.startsWith(`${pipeline}.`));
+  const runs = await Promise.all(
+    dags.map((dag) => api(`dags/${encodeURIComponent(dag.dag_id)}/dagRuns?limit=1&order_by=-run_after`).catch(() => null)));
+  return Object.fromEntries(
+    dags.map((dag, index) => [dag.dag_id.slice(pipeline.length + 1), { ...dag, run: runs[index]?.dag_runs[0] ?? null }]));
+}
+
+/** The newest failed runs, of any DAG that this user may read. */
+export async function failedRuns() {
+  return (await api("dags/~/dagRuns?state=failed&order_by=-run_after&limit=50")).dag_runs;
+}
+
+/** Sensors that wait for the lake of the pipeline file `file`, as far as this user may read their DAGs. */
+export async function waitingSensors(file) {
+  const found = await api("dags/~/dagRuns/~/taskInstances?state=deferred&limit=200");
+  return found.task_instances.filter(
+    (task) => task.trigger?.classpath.endsWith(SENSOR) && task.rendered_fields?.pipeline === file);
+}
+
+export const trigger = (dag, conf) =>
+  send("POST", `dags/${encodeURIComponent(dag)}/dagRuns`, { logical_date: null, conf });
+
+export const setPaused = (dag, paused) =>
+  send("PATCH", `dags/${encodeURIComponent(dag)}?update_mask=is_paused`, { is_paused: paused });
+
+export const dagPath = (dag) => `dags/${encodeURIComponent(dag)}`;
+export const runPath = (dag, run) => `${dagPath(dag)}/runs/${encodeURIComponent(run)}`;
+export const taskPath = (task) => `${runPath(task.dag_id, task.dag_run_id)}/tasks/${encodeURIComponent(task.task_id)}`;
+
+/** A link to a page of Airflow. Its UI embeds this page in a frame that may not navigate what is around it: there the
+ * link is made, and followed, in the surrounding document. */
+export function airflowLink(path, ...content) {
+  const click = (event) => {
+    if (parent === window) return;
+    event.preventDefault();
+    const outer = parent.document.createElement("a");
+    outer.href = event.currentTarget.href;
+    if (event.ctrlKey || event.metaKey || event.shiftKey) outer.target = "_blank";
+    outer.click();
+  };
+  return h("a", { href: ROOT + path, click }, content);
+}

@@ -1,0 +1,71 @@
+// Elements without a framework. A page is built anew at each refresh and laid over what is shown: nodes that say the
+// same stay, so nothing flickers, and focus, scrolling and opened details are kept.
+
+const SVG = "http://www.w3.org/2000/svg";
+const DRAWN = new Set(["svg", "path", "circle", "rect", "line", "polyline", "g", "title"]);
+
+/** An element: h("td.number", { title }, children…). Functions are listeners; false, null and undefined are left out. */
+export function h(what, attributes, ...children) {
+  const [tag, ...classes] = what.split(".");
+  const drawn = DRAWN.has(tag) && (tag !== "title" || attributes?.drawn);
+  const element = drawn ? document.createElementNS(SVG, tag) : document.createElement(tag);
+  if (classes.length) element.setAttribute("class", classes.join(" "));
+  for (const [name, value] of Object.entries(attributes ?? {})) {
+    if (value === false || value === null || value === undefined || name === "drawn") continue;
+    if (typeof value === "function") (element.listeners ??= {})[name] = value;
+    else element.setAttribute(name, value === true ? "" : String(value));
+  }
+  for (const [name, listener] of Object.entries(element.listeners ?? {})) element[`on${name}`] = listener;
+  append(element, children);
+  return element;
+}
+
+function append(element, children) {
+  for (const child of children) {
+    if (Array.isArray(child)) append(element, child);
+    else if (child !== null && child !== undefined && child !== false) element.append(child);
+  }
+}
+
+/** Make `shown` say what `wanted` says. */
+export function lay(shown, wanted) {
+  const old = [...shown.childNodes];
+  const byKey = new Map(old.filter((node) => node.dataset?.key).map((node) => [node.dataset.key, node]));
+  let at = shown.firstChild;
+  for (const node of [...wanted.childNodes]) {
+    const key = node.dataset?.key;
+    const same = key ? byKey.get(key) : at && !at.dataset?.key && alike(at, node) ? at : null;
+    if (same) {
+      if (same === at) at = at.nextSibling;
+      else shown.insertBefore(same, at);
+      take(same, node);
+    } else {
+      shown.insertBefore(node, at);
+    }
+  }
+  while (at) {
+    const next = at.nextSibling;
+    at.remove();
+    at = next;
+  }
+}
+
+function alike(one, other) {
+  return one.nodeType === other.nodeType && one.nodeName === other.nodeName;
+}
+
+function take(shown, wanted) {
+  if (shown.nodeType !== Node.ELEMENT_NODE) {
+    if (shown.data !== wanted.data) shown.data = wanted.data;
+    return;
+  }
+  for (const { name } of [...shown.attributes])
+    if (!wanted.hasAttribute(name) && !(name === "open" && shown.nodeName === "DETAILS")) shown.removeAttribute(name);
+  for (const { name, value } of wanted.attributes)
+    if (shown.getAttribute(name) !== value) shown.setAttribute(name, value);
+  for (const name of Object.keys({ ...shown.listeners, ...wanted.listeners }))
+    shown[`on${name}`] = wanted.listeners?.[name] ?? null;
+  shown.listeners = wanted.listeners;
+  // What a person types or chooses is theirs; a dialog is closed by its own buttons.
+  if (!["INPUT", "SELECT", "TEXTAREA", "DIALOG"].includes(shown.nodeName)) lay(shown, wanted);
+}

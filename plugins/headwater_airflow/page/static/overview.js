@@ -1,0 +1,110 @@
+// The first page: every pipeline that the user may see, what is wrong with pipeline files, and nothing else.
+
+import { airflowLink, failedRuns, request, runPath } from "./airflow.js";
+import { h } from "./dom.js";
+import { ago, bytes, count, plural, rate, seconds } from "./format.js";
+import { attention, badge, fact, gauge, sparkline } from "./parts.js";
+
+export const title = () => "Pipelines";
+
+export async function load() {
+  const [found, failed] = await Promise.all([request("api/pipelines"), failedRuns().catch(() => [])]);
+  return { ...found, failed };
+}
+
+export function show(found) {
+  const { pipelines, faults, folder, setting, failed } = found;
+  return h("main", null,
+    h("h1", null, "Pipelines"),
+    faults.map((fault) => attention({ title: `${fault.file} cannot be used`, reason: fault.message, remedy: fault.remedy })),
+    pipelines.length
+      ? h("ul.cards", null, pipelines.map((one) => card(one, failed)))
+      : h("div.note.idle", null,
+          h("div.note-title", null, folder ? "There is no pipeline that you may see" : `${setting} is not set`),
+          h("p", null, folder
+            ? ["Pipeline files lie in ", h("code", null, folder), "; a pipeline is shown to those who may read its DAG ",
+               h("code", null, "<pipeline>.replicate"), "."]
+            : ["Name the folder of the pipeline files in the API server's environment: ", h("code", null, `${setting}=/etc/headwater`)])));
+}
+
+function card(one, failed) {
+  const href = `pipelines/${encodeURIComponent(one.pipeline)}`;
+  const head = h("div.card-head", null, h("h2", null, h("a", { href }, one.pipeline)), badge(one.state, stateTitle(one)));
+  if (one.error || one.state === "gathering")
+    return h("li.card", { "data-key": one.pipeline }, head,
+      one.error
+        ? attention({ title: "The lake cannot be shown", reason: one.error.message, remedy: one.error.remedy })
+        : h("p.muted", null, "gathering…"));
+  const failure = failed.find((run) => run.dag_id.startsWith(`${one.pipeline}.`));
+  return h("li.card", { "data-key": one.pipeline }, head,
+    h("dl.facts", null, lagFacts(one), walFact(one), transactionFact(one)),
+    one.latency.length > 1 ? h("div.line", null, h("span.muted", null, "commit to visible "), sparkline(one.latency.map((point) => point[1]), "from commit to visible")) : null,
+    h("div.line", null, tableCounts(one)),
+    lastError(one, failure));
+}
+
+export function stateTitle(one) {
+  return {
+    running: "a driver lives and all its tables are in step",
+    "catching up": "a driver lives, and some tables are not in step yet",
+    stopped: "no replicate driver lives",
+    suspended: "a table is suspended: a person must act",
+    loading: "a load is running, or was and did not end",
+    new: "nothing was loaded yet",
+    unknown: "the source does not answer, and the lake has not been watched long enough to tell",
+    unreadable: "the lake cannot be read",
+    gathering: "the lake is being read",
+  }[one.state];
+}
+
+export function lagFacts(one) {
+  const unknown = one.source.answers ? "nothing is replicated yet" : one.source.reason;
+  return [
+    fact("lag", seconds(one.lag_seconds), one.lag_seconds === null ? unknown : `${bytes(one.lag_bytes)} of the log`,
+      "how stale the last of the tables in step is, by the source's clock"),
+    fact("rate", rate(one.changes_per_second), one.catching_up ? `caught up in about ${seconds(one.eta_seconds)}` : one.changes_per_second === null ? null : "changes in the last minute"),
+    fact("published", ago(one.published_at, one.at), one.epoch ? `epoch ${count(one.epoch)}` : null, "the newest epoch"),
+  ];
+}
+
+export function walFact(one) {
+  const { slot } = one;
+  const kept = slot.retained_wal_bytes;
+  if (kept === null) return fact("retained WAL", "–", slot.reason);
+  const bound = slot.wal_bound_bytes;
+  const words = bound ? `${bytes(kept)} of ${bytes(bound)}` : `${bytes(kept)}, without a bound`;
+  return fact("retained WAL", bytes(kept),
+    bound ? [`of ${bytes(bound)} at most`, gauge(kept, bound, words)] : "no bound: max_slot_wal_keep_size is -1",
+    `what the source keeps for the slot ${slot.name}, ${slot.active ? "which is being read" : "which nobody reads"}`);
+}
+
+export function transactionFact(one) {
+  const oldest = one.oldest_transaction;
+  if (!one.source.answers) return fact("oldest open transaction", "–");
+  return fact("oldest open transaction", oldest ? seconds(oldest.seconds) : "none", oldest?.what ?? null);
+}
+
+function tableCounts(one) {
+  const all = Object.values(one.tables).reduce((sum, value) => sum + value, 0);
+  return [h("span.muted", null, plural(all, "table"), ": "),
+    Object.entries(one.tables).map(([state, number]) => [badge(`${state}`), h("span.count", null, ` ${count(number)} `)])];
+}
+
+function lastError(one, failure) {
+  const first = one.attention[0];
+  const more = one.attention.length + one.more_attention - 1;
+  return [
+    first
+      ? attention({ title: [h("a", { href: tableHref(one.pipeline, first.table) }, first.table), " is suspended"], reason: first.reason, remedy: first.remedy, since: ago(first.since, one.at) })
+      : null,
+    more > 0 ? h("p.muted", null, `and ${plural(more, "more suspended table")}`) : null,
+    failure
+      ? h("p.line", null, h("span.muted", null, "last failed run: "),
+          airflowLink(runPath(failure.dag_id, failure.dag_run_id), failure.dag_id), " ", ago(failure.end_date ?? failure.run_after, one.at))
+      : null,
+  ];
+}
+
+export function tableHref(pipeline, table) {
+  return `pipelines/${encodeURIComponent(pipeline)}/tables/${encodeURIComponent(table)}`;
+}

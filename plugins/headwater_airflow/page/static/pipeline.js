@@ -1,0 +1,154 @@
+// One pipeline: its figures, its tables, its newest epochs, the sensors that wait for it, and what can be started.
+
+import { actions, dagLinks } from "./actions.js";
+import { airflowLink, dagsOf, request, taskPath, waitingSensors } from "./airflow.js";
+import { h } from "./dom.js";
+import { ago, bytes, count, plural, seconds } from "./format.js";
+import { lagFacts, stateTitle, tableHref, transactionFact, walFact } from "./overview.js";
+import { attention, badge, fact, sortable, sparkline, stageBar } from "./parts.js";
+
+const RANK = { suspended: 0, loading: 1, "catching up": 2, new: 3, active: 4, removed: 5 };
+
+export const title = ({ pipeline }) => pipeline;
+
+export async function load({ pipeline }) {
+  const found = await request(`api/pipelines/${encodeURIComponent(pipeline)}`);
+  const [dags, waiting] = await Promise.all([
+    dagsOf(pipeline).catch(() => ({})),
+    waitingSensors(found.file).catch(() => null),
+  ]);
+  return { ...found, dags, waiting };
+}
+
+export function show(one, place, again) {
+  const head = [
+    h("nav.path", { "aria-label": "place" }, h("a", { href: "." }, "Pipelines"), " / "),
+    h("header", null, h("h1", null, one.pipeline), badge(one.state, stateTitle(one)), actions(one, again)),
+    dagLinks(one),
+  ];
+  if (one.error || one.state === "gathering")
+    return h("main", null, head, one.error
+      ? attention({ title: "The lake cannot be shown", reason: one.error.message, remedy: one.error.remedy })
+      : h("p.muted", null, "gathering…"));
+  return h("main", null, head,
+    one.source.answers ? null : attention({ title: "Without the source", reason: `${one.source.reason}; what only the source can tell is left out`, kind: "going" }),
+    stopped(one),
+    one.attention.map((table) => attention({
+      title: [h("a", { href: tableHref(one.pipeline, table.table) }, table.table), ` is ${table.state}`],
+      reason: table.reason, remedy: table.remedy, since: ago(table.since, one.at),
+    })),
+    one.more_attention ? h("p.muted", null, `and ${plural(one.more_attention, "more suspended table")}, in the list below`) : null,
+    h("dl.facts.wide", null, lagFacts(one), walFact(one), transactionFact(one),
+      fact("driver", one.running ? "runs" : one.running === null ? "unknown" : "does not run", one.generation ? `generation ${count(one.generation)}` : null),
+      fact("position", one.position?.lsn ?? "–", one.position ? `timeline ${one.position.timeline}` : null, "every commit up to it is in the lake")),
+    h("div.line", null, h("span.muted", null, "commit to visible "), sparkline(one.latency.map((point) => point[1]), "from commit to visible", { width: 320, height: 36 })),
+    stages(one),
+    loads(one),
+    sensors(one),
+    tables(one, again),
+    epochs(one, again));
+}
+
+function stopped(one) {
+  if (one.running !== false || one.state === "new" || one.state === "loading") return null;
+  const dag = one.dags.replicate;
+  if (dag?.is_paused)
+    return attention({ kind: "going", title: "Replication is paused", reason: `the DAG ${dag.dag_id} is paused: the source keeps its log until it goes on` });
+  return attention({ title: "No driver replicates", reason: `the source keeps its log until one does; see the runs of ${one.pipeline}.replicate`, remedy: `headwater replicate ${one.file}` });
+}
+
+function stages(one) {
+  const names = Object.keys(one.stages);
+  if (!names.length) return null;
+  return h("section", null, h("h2", null, "Stages"),
+    h("p.muted", null, one.bottleneck ? ["The bottleneck is ", h("strong", null, one.bottleneck), ": the busiest stage of the last ten seconds."] : "No stage is busy for half of its time: the source is the slow one, or idle."),
+    sortable(`stages:${one.pipeline}`, [
+      { name: "stage", show: (name) => (name === one.bottleneck ? h("strong", null, name) : name) },
+      { name: "busy", number: true, title: "share of the last ten seconds", show: (name) => percent(one.stages[name].busy) },
+      { name: "speed", number: true, title: "bytes of the log a second, while busy", show: (name) => (one.stages[name].rate === null ? "–" : `${bytes(one.stages[name].rate)}/s`) },
+      { name: "newest epoch", number: true, title: "its part of the newest epoch's time from commit to visible", show: (name) => seconds(one.stages[name].latency_seconds) },
+    ], names, { rowKey: (name) => name, empty: "", caption: "stages of the driver" }));
+}
+
+const percent = (share) => (share === null ? "–" : `${Math.round(share * 100)} %`);
+
+function loads(one) {
+  const loading = one.table_list.filter((table) => table.state === "loading");
+  if (!loading.length && !one.jobs.length) return null;
+  const all = one.table_list.filter((table) => table.state !== "removed").length;
+  const done = all - one.table_list.filter((table) => ["loading", "new"].includes(table.state)).length;
+  return h("section", null, h("h2", null, "Loads and leases"),
+    loading.length ? h("p", null, `${done} of ${plural(all, "table")} loaded; now: `, loading.map((table) => [h("code", null, table.table), " since ", ago(table.since, one.at), " "])) : null,
+    loading.length ? h("progress", { max: all, value: done, "aria-label": "tables loaded" }) : null,
+    one.jobs.length ? h("ul", null, one.jobs.map((job) => h("li", { "data-key": job.what }, h("code", null, job.what), ` held by process ${job.pid} on ${job.host} since `, ago(job.since, one.at)))) : null);
+}
+
+function sensors(one) {
+  if (!one.waiting?.length) return null;
+  const held = one.running === false ? "no driver runs" : one.attention.length ? `${one.attention[0].table} is suspended` : one.bottleneck ? `the stage ${one.bottleneck} is the busiest one` : "";
+  return h("section", null, h("h2", null, "Waiting sensors"),
+    sortable(`waiting:${one.pipeline}`, [
+      { name: "task", show: (task) => airflowLink(taskPath(task), `${task.dag_id} / ${task.task_id}`) },
+      { name: "since", show: (task) => ago(task.trigger.created_date, one.at) },
+      { name: "wants", show: (task) => String(task.rendered_fields.require ?? "now") },
+      { name: "of", show: (task) => wanted(task.rendered_fields.tables) },
+      { name: "why it waits", show: (task) => why(one, task) || held || "the lake has not reached it yet" },
+    ], one.waiting, { rowKey: (task) => task.id, empty: "", caption: "waiting sensors" }));
+}
+
+const wanted = (tables) => (Array.isArray(tables) && tables.length ? tables.join(", ") : "all tables");
+
+/** Of the tables that it wants: the first that is not in step. */
+function why(one, task) {
+  const names = task.rendered_fields.tables;
+  const mine = one.table_list.filter((table) => !Array.isArray(names) || !names.length || names.includes(table.table));
+  const off = mine.find((table) => !["active", "removed"].includes(table.state));
+  return off ? `${off.table} is ${off.state}` : "";
+}
+
+function tables(one, again) {
+  const key = `filter:${one.pipeline}`;
+  const words = (sessionStorage.getItem(key) ?? "").toLowerCase();
+  const shown = one.table_list.filter((table) => `${table.table} ${table.state}`.toLowerCase().includes(words));
+  const filter = (event) => {
+    sessionStorage.setItem(key, event.currentTarget.value);
+    again();
+  };
+  return h("section", null, h("h2", null, "Tables"),
+    h("label.filter", null, "Show tables with ", h("input", { type: "search", value: sessionStorage.getItem(key) ?? "", placeholder: "name or state", input: filter }),
+      h("span.muted", null, ` ${shown.length} of ${one.table_list.length}`)),
+    sortable(`tables:${one.pipeline}`, [
+      { name: "table", value: (t) => t.table, show: (t) => h("a", { href: tableHref(one.pipeline, t.table) }, t.table) },
+      { name: "state", value: (t) => RANK[t.state] ?? 9, show: (t) => [badge(t.state, t.reason), t.since ? h("span.muted", null, " ", ago(t.since, one.at)) : null] },
+      { name: "lag", number: true, value: (t) => t.lag_seconds, show: (t) => [seconds(t.lag_seconds), t.late ? h("span.late", { title: `more than the ${seconds(t.freshness_seconds)} of the pipeline file` }, " late") : null] },
+      { name: "behind", number: true, title: "bytes of the log", value: (t) => t.lag_bytes, show: (t) => bytes(t.lag_bytes) },
+      { name: "applied position", value: (t) => position(t.applied_lsn), show: (t) => (t.applied_lsn ? h("code", null, t.applied_lsn) : "–") },
+      { name: "version", number: true, value: (t) => t.version, show: (t) => count(t.version) },
+      { name: "changes", number: true, title: `in the newest epochs that are kept in view`, value: (t) => t.changes, show: (t) => count(t.changes) },
+      { name: "changed", value: (t) => t.touched_at, show: (t) => ago(t.touched_at, one.at) },
+      { name: "commit to visible", value: (t) => t.latency.at(-1) ?? null, show: (t) => sparkline(t.latency, "from commit to visible") },
+    ], shown, { rowKey: (t) => t.table, empty: "no table matches", again, caption: "tables" }));
+}
+
+/** An LSN as a number that sorts. */
+function position(text) {
+  if (!text) return null;
+  const [high, low] = text.split("/").map((part) => parseInt(part, 16));
+  return high * 2 ** 32 + low;
+}
+
+function epochs(one, again) {
+  return h("section", null, h("h2", null, "Newest epochs"),
+    sortable(`epochs:${one.pipeline}`, [
+      { name: "epoch", number: true, value: (e) => e.epoch, show: (e) => count(e.epoch) },
+      { name: "published", value: (e) => e.applied_at, show: (e) => ago(e.applied_at, one.at) },
+      { name: "position", show: (e) => h("code", null, e.lsn) },
+      { name: "changes", number: true, value: (e) => e.changes, show: (e) => count(e.changes) },
+      { name: "tables", number: true, value: (e) => e.touched, show: (e) => count(e.touched) },
+      { name: "log", number: true, value: (e) => e.bytes, show: (e) => bytes(e.bytes) },
+      { name: "commit to visible", number: true, value: (e) => e.latency, show: (e) => seconds(e.latency) },
+      { name: "longest stage", value: (e) => e.longest_stage, show: (e) => e.longest_stage ?? "–" },
+      { name: "stages", show: (e) => stageBar(e.stages, e.longest_stage) },
+    ], one.epochs, { rowKey: (e) => e.epoch, empty: "no epoch was published yet", again, caption: "newest epochs" }));
+}
+

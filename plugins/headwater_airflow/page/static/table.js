@@ -1,0 +1,76 @@
+// One table: what state it is in and why, what was done to it lately, its files, and the schemas it has had.
+
+import { request } from "./airflow.js";
+import { h } from "./dom.js";
+import { ago, bytes, count, seconds } from "./format.js";
+import { attention, badge, fact, sortable, sparkline, stageBar } from "./parts.js";
+
+export const title = ({ table }) => table;
+
+export function load({ pipeline, table }) {
+  return request(`api/pipelines/${encodeURIComponent(pipeline)}/tables/${encodeURIComponent(table)}`);
+}
+
+export function show(one, place, again) {
+  const head = [
+    h("nav.path", { "aria-label": "place" }, h("a", { href: "." }, "Pipelines"), " / ", h("a", { href: `pipelines/${encodeURIComponent(one.pipeline)}` }, one.pipeline), " / "),
+    h("header", null, h("h1", null, one.table), one.state ? badge(one.state, one.reason) : null),
+  ];
+  if (one.error) return h("main", null, head, attention({ title: "The table cannot be shown", reason: one.error.message, remedy: one.error.remedy }));
+  return h("main", null, head,
+    one.state === "active" ? null : attention({
+      title: `The table is ${one.state}`, reason: one.reason, remedy: one.remedy, since: one.since ? ago(one.since, one.at) : null,
+      kind: one.state === "suspended" ? "bad" : "going",
+    }),
+    h("dl.facts.wide", null,
+      fact("lag", seconds(one.lag_seconds), one.lag_bytes === null ? null : `${bytes(one.lag_bytes)} of the log`),
+      fact("freshness wanted", one.freshness_seconds === null ? "none" : seconds(one.freshness_seconds), one.late ? h("span.late", null, "late") : null, "by the pipeline file"),
+      fact("applied position", one.applied_lsn ?? "–", one.version === null ? null : `version ${count(one.version)}`),
+      fact("changed", ago(one.touched_at, one.at), `${count(one.changes)} changes in view`),
+      fact("on divergence", one.on_divergence, one.state === "active" ? "none is known" : null, "what a change that contradicts the stored rows does"),
+      fact("incarnation", one.incarnation ?? "–", one.capture ? ["loaded at ", h("code", null, one.capture.lsn), " ", ago(one.capture.taken_at, one.at)] : null)),
+    h("p.line", null, h("span.muted", null, "lies at "), h("code", null, one.uri)),
+    files(one.files),
+    history(one, again),
+    schemas(one, again));
+}
+
+function files(found) {
+  if (!found) return h("section", null, h("h2", null, "Files"), h("p.muted", null, "There is no version of this table yet, or its log cannot be read."));
+  return h("section", null, h("h2", null, "Files"),
+    h("dl.facts.wide", null,
+      fact("rows", count(found.rows), `in version ${count(found.version)}`),
+      fact("data files", count(found.count), bytes(found.bytes)),
+      fact("size of a file", bytes(found.median), `${bytes(found.smallest)} to ${bytes(found.largest)}; the median above`),
+      fact("rows deleted in place", count(found.deleted_rows), `${count(found.with_deletion_vector)} files have a deletion vector`)));
+}
+
+function history(one, again) {
+  return h("section", null, h("h2", null, "What was applied"),
+    one.latency.length > 1 ? h("div.line", null, h("span.muted", null, "commit to visible "), sparkline(one.latency, "from commit to visible", { width: 320, height: 36 })) : null,
+    h("p.line", null, h("span.muted", null, "paths in view: "), Object.keys(one.paths).length ? Object.entries(one.paths).map(([path, number]) => [h("code", null, path), ` ${count(number)} × `]) : "none"),
+    sortable(`history:${one.table}`, [
+      { name: "epoch", number: true, value: (e) => e.epoch, show: (e) => count(e.epoch) },
+      { name: "published", value: (e) => e.applied_at, show: (e) => ago(e.applied_at, one.at) },
+      { name: "path", value: (e) => e.path, show: (e) => h("code", null, e.path || "–") },
+      { name: "changes", number: true, value: (e) => e.rows, show: (e) => count(e.rows) },
+      { name: "version", number: true, value: (e) => e.version, show: (e) => count(e.version) },
+      { name: "position", show: (e) => h("code", null, e.lsn) },
+      { name: "commit to visible", number: true, value: (e) => e.latency, show: (e) => seconds(e.latency) },
+      { name: "stages of the epoch", show: (e) => stageBar(e.stages, e.longest_stage) },
+    ], one.history, { rowKey: (e) => e.epoch, empty: "none of the newest epochs touched this table", again, caption: "epochs that touched the table" }));
+}
+
+function schemas(one, again) {
+  return h("section", null, h("h2", null, "Schema"),
+    one.schemas.length
+      ? one.schemas.map((version, index) => h("details", { open: index === 0, "data-key": version.from_lsn },
+          h("summary", null, index === 0 ? "now" : "before", ", from ", h("code", null, version.from_lsn), " on: ", `${version.columns.length} columns`,
+            version.changes.length ? h("span.muted", null, ` (${version.changes.join("; ")})`) : null),
+          sortable(`columns:${one.table}:${version.from_lsn}`, [
+            { name: "column", value: (c) => c.name, show: (c) => [c.name, c.key ? h("span.muted", null, " key") : null] },
+            { name: "type in the lake", value: (c) => c.type, show: (c) => h("code", null, c.type) },
+            { name: "null", show: (c) => (c.not_null ? "never" : "may be") },
+          ], version.columns, { rowKey: (c) => c.name, empty: "", again, caption: `columns from ${version.from_lsn} on` })))
+      : h("p.muted", null, "The table has not been loaded."));
+}
