@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from rich.console import Console
 
+from fixtures.browser import Browser
+from fixtures.lakes import HandLake, position_at
 from headwater.jobs.demo.environment import Demo, demo_environment
 from headwater.jobs.demo.shop import Writer
 from headwater.jobs.demo.story import DOWNSTREAM, LOAD, RELOAD, REPLICATE, SENSOR, Story
@@ -138,6 +144,179 @@ def test_a_faulty_pipeline_file_leaves_the_others_alone(demo: Demo, story: Story
     finally:
         faulty.unlink()
     until(lambda: not client.import_errors(), "the import error goes with its cause")
+
+
+# The pages, in a real browser
+
+
+@pytest.fixture(scope="module")
+def pages(demo: Demo, story: Story, browser: Browser) -> Browser:
+    """The browser of somebody who has signed in, the system's colours light."""
+    browser.open(f"{demo.airflow.address}/auth/token/login?next=/")
+    browser.script("localStorage.setItem('theme', 'light')")
+    return browser
+
+
+CHANGES = 7
+"""The column of the pipeline's tables that says how many changes came lately."""
+
+
+def shows(browser: Browser, *words: str) -> None:
+    for word in words:
+        browser.wait(lambda: word in browser.script("return document.body.innerText"), f"the page shows {word!r}")  # noqa: B023
+
+
+def test_the_ui_leads_from_all_pipelines_to_one_and_its_tables(demo: Demo, pages: Browser) -> None:
+    pages.open(f"{demo.airflow.address}/plugin/headwater")
+    pages.into_frame("iframe[title=Headwater]")
+    shows(pages, "Pipelines", "shop", "running", "retained WAL", "oldest open transaction")
+    pages.one("a[href='pipelines/shop']").click()
+    shows(pages, "Stages", "Newest epochs", "shop.replicate", "generation")
+    pages.wait(lambda: len(pages.all("a[href^='pipelines/shop/tables/']")) == 4, "every table")
+    pages.one("a[href='pipelines/shop/tables/public.orders']").click()
+    shows(pages, "public.orders", "Files", "What was applied", "Schema", "positional")
+    pages.out_of_frame()
+    # The address of the surrounding UI follows: what it shows can be sent to somebody.
+    place = "/plugin/headwater/headwater/pipelines/shop/tables/public.orders"
+    pages.wait(lambda: pages.driver.current_url.endswith(place), "the address in the surrounding UI")
+    assert pages.errors() == []
+
+
+def test_a_page_is_light_or_dark_as_the_ui_around_it(demo: Demo, pages: Browser) -> None:
+    pages.open(f"{demo.airflow.address}/plugin/headwater")
+    colours = {}
+    for theme in ("light", "dark"):
+        pages.out_of_frame()
+        other = {"light": "dark", "dark": "light"}[theme]
+        pages.script(f"document.documentElement.classList.replace('{other}', '{theme}')")
+        pages.into_frame("iframe[title=Headwater]")
+        pages.one(f"html[data-theme={theme}]")
+        colours[theme] = pages.script("return getComputedStyle(document.body).backgroundColor")
+    assert colours["light"] != colours["dark"]
+    pages.out_of_frame()
+    pages.script("localStorage.setItem('theme', 'dark')")
+    pages.open(f"{demo.airflow.address}/headwater/")
+    pages.one("html[data-theme=dark]")
+    pages.script("localStorage.setItem('theme', 'light')")
+
+
+def test_a_page_is_readable_on_a_narrow_screen(demo: Demo, pages: Browser) -> None:
+    pages.size(320)
+    try:
+        for place, word in (
+            ("", "retained WAL"),
+            ("pipelines/shop", "Stages"),
+            ("pipelines/shop/tables/public.orders", "Schema"),
+        ):
+            pages.open(f"{demo.airflow.address}/headwater/{place}")
+            shows(pages, word)
+            assert pages.script("return document.documentElement.scrollWidth") <= 320, place
+    finally:
+        pages.size(1280)
+
+
+def test_a_page_sorts_by_keyboard_and_looks_again_without_losing_its_place(demo: Demo, pages: Browser) -> None:
+    pages.open(f"{demo.airflow.address}/headwater/pipelines/shop")
+    header = "section th button"
+    shows(pages, "public.order_lines")
+    rows = "section table:has(a[href*='/tables/']) tbody tr"
+    pages.all(header)[CHANGES - 1].send_keys("\n")
+    pages.one("th[aria-sort=descending]")
+    counted = [int(text.replace(",", "")) for text in pages.texts(f"{rows} td:nth-child({CHANGES})")]
+    assert counted == sorted(counted, reverse=True)
+    assert len(set(counted)) > 1
+    search = pages.one("input[type=search]")
+    search.send_keys("order")
+    pages.wait(lambda: len(pages.all(rows)) == 2, "two tables with that name")
+    before = pages.texts("footer")
+    pages.wait(lambda: pages.texts("footer") != before, "the page has looked again")
+    assert pages.script("return document.activeElement.type") == "search"
+    assert pages.script("return document.activeElement.value") == "order"
+    assert len(pages.all(rows)) == 2
+    pages.script("sessionStorage.clear()")
+
+
+def test_a_hidden_page_does_not_look(demo: Demo, pages: Browser) -> None:
+    pages.open(f"{demo.airflow.address}/headwater/")
+    shows(pages, "retained WAL")
+    hide = "Object.defineProperty(document, 'hidden', {configurable: true, get: () => arguments[0]});"
+    asked = "return performance.getEntriesByType('resource').filter((one) => one.name.includes('/api/')).length"
+    pages.script(
+        f"const [value] = arguments; {hide.replace('arguments[0]', 'value')}"
+        "document.dispatchEvent(new Event('visibilitychange'))",
+        True,
+    )
+    before = pages.script(asked)
+    time.sleep(6)  # it would have looked after five
+    assert pages.script(asked) <= before + 2  # what was under way
+    settled = pages.script(asked)
+    pages.script("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
+    pages.wait(lambda: pages.script(asked) > settled, "it looks as soon as it is seen again")
+
+
+def test_a_button_starts_a_run_through_airflows_api(demo: Demo, pages: Browser) -> None:
+    client = demo.airflow.client
+    maintain = "shop.maintain"
+    pages.open(f"{demo.airflow.address}/plugin/headwater/headwater/pipelines/shop")
+    pages.into_frame("iframe[title=Headwater]")
+    pages.wait(lambda: "Maintain" in pages.texts("header button"), "the button of a DAG that is there")
+    assert ("Reload…" in pages.texts("header button")) == ("shop.reload" in client.dag_ids())
+    next(button for button in pages.all("header button") if button.text == "Maintain").click()
+    pages.one("dialog[open] button.primary").click()
+    shows(pages, "was started: it waits, because the DAG is paused")
+    (run,) = client.runs(maintain)
+    assert run["run_type"] == "manual"
+    client.call("DELETE", f"dags/{maintain}/dagRuns/{quote(run['dag_run_id'], safe='')}")
+    # A link to Airflow's own page leads the surrounding UI there.
+    next(link for link in pages.all(".dags a") if link.text == "shop.load").click()
+    pages.out_of_frame()
+    pages.wait(lambda: pages.driver.current_url.endswith("/dags/shop.load"), "the DAG's page")
+
+
+def test_what_needs_a_person_says_why_and_what_to_do(demo: Demo, pages: Browser, tmp_path: Path) -> None:
+    """A second pipeline, whose source is down and whose lake was made by hand; and a file that cannot be used."""
+    nowhere = "postgresql://someone:not-to-be-seen@127.0.0.1:1/nowhere"
+    lake = HandLake(tmp_path / "lake", position_at(), ["public.a", "public.b"], pipeline="bank")
+    lake.publish(0x2000, "public.a", "public.b")
+    lake.enter("public.b", "suspended", "a value does not fit", "headwater load bank.yaml --table public.b --again")
+    bank, broken = (demo.pipeline_file.with_name(name) for name in ("bank.yaml", "broken.yaml"))
+    bank.write_text(
+        f"pipeline: bank\nsource: {{connection: '{nowhere}'}}\nlake: {{root: '{lake.root}'}}\n"
+        "tables: [public.a, public.b]\n"
+    )
+    broken.write_text("pipeline: broken\nsauce: {}\n")
+    try:
+        pages.open(f"{demo.airflow.address}/headwater/")
+        shows(pages, "broken.yaml cannot be used", "unknown key", "bank", "a value does not fit", "--again")
+        assert pages.texts(".card .badge.bad")[0] == "suspended"
+        pages.open(f"{demo.airflow.address}/headwater/pipelines/bank")
+        shows(pages, "Without the source", "Connection refused", "public.b is suspended", "What to do:")
+        assert "not-to-be-seen" not in pages.driver.page_source
+    finally:
+        bank.unlink()
+        broken.unlink()
+    pages.open(f"{demo.airflow.address}/headwater/pipelines/bank")
+    shows(pages, "there is no pipeline bank")
+    until(lambda: not demo.airflow.client.import_errors(), "the import error goes with its cause")
+
+
+def test_metrics_are_scraped_with_a_token(demo: Demo, story: Story) -> None:
+    """Without one they are not (`tests/unit/test_pages.py`); this Airflow takes everybody for an administrator."""
+    address = f"{demo.airflow.address}/headwater/metrics"
+    with urllib.request.urlopen(f"{demo.airflow.address}/auth/token", timeout=60) as answer:
+        token = json.loads(answer.read())["access_token"]
+    request = urllib.request.Request(address, headers={"Authorization": f"Bearer {token}"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        text = answer.read().decode()
+    scraped = {
+        (sample.name, sample.labels.get("table")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert scraped["headwater_pipeline_up", None] == 1
+    assert scraped["headwater_pipeline_lag_seconds", None] < 600
+    assert scraped["headwater_slot_retained_wal_bytes", None] >= 0
+    assert scraped["headwater_table_version", "public.orders"] >= 1
 
 
 def test_the_password_is_in_no_log_and_no_rendered_field(demo: Demo, story: Story) -> None:

@@ -3,7 +3,7 @@
 Nothing is answered without a user of Airflow's auth manager, by its cookie or by a bearer token, and nothing of a
 pipeline that this user may not see (`headwater_airflow.page.access`). It only reads: what a page can start, it starts
 through Airflow's own API, with the user's session. No answer holds a secret: messages of the engine carry none, and
-what is known of connection strings is taken out of every answer once more.
+what is known of connection strings is taken out of their texts once more.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ from headwater_airflow.page.watches import GATHER_SECONDS, SETTING, Watches
 
 if TYPE_CHECKING:
     from headwater.jobs.overview import PipelineWatch
+    from headwater.secrets_filter import Scrubber
 
 _STATIC = Path(__file__).parent / "static"
 _SCRAPE_SECONDS = 8.0  # below Prometheus' ten
+_FREE_TEXTS = frozenset({"reason", "remedy", "message", "what"})
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'self'; form-action 'none'; frame-ancestors 'self'",
@@ -55,7 +57,7 @@ def create_app(watches: Watches | None = None) -> FastAPI:
         return response
 
     def answer(content: dict[str, Any]) -> JSONResponse:
-        return JSONResponse(known.scrubber.scrub_all(content))
+        return JSONResponse(_scrubbed(content, known.scrubber))
 
     def require(name: str, user: BaseUser) -> None:
         """404 also for what the user may not see: that it exists is told to nobody else."""
@@ -66,9 +68,16 @@ def create_app(watches: Watches | None = None) -> FastAPI:
     def list_pipelines(user: User) -> JSONResponse:
         pipelines = {pipeline.name: pipeline for pipeline in visible_pipelines(known.pipelines(), user)}
         found = known.gather("overview", pipelines, lambda watch: watch.overview(), GATHER_SECONDS)
-        faults = [_fault(error) for error in known.faults()] if may_see_faults(user) else []
         shown = [_shown(name, pipelines[name].file, found.get(name)) for name in pipelines]
-        return answer({"pipelines": shown, "faults": faults, "folder": known.folder, "setting": SETTING})
+        trusted = may_see_faults(user)
+        return answer(
+            {
+                "pipelines": shown,
+                "faults": [_fault(error) for error in known.faults()] if trusted else [],
+                "folder": known.folder if trusted else None,
+                "setting": SETTING if known.folder is None else None,
+            }
+        )
 
     @app.get("/api/pipelines/{name}")
     def one_pipeline(name: str, user: User) -> JSONResponse:
@@ -127,6 +136,16 @@ def _shown(name: str, file: str, found: Any) -> dict[str, Any]:
     if isinstance(found, HeadwaterError):
         return {"pipeline": name, "file": file, "state": "unreadable", **found.to_json()}
     return found if found is not None else {"pipeline": name, "file": file, "state": "gathering"}
+
+
+def _scrubbed(value: Any, scrubber: Scrubber) -> Any:
+    """`value` with its free texts scrubbed. Names stay: a password may be an ordinary word, and the name of a table."""
+    if isinstance(value, dict):
+        return {
+            key: scrubber.scrub(one) if key in _FREE_TEXTS and isinstance(one, str) else _scrubbed(one, scrubber)
+            for key, one in value.items()
+        }
+    return [_scrubbed(one, scrubber) for one in value] if isinstance(value, list) else value
 
 
 def _samples(watch: PipelineWatch) -> list[metrics.Sample]:

@@ -292,10 +292,10 @@ def _state_json(table: TableState, remedy: str) -> dict[str, str | None]:
 
 
 def _oldest(answer: Answer) -> dict[str, Any] | None:
-    """The transaction that has been open longest at the source: nothing committed after its beginning is lost, but
-    its log is kept."""
+    """The transaction that has been open longest at the source: its log is kept until it ends."""
     known = answer.state.open_transactions if answer.state is not None else ()
-    oldest = max(known, key=lambda one: one.age or 0.0, default=None)
+    # Of those whose age the role may not see, the lowest id began to write first.
+    oldest = max(known, key=lambda one: (one.age or 0.0, -one.xid), default=None)
     if oldest is None:
         return None
     return {"seconds": round(oldest.age, 3) if oldest.age is not None else None, "what": str(oldest)}

@@ -41,7 +41,7 @@ class Answer:
     wal_bound: int | None = None
     listed: frozenset[str] = frozenset()
     listed_at: float | None = None
-    outage: str = "the source has not been asked yet"
+    outage: str = "the source has not answered yet"
     asked_at: float | None = None
 
 

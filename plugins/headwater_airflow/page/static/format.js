@@ -30,11 +30,17 @@ export function seconds(value) {
   return `${Math.floor(value / 86400)} d ${Math.round((value % 86400) / 3600)} h`;
 }
 
+function roughly(value) {
+  for (const [unit, size] of [["d", 86400], ["h", 3600], ["min", 60]])
+    if (value >= size) return `${Math.floor(value / size)} ${unit}`;
+  return `${Math.round(value)} s`;
+}
+
 /** How long ago, by the clock of the machine that answered: a browser's own may be wrong. */
 export function ago(text, now) {
   if (!text) return UNKNOWN;
   const passed = Math.max(0, (Date.parse(now) - Date.parse(text)) / 1000);
-  const words = passed < 1.5 ? "just now" : `${seconds(Math.round(passed))} ago`;
+  const words = passed < 1.5 ? "just now" : `${roughly(passed)} ago`;
   return h("time", { datetime: text, title: absolute(text) }, words);
 }
 

@@ -5,6 +5,8 @@ import { h } from "./dom.js";
 import { ago, bytes, count, plural, rate, seconds } from "./format.js";
 import { attention, badge, fact, gauge, sparkline } from "./parts.js";
 
+const SILENT = "the source does not answer";
+
 export const title = () => "Pipelines";
 
 export async function load() {
@@ -19,12 +21,16 @@ export function show(found) {
     faults.map((fault) => attention({ title: `${fault.file} cannot be used`, reason: fault.message, remedy: fault.remedy })),
     pipelines.length
       ? h("ul.cards", null, pipelines.map((one) => card(one, failed)))
-      : h("div.note.idle", null,
-          h("div.note-title", null, folder ? "There is no pipeline that you may see" : `${setting} is not set`),
-          h("p", null, folder
-            ? ["Pipeline files lie in ", h("code", null, folder), "; a pipeline is shown to those who may read its DAG ",
-               h("code", null, "<pipeline>.replicate"), "."]
-            : ["Name the folder of the pipeline files in the API server's environment: ", h("code", null, `${setting}=/etc/headwater`)])));
+      : empty(folder, setting));
+}
+
+function empty(folder, setting) {
+  return h("div.note.idle", null,
+    h("div.note-title", null, setting ? `${setting} is not set` : "There is no pipeline that you may see"),
+    setting
+      ? h("p", null, "Name the folder of the pipeline files in the API server's environment: ", h("code", null, `${setting}=/etc/headwater`))
+      : h("p", null, folder ? ["Pipeline files lie in ", h("code", null, folder), ". "] : null,
+          "A pipeline is shown to those who may read its DAG ", h("code", null, "<pipeline>.replicate"), "."));
 }
 
 function card(one, failed) {
@@ -40,6 +46,7 @@ function card(one, failed) {
     h("dl.facts", null, lagFacts(one), walFact(one), transactionFact(one)),
     one.latency.length > 1 ? h("div.line", null, h("span.muted", null, "commit to visible "), sparkline(one.latency.map((point) => point[1]), "from commit to visible")) : null,
     h("div.line", null, tableCounts(one)),
+    one.source.answers ? null : withoutSource(one),
     lastError(one, failure));
 }
 
@@ -58,7 +65,7 @@ export function stateTitle(one) {
 }
 
 export function lagFacts(one) {
-  const unknown = one.source.answers ? "nothing is replicated yet" : one.source.reason;
+  const unknown = one.source.answers ? "nothing is replicated yet" : SILENT;
   return [
     fact("lag", seconds(one.lag_seconds), one.lag_seconds === null ? unknown : `${bytes(one.lag_bytes)} of the log`,
       "how stale the last of the tables in step is, by the source's clock"),
@@ -70,7 +77,7 @@ export function lagFacts(one) {
 export function walFact(one) {
   const { slot } = one;
   const kept = slot.retained_wal_bytes;
-  if (kept === null) return fact("retained WAL", "–", slot.reason);
+  if (kept === null) return fact("retained WAL", "–", one.source.answers ? slot.reason : SILENT);
   const bound = slot.wal_bound_bytes;
   const words = bound ? `${bytes(kept)} of ${bytes(bound)}` : `${bytes(kept)}, without a bound`;
   return fact("retained WAL", bytes(kept),
@@ -80,8 +87,14 @@ export function walFact(one) {
 
 export function transactionFact(one) {
   const oldest = one.oldest_transaction;
-  if (!one.source.answers) return fact("oldest open transaction", "–");
+  if (!one.source.answers) return fact("oldest open transaction", "–", SILENT);
+  if (oldest && oldest.seconds === null)
+    return fact("oldest open transaction", "of unknown age", oldest.what, "ages of others' transactions are shown to members of pg_read_all_stats");
   return fact("oldest open transaction", oldest ? seconds(oldest.seconds) : "none", oldest?.what ?? null);
+}
+
+export function withoutSource(one) {
+  return attention({ title: "Without the source", reason: `${one.source.reason}; what only the source can tell is left out`, kind: "going" });
 }
 
 function tableCounts(one) {

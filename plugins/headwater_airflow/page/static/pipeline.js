@@ -4,9 +4,11 @@ import { actions, dagLinks } from "./actions.js";
 import { airflowLink, dagsOf, request, taskPath, waitingSensors } from "./airflow.js";
 import { h } from "./dom.js";
 import { ago, bytes, count, plural, seconds } from "./format.js";
-import { lagFacts, stateTitle, tableHref, transactionFact, walFact } from "./overview.js";
+import { lagFacts, stateTitle, tableHref, transactionFact, walFact, withoutSource } from "./overview.js";
 import { attention, badge, fact, sortable, sparkline, stageBar } from "./parts.js";
 
+// The stages in the order of the data's way.
+const WAY = ["send", "receive", "frame", "ship", "queue", "wait", "decode", "net", "plan", "write", "commit", "other", "publish"];
 const RANK = { suspended: 0, loading: 1, "catching up": 2, new: 3, active: 4, removed: 5 };
 
 export const title = ({ pipeline }) => pipeline;
@@ -31,7 +33,7 @@ export function show(one, place, again) {
       ? attention({ title: "The lake cannot be shown", reason: one.error.message, remedy: one.error.remedy })
       : h("p.muted", null, "gathering…"));
   return h("main", null, head,
-    one.source.answers ? null : attention({ title: "Without the source", reason: `${one.source.reason}; what only the source can tell is left out`, kind: "going" }),
+    one.source.answers ? null : withoutSource(one),
     stopped(one),
     one.attention.map((table) => attention({
       title: [h("a", { href: tableHref(one.pipeline, table.table) }, table.table), ` is ${table.state}`],
@@ -42,10 +44,10 @@ export function show(one, place, again) {
       fact("driver", one.running ? "runs" : one.running === null ? "unknown" : "does not run", one.generation ? `generation ${count(one.generation)}` : null),
       fact("position", one.position?.lsn ?? "–", one.position ? `timeline ${one.position.timeline}` : null, "every commit up to it is in the lake")),
     h("div.line", null, h("span.muted", null, "commit to visible "), sparkline(one.latency.map((point) => point[1]), "from commit to visible", { width: 320, height: 36 })),
-    stages(one),
     loads(one),
     sensors(one),
     tables(one, again),
+    stages(one),
     epochs(one, again));
 }
 
@@ -58,7 +60,8 @@ function stopped(one) {
 }
 
 function stages(one) {
-  const names = Object.keys(one.stages);
+  const place = (name) => (WAY.includes(name) ? WAY.indexOf(name) : WAY.length);
+  const names = Object.keys(one.stages).sort((one, other) => place(one) - place(other));
   if (!names.length) return null;
   return h("section", null, h("h2", null, "Stages"),
     h("p.muted", null, one.bottleneck ? ["The bottleneck is ", h("strong", null, one.bottleneck), ": the busiest stage of the last ten seconds."] : "No stage is busy for half of its time: the source is the slow one, or idle."),

@@ -2,7 +2,7 @@
 
 import { request } from "./airflow.js";
 import { h } from "./dom.js";
-import { ago, bytes, count, seconds } from "./format.js";
+import { ago, bytes, count, plural, seconds } from "./format.js";
 import { attention, badge, fact, sortable, sparkline, stageBar } from "./parts.js";
 
 export const title = ({ table }) => table;
@@ -41,8 +41,8 @@ function files(found) {
     h("dl.facts.wide", null,
       fact("rows", count(found.rows), `in version ${count(found.version)}`),
       fact("data files", count(found.count), bytes(found.bytes)),
-      fact("size of a file", bytes(found.median), `${bytes(found.smallest)} to ${bytes(found.largest)}; the median above`),
-      fact("rows deleted in place", count(found.deleted_rows), `${count(found.with_deletion_vector)} files have a deletion vector`)));
+      fact("size of a file", bytes(found.median), `the median; ${bytes(found.smallest)} to ${bytes(found.largest)}`),
+      fact("rows deleted in place", count(found.deleted_rows), `in ${plural(found.with_deletion_vector, "file")} with a deletion vector`)));
 }
 
 function history(one, again) {
@@ -65,7 +65,7 @@ function schemas(one, again) {
   return h("section", null, h("h2", null, "Schema"),
     one.schemas.length
       ? one.schemas.map((version, index) => h("details", { open: index === 0, "data-key": version.from_lsn },
-          h("summary", null, index === 0 ? "now" : "before", ", from ", h("code", null, version.from_lsn), " on: ", `${version.columns.length} columns`,
+          h("summary", null, index === 0 ? "now" : "before", ", from ", h("code", null, version.from_lsn), " on: ", plural(version.columns.length, "column"),
             version.changes.length ? h("span.muted", null, ` (${version.changes.join("; ")})`) : null),
           sortable(`columns:${one.table}:${version.from_lsn}`, [
             { name: "column", value: (c) => c.name, show: (c) => [c.name, c.key ? h("span.muted", null, " key") : null] },
