@@ -57,4 +57,4 @@ soak: setup  ## slices in Airflow, then random operations: SEEDS=20 seeds (hours
 		tests/end_to_end/test_slices.py tests/integration/test_random_operations.py
 
 bench: setup  ## the figures of docs/benchmarks.md, each beside its reference
-	@set -e; for program in tests/benchmarks/bench_*.py tests/benchmarks/log_*.py tests/benchmarks/apply_*.py; do echo "== $$program"; $(BIN)/python $$program; done
+	@set -e; for program in tests/benchmarks/bench_*.py tests/benchmarks/log_*.py tests/benchmarks/apply_*.py tests/benchmarks/page_*.py; do echo "== $$program"; $(BIN)/python $$program; done

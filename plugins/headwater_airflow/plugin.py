@@ -20,7 +20,7 @@ class HeadwaterPlugin(AirflowPlugin):
             "destination": "nav",
             "category": "browse",
             "url_route": "headwater",
-            "icon": f"{PREFIX.removeprefix('/')}/static/icon.svg",
-            "icon_dark_mode": f"{PREFIX.removeprefix('/')}/static/icon-dark.svg",
+            "icon": f"{PREFIX.removeprefix('/')}/static/icon/icon.svg",
+            "icon_dark_mode": f"{PREFIX.removeprefix('/')}/static/icon/icon-dark.svg",
         }
     ]

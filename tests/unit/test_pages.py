@@ -46,7 +46,7 @@ def addresses(pages: Pages) -> list[str]:
     found = []
     for route in pages.app.routes:
         assert isinstance(route, APIRoute)
-        path = route.path.removeprefix("/").replace("{file:path}", "page.js")
+        path = route.path.removeprefix("/").replace("{_version}/{file:path}", "x/page.js")
         for parameter, value in filled.items():
             path = path.replace(parameter, value)
         assert "{" not in path
@@ -208,7 +208,7 @@ def test_a_source_that_does_not_answer_does_not_hold_the_page_up(pages: Pages) -
         lake = hand_lake(pages.folder, "shop", "public.a")
         lake.publish(0x2000, "public.a")
         client = pages.client("everything")
-        client.get("static/page.js")  # what the first request ever costs is not the source's
+        client.get("static/x/page.js")  # what the first request ever costs is not the source's
         began = time.monotonic()
         found = client.get(f"{API}/shop").json()
         assert time.monotonic() - began < 3
@@ -305,9 +305,10 @@ def test_a_page_has_a_strict_policy_and_knows_where_airflow_is(pages: Pages) -> 
     assert "script-src 'self'" in policy
     assert "unsafe" not in policy
     assert answer.headers["cache-control"] == "no-store"
-    script = pages.client("everything").get("static/page.js")
-    assert script.headers["cache-control"] == "no-cache"
-    again = pages.client("everything").get("static/page.js", headers={"If-None-Match": script.headers["etag"]})
-    assert again.status_code == 304
-    assert pages.client("everything").get("static/../app.py").status_code == 404
-    assert pages.client("everything").get("static/..%2Fapp.py").status_code == 404
+    (script,) = re.findall(r'<script type="module" src="(static/\w+/page\.js)"', answer.text)
+    assert "immutable" in pages.client("everything").get(script).headers["cache-control"]
+    preloaded = re.findall(r'rel="modulepreload" href="static/\w+/(\w+\.js)"', answer.text)
+    modules = {file.name for file in (ROOT / "plugins/headwater_airflow/page/static").glob("*.js")}
+    assert {*preloaded, "page.js"} == modules
+    assert pages.client("everything").get("static/x/../../app.py").status_code == 404
+    assert pages.client("everything").get("static/x/..%2Fapp.py").status_code == 404

@@ -8,6 +8,7 @@ what is known of connection strings is taken out of their texts once more.
 
 from __future__ import annotations
 
+import hashlib
 import html
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -44,7 +45,8 @@ User = Annotated[BaseUser, Depends(get_user)]
 def create_app(watches: Watches | None = None) -> FastAPI:
     """The app; `watches` are the pipelines of $HEADWATER_PIPELINES unless given."""
     known = watches if watches is not None else Watches()
-    static = StaticFiles(directory=_STATIC)
+    static, version = StaticFiles(directory=_STATIC), static_version()
+    document = (_STATIC / "index.html").read_text(encoding="utf-8")
     # The schema and its pages would be answered without a user.
     app = FastAPI(title="Headwater", openapi_url=None, docs_url=None, redoc_url=None, dependencies=[Depends(get_user)])
 
@@ -110,10 +112,11 @@ def create_app(watches: Watches | None = None) -> FastAPI:
             samples += [sample for error in known.faults() for sample in metrics.unreadable(Path(error.where).stem)]
         return Response(metrics.exposition(samples), media_type=metrics.CONTENT_TYPE)
 
-    @app.get("/static/{file:path}")
+    @app.get("/static/{_version}/{file:path}")
     async def asset(file: str, request: Request) -> Response:
         response = await static.get_response(file, request.scope)
-        response.headers["Cache-Control"] = "no-cache"  # asked each time, answered by the ETag
+        # Whatever changes gets another address: a dozen small files are fetched once.
+        response.headers["Cache-Control"] = "private, max-age=31536000, immutable"
         return response
 
     @app.get("/")
@@ -123,13 +126,20 @@ def create_app(watches: Watches | None = None) -> FastAPI:
         """The same document for every page: its script reads the address."""
         root = str(request.scope.get("root_path", "")).rstrip("/")
         airflow = str(request.scope.get("app_root_path", "")).rstrip("/")
-        text = (_STATIC / "index.html").read_text(encoding="utf-8")
-        text = text.replace("{{base}}", html.escape(root, quote=True)).replace(
-            "{{airflow}}", html.escape(airflow, quote=True)
-        )
-        return HTMLResponse(text)
+        filled = document
+        for name, value in (("base", root), ("airflow", airflow), ("version", version)):
+            filled = filled.replace(f"{{{{{name}}}}}", html.escape(value, quote=True))
+        return HTMLResponse(filled)
 
     return app
+
+
+def static_version() -> str:
+    """Of the page's files, by their content: it stands in their addresses."""
+    digest = hashlib.sha256()
+    for file in sorted(_STATIC.iterdir()):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def _shown(name: str, file: str, found: Any) -> dict[str, Any]:

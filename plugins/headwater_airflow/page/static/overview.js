@@ -9,13 +9,14 @@ const SILENT = "the source does not answer";
 
 export const title = () => "Pipelines";
 
-export async function load() {
-  const [found, failed] = await Promise.all([request("api/pipelines"), failedRuns().catch(() => [])]);
-  return { ...found, failed };
+export const load = () => request("api/pipelines");
+
+export async function more() {
+  return { failed: await failedRuns().catch(() => []) };
 }
 
 export function show(found) {
-  const { pipelines, faults, folder, setting, failed } = found;
+  const { pipelines, faults, folder, setting, failed = [] } = found;
   return h("main", null,
     h("h1", null, "Pipelines"),
     faults.map((fault) => attention({ title: `${fault.file} cannot be used`, reason: fault.message, remedy: fault.remedy })),

@@ -17,6 +17,7 @@ let data = null;
 let failure = null;
 let timer = null;
 let loading = false;
+let more = {};
 
 function where() {
   const base = new URL(document.baseURI).pathname;
@@ -59,8 +60,9 @@ async function look() {
   if (loading) return;
   loading = true;
   try {
-    data = await view.load(place);
+    data = { ...more, ...(await view.load(place)) };
     failure = null;
+    addMore();
   } catch (error) {
     failure = error;
     if (error.status === 404 || error.status === 403) data = null;
@@ -70,6 +72,14 @@ async function look() {
   render();
   const gathering = data?.state === "gathering" || data?.pipelines?.some((one) => one.state === "gathering");
   schedule(gathering ? SOON_MS : REFRESH_MS);
+}
+
+/** What Airflow's API adds is shown when it comes: a page does not wait for it. */
+async function addMore() {
+  if (!view.more || data.error) return;
+  more = await view.more(place, data);
+  data = { ...data, ...more };
+  render();
 }
 
 function schedule(milliseconds) {

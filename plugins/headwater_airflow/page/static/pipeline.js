@@ -13,13 +13,17 @@ const RANK = { suspended: 0, loading: 1, "catching up": 2, new: 3, active: 4, re
 
 export const title = ({ pipeline }) => pipeline;
 
-export async function load({ pipeline }) {
-  const found = await request(`api/pipelines/${encodeURIComponent(pipeline)}`);
+export function load({ pipeline }) {
+  return request(`api/pipelines/${encodeURIComponent(pipeline)}`);
+}
+
+/** What Airflow knows of it. Without the right to ask, or an answer, there are no buttons and no sensors. */
+export async function more({ pipeline }, found) {
   const [dags, waiting] = await Promise.all([
     dagsOf(pipeline).catch(() => ({})),
-    waitingSensors(found.file).catch(() => null),
+    waitingSensors(found.file).catch(() => []),
   ]);
-  return { ...found, dags, waiting };
+  return { dags, waiting };
 }
 
 export function show(one, place, again) {
@@ -53,6 +57,7 @@ export function show(one, place, again) {
 
 function stopped(one) {
   if (one.running !== false || one.state === "new" || one.state === "loading") return null;
+  if (!one.dags) return null; // not known yet: it may be paused
   const dag = one.dags.replicate;
   if (dag?.is_paused)
     return attention({ kind: "going", title: "Replication is paused", reason: `the DAG ${dag.dag_id} is paused: the source keeps its log until it goes on` });
