@@ -80,7 +80,7 @@ def airflow(home: Path) -> Iterator[str]:
     from airflow.models import import_all_models
     from airflow.models.base import Base
 
-    import_all_models()
+    import_all_models()  # type: ignore[no-untyped-call]
     manager = create_auth_manager()
     assert settings.engine is not None
     Base.metadata.create_all(settings.engine)

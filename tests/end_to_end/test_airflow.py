@@ -310,7 +310,7 @@ def test_metrics_are_scraped_with_a_token(demo: Demo, story: Story) -> None:
         text = answer.read().decode()
     scraped = {
         (sample.name, sample.labels.get("table")): sample.value
-        for family in text_string_to_metric_families(text)
+        for family in text_string_to_metric_families(text)  # type: ignore[no-untyped-call]
         for sample in family.samples
     }
     assert scraped["headwater_pipeline_up", None] == 1

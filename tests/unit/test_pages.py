@@ -240,7 +240,7 @@ def test_the_metrics_are_openmetrics_and_say_what_the_lake_holds(pages: Pages) -
     assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
     scraped = {
         (sample.name, *sorted(sample.labels.values())): sample.value
-        for family in text_string_to_metric_families(answer.text)
+        for family in text_string_to_metric_families(answer.text)  # type: ignore[no-untyped-call]
         for sample in family.samples
     }
     assert scraped["headwater_pipeline_epochs_total", "shop"] == 1

@@ -111,7 +111,9 @@ def exposition(samples: Iterable[Sample]) -> str:
             kind = CounterMetricFamily if metric.counter else GaugeMetricFamily
             families[metric.name] = kind(metric.name, metric.help, labels=metric.labels, unit=metric.unit)
         families[metric.name].add_metric(labels, value)
-    return generate_latest(_Families([families[m.name] for m in METRICS if m.name in families])).decode()
+    found = _Families([families[metric.name] for metric in METRICS if metric.name in families])
+    text: bytes = generate_latest(found)  # type: ignore[no-untyped-call]
+    return text.decode()
 
 
 @dataclass(frozen=True, slots=True)
