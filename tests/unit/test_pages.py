@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from fixtures.lakes import HandLake, position_at
 from fixtures.pages import NOWHERE, PASSWORD, Pages, page_pipeline
 from headwater.jobs.metrics import METRICS
 from headwater.lake.ledger import TableVersion
+from headwater.lake.registry import now_text
+from headwater.lake.reload_records import Keeping, Reload
 
 ROOT = Path(__file__).resolve().parents[2]
 API = "api/pipelines"
@@ -312,3 +315,19 @@ def test_a_page_has_a_strict_policy_and_knows_where_airflow_is(pages: Pages) -> 
     assert {*preloaded, "page.js"} == modules
     assert pages.client("everything").get("static/x/../../app.py").status_code == 404
     assert pages.client("everything").get("static/x/..%2Fapp.py").status_code == 404
+
+
+def test_reloads_are_shown_with_what_has_become_of_them(pages: Pages) -> None:
+    page_pipeline(pages.folder, "shop", "public.a", "public.b")
+    lake = hand_lake(pages.folder, "shop", "public.a", "public.b")
+    lake.publish(0x2000, "public.a")
+    asked = Reload("one", "public.a", 0, (), "the whole table", "headwater reload 1", "asked", now_text())
+    read = replace(asked, name="two", table="public.b", shown="public.b_2026", state="read", rows=7)
+    kept = Keeping("one", "public.a", "keeping", 1, 0x2000, now_text())
+    done = Keeping("two", "public.b", "done", 1, 0x2000, now_text(), version=4, lsn=0x3000, replaced=6)
+    lake.registry.write(asked, read, kept, done)
+    client = pages.client("everything")
+    (running,) = client.get(f"{API}/shop").json()["reloads"]
+    assert (running["table"], running["state"], running["part"]) == ("public.a", "keeping", "the whole table")
+    (past,) = client.get(f"{API}/shop/tables/public.b").json()["reloads"]
+    assert (past["state"], past["rows"], past["replaced"], past["version"]) == ("done", 7, 6, 4)

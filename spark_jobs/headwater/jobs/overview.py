@@ -21,6 +21,7 @@ from headwater.jobs.source_state import as_the_source_stands, followed
 from headwater.jobs.source_watch import Answer, SourceWatch
 from headwater.jobs.speed import speed
 from headwater.jobs.status import remedy_of, slot_of
+from headwater.jobs.table_page import files_of, reloads_of, schema_versions
 from headwater.lake.freshness import IN_STEP, Look, TableState
 from headwater.lake.paths import table_uri
 from headwater.lake.recent_epochs import RecentEpoch, RecentEpochs
@@ -123,6 +124,7 @@ class PipelineWatch:
                     for lease in leases
                     if lease.session
                 ],
+                "reloads": [one for one in reloads_of(seen.registry) if one["running"]] if seen.registry else [],
             }
 
     def table_rows(self) -> list[dict[str, Any]]:
@@ -132,8 +134,6 @@ class PipelineWatch:
 
     def table(self, name: str) -> dict[str, Any] | None:
         """One table with its recent history; None when the pipeline has no such table."""
-        from headwater.jobs.table_page import files_of, schema_versions
-
         with self._lock:
             seen = self._look()
             row = next((row for row in self._tables(seen) if row["table"] == name), None)
@@ -146,6 +146,7 @@ class PipelineWatch:
                 for epoch in reversed(self._recent.epochs)
                 if name in epoch.tables
             ]
+            reloads = reloads_of(seen.registry, name) if seen.registry is not None else []
             root = self.pipeline.lake_path()
         uri = table_uri(root, record.path if record is not None else TableName.parse(name).path)
         entry = self.pipeline.entry_for(TableName.parse(name))
@@ -166,6 +167,7 @@ class PipelineWatch:
                 else None
             ),
             "history": history[:_POINTS],
+            "reloads": reloads[:_SHOWN],
             "schemas": schema_versions(record) if record is not None else [],
             "files": files_of(root, record, row["version"]) if record is not None else None,
         }

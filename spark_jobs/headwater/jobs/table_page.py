@@ -1,4 +1,4 @@
-"""What a table's page tells besides its state: the files of its newest version, and the schemas it has had.
+"""What a table's page tells besides its state: the files of its newest version, its schemas, and its reloads.
 
 From the registry's record and the table's own log: no data file is opened.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 from headwater.lake.delta_log import read_snapshot
 from headwater.lake.paths import table_path
-from headwater.lake.registry import TableRecord
+from headwater.lake.registry import Registry, TableRecord
 from headwater.lake.row_count import row_count
 from headwater.position import format_lsn
 from headwater.schema import Column
@@ -36,6 +36,32 @@ def files_of(root: str, record: TableRecord, version: int | None) -> dict[str, A
         "deleted_rows": sum(file.deleted for file in snapshot.files.values()),
         "with_deletion_vector": sum(file.vector is not None for file in snapshot.files.values()),
     }
+
+
+def reloads_of(registry: Registry, table: str | None = None) -> list[dict[str, Any]]:
+    """The reloads that the registry still knows (of `table`; None: of all), newest first, each with what has become of
+    it: "asked", "read" and "keeping" go on, "done", "failed" and "given up" are past."""
+    shown = []
+    for reload in registry.reloads.values():
+        if table is not None and reload.table != table:
+            continue
+        kept = registry.kept.get(reload.name)
+        answered = kept is not None and (kept.state != "keeping" or reload.state == "asked")
+        state = kept.state if kept is not None and answered else reload.state
+        shown.append(
+            {
+                "table": reload.table,
+                "part": reload.shown,
+                "state": state,
+                "running": state in ("asked", "read", "keeping"),
+                "since": kept.since if kept is not None and answered else reload.since,
+                "rows": reload.rows if reload.state == "read" else None,
+                "replaced": kept.replaced if kept is not None and kept.state == "done" else None,
+                "version": kept.version if kept is not None else None,
+                "reason": kept.reason if kept is not None else "",
+            }
+        )
+    return sorted(shown, key=lambda one: str(one["since"]), reverse=True)
 
 
 def schema_versions(record: TableRecord) -> list[dict[str, Any]]:

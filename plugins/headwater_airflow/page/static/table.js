@@ -32,7 +32,21 @@ export function show(one, place, again) {
     h("p.line", null, h("span.muted", null, "lies at "), h("code", null, one.uri)),
     files(one.files),
     history(one, again),
+    reloads(one),
     schemas(one, again));
+}
+
+function reloads(one) {
+  if (!one.reloads.length) return null;
+  return h("section", null, h("h2", null, "Reloads"),
+    sortable(`reloads:${one.table}`, [
+      { name: "part", show: (r) => r.part },
+      { name: "state", show: (r) => (r.reason ? [r.state, h("div.muted", null, r.reason)] : r.state) },
+      { name: "since", show: (r) => ago(r.since, one.at) },
+      { name: "rows read", number: true, show: (r) => count(r.rows) },
+      { name: "replaced", number: true, show: (r) => count(r.replaced) },
+      { name: "version", number: true, show: (r) => count(r.version) },
+    ], one.reloads, { rowKey: (r) => `${r.since} ${r.part}`, empty: "", caption: "reloads of the table" }));
 }
 
 function files(found) {
