@@ -273,6 +273,17 @@ def test_a_button_starts_a_run_through_airflows_api(demo: Demo, pages: Browser) 
     pages.wait(lambda: pages.driver.current_url.endswith("/dags/shop.load"), "the DAG's page")
 
 
+def test_a_sensor_that_waits_for_the_lake_is_shown_beside_it(demo: Demo, pages: Browser) -> None:
+    client = demo.airflow.client
+    run = client.trigger(DOWNSTREAM, {"headwater": {"require": "2099-01-01T00:00:00Z"}})
+    until(lambda: client.tasks(DOWNSTREAM, run).get(SENSOR) == "deferred", "the sensor waits for what is to come")
+    pages.open(f"{demo.airflow.address}/headwater/pipelines/shop")
+    shows(pages, "Waiting sensors", f"{DOWNSTREAM} / {SENSOR}", "it is not reached yet")
+    address = f"dags/{DOWNSTREAM}/dagRuns/{quote(run, safe='')}"
+    client.call("PATCH", f"{address}?update_mask=state", {"state": "failed"})
+    client.call("DELETE", address)
+
+
 def test_what_needs_a_person_says_why_and_what_to_do(demo: Demo, pages: Browser, tmp_path: Path) -> None:
     """A second pipeline, whose source is down and whose lake was made by hand; and a file that cannot be used."""
     nowhere = "postgresql://someone:not-to-be-seen@127.0.0.1:1/nowhere"

@@ -112,7 +112,8 @@ export function stageBar(stages, longest) {
     h("svg", { viewBox: "0 0 200 10", preserveAspectRatio: "none", role: "img", "aria-label": words }, parts));
 }
 
-/** A table whose columns sort: columns are { name, title, value(row), show(row), number }. The order is kept under `key`. */
+/** A table whose columns sort: columns are { name, title, value(row), show(row), number,
+ * wrap }. The order is kept under `key`. */
 export function sortable(key, columns, rows, { rowKey, empty, again, caption }) {
   const saved = JSON.parse(sessionStorage.getItem(`sort:${key}`) ?? "null");
   const order = saved ?? { column: null, down: false };
@@ -133,7 +134,7 @@ export function sortable(key, columns, rows, { rowKey, empty, again, caption }) 
       h("tbody", null,
         shown.length
           ? shown.map((row) => h("tr", { "data-key": rowKey(row) },
-              columns.map((one) => h(`td${one.number ? ".number" : ""}`, null, one.show(row)))))
+              columns.map((one) => h(`td${one.number ? ".number" : ""}${one.wrap ? ".wrap" : ""}`, null, one.show(row)))))
           : h("tr", { "data-key": "empty" }, h("td.muted", { colspan: columns.length }, empty)))));
 }
 

@@ -100,8 +100,8 @@ function sensors(one) {
       { name: "task", show: (task) => airflowLink(taskPath(task), `${task.dag_id} / ${task.task_id}`) },
       { name: "since", show: (task) => ago(task.trigger.created_date, one.at) },
       { name: "wants", show: (task) => String(task.rendered_fields.require ?? "now") },
-      { name: "of", show: (task) => wanted(task.rendered_fields.tables) },
-      { name: "why it waits", show: (task) => why(one, task) || held || "the lake has not reached it yet" },
+      { name: "of", wrap: true, show: (task) => wanted(task.rendered_fields.tables) },
+      { name: "why it waits", wrap: true, show: (task) => why(one, task) || held || "it is not reached yet; the task's log says how far it is" },
     ], one.waiting, { rowKey: (task) => task.id, empty: "", caption: "waiting sensors" }));
 }
 

@@ -41,7 +41,7 @@ function reloads(one) {
   return h("section", null, h("h2", null, "Reloads"),
     sortable(`reloads:${one.table}`, [
       { name: "part", show: (r) => r.part },
-      { name: "state", show: (r) => (r.reason ? [r.state, h("div.muted", null, r.reason)] : r.state) },
+      { name: "state", wrap: true, show: (r) => (r.reason ? [r.state, h("div.muted", null, r.reason)] : r.state) },
       { name: "since", show: (r) => ago(r.since, one.at) },
       { name: "rows read", number: true, show: (r) => count(r.rows) },
       { name: "replaced", number: true, show: (r) => count(r.replaced) },
