@@ -109,7 +109,8 @@ def create_app(watches: Watches | None = None) -> FastAPI:
             gathered = found.get(name)
             samples += gathered if isinstance(gathered, list) else metrics.unreadable(name)
         if may_see_faults(user):
-            samples += [sample for error in known.faults() for sample in metrics.unreadable(Path(error.where).stem)]
+            faulty = {Path(error.where).stem for error in known.faults()} - set(names)
+            samples += [sample for name in sorted(faulty) for sample in metrics.unreadable(name)]
         return Response(metrics.exposition(samples), media_type=metrics.CONTENT_TYPE)
 
     @app.get("/static/{_version}/{file:path}")

@@ -6,6 +6,7 @@ it shall pay for them.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
@@ -27,9 +28,12 @@ class MountedApp:
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
         if self._app is None:
-            with self._lock:
-                if self._app is None:
-                    from headwater_airflow.page.app import create_app
-
-                    self._app = create_app()
+            await asyncio.to_thread(self._make)  # imports take a while, and others are served by this loop
         await self._app(scope, receive, send)
+
+    def _make(self) -> None:
+        from headwater_airflow.page.app import create_app
+
+        with self._lock:
+            if self._app is None:
+                self._app = create_app()

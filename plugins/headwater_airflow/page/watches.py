@@ -28,7 +28,7 @@ SETTING = "HEADWATER_PIPELINES"
 GATHER_SECONDS = 0.6
 """How long a page waits for the pipelines that have to be gathered anew; the others come with its next refresh."""
 _FILES_SECONDS = 1.0
-_THREADS = 4
+_THREADS = 8
 
 _Stamp = tuple[tuple[str, int, int], ...]
 

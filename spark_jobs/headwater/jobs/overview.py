@@ -31,9 +31,9 @@ from headwater.names import TableName
 from headwater.position import format_lsn
 
 LOOK_SECONDS = 1.0
-_FORGET_SECONDS = 300.0  # well below the hour for which replaced log entries of ledger and registry stay
+# Readers follow log entry after log entry, and these go after an hour, or with a lake that is made anew.
+_ANEW_SECONDS = 600.0
 _ALIVE_SECONDS = 3.0  # a living driver replaces its position file at least once a second
-_RATE_SECONDS = 60.0
 _SHOWN = 20
 _POINTS = 60
 
@@ -60,13 +60,14 @@ class PipelineWatch:
         self._lock = threading.RLock()
         self._seen: _Seen | None = None
         self._looked_at = float("-inf")
-        self._forget()
+        self._file: tuple[Any, float, bool] | None = None  # content, since when, whether we saw it change
+        self._begin_anew()
 
-    def _forget(self) -> None:
+    def _begin_anew(self) -> None:
         root = self.pipeline.lake_path()
         self._lake = LakeReader(root, self.pipeline.name)
         self._recent = RecentEpochs(root)
-        self._file: tuple[Any, float, bool] | None = None  # content, since when, whether we saw it change
+        self._began_at = time.monotonic()
 
     def overview(self) -> dict[str, Any]:
         """The pipeline in one object: the first page shows one of these for each."""
@@ -95,9 +96,9 @@ class PipelineWatch:
                 "seconds_since_publication": _age(newest.applied_at, seen.at) if newest is not None else None,
                 "lag_bytes": lag_bytes,
                 "lag_seconds": lag_seconds,
-                "changes_per_second": self._changes_per_second(seen),
+                "changes_per_second": self._recent.changes_per_second(seen.at),
                 **speed(file.rates if file is not None else {}, lag_bytes, lag_seconds, running=bool(seen.running)),
-                "latency": [[_time(epoch.applied_at), epoch.latency] for epoch in self._with_latency(_POINTS)],
+                "latency": [[_time(epoch.applied_at), epoch.latency] for epoch in self._recent.with_latency(_POINTS)],
                 "tables": dict(sorted(Counter(table.state for table in states.values()).items())),
                 "attention": attention[:_SHOWN],
                 "more_attention": max(0, len(attention) - _SHOWN),
@@ -176,8 +177,8 @@ class PipelineWatch:
         now = time.monotonic()
         if self._seen is not None and now - self._looked_at < LOOK_SECONDS:
             return self._seen
-        if now - self._looked_at > _FORGET_SECONDS:
-            self._forget()
+        if now - self._began_at > _ANEW_SECONDS:
+            self._begin_anew()
         look, registry = self._lake.look(), self._lake.registry()
         tables = followed(registry, self.pipeline.source.publication)
         self._source.latest(tables, wait=0)  # it answers while the ledger is read
@@ -255,22 +256,6 @@ class PipelineWatch:
             "stages": dict(epoch.stages) if epoch.tables else {},
             "longest_stage": busiest if epoch.tables else None,
         }
-
-    def _with_latency(self, count: int) -> list[RecentEpoch]:
-        return [epoch for epoch in self._recent.epochs if epoch.latency is not None][-count:]
-
-    def _changes_per_second(self, seen: _Seen) -> float | None:
-        """Changes published in the last minute, a second; None before the first epoch."""
-        if not self._recent.epochs:
-            return None
-        lately = [e for e in self._recent.epochs if (seen.at - e.applied_at).total_seconds() <= _RATE_SECONDS]
-        if not lately:
-            return 0.0
-        # The ledger's newest rows may span less than a minute.
-        span = _RATE_SECONDS
-        if len(lately) == len(self._recent.epochs) == self._recent.epochs.maxlen:
-            span = max(1.0, (seen.at - lately[0].applied_at).total_seconds())
-        return round(sum(epoch.changes for epoch in lately) / span, 1)
 
 
 def _pipeline_state(seen: _Seen, states: dict[str, TableState]) -> str:

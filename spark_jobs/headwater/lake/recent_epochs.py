@@ -24,6 +24,7 @@ from headwater.lake.paths import ledger_path
 KEPT = 3 * COMPLETE_EVERY
 """Epochs that are kept: at one a second five minutes, and never without a row that names every table."""
 
+_RATE_SECONDS = 60.0
 _COLUMNS = ["epoch", "generation", "from_lsn", "to_lsn", "source_time", "applied_at", "complete", "tables", "stages"]
 
 
@@ -64,16 +65,38 @@ class RecentEpochs:
     def newest(self) -> RecentEpoch | None:
         return self.epochs[-1] if self.epochs else None
 
+    def with_latency(self, count: int) -> list[RecentEpoch]:
+        """The newest `count` of those that changed something, oldest first."""
+        return [epoch for epoch in self.epochs if epoch.latency is not None][-count:]
+
+    def changes_per_second(self, now: datetime) -> float | None:
+        """Of the last minute; None before the first epoch."""
+        if not self.epochs:
+            return None
+        lately = [epoch for epoch in self.epochs if (now - epoch.applied_at).total_seconds() <= _RATE_SECONDS]
+        if not lately:
+            return 0.0
+        # The rows that are kept may span less than a minute.
+        all_kept = len(lately) == self.epochs.maxlen
+        span = max(1.0, (now - lately[0].applied_at).total_seconds()) if all_kept else _RATE_SECONDS
+        return round(sum(epoch.changes for epoch in lately) / span, 1)
+
     def refresh(self) -> None:
         """Take in what was published since the last look."""
-        if self._snapshot is not None and not self._snapshot.advance():
-            return
-        if self._snapshot is None:
+        snapshot, self._snapshot = self._snapshot, None  # should it fail half way, the next look begins anew
+        if snapshot is None:
             try:
-                self._snapshot = read_snapshot(self._folder)
+                snapshot = read_snapshot(self._folder)
             except FileNotFoundError:
                 return  # nobody has replicated yet
-        spans = {file.name: (file, _newest_in(file)) for file in self._snapshot.files.values()}
+        elif not snapshot.advance():
+            self._snapshot = snapshot
+            return
+        self._follow(snapshot)
+        self._snapshot = snapshot
+
+    def _follow(self, snapshot: Snapshot) -> None:
+        spans = {file.name: (file, _newest_in(file)) for file in snapshot.files.values()}
         newest = max((last for _, last in spans.values() if last is not None), default=0)
         after = max(self.epochs[-1].epoch if self.epochs else 0, newest - (self.epochs.maxlen or KEPT))
         rows = [row for file, last in spans.values() if last is None or last > after for row in self._read(file, after)]

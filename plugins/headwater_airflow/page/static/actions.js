@@ -77,7 +77,7 @@ async function act(one, what, values) {
 
 function reloadFields(one) {
   const tables = h("select", { name: "tables", multiple: true, size: 6, required: true },
-    one.table_list.filter((table) => !["new", "removed"].includes(table.state)).map((table) => h("option", null, table.table)));
+    (one.table_list ?? []).filter((table) => !["new", "removed"].includes(table.state)).map((table) => h("option", null, table.table)));
   return [
     h("label", null, "Tables", tables),
     h("label", null, "Partitions, one a line (none: all)", h("textarea", { name: "partitions", rows: 2 })),

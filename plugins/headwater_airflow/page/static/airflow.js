@@ -3,6 +3,7 @@
 import { h } from "./dom.js";
 
 const ROOT = document.querySelector("base").dataset.airflow;
+const TIMEOUT_MS = 20000;
 const SENSOR = "FreshnessTrigger";
 
 /** Why a request failed, in words for a person. `status` 0: nobody answered. */
@@ -16,7 +17,8 @@ export class RequestError extends Error {
 export async function request(address, options = {}) {
   let response;
   try {
-    response = await fetch(address, { headers: { Accept: "application/json", ...options.headers }, ...options });
+    const headers = { Accept: "application/json", ...options.headers };
+    response = await fetch(address, { signal: AbortSignal.timeout(TIMEOUT_MS), ...options, headers });
   } catch {
     throw new RequestError(0, "Airflow does not answer");
   }
