@@ -317,6 +317,12 @@ def test_a_page_has_a_strict_policy_and_knows_where_airflow_is(pages: Pages) -> 
     assert pages.client("everything").get("static/x/..%2Fapp.py").status_code == 404
 
 
+def test_airflow_may_live_below_a_path_of_its_own(pages: Pages) -> None:
+    page_pipeline(pages.folder, "shop", "public.a")
+    below = Pages(pages.folder, "/airflow").client("everything")
+    assert '<base href="/airflow/headwater/" data-airflow="/airflow/" />' in below.get("pipelines/shop").text
+
+
 def test_reloads_are_shown_with_what_has_become_of_them(pages: Pages) -> None:
     page_pipeline(pages.folder, "shop", "public.a", "public.b")
     lake = hand_lake(pages.folder, "shop", "public.a", "public.b")

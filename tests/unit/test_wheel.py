@@ -46,6 +46,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
+def test_the_wheel_holds_the_pages_with_their_scripts_and_styles(site: Path) -> None:
+    page = Path("headwater_airflow/page/static")
+    held = {file.name for file in (site / page).iterdir()}
+    assert {"index.html", "page.js", "page.css"} <= held
+    assert held == {file.name for file in (ROOT / "plugins" / page).iterdir()}
+
+
 def run(site: Path, *arguments: str, **environment: str) -> str:
     done = subprocess.run(
         [sys.executable, *arguments],
