@@ -260,7 +260,7 @@ def test_a_button_starts_a_run_through_airflows_api(demo: Demo, pages: Browser) 
     pages.open(f"{demo.airflow.address}/plugin/headwater/headwater/pipelines/shop")
     pages.into_frame("iframe[title=Headwater]")
     pages.wait(lambda: "Maintain" in pages.texts("header button"), "the button of a DAG that is there")
-    assert ("Reload…" in pages.texts("header button")) == ("shop.reload" in client.dag_ids())
+    assert pages.texts("header button") == ["Load", "Reload…", "Maintain", "Pause replication"]
     next(button for button in pages.all("header button") if button.text == "Maintain").click()
     pages.one("dialog[open] button.primary").click()
     shows(pages, "was started: it waits, because the DAG is paused")
@@ -271,6 +271,19 @@ def test_a_button_starts_a_run_through_airflows_api(demo: Demo, pages: Browser) 
     next(link for link in pages.all(".dags a") if link.text == "shop.load").click()
     pages.out_of_frame()
     pages.wait(lambda: pages.driver.current_url.endswith("/dags/shop.load"), "the DAG's page")
+
+
+def test_a_table_is_reloaded_from_its_page(demo: Demo, pages: Browser) -> None:
+    client = demo.airflow.client
+    pages.open(f"{demo.airflow.address}/headwater/pipelines/shop/tables/public.products")
+    pages.wait(lambda: pages.texts("header button") == ["Reload…"], "the button")
+    pages.all("header button")[0].click()
+    pages.one("dialog[open] button.primary").click()
+    shows(pages, "a run of shop.reload was started")
+    (run,) = client.runs("shop.reload")
+    assert run["conf"] == {"table": "public.products", "partitions": []}
+    assert client.wait_for_run("shop.reload", run["dag_run_id"], 300) == "success"
+    shows(pages, "Reloads", "the whole table", "done")
 
 
 def test_a_sensor_that_waits_for_the_lake_is_shown_beside_it(demo: Demo, pages: Browser) -> None:

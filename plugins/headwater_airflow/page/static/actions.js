@@ -6,19 +6,20 @@ import { h } from "./dom.js";
 import { ago } from "./format.js";
 
 const SAYS = {
-  load: ["Load", "Loads the tables that are not loaded yet. Replication pauses until it is done, and goes on."],
-  reload: ["Reload…", "Reads tables, or parts of them, from the source again. Readers keep the old version until then."],
+  load: ["Load", "Loads the tables that are not loaded yet, while replication goes on with the others."],
+  reload: ["Reload…", "Replaces a table, or some of its partitions, by what the source holds. Readers see the old rows until the new ones are published."],
   maintain: ["Maintain", "Compacts tables, and removes files that no cut needs any more."],
 };
 
 let said = { pipeline: "", text: null };
 
+/** Of a pipeline; or of one of its tables, which can be reloaded. */
 export function actions(one, again) {
   const buttons = Object.keys(SAYS)
-    .filter((what) => one.dags?.[what])
+    .filter((what) => one.dags?.[what] && (what === "reload" || !one.table))
     .map((what) => h("button", { type: "button", title: SAYS[what][1], click: () => ask(one, what, again) }, SAYS[what][0]));
   const replicate = one.dags?.replicate;
-  if (replicate) {
+  if (replicate && !one.table) {
     const words = replicate.is_paused ? "Resume replication" : "Pause replication";
     buttons.push(h("button", { type: "button", click: () => ask(one, "pause", again) }, words));
   }
@@ -76,25 +77,20 @@ async function act(one, what, values) {
 }
 
 function reloadFields(one) {
-  const tables = h("select", { name: "tables", multiple: true, size: 6, required: true },
-    (one.table_list ?? []).filter((table) => !["new", "removed"].includes(table.state)).map((table) => h("option", null, table.table)));
+  const loaded = (one.table_list ?? []).filter((table) => !["new", "removed"].includes(table.state));
+  const names = one.table ? [one.table] : loaded.map((table) => table.table);
   return [
-    h("label", null, "Tables", tables),
-    h("label", null, "Partitions, one a line (none: all)", h("textarea", { name: "partitions", rows: 2 })),
-    h("label", null, "Rows with (SQL, of one table)", h("input", { name: "where", placeholder: "id between 5 and 9" })),
+    h("label", null, "Table", h("select", { name: "table", required: true }, names.map((name) => h("option", null, name)))),
+    h("label", null, "Partitions, one a line (none: the whole table)", h("textarea", { name: "partitions", rows: 3 })),
   ];
 }
 
-/** What was filled in, as the DAG's params; what is empty is left to the DAG. */
+/** What was filled in, as the DAG's params. */
 function conf(fields) {
-  const [tables, partitions, where] = fields.map((label) => label.lastElementChild);
-  if (!tables) return {};
-  const lines = partitions.value.split("\n").map((line) => line.trim()).filter(Boolean);
-  return {
-    tables: [...tables.selectedOptions].map((option) => option.value),
-    ...(lines.length ? { partitions: lines } : {}),
-    ...(where.value.trim() ? { where: where.value.trim() } : {}),
-  };
+  const [table, partitions] = fields.map((label) => label.lastElementChild);
+  if (!table) return {};
+  const lines = partitions.value.split("\n").map((line) => line.trim());
+  return { table: table.value, partitions: lines.filter(Boolean) };
 }
 
 function say(one, text, again) {

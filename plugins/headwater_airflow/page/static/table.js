@@ -1,6 +1,7 @@
 // One table: what state it is in and why, what was done to it lately, its files, and the schemas it has had.
 
-import { request } from "./airflow.js";
+import { actions } from "./actions.js";
+import { dagsOf, request } from "./airflow.js";
 import { h } from "./dom.js";
 import { ago, bytes, count, plural, seconds } from "./format.js";
 import { attention, badge, fact, sortable, sparkline, stageBar } from "./parts.js";
@@ -11,10 +12,15 @@ export function load({ pipeline, table }) {
   return request(`api/pipelines/${encodeURIComponent(pipeline)}/tables/${encodeURIComponent(table)}`);
 }
 
+/** The DAGs, for the button that reloads the table. */
+export async function more({ pipeline }) {
+  return { dags: await dagsOf(pipeline).catch(() => ({})) };
+}
+
 export function show(one, place, again) {
   const head = [
     h("nav.path", { "aria-label": "place" }, h("a", { href: "." }, "Pipelines"), " / ", h("a", { href: `pipelines/${encodeURIComponent(one.pipeline)}` }, one.pipeline), " / "),
-    h("header", null, h("h1", null, one.table), one.state ? badge(one.state, one.reason) : null),
+    h("header", null, h("h1", null, one.table), one.state ? badge(one.state, one.reason) : null, actions(one, again)),
   ];
   if (one.error) return h("main", null, head, attention({ title: "The table cannot be shown", reason: one.error.message, remedy: one.error.remedy }));
   return h("main", null, head,
