@@ -61,10 +61,13 @@ def create_app(watches: Watches | None = None) -> FastAPI:
     def answer(content: dict[str, Any]) -> JSONResponse:
         return JSONResponse(_scrubbed(content, known.scrubber))
 
-    def require(name: str, user: BaseUser) -> None:
+    def watch_of(name: str, user: BaseUser) -> PipelineWatch:
         """404 also for what the user may not see: that it exists is told to nobody else."""
-        if name not in {pipeline.name for pipeline in visible_pipelines(known.pipelines(), user)}:
+        visible = {pipeline.name for pipeline in visible_pipelines(known.pipelines(), user)}
+        watch = known.watch(name) if name in visible else None
+        if watch is None:
             raise HTTPException(404, f"there is no pipeline {name}, or you may not read its DAG {name}.replicate")
+        return watch
 
     @app.get("/api/pipelines")
     def list_pipelines(user: User) -> JSONResponse:
@@ -83,16 +86,16 @@ def create_app(watches: Watches | None = None) -> FastAPI:
 
     @app.get("/api/pipelines/{name}")
     def one_pipeline(name: str, user: User) -> JSONResponse:
-        require(name, user)
+        file = watch_of(name, user).pipeline.file
         found = known.gather("details", [name], lambda watch: watch.details(), _SCRAPE_SECONDS)
-        return answer(_shown(name, known.watch(name).pipeline.file, found.get(name)))
+        return answer(_shown(name, file, found.get(name)))
 
     @app.get("/api/pipelines/{name}/tables/{table:path}")
     def one_table(name: str, table: str, user: User) -> JSONResponse:
-        require(name, user)
+        watch = watch_of(name, user)
         # Tables are many: this runs in the request's own thread.
         try:
-            found = known.watch(name).table(table)
+            found = watch.table(table)
         except (HeadwaterError, OSError, ValueError) as error:
             refused = error if isinstance(error, HeadwaterError) else HeadwaterError(type(error).__name__)
             return answer({"pipeline": name, "table": table, "error": refused.to_json()["error"]})

@@ -63,8 +63,8 @@ class Watches:
         self._refresh()
         return self._faults
 
-    def watch(self, name: str) -> PipelineWatch:
-        return self._watches[name]
+    def watch(self, name: str) -> PipelineWatch | None:
+        return self._watches.get(name)
 
     def gather(
         self, what: str, names: Iterable[str], ask: Callable[[PipelineWatch], Any], seconds: float

@@ -11,7 +11,8 @@ const SAYS = {
   maintain: ["Maintain", "Compacts tables, and removes files that no cut needs any more."],
 };
 
-let said = { pipeline: "", text: null };
+// What came of the last one; made anew at each refresh, since an element stands in one place only.
+let said = { pipeline: "", content: () => null };
 
 /** Of a pipeline; or of one of its tables, which can be reloaded. */
 export function actions(one, again) {
@@ -23,7 +24,7 @@ export function actions(one, again) {
     const words = replicate.is_paused ? "Resume replication" : "Pause replication";
     buttons.push(h("button", { type: "button", click: () => ask(one, "pause", again) }, words));
   }
-  return h("div.actions", null, buttons, h("p.said", { role: "status" }, said.pipeline === one.pipeline ? said.text : null));
+  return h("div.actions", null, buttons, h("p.said", { role: "status" }, said.pipeline === one.pipeline ? said.content() : null));
 }
 
 /** The pipeline's DAGs, each with its newest run. */
@@ -49,11 +50,12 @@ function ask(one, what, again) {
     event.preventDefault();
     const values = conf(fields);
     close();
-    say(one, `${name}: asking Airflow`, again);
+    say(one, () => `${name}: asking Airflow`, again);
     try {
       say(one, await act(one, what, values), again);
     } catch (error) {
-      say(one, error.status === 403 ? `${name}: Airflow does not let you` : `${name}: ${error.message}`, again);
+      const why = error.status === 403 ? "Airflow does not let you" : error.message;
+      say(one, () => `${name}: ${why}`, again);
     }
   };
   const dialog = h("dialog", { close, "aria-label": name },
@@ -68,12 +70,12 @@ async function act(one, what, values) {
   if (what === "pause") {
     const dag = one.dags.replicate;
     await setPaused(dag.dag_id, !dag.is_paused);
-    return [airflowLink(dagPath(dag.dag_id), dag.dag_id), dag.is_paused ? " goes on" : " is paused"];
+    return () => [airflowLink(dagPath(dag.dag_id), dag.dag_id), dag.is_paused ? " goes on" : " is paused"];
   }
   const dag = one.dags[what];
   const run = await trigger(dag.dag_id, values);
   const waits = dag.is_paused ? ": it waits, because the DAG is paused" : "";
-  return [airflowLink(runPath(dag.dag_id, run.dag_run_id), `a run of ${dag.dag_id}`), ` was started${waits}`];
+  return () => [airflowLink(runPath(dag.dag_id, run.dag_run_id), `a run of ${dag.dag_id}`), ` was started${waits}`];
 }
 
 function reloadFields(one) {
@@ -93,7 +95,7 @@ function conf(fields) {
   return { table: table.value, partitions: lines.filter(Boolean) };
 }
 
-function say(one, text, again) {
-  said = { pipeline: one.pipeline, text: [text].flat() };
+function say(one, content, again) {
+  said = { pipeline: one.pipeline, content };
   again(true);
 }
