@@ -337,3 +337,14 @@ def test_reloads_are_shown_with_what_has_become_of_them(pages: Pages) -> None:
     assert (running["table"], running["state"], running["part"]) == ("public.a", "keeping", "the whole table")
     (past,) = client.get(f"{API}/shop/tables/public.b").json()["reloads"]
     assert (past["state"], past["rows"], past["replaced"], past["version"]) == ("done", 7, 6, 4)
+
+
+def test_a_pause_is_shown_as_such(pages: Pages) -> None:
+    page_pipeline(pages.folder, "shop", "public.a")
+    lake = hand_lake(pages.folder, "shop", "public.a")
+    assert lake.registry.pipeline is not None
+    lake.registry.write(replace(lake.registry.pipeline, paused="2026-03-01T00:00:00Z"))
+    client = pages.client("everything")
+    found = client.get(f"{API}/shop").json()
+    assert (found["state"], found["paused"]) == ("paused", "2026-03-01T00:00:00Z")
+    assert 'headwater_pipeline_paused{pipeline="shop"} 1.0' in client.get("metrics").text

@@ -34,6 +34,9 @@ _PIPELINE, _TABLE = ("pipeline",), ("pipeline", "table")
 
 UP = Metric("headwater_pipeline_up", _PIPELINE, "1: the pipeline's file and lake can be read; 0: they cannot.")
 RUNNING = Metric("headwater_pipeline_running", _PIPELINE, "1: a replicate driver lives; 0: none does.")
+PAUSED = Metric(
+    "headwater_pipeline_paused", _PIPELINE, "1: nobody may replicate, by `headwater pause`; 0: anybody may."
+)
 EPOCHS = Metric("headwater_pipeline_epochs", _PIPELINE, "Epochs published: the newest one's number.", counter=True)
 GENERATION = Metric("headwater_pipeline_generation", _PIPELINE, "Driver starts; rises with every slice.", counter=True)
 LAG_SECONDS = Metric("headwater_pipeline_lag_seconds", _PIPELINE, "How stale the last table in step is.", "seconds")
@@ -77,6 +80,7 @@ TABLE_VERSION = Metric("headwater_table_version", _TABLE, "Version of the Delta 
 METRICS: tuple[Metric, ...] = (
     UP,
     RUNNING,
+    PAUSED,
     EPOCHS,
     GENERATION,
     LAG_SECONDS,
@@ -138,6 +142,7 @@ def samples(overview: Mapping[str, Any], tables: Iterable[Mapping[str, Any]]) ->
     known = [
         (UP, True),
         (RUNNING, overview["running"]),
+        (PAUSED, overview["paused"] is not None),
         (EPOCHS, overview["epoch"]),
         (GENERATION, overview["generation"]),
         (LAG_SECONDS, overview["lag_seconds"]),

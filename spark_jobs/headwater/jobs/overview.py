@@ -88,6 +88,7 @@ class PipelineWatch:
                 "lake": self.pipeline.lake.root,
                 "state": _pipeline_state(seen, states),
                 "running": seen.running,
+                "paused": _paused(seen),
                 "generation": file.generation if file is not None else None,
                 "epoch": file.epoch if file is not None and file.epoch else None,
                 "position": file.position.to_json() if file is not None else None,
@@ -266,12 +267,20 @@ def _pipeline_state(seen: _Seen, states: dict[str, TableState]) -> str:
         return "loading"
     if seen.registry is None or not seen.registry.tables:
         return "new"
+    if _paused(seen):
+        return "paused"
     if seen.running is None:
         return "unknown"
     if not seen.running:
         return "stopped"
     in_step = all(table.state in (IN_STEP, "removed", "new") for table in states.values())
     return "running" if in_step else "catching up"
+
+
+def _paused(seen: _Seen) -> str | None:
+    """Since when nobody may replicate, by `headwater pause`."""
+    record = seen.registry.pipeline if seen.registry is not None else None
+    return (record.paused or None) if record is not None else None
 
 
 def _state_json(table: TableState, remedy: str) -> dict[str, str | None]:

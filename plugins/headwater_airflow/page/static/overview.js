@@ -56,6 +56,7 @@ export function stateTitle(one) {
     running: "a driver lives and all its tables are in step",
     "catching up": "a driver lives, and some tables are not in step yet",
     stopped: "no replicate driver lives",
+    paused: "nobody may replicate until it is resumed",
     suspended: "a table is suspended: a person must act",
     loading: "a load is running, or was and did not end",
     new: "nothing was loaded yet",

@@ -18,6 +18,7 @@ const KINDS = {
   gathering: "going",
   new: "idle",
   stopped: "idle",
+  paused: "idle",
   removed: "idle",
   unknown: "idle",
   suspended: "bad",

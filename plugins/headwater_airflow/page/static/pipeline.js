@@ -56,6 +56,8 @@ export function show(one, place, again) {
 }
 
 function stopped(one) {
+  if (one.paused)
+    return attention({ kind: "going", title: "Replication is paused in the lake", since: ago(one.paused, one.at), reason: "drivers end or wait, wherever they are started; the source keeps its log meanwhile", remedy: `headwater resume ${one.file}` });
   if (one.running !== false || one.state === "new" || one.state === "loading") return null;
   if (!one.dags) return null; // not known yet: it may be paused
   const dag = one.dags.replicate;
