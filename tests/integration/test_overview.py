@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database, server_setting
 from fixtures.waiting import until
 from headwater.jobs import source_watch
-from headwater.jobs.overview import PipelineWatch
+from headwater.jobs.overview import LOOK_SECONDS, PipelineWatch
 from headwater.source.connection import Connection, connect, position_now
 from headwater.source.samples import take_sample
 
@@ -142,3 +143,32 @@ def test_a_slot_that_is_gone_is_said(watched: Watched) -> None:
     assert found["running"] is False
     assert found["slot"]["retained_wal_bytes"] is None
     assert found["slot"]["reason"] == "there is no such slot at the source"
+
+
+def test_who_looks_after_a_while_waits_for_a_new_answer(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_watch, "FIRST_SECONDS", 10)
+    watched.publish()
+    before = watched.answered()["slot"]["retained_wal_bytes"]
+    watched.database.execute("insert into a select generate_series(1, 20000)")
+    time.sleep(max(2 * source_watch.ASK_SECONDS, LOOK_SECONDS))
+    assert watched.watch.overview()["slot"]["retained_wal_bytes"] > before + 1_000_000
+
+
+def test_an_answer_of_long_ago_is_none(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold = threading.Event()
+
+    def conninfo() -> str:
+        hold.wait(60)
+        return watched.database.conninfo
+
+    watched.publish()
+    watched.answered()
+    watched.watch._source._conninfo = conninfo
+    monkeypatch.setattr(source_watch, "STALE_SECONDS", 1.5)
+    try:
+        until(lambda: not watched.watch.overview()["source"]["answers"], "the answer has gone stale")
+        found = watched.watch.overview()
+        assert "has not answered for" in found["source"]["reason"]
+        assert found["lag_seconds"] is None
+    finally:
+        hold.set()

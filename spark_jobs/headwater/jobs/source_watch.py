@@ -26,7 +26,9 @@ ASK_SECONDS = 4.0
 LIST_SECONDS = 60.0
 """Which tables there are changes rarely, and a catalog of thousands takes its time."""
 FIRST_SECONDS = 0.3
-"""How long the first who looks waits for the first answer."""
+"""How long who looks waits for an answer, where there is none or only one of long ago."""
+STALE_SECONDS = 30.0
+"""An answer that is older says nothing any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +58,25 @@ class SourceWatch:
         self._asking: threading.Event | None = None
         self._answer = Answer()
 
-    def latest(self, tables: list[Registered], wait: float = FIRST_SECONDS) -> Answer:
-        """The newest answer; a visit is begun when it is older than `ASK_SECONDS`. `tables`: those to ask about. Only
-        without any answer is the visit waited for, `wait` seconds at most."""
+    def latest(self, tables: list[Registered], wait: float | None = None) -> Answer:
+        """The newest answer; a visit is begun when it is older than `ASK_SECONDS`. `tables`: those to ask about. It is
+        waited for, `wait` seconds (None: `FIRST_SECONDS`) at most, when nobody has looked for a while: else the last
+        answer will do."""
         with self._lock:
-            answer = self._answer
-            due = answer.asked_at is None or time.monotonic() - answer.asked_at >= ASK_SECONDS
-            if due and self._asking is None:
+            age = _age(self._answer)
+            if age >= ASK_SECONDS and self._asking is None:
                 self._asking = threading.Event()
                 visit = threading.Thread(target=self._visit, args=(tables, self._asking), daemon=True)
                 visit.name = f"headwater source of {self._pipeline.name}"
                 visit.start()
             asking = self._asking
-        if answer.asked_at is None and asking is not None:
-            asking.wait(wait)
+        if age >= 2 * ASK_SECONDS and asking is not None:
+            asking.wait(FIRST_SECONDS if wait is None else wait)
         with self._lock:
-            return self._answer
+            answer = self._answer
+        if answer.state is not None and (age := _age(answer)) > STALE_SECONDS:
+            return replace(answer, state=None, outage=f"the source has not answered for {age:.0f} s")
+        return answer
 
     def _visit(self, tables: list[Registered], done: threading.Event) -> None:
         began = time.monotonic()
@@ -103,3 +108,7 @@ class SourceWatch:
                 matched, _ = match_entries(self._pipeline.tables, list_relations(connection))
                 listed, listed_at = frozenset(str(relation.name) for relation, _ in matched), began
             return Answer(state, wal_bound(connection), listed, listed_at, "", began)
+
+
+def _age(answer: Answer) -> float:
+    return time.monotonic() - answer.asked_at if answer.asked_at is not None else float("inf")
