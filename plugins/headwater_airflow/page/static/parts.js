@@ -47,7 +47,7 @@ export function badge(state, title) {
 /** What needs a person: why, since when, and the command that cures it. */
 export function attention({ title, reason, remedy, since, kind = "bad" }) {
   return h(`div.note.${kind}`, { role: kind === "bad" ? "alert" : null },
-    h("div.note-title", null, title, since ? h("span.muted", null, " since ", since) : null),
+    h("div.note-title", null, title, since ? h("span.muted", null, ", ", since) : null),
     reason ? h("p", null, reason) : null,
     remedy ? h("p", null, "What to do: ", h("code", null, remedy), " ", copyButton(remedy)) : null);
 }

@@ -88,10 +88,10 @@ function loads(one) {
   const all = one.table_list.filter((table) => table.state !== "removed").length;
   const done = all - one.table_list.filter((table) => ["loading", "new"].includes(table.state)).length;
   return h("section", null, h("h2", null, "Loads and reloads"),
-    loading.length ? h("p", null, `${done} of ${plural(all, "table")} loaded; now: `, loading.map((table) => [h("code", null, table.table), " since ", ago(table.since, one.at), " "])) : null,
+    loading.length ? h("p", null, `${done} of ${plural(all, "table")} loaded; now: `, loading.map((table) => [h("code", null, table.table), ", begun ", ago(table.since, one.at), " "])) : null,
     loading.length ? h("progress", { max: all, value: done, "aria-label": "tables loaded" }) : null,
-    one.reloads.length ? h("ul", null, one.reloads.map((reload) => h("li", null, "reload of ", h("code", null, reload.table), ` (${reload.part}): ${reload.state} since `, ago(reload.since, one.at), reload.rows === null ? null : `, ${plural(reload.rows, "row")} read`))) : null,
-    one.jobs.length ? h("ul", null, one.jobs.map((job) => h("li", { "data-key": job.what }, h("code", null, job.what), ` held by process ${job.pid} on ${job.host} since `, ago(job.since, one.at)))) : null);
+    one.reloads.length ? h("ul", null, one.reloads.map((reload) => h("li", null, "reload of ", h("code", null, reload.table), ` (${reload.part}): ${reload.state}, `, ago(reload.since, one.at), reload.rows === null ? null : `, ${plural(reload.rows, "row")} read`))) : null,
+    one.jobs.length ? h("ul", null, one.jobs.map((job) => h("li", { "data-key": job.what }, h("code", null, job.what), ` held by process ${job.pid} on ${job.host}, taken `, ago(job.since, one.at)))) : null);
 }
 
 function sensors(one) {
