@@ -81,7 +81,9 @@ def validated(
                     int(name == failed),
                     0,
                     "error" if name == failed else None,
-                    [{"expectation": "expect_it", "severity": "error"}] if name == failed else [],
+                    [{"expectation": "expect_it", "columns": ["n"], "severity": "error", "keys": [{"id": 4711}]}]
+                    if name == failed
+                    else [],
                 ),
             ],
         )
@@ -287,3 +289,20 @@ def test_the_table_of_validations_stays_few_files(lake: HandLake) -> None:
     assert (kept.files_before, kept.files_after) == (12, 1)
     assert len(list(Path(validations_path(lake.root)).glob("*.parquet"))) == 1
     assert [found.epoch for found in ValidationReader(lake.root).look()] == [1]
+
+
+def test_a_page_tells_what_failed_and_no_key(lake: HandLake) -> None:
+    assert validations.recent_results(lake.root, A) == []
+    validated(lake, A, B)
+    lake.publish(0x300, A)
+    validated(lake, A, failed=A)
+    found = validations.recent_results(lake.root, A)
+    assert [(one["epoch"], one["suite"], one["success"]) for one in found] == [
+        (2, "basics", True),
+        (2, "rules", False),
+        (1, "basics", True),
+        (1, "rules", True),
+    ]
+    assert found[1]["failed"] == [{"expectation": "expect_it", "columns": ["n"], "severity": "error"}]
+    assert "4711" not in json.dumps(found)
+    assert validations.recent_results(lake.root, "public.o'brien") == []

@@ -27,6 +27,7 @@ from headwater.lake.paths import table_uri
 from headwater.lake.recent_epochs import RecentEpoch, RecentEpochs
 from headwater.lake.registry import Registry
 from headwater.lake.status import LakeReader
+from headwater.lake.validations import recent_results
 from headwater.names import TableName
 from headwater.position import format_lsn
 
@@ -170,6 +171,7 @@ class PipelineWatch:
             ),
             "history": history[:_POINTS],
             "reloads": reloads[:_SHOWN],
+            "validations": recent_results(root, name),
             "schemas": schema_versions(record) if record is not None else [],
             "files": files_of(root, record, row["version"]) if record is not None else None,
         }

@@ -158,6 +158,32 @@ def earlier(root: str, name: str, *, passed_only: bool = False) -> Earlier | Non
     )
 
 
+def recent_results(root: str, table: str, most: int = 20) -> list[dict[str, Any]]:
+    """The newest outcomes of `table`, newest first, a suite each. What failed is told by its name and severity, without
+    the keys of its rows."""
+    found = open_table(validations_path(root))
+    if found is None:
+        return []
+    name = table.replace("'", "''")
+    rows = select(found, f"\"table\" = '{name}' order by finished_at desc, suite limit {int(most)}")
+    return [
+        {
+            "epoch": row["epoch"],
+            "suite": row["suite"],
+            "success": row["success"],
+            "mode": row["mode"],
+            "finished_at": row["finished_at"].isoformat(timespec="seconds").replace("+00:00", "Z"),
+            "rows": row["rows"],
+            "expectations": row["expectations"],
+            "failed": [
+                {"expectation": failure["expectation"], "columns": failure["columns"], "severity": failure["severity"]}
+                for failure in json.loads(row["failures"])
+            ],
+        }
+        for row in rows
+    ]
+
+
 class ValidationReader:
     """The validations of the lake under `root`, as a wait sees them. Not thread-safe."""
 

@@ -22,6 +22,8 @@ const KINDS = {
   removed: "idle",
   unknown: "idle",
   suspended: "bad",
+  passed: "good",
+  failed: "bad",
   unreadable: "bad",
   faulty: "bad",
 };

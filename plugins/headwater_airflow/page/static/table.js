@@ -39,6 +39,7 @@ export function show(one, place, again) {
     files(one.files),
     history(one, again),
     reloads(one),
+    validations(one, again),
     schemas(one, again));
 }
 
@@ -53,6 +54,22 @@ function reloads(one) {
       { name: "replaced", number: true, show: (r) => count(r.replaced) },
       { name: "version", number: true, show: (r) => count(r.version) },
     ], one.reloads, { rowKey: (r) => `${r.since} ${r.part}`, empty: "", caption: "reloads of the table" }));
+}
+
+function validations(one, again) {
+  if (!one.validations.length) return null;
+  const failed = (v) => v.failed.map((f) => h("div", null, h("code", null, f.expectation), f.columns.length ? ` of ${f.columns.join(", ")}` : "", h("span.muted", null, ` ${f.severity}`)));
+  return h("section", null, h("h2", null, "Validations"),
+    sortable(`validations:${one.table}`, [
+      { name: "finished", value: (v) => v.finished_at, show: (v) => ago(v.finished_at, one.at) },
+      { name: "epoch", number: true, value: (v) => v.epoch, show: (v) => count(v.epoch) },
+      { name: "suite", value: (v) => v.suite, show: (v) => v.suite },
+      { name: "outcome", value: (v) => v.success, show: (v) => badge(v.success ? "passed" : "failed", "") },
+      { name: "rows", number: true, value: (v) => v.rows, show: (v) => count(v.rows) },
+      { name: "expectations", number: true, value: (v) => v.expectations, show: (v) => count(v.expectations) },
+      { name: "what failed", wrap: true, show: failed },
+      { name: "mode", value: (v) => v.mode, show: (v) => v.mode },
+    ], one.validations, { rowKey: (v) => `${v.finished_at} ${v.suite}`, empty: "", again, caption: "validations of the table" }));
 }
 
 function files(found) {
