@@ -7,6 +7,7 @@ customers, orders and order_lines of `headwater demo`; $HEADWATER_EXAMPLE_OUTPUT
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 
 from airflow.sdk import DAG
 
@@ -24,6 +25,9 @@ if os.path.exists(pipeline):
         schedule=None,
         catchup=False,
         is_paused_upon_creation=False,
+        # A busy Airflow may fail a task that comes back from its trigger before the executor has said that it had left;
+        # a retry waits for what is committed by then.
+        default_args={"retries": 2, "retry_delay": timedelta(seconds=5)},
         tags=["headwater", "example"],
     ):
         fresh = FreshnessSensor(
