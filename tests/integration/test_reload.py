@@ -243,6 +243,7 @@ def test_a_driver_that_dies_over_a_reload_leaves_it_to_the_next_one(
         database.execute("update plain set n = 7 where id = 30")
         with following(pipeline):
             assert job.result(120)["tables"][PLAIN]["rows"] == 50
+    catch_up(pipeline)
     assert_equal(database, pipeline, PLAIN)
     assert record_of(pipeline, PLAIN).state == "active"
     assert not storage.names(kept_path(pipeline.lake_path(), ""))

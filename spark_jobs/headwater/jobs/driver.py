@@ -278,10 +278,11 @@ class Driver:
             self._processed = max(self._processed, idle)
         newest = self._ledger.newest
         moved = newest is None or self._processed > newest.position.lsn
-        # Tables found ahead of the ledger (after a crash) are published as soon as the log has reached them.
+        # Tables found ahead of the ledger (after a crash) are published as soon as the log has reached them; one that
+        # joins the cuts need not wait until the log of an idle source moves: two rows may say the same position.
         waiting = self._tables.next_row.waits_for(self._processed)
-        due = newest is None or waiting or time.monotonic() - self._last_row >= IDLE_ROW_SECONDS
-        if moved and (force or due):
+        due = newest is None or time.monotonic() - self._last_row >= IDLE_ROW_SECONDS
+        if waiting or (moved and (force or due)):
             self._publish_row(self._processed, None)
         elif force:
             # What the ledger holds may be confirmed again: a server that shuts down waits for it.

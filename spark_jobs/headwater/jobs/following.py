@@ -107,6 +107,7 @@ class Following:
             self._catch_up(name)
             return
         self._tables.catching_up.discard(name)
+        self._tables.state_changed(name)  # the next row has it in the cuts, if it has reached its capture point
         answer = self._registry.kept.get(keeping)
         if answer is not None and answer.state == "keeping":
             self._registry.write(answer.ended("done", now_text()))

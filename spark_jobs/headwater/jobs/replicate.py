@@ -144,6 +144,8 @@ def replicate(
             tables.resume(session, turn.tables)
             # What fell silent while no driver ran is known before anything is said to be in step again.
             watch.look(connection)
+            # To be ready took its time: a short slice may be over before the sampler looks for the first time.
+            successor.look(connection)
             target = _target(connection, until, position)
             with contextlib.closing(tables), publisher.running(ledger, reader, driver.rates):
                 reason = driver.run(target, deadline, stop)
