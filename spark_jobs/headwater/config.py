@@ -88,6 +88,7 @@ _PositiveDuration = Annotated[float, PlainValidator(positive_duration)]
 _PositiveSize = Annotated[int, PlainValidator(positive_size)]
 _PositiveCount = Annotated[int, PlainValidator(positive_count)]
 _Divergence = Literal["suspend", "repair", "report"]
+_SchemaChange = Literal["evolve", "suspend"]
 _Freshness = Annotated[float | None, PlainValidator(positive_duration)]
 
 
@@ -130,6 +131,7 @@ class Replicate(_Section):
 
 
 class Defaults(_Section):
+    on_schema_change: _SchemaChange = "evolve"
     on_bad_value: _BadValue = "suspend"
     on_divergence: _Divergence = "suspend"
     freshness: _Freshness = None
@@ -147,6 +149,7 @@ class TableEntry(_Section):
     insert_only: Annotated[bool | None, PlainValidator(truth_value)] = None
     soft_delete: Annotated[bool | None, PlainValidator(truth_value)] = None
     history: Annotated[bool | None, PlainValidator(truth_value)] = None
+    on_schema_change: _SchemaChange | None = None
     on_bad_value: _BadValues | None = None
     on_divergence: _Divergence | None = None
     freshness: _Freshness = None

@@ -24,6 +24,8 @@ NAMES: Final = (
     "reload.after_read",
     "replicate.after_generation",
     "replicate.after_history_commit",
+    "replicate.before_evolution",
+    "replicate.after_evolution",
     "replicate.before_table_commit",
     "replicate.after_table_commit",
     "replicate.after_all_tables",

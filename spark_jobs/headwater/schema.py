@@ -51,6 +51,8 @@ class Column:
 
     `type_oid` is the declared type (of a domain: the domain's own oid), `typmod` its modifier (-1: none): both
     as a Relation message shows them. `on_bad_value`: suspend | null | string (string: `value` is then already text).
+    `missing`: of a column added with a constant default the value of all rows that were written before, as a row of
+    binary COPY in hexadecimal digits; empty: NULL.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Column:
     value: ValueType
     not_null: bool = False
     on_bad_value: str = "suspend"
+    missing: str = ""
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Column:
@@ -82,7 +85,8 @@ class TableSchema:
     """A source table as the lake replicates it. `key` is empty for insert-only tables without one.
 
     `leaves` has one entry, the table itself, unless `partitioned`. `soft_delete`: deleted rows are marked and stay;
-    `history`: a table of all changes stands beside it.
+    `history`: a table of all changes stands beside it. `last_attnum`: the highest that any column had by then, dropped
+    ones included (0: an older Headwater did not ask).
     """
 
     relation_id: int
@@ -96,12 +100,18 @@ class TableSchema:
     partition_by: tuple[str, ...] = ()
     soft_delete: bool = False
     history: bool = False
+    last_attnum: int = 0
 
     def column(self, name: str) -> Column:
         for column in self.columns:
             if column.name == name:
                 return column
         raise KeyError(name)
+
+    @property
+    def definition(self) -> tuple[tuple[str, int, int, int], ...]:
+        """(name, attnum, type oid, typmod) of each column: what makes them the same columns as those of another."""
+        return tuple((column.name, column.attnum, column.type_oid, column.typmod) for column in self.columns)
 
     @property
     def needs_text(self) -> tuple[Column, ...]:

@@ -434,7 +434,7 @@ def test_rows_deleted_while_their_files_are_rewritten_stay_deleted(
     upkeep = Upkeep(Fence(FENCE, 1))
     sources = [(file, state.deleted_rows(file.name)) for file in state.snapshot.files.values()]
     rewritten: Future[list[Rewritten]] = Future()
-    rewritten.set_result([upkeep.rewrite(path, twins.schema, sources, "a test")])
+    rewritten.set_result([upkeep.rewrite(path, twins.schema, sources, "a test", state.snapshot.metadata)])
     for _ in range(6):
         twins.lsn += 1
         twins.applier.apply(twins.plan(twins.direct, twins.batch(), "positional"))

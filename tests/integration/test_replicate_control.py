@@ -62,12 +62,12 @@ HEALTHY = (
     "public.nulled",
     "public.texts",
     "public.fresh",
+    "public.added",
 )
 SUSPENDED = {
     "public.appended": ("was written by somebody else",),
     "public.renamed": ("renamed to public.renamed_now",),
     "public.recreated": ("dropped and created again",),
-    "public.added": ("new columns extra",),
     "public.retyped": ("other types: n",),
     "public.nans": ("column amount holds a value that the lake's type decimal(5,2) cannot hold",),
     "public.parted": ("column note holds a value that the lake's type string cannot hold",),

@@ -18,12 +18,14 @@ from headwater.config import Pipeline
 from headwater.errors import Diverged, ForeignWrite, SchemaChanged, TableError, Transient
 from headwater.failpoints import reach
 from headwater.jobs.batches import Batch, Share
+from headwater.jobs.evolving import Evolving
 from headwater.jobs.histories import Histories
 from headwater.jobs.keeper import Keeper
 from headwater.jobs.lanes import Result
 from headwater.jobs.next_row import NextRow
 from headwater.jobs.planning import Planner
-from headwater.jobs.relations import Relations, new_leaf, refuse_difference, with_leaf
+from headwater.jobs.relations import Relations, new_leaf, with_leaf
+from headwater.jobs.schema_changes import refuse_difference
 from headwater.jobs.stager_process import Target
 from headwater.jobs.staging import Staging
 from headwater.lake.apply import Applier
@@ -54,14 +56,18 @@ _Look = Callable[[str, str, tuple[int, int] | None], tuple[int, int] | None]
 class Tables:
     """The pipeline's tables while one driver runs."""
 
-    def __init__(self, pipeline: Pipeline, registry: Registry, session: Session, ledger: Ledger) -> None:
+    def __init__(
+        self, pipeline: Pipeline, registry: Registry, session: Session, ledger: Ledger, *, binary: bool
+    ) -> None:
+        """`binary`: whether the log sends values in their binary form."""
         self._pipeline = pipeline
+        self._binary = binary
         self._registry = registry
         self._session = session
         self._ledger = ledger
         self._root = pipeline.lake_path()
         self._relations = Relations(registry.tables)
-        self._histories = Histories(pipeline.name, self._root, ledger)
+        self.histories = Histories(pipeline.name, self._root, ledger)
         self._versions: dict[str, TableVersion] = {}  # where each table stands
         self.next_row = NextRow(self._owner)
         self._staging: Staging | None = None
@@ -90,7 +96,9 @@ class Tables:
             self._read_version(record, known, warm.current)
             news = known is None or known.state != self.records[name].state
             self.next_row.found(self.standing(name), news=news)
-        self._applier = Applier(spark, Fence(self._ledger.generation_app, self._ledger.generation), warm.take_states())
+        fence = Fence(self._ledger.generation_app, self._ledger.generation)
+        self._applier = Applier(spark, fence, warm.take_states())
+        self._evolving = Evolving(self._pipeline, self, fence, binary=self._binary)
         self.planner = Planner(self._pipeline.name, self._root, self._applier, self._staging)
         self.keeper = Keeper(self._root, self._ledger.generation)
         keep_cuts = self._pipeline.lake.keep_cuts
@@ -118,20 +126,20 @@ class Tables:
         if not (record.schemas and record.schema.history):
             return
         try:
-            self._histories.resume(self._applier, record)
+            self.histories.resume(self._applier, record)
             name = history_name(record.name)
             known = before.get(name)
             news = known is None or known.state != record.state
-            self.next_row.found({name: self._histories.versions[name]}, news=news)
+            self.next_row.found({name: self.histories.versions[name]}, news=news)
             if known is not None and record.state != "suspended":
-                self._histories.refuse_damage(record, known)
+                self.histories.refuse_damage(record, known)
         except TableError as error:
             if record.state != "suspended":
                 self._suspend(record.name, error)
 
     def standing(self, name: str) -> dict[str, TableVersion]:
         """Where the table and its history stand, by their names in ledger rows."""
-        known = {name: self._versions.get(name), history_name(name): self._histories.versions.get(history_name(name))}
+        known = {name: self._versions.get(name), history_name(name): self.histories.versions.get(history_name(name))}
         return {each: version for each, version in known.items() if version is not None}
 
     def _owner(self, name: str) -> TableRecord:
@@ -159,7 +167,7 @@ class Tables:
         now = self._applier.keep_up(table_path(self._root, record.path), record.schema, version.version)
         if now != version.version:
             self._versions[name] = replace(version, version=now, rows=0, touched=False)
-        self._histories.keep_up(name)
+        self.histories.keep_up(name)
         return Result(self.moved_since(name, before))
 
     def moved_since(self, name: str, before: Mapping[str, TableVersion]) -> dict[str, TableVersion]:
@@ -178,6 +186,20 @@ class Tables:
         """In its lane: a load has committed the table while this driver runs."""
         self._read_version(record, None)
         self._resume_history(record, {})
+
+    def look_again(self, record: TableRecord) -> None:
+        """Somebody else has committed to the table, of which we thought to know where it stands."""
+        self._ledger.check_fence()
+        self._read_version(record, self._versions[record.name])
+
+    def moved_to(self, name: str, version: int) -> None:
+        """The table stands at another version, with the same rows of the log."""
+        self._versions[name] = replace(self._versions[name], version=version)
+
+    def change(self, name: str, how: Callable[[TableRecord], TableRecord]) -> None:
+        """What the registry says of the table."""
+        self._registry.change(name, how)
+        self._relations.adopt(name, self.records[name])
 
     def forget(self, name: str) -> None:
         """In its lane: the table is being loaded; what was known of it counts no more."""
@@ -297,8 +319,7 @@ class Tables:
         return name
 
     def _adopt(self, name: str, leaf: Leaf) -> None:
-        self._registry.change(name, lambda record: with_leaf(record, leaf))
-        self._relations.adopt(name, self.records[name])
+        self.change(name, lambda record: with_leaf(record, leaf))
         log.info("%s: new partition %s.%s", name, leaf.schema, leaf.name)
 
     def _parent_of(self, relation: Relation) -> str | None:
@@ -308,11 +329,11 @@ class Tables:
 
     def apply_share(self, name: str, share: Share, transactions: Transactions, still_alive: Callable[[], None]) -> None:
         """Net, plan and commit until the commit is ours, or until nothing of the share is left to do."""
+        # Before any row is decoded.
+        share = self._evolving.as_now(name, share, transactions, still_alive)
         record, to_lsn = self.records[name], int(transactions.end_lsn[-1])
-        for relation in {block.relation for block in share.blocks}:
-            refuse_difference(record, relation)  # before any row is decoded
         if record.schema.history:
-            self._histories.append(
+            self.histories.append(
                 record, partial(self.planner.history_rows, record, share, transactions), to_lsn, still_alive
             )
 
@@ -352,8 +373,7 @@ class Tables:
                 staged_files_gone()
                 continue
             except PlanAgain:
-                self._ledger.check_fence()
-                self._read_version(record, version)
+                self.look_again(record)
                 if self.records[name].state == "suspended":
                     return None
                 continue

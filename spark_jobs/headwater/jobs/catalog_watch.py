@@ -40,7 +40,7 @@ _REPLICATED = ("active", "catching up")
 
 _DIGEST = """
 select md5(concat_ws('|',
-    (select string_agg(concat_ws(',', c.oid, n.nspname, c.relname, c.relreplident, c.relpersistence), ';'
+    (select string_agg(concat_ws(',', c.oid, n.nspname, c.relname, c.relreplident, c.relpersistence, c.relnatts), ';'
                        order by c.oid)
      from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
      where c.oid = any(%(ids)s::oid[])),
@@ -178,7 +178,14 @@ class CatalogWatch:
                 if lossy or (problem.code == "publication_narrowed" and standing.now in publication.narrowed):
                     message = f"the publication {quote_ident(publication.name)} was changed: {problem.message}"
                     return SchemaChanged(message, where=name, remedy=f"{problem.remedy}; then {again}")
-        for holder in facts.holders(facts.relations[record.schema.relation_id]):
+        # The log would show the same names and types as before, and older rows have lost their values.
+        root = facts.relations[record.schema.relation_id]
+        here = {attribute.attnum for attribute in root.attributes}
+        for column in record.schema.columns:
+            if column.attnum not in here and root.attribute(column.name) is not None:
+                message = f"its column {quote_ident(column.name)} was dropped and added again"
+                return SchemaChanged(message, where=name, remedy=again)
+        for holder in facts.holders(root):
             if holder.persistence == "u":
                 message = f"{holder.name} was set UNLOGGED: its changes are not in the log"
                 remedy = f"ALTER TABLE {holder.name} SET LOGGED; then {again}"

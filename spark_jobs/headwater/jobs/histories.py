@@ -17,12 +17,15 @@ from headwater.changes import NetChanges
 from headwater.errors import ForeignWrite, Transient
 from headwater.failpoints import reach
 from headwater.lake.apply import Applier
+from headwater.lake.commits import LostRace
 from headwater.lake.cuts import history_name
 from headwater.lake.delta_log import read_snapshot
-from headwater.lake.history import history_record, refuse_foreign, stored_record
+from headwater.lake.evolve import Columns, evolve
+from headwater.lake.history import history_record, lacking, refuse_foreign, stored_record
 from headwater.lake.ledger import Ledger, TableVersion
 from headwater.lake.paths import table_path
 from headwater.lake.plan import Plan, PlanAgain
+from headwater.lake.positional import Fence
 from headwater.lake.registry import TableRecord
 from headwater.lake.tables import current
 
@@ -79,6 +82,28 @@ class Histories:
                 applied.version, to_lsn, record.state, found.num_rows, "append", touched=True
             )
             reach("replicate.after_history_commit")
+            return
+        raise Transient(f"{name} changed under each of {_TRIES} attempts to commit", where=name, remedy="run it again")
+
+    def evolve(self, record: TableRecord, still_alive: Callable[[], None]) -> None:
+        """The history of `record`'s table, if it has one, has each of its columns from now on."""
+        name = history_name(record.name)
+        if name not in self._records:
+            return
+        fence = Fence(self._ledger.generation_app, self._ledger.generation)
+        for _ in range(_TRIES):
+            own, version = self._records[name], self.versions[name]
+            path = table_path(self._root, own.path)
+            to = Columns(own.schema, lacking(record, read_snapshot(path, version.version)))
+            still_alive()
+            try:
+                now = evolve(path, version.version, record.name, own.app_id(self._pipeline), to, fence)
+            except LostRace:
+                self._ledger.check_fence()
+                self._read(record, path)
+                continue
+            self.versions[name] = replace(version, version=now)
+            self._records[name] = stored_record(record, read_snapshot(path, now))
             return
         raise Transient(f"{name} changed under each of {_TRIES} attempts to commit", where=name, remedy="run it again")
 

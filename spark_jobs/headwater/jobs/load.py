@@ -20,7 +20,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from headwater.config import Pipeline
-from headwater.errors import LostLease, Refused, SlotGap, SourceChanged, TableError
+from headwater.errors import LostLease, Refused, SlotGap, TableError
 from headwater.failpoints import reach
 from headwater.jobs import lease
 from headwater.jobs.check import check, require_ok
@@ -28,7 +28,8 @@ from headwater.jobs.driver_answers import await_answer, is_running
 from headwater.jobs.handovers import finish_handovers
 from headwater.jobs.keeper import load_name
 from headwater.jobs.log_format import may_be_binary
-from headwater.jobs.options import on_divergence
+from headwater.jobs.options import on_divergence, on_schema_change
+from headwater.jobs.same_source import CONNECT_THERE, require_same_source
 from headwater.jobs.source_rows import pages
 from headwater.jobs.units import BAD_VALUE, CHANGED, UnitReader, bad_value, cut_units, describe
 from headwater.lake import tables as lake_tables
@@ -94,8 +95,8 @@ def load(
     conninfo, root = pipeline.conninfo(), pipeline.lake_path()
     with contextlib.closing(connect(conninfo, application_name="headwater load")) as connection:
         existing = Registry.open(root, pipeline.name)
-        if existing is not None:
-            _refuse_other_source(connection, existing)
+        if existing is not None and existing.pipeline is not None:
+            require_same_source(connection, existing.pipeline, f"{CONNECT_THERE}, or use another lake.root")
         # Creating the registry is the first change, and it is ours: source and lake were looked at before.
         registry = existing or Registry.create(root, pipeline.name)
         with lease.hold(conninfo, registry, lease.LOAD):
@@ -139,18 +140,6 @@ def _retire(pipeline: Pipeline, registry: Registry) -> None:
 def _skipped(record: TableRecord) -> dict[str, Any]:
     capture = format_lsn(record.capture.lsn) if record.capture else None
     return {"state": record.state, "rows": record.rows, "bytes": 0, "seconds": 0.0, "capture_lsn": capture}
-
-
-def _refuse_other_source(connection: Connection, registry: Registry) -> None:
-    known = registry.pipeline
-    now = identify(connection)
-    if known is not None and (known.system_id, known.timeline) != (now.system_id, now.timeline):
-        raise SourceChanged(
-            f"the lake was built from system {known.system_id} timeline {known.timeline}, this source is system "
-            f"{now.system_id} timeline {now.timeline}",
-            where="source.connection",
-            remedy="connect to the server the lake was built from, or use another lake.root",
-        )
 
 
 def _refuse_beside(
@@ -303,6 +292,7 @@ def _begin(pipeline: Pipeline, registry: Registry, table: CatalogTable, membersh
         since=now_text(),
         incarnation=(before.incarnation if before else 0) + 1,
         on_divergence=on_divergence(pipeline, table.entry),
+        on_schema_change=on_schema_change(pipeline, table.entry),
         schemas=((0, table.schema),),
         membership=membership,
     )

@@ -82,6 +82,8 @@ def merge_part(
     before = tables.standing(name)
     try:
         record = tables.records[name]
+        if record.schemas[-1][0] > reload.capture_lsn:
+            return Result(), answer.ended("failed", now_text(), "the table's columns changed since its rows were read")
         files = row_files(root, reload.name)
         if sum(rows for rows, _ in rows_in(files)) != reload.rows:
             return Result(), answer.ended("failed", now_text(), "the rows that were read are gone from the lake")

@@ -118,8 +118,7 @@ def _schemas(pipeline: Pipeline, connection: Connection, names: list[str]) -> di
             found[name] = now
             continue
         stored = record.schema
-        columns = [[(c.name, c.attnum, c.type_oid, c.typmod) for c in schema.columns] for schema in (now, stored)]
-        if columns[0] != columns[1]:
+        if now.definition != stored.definition:
             raise Refused(
                 "its columns at the source are not those of the lake any more",
                 code="columns_changed",

@@ -1,7 +1,6 @@
-"""Which table a relation of the log belongs to, and whether it still is what the registry knows.
+"""Which table a relation of the log belongs to.
 
-A Relation message carries names and types, no attnum. It must agree with the registry before any row is decoded;
-whatever differs suspends the table, because a guess would put values under the wrong column.
+Whether it still has the columns that the registry knows is `headwater.jobs.schema_changes`' business.
 """
 
 from __future__ import annotations
@@ -65,39 +64,6 @@ class Relations:
             ):
                 return name
         return None
-
-
-def refuse_difference(record: TableRecord, relation: Relation) -> None:
-    """SchemaChanged unless `relation` is the registered one: same name, columns, types."""
-    schema = record.schema
-    again = f"headwater load PIPELINE.yaml --table {record.name} --again"
-
-    def changed(what: str, remedy: str = again) -> SchemaChanged:
-        return SchemaChanged(what, where=record.name, remedy=remedy)
-
-    leaf = next((leaf for leaf in schema.leaves if leaf.relation_id == relation.relation_id), None)
-    if leaf is None:
-        raise changed("the table was dropped and created again at the source")
-    if (leaf.schema, leaf.name) != (relation.schema, relation.name):
-        now = TableName(relation.schema, relation.name)
-        remedy = again if schema.partitioned else f"name {now} in the pipeline file, then headwater load PIPELINE.yaml"
-        raise changed(f"{TableName(leaf.schema, leaf.name)} was renamed to {now} at the source", remedy)
-    known = {column.name: (column.type_oid, column.typmod) for column in schema.columns}
-    seen = {column.name: (column.type_oid, column.typmod) for column in relation.columns}
-    added = sorted(set(seen) - set(known))
-    gone = sorted(set(known) - set(seen))
-    retyped = sorted(name for name in set(known) & set(seen) if known[name] != seen[name])
-    differences = [
-        *([f"new columns {', '.join(added)}"] if added else []),
-        *([f"columns gone: {', '.join(gone)}"] if gone else []),
-        *([f"other types: {', '.join(retyped)}"] if retyped else []),
-    ]
-    if differences:
-        raise changed(f"its columns changed at the source ({'; '.join(differences)})")
-    carried = {column.name for column in relation.columns if column.identity}
-    if not schema.insert_only and not set(schema.key) <= carried:
-        missing = ", ".join(sorted(set(schema.key) - carried))
-        raise changed(f"its replica identity does not carry the key any more (missing: {missing})")
 
 
 def new_leaf(connection: Connection, relation: Relation) -> tuple[int, Leaf] | None:

@@ -17,11 +17,13 @@ from typing import Any, Final
 from pyspark.errors import PySparkException
 
 from headwater.config import Pipeline
-from headwater.errors import Refused, SourceChanged, Transient
+from headwater.errors import Refused, Transient
 from headwater.failpoints import reach
 from headwater.jobs.load import load
 from headwater.jobs.partitions_named import Part, part_named
 from headwater.jobs.replacing import Replacing, Report, driver_beside, refuse_state
+from headwater.jobs.same_source import require_same_source
+from headwater.jobs.schema_changes import COLUMNS_CHANGED, FOLLOWS
 from headwater.jobs.source_rows import rows_at
 from headwater.jobs.units import BAD_VALUE, CHANGED, bad_value
 from headwater.lake.paths import reloaded_path
@@ -33,13 +35,15 @@ from headwater.position import format_lsn
 from headwater.schema import Leaf, TableSchema
 from headwater.session import build_session
 from headwater.source.catalog import read_catalog, signature
-from headwater.source.connection import Connection, connect, identify
+from headwater.source.connection import Connection, connect
 from headwater.source.snapshots import capture_point
 
 log = logging.getLogger(__name__)
 
-_MERGE_SECONDS: Final = 3600.0
 _ATTEMPTS: Final = 3
+_LOOK_SECONDS: Final = 0.5
+_FOLLOW_SECONDS: Final = 15.0
+"""So long a reload waits for the lake to follow columns that changed under it."""
 
 
 def reload(
@@ -63,7 +67,7 @@ def reload(
         part = part_named(connection, record, _now(connection, pipeline, record).leaves, partitions)
         with driver_beside(connection, pipeline, progress):
             replacing = Replacing(pipeline, connection, registry, record, part.shown, part.leaves, part.unknown)
-            done = replacing.run(_Part(pipeline, connection, record, part, progress).read)
+            done = replacing.run(_Part(pipeline, connection, registry, record, part, progress).read)
     done |= {"state": registry.tables[str(table)].state, "partitions": list(part.names)}
     return {"tables": {str(table): done}, "seconds": round(time.monotonic() - started, 3)}
 
@@ -78,14 +82,7 @@ def _open(pipeline: Pipeline, connection: Connection, table: TableName) -> Regis
             where=f"pipeline {pipeline.name}",
             remedy=f"headwater load PIPELINE.yaml --table {table}",
         )
-    known, now = registry.pipeline, identify(connection)
-    if (known.system_id, known.timeline) != (now.system_id, now.timeline):
-        raise SourceChanged(
-            f"the lake was built from system {known.system_id} timeline {known.timeline}, this source is system "
-            f"{now.system_id} timeline {now.timeline}",
-            where="source.connection",
-            remedy="connect to the server the lake was built from",
-        )
+    require_same_source(connection, registry.pipeline)
     return registry
 
 
@@ -95,6 +92,7 @@ class _Part:
 
     pipeline: Pipeline
     connection: Connection
+    registry: Registry
     record: TableRecord
     part: Part
     progress: Report
@@ -106,6 +104,7 @@ class _Part:
                 return self._attempt(asked)
             except _Changed as changed:
                 self.progress(f"{asked.table}: {changed}; reading it again ({attempt} of {_ATTEMPTS})")
+                self._follow()
         raise Transient(
             f"the table was rewritten or altered during each of {_ATTEMPTS} attempts to read it",
             where=asked.table,
@@ -145,6 +144,21 @@ class _Part:
             rows=rows,
         )
 
+    def _follow(self) -> None:
+        """Until the lake has the columns of the source: refused when it does not follow in time."""
+        deadline = time.monotonic() + _FOLLOW_SECONDS
+        while True:
+            self.registry.refresh()
+            self.record = self.registry.tables[self.record.name]
+            try:
+                _now(self.connection, self.pipeline, self.record)
+            except Refused:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_LOOK_SECONDS)
+            else:
+                return
+
     def _leaves_now(self) -> tuple[Leaf, ...]:
         leaves = _now(self.connection, self.pipeline, self.record).leaves
         return tuple(leaf for leaf in leaves if self.part.whole or leaf.relation_id in self.part.leaves)
@@ -154,14 +168,15 @@ def _now(connection: Connection, pipeline: Pipeline, record: TableRecord) -> Tab
     """The table as it is at the source. Its columns must be the registry's: else those of one would be read as those of
     the other."""
     found = [t.schema for t in read_catalog(connection, pipeline).tables if str(t.name) == record.name]
-    if not found or found[0].columns != record.schema.columns:
+    if not found or found[0].definition != record.schema.definition:
         raise Refused(
-            "its columns changed at the source" if found else "the source has no such table that can be replicated",
+            COLUMNS_CHANGED if found else "the source has no such table that can be replicated",
             code="schema_changed",
             where=record.name,
-            remedy=f"headwater load PIPELINE.yaml --table {record.name} --again",
+            remedy=f"{FOLLOWS}headwater load PIPELINE.yaml --table {record.name} --again",
         )
-    return found[0]
+    # What was declared at its load still holds.
+    return record.schema.with_leaves(found[0].leaves)
 
 
 class _Changed(Exception):

@@ -113,16 +113,16 @@ class Replacing:
         with contextlib.closing(connect(self.pipeline.conninfo(), application_name=session)):
             asked = self._ask(name, session)
             try:
-                self._answer(asked, "it", lambda answer: True, seconds=60.0)
+                self._answer(asked, lambda answer: True, seconds=60.0)
                 reach("reload.after_answer")
                 patience = self.pipeline.load.wait_for_old_transactions
                 # What the driver had passed when it began to keep must be visible.
                 wait_out(self.connection, 0, patience, where=f"pipeline {self.pipeline.name}, table {asked.table}")
                 done = read(asked)
                 size = sum(found for _, found in rows_in(row_files(root, name)))
+                reach("reload.after_read")
                 self.registry.write(done)
                 emit_marker(self.connection)  # an idle log moves on, to where all that was read has been applied
-                reach("reload.after_read")
             except BaseException:
                 self._give_up(asked)
                 remove_rows(root, name)
@@ -179,9 +179,16 @@ class Replacing:
             self.registry.write(replace(asked, state="given up", since=now_text()))
 
     def _answer(
-        self, asked: Reload, what: str, wanted: Callable[[Keeping], bool], *, seconds: float, mark: bool = False
+        self,
+        asked: Reload,
+        wanted: Callable[[Keeping], bool],
+        *,
+        seconds: float,
+        mark: bool = False,
+        done: bool = False,
     ) -> Keeping:
-        """The driver's word on the reload; Refused or Transient when that is a refusal, or none comes."""
+        """The driver's word on the reload; Transient when that is a refusal, or none comes. `done`: the rows stand in
+        the lake already."""
 
         def marked() -> None:
             if mark:
@@ -199,17 +206,21 @@ class Replacing:
         )
         if found is None or found.state == "failed":
             reason = found.reason if found is not None else "replicate has ended"
+            what = "was reloaded and is not published yet" if done else "was not reloaded"
+            again = (
+                "see headwater status PIPELINE.yaml; run the reload again when replicate runs and the table is active"
+            )
             raise Transient(
-                f"{asked.shown} was not reloaded: {reason}",
+                f"{asked.shown} {what}: {reason}",
                 code="reload_failed",
                 where=asked.table,
-                remedy="see headwater status PIPELINE.yaml, then run the reload again: nothing was changed",
+                remedy="start replicate: its first epoch publishes it" if done else again,
             )
         return found
 
     def _merged(self, read: Reload) -> Keeping:
         """What the driver has made of it, as soon as that is published."""
-        done = self._answer(read, "the merge", lambda answer: answer.state == "done", seconds=_MERGE_SECONDS, mark=True)
+        merged = self._answer(read, lambda answer: answer.state == "done", seconds=_MERGE_SECONDS, mark=True)
         root = self.pipeline.lake_path()
 
         def published(answer: Keeping) -> bool:
@@ -217,5 +228,5 @@ class Replacing:
             known = newest.tables.get(read.table) if newest is not None else None
             return known is not None and answer.version is not None and known.version >= answer.version
 
-        self._answer(read, "the publication", published, seconds=_MERGE_SECONDS, mark=True)
-        return done
+        self._answer(read, published, seconds=_MERGE_SECONDS, mark=True, done=True)
+        return merged

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from headwater.config import Pipeline
-from headwater.errors import LostLease, Refused, SlotGap, SourceChanged
+from headwater.errors import LostLease, Refused, SlotGap
 from headwater.failpoints import reach
 from headwater.jobs import lease
 from headwater.jobs.applying import Tables
@@ -30,6 +30,7 @@ from headwater.jobs.log_format import may_be_binary, refuse_late_text
 from headwater.jobs.pausing import await_resumption
 from headwater.jobs.publisher import Publisher
 from headwater.jobs.reader import LogReader, ReaderOptions
+from headwater.jobs.same_source import CONNECT_THERE, require_same_source
 from headwater.jobs.staging import Staging
 from headwater.jobs.succession import SuccessorWatch
 from headwater.jobs.take_over import Turn, taking_over
@@ -39,7 +40,7 @@ from headwater.log.large import STAGE_FROM
 from headwater.log.spill import SpillStore
 from headwater.position import Position, format_lsn, parse_lsn
 from headwater.session import build_session
-from headwater.source.connection import Connection, Session, connect, identify
+from headwater.source.connection import Connection, Session, connect
 from headwater.source.problems import refuse_errors
 from headwater.source.publication import inserts_name
 from headwater.source.samples import emit_marker
@@ -107,7 +108,7 @@ def replicate(
             announce_from=stage_from,
         )
         asking = held.enter_context(contextlib.closing(Session(pipeline.conninfo, connection, "headwater replicate")))
-        tables = Tables(pipeline, registry, asking, ledger)
+        tables = Tables(pipeline, registry, asking, ledger, binary=options.binary)
         watch = CatalogWatch(pipeline, lambda: registry.tables)
         successor = SuccessorWatch(pipeline.source.slot)
         publisher = Publisher(root, conninfo, tables.owners, watch, successor)
@@ -170,15 +171,8 @@ def _is_loaded(state: str) -> bool:
 
 
 def _same_source(connection: Connection, known: PipelineRecord) -> tuple[Position, int]:
-    now = identify(connection)
-    if (now.system_id, now.timeline) != (known.system_id, known.timeline):
-        raise SourceChanged(
-            f"the lake was built from system {known.system_id} timeline {known.timeline}, this source is system "
-            f"{now.system_id} timeline {now.timeline}",
-            where="source.connection",
-            remedy="connect to the server the lake was built from; after a promotion or a restore load all tables anew "
-            "under another lake.root",
-        )
+    after = "; after a promotion or a restore load all tables anew under another lake.root"
+    now = require_same_source(connection, known, CONNECT_THERE + after)
     return Position(now.system_id, now.timeline, 0), now.version
 
 

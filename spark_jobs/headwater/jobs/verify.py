@@ -18,12 +18,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from headwater.config import Pipeline
-from headwater.errors import Refused, SourceChanged, Transient
+from headwater.errors import Refused, Transient
 from headwater.jobs.comparison import Candidates, Comparison
 from headwater.jobs.differences import Settled, State, settle
 from headwater.jobs.key_reader import KeyReader
 from headwater.jobs.repair import Repair, repair_suspended
 from headwater.jobs.replacing import driver_beside
+from headwater.jobs.same_source import require_same_source
+from headwater.jobs.schema_changes import COLUMNS_CHANGED
 from headwater.jobs.source_rows import rows_at
 from headwater.jobs.units import BAD_VALUE, CHANGED, TableChanged
 from headwater.jobs.verify_version import DEFAULT_PATIENCE, Patience, StoredVersion, version_holding
@@ -33,7 +35,7 @@ from headwater.position import Position, format_lsn
 from headwater.schema import DELETED, TableSchema
 from headwater.session import build_session
 from headwater.source.catalog import Signature, read_catalog, signature
-from headwater.source.connection import Connection, connect, identify
+from headwater.source.connection import Connection, connect
 from headwater.source.snapshots import CapturePoint, capture_point
 
 log = logging.getLogger(__name__)
@@ -109,14 +111,7 @@ def _open(pipeline: Pipeline, connection: Connection, tables: Sequence[TableName
             where=f"pipeline {pipeline.name}",
             remedy="headwater load PIPELINE.yaml",
         )
-    known, now = registry.pipeline, identify(connection)
-    if (known.system_id, known.timeline) != (now.system_id, now.timeline):
-        raise SourceChanged(
-            f"the lake was built from system {known.system_id} timeline {known.timeline}, this source is system "
-            f"{now.system_id} timeline {now.timeline}",
-            where="source.connection",
-            remedy="connect to the server the lake was built from",
-        )
+    require_same_source(connection, registry.pipeline)
     return registry
 
 
@@ -272,9 +267,8 @@ class _Table:
             raise _NotCompared(reasons or "the source has no such table any more")
         if found.relation_id != stored.relation_id:
             raise _NotCompared("the table was dropped and created again at the source")
-        kinds = [[(c.name, c.attnum, c.type_oid, c.typmod) for c in schema.columns] for schema in (found, stored)]
-        if kinds[0] != kinds[1]:
-            raise _NotCompared("its columns changed at the source")
+        if found.definition != stored.definition:
+            raise _NotCompared(COLUMNS_CHANGED)
         return stored.without_marks().with_leaves(found.leaves)
 
     def _source(self, spark: SparkSession, look: _Look) -> DataFrame:

@@ -53,7 +53,7 @@ def compact_directly(folder: str, schema: TableSchema, generation_app: str) -> b
             if not groups:
                 return changed
             if not upkeep.commit(
-                folder, state, upkeep.rewrite_all(folder, schema, as_read(state, groups), state.layout)
+                folder, state, upkeep.rewrite_all(folder, schema, as_read(state, groups), state.snapshot.metadata)
             ):
                 return changed
             changed = True

@@ -7,7 +7,6 @@ new one, columns that the table has gained are added, those that it has lost sta
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,15 +15,13 @@ from headwater.errors import ForeignWrite, Refused, SchemaChanged
 from headwater.history_columns import INCARNATION, LSN, OPERATION, SEQUENCE, history_schema
 from headwater.lake.cuts import HISTORY, history_name, read_version, refuse_behind
 from headwater.names import TableName
-from headwater.schema import Column, ValueType
+from headwater.schema import Column
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from headwater.lake.delta_log import Snapshot
     from headwater.lake.registry import TableRecord
-
-_LAKE_TYPES = {"integer": "int", "long": "bigint", "short": "smallint"}
 
 
 def history_record(record: TableRecord, others: tuple[Column, ...] = ()) -> TableRecord:
@@ -43,27 +40,30 @@ def stored_record(record: TableRecord, snapshot: Snapshot) -> TableRecord:
 
 
 def prepare(spark: SparkSession, path: str, record: TableRecord) -> None:
-    """Before a load copies anything: the history's table is there and has a column for each of the table's.
-
-    SchemaChanged when it holds another type under one of these names.
-    """
+    """Before a load copies anything: the history's table is there and has a column for each of the table's."""
     from headwater.lake.delta_log import read_snapshot
     from headwater.lake.tables import create, quoted
 
+    create(spark, path, history_record(record).schema)
+    missing = [f"{quoted(c.name)} {c.value.lake}" for c in lacking(record, read_snapshot(path))]
+    if missing:
+        spark.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS ({', '.join(missing)})")
+
+
+def lacking(record: TableRecord, snapshot: Snapshot) -> tuple[Column, ...]:
+    """The columns that the history of `record`'s table has to have and does not. SchemaChanged when it holds another
+    type under one of their names."""
     schema = history_record(record).schema
-    create(spark, path, schema)
-    stored = {column.name.lower(): column.value.lake for column in _columns_of(read_snapshot(path))}
+    stored = {column.name.lower(): column.value.lake for column in _columns_of(snapshot)}
     others = [c.name for c in schema.columns if stored.get(c.name.lower(), c.value.lake) != c.value.lake]
     if others:
         raise SchemaChanged(
             f"its history holds other types under the names {', '.join(others)}",
             where=record.name,
-            remedy=f"move the folder {path} to another place to begin a new history (or set history: false), then "
-            f"headwater load PIPELINE.yaml --table {record.name} --again",
+            remedy=f"move the folder {snapshot.folder} to another place to begin a new history (or set history: "
+            f"false), then headwater load PIPELINE.yaml --table {record.name} --again",
         )
-    missing = [f"{quoted(c.name)} {c.value.lake}" for c in schema.columns if c.name.lower() not in stored]
-    if missing:
-        spark.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS ({', '.join(missing)})")
+    return tuple(column for column in schema.columns if column.name.lower() not in stored)
 
 
 def mark_load(spark: SparkSession, path: str, record: TableRecord, app_id: str, lsn: int, confirmed_lsn: int) -> None:
@@ -111,16 +111,10 @@ def history(
 
 
 def _columns_of(snapshot: Snapshot) -> list[Column]:
-    fields = json.loads(snapshot.metadata["schemaString"])["fields"]
-    return [Column(f["name"], 0, 0, -1, _value_type(f["type"])) for f in fields if f["name"] != "_hw_partition"]
+    from headwater.lake.delta_types import fields_of, value_type
 
-
-def _value_type(kind: Any) -> ValueType:
-    """A type of Delta's schema as the type table has it; of what a lake can hold here."""
-    if isinstance(kind, dict):
-        element = _value_type(kind["elementType"])
-        return ValueType("array", f"array<{element.lake}>", element=element)
-    return ValueType("", _LAKE_TYPES.get(kind, kind))
+    fields = fields_of(snapshot.metadata)
+    return [Column(f["name"], 0, 0, -1, value_type(f["type"])) for f in fields if f["name"] != "_hw_partition"]
 
 
 __all__ = ["history", "history_record", "mark_load", "prepare", "refuse_foreign", "stored_record"]

@@ -7,13 +7,13 @@ ids. Source: Delta protocol, "Column Mapping", "Partition Values".
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from headwater.lake.delta_log import Action, DataFile
+from headwater.lake.delta_types import fields_of
 from headwater.lake.partition_values import UNSUPPORTED, from_text
 
 _FIELD_ID = b"PARQUET:field_id"
@@ -65,7 +65,7 @@ def layout_of(metadata: Action) -> Layout:
     partition_by = tuple(metadata.get("partitionColumns") or ())
     if (metadata.get("configuration") or {}).get("delta.columnMapping.mode", "none") == "none":
         return Layout(partition_by)
-    fields = {column["name"]: column.get("metadata") or {} for column in _fields(metadata)}
+    fields = {column["name"]: column.get("metadata") or {} for column in fields_of(metadata)}
     return Layout(
         partition_by,
         {name: of["delta.columnMapping.physicalName"] for name, of in fields.items()},
@@ -79,13 +79,8 @@ def obstacle(metadata: Action) -> str:
     if mode not in ("none", "name"):
         return f"its column mapping goes by {mode}"
     wanted = set(metadata.get("partitionColumns") or ())
-    kinds = {column["name"]: column["type"] for column in _fields(metadata)} if wanted else {}
+    kinds = {column["name"]: column["type"] for column in fields_of(metadata)} if wanted else {}
     for name in sorted(wanted):
         if kinds.get(name) in UNSUPPORTED:
             return f"it is partitioned by {name}, a column of type {kinds[name]}"
     return ""
-
-
-def _fields(metadata: Action) -> list[Action]:
-    found: list[Action] = json.loads(metadata.get("schemaString") or '{"fields": []}')["fields"]
-    return found

@@ -26,8 +26,8 @@ from headwater.lake.paths import registry_path
 from headwater.lake.reload_records import Keeping, Reload, is_past
 from headwater.schema import Leaf, TableSchema
 
-FORMAT_VERSION = 2
-"""1 knew neither reloads nor what is kept for them."""
+FORMAT_VERSION = 3
+"""1 knew neither reloads nor what is kept for them, 2 no columns that come and go while a table is replicated."""
 _COMPACT_ABOVE = 200  # files: past it the next write replaces the content by the live records
 
 State = Literal["new", "loading", "catching up", "active", "suspended", "removed"]
@@ -101,6 +101,7 @@ class TableRecord:
     capture: Capture | None = None
     rows: int | None = None
     on_divergence: str = "suspend"
+    on_schema_change: str = "evolve"
     schemas: tuple[tuple[int, TableSchema], ...] = field(default=())
     membership: int | None = None
 

@@ -170,8 +170,7 @@ class TableState:
         live = self._live.get(name)
         if live is not None:
             return self._deleted(live)
-        vector = self.snapshot.files[name].vector
-        return read_vector(self._folder, vector) if vector else BitMap()
+        return deleted_rows(self.snapshot, self.snapshot.files[name])
 
     def find(self, codes: Codes) -> Int64:
         """The place of each key's live row, NOWHERE where there is none."""
@@ -313,8 +312,13 @@ class TableState:
 
     def _deleted(self, live: _Live) -> BitMap:
         if live.deleted is None:
-            live.deleted = read_vector(self._folder, live.file.vector) if live.file.vector else BitMap()
+            live.deleted = deleted_rows(self.snapshot, live.file)
         return live.deleted
+
+
+def deleted_rows(snapshot: Snapshot, file: DataFile) -> BitMap:
+    """The rows of `file` that its deletion vector marks."""
+    return read_vector(snapshot.folder, file.vector) if file.vector else BitMap()
 
 
 def _among(rows: Int64, some: BitMap) -> npt.NDArray[np.bool_]:

@@ -32,7 +32,9 @@ PLANNED_ON = "headwater planned on "
 """Begins the user metadata of our commits; the version follows."""
 LIVING = (f"false AS {DELETED}", f"CAST(NULL AS BIGINT) AS {DELETED_LSN}", f"CAST(NULL AS TIMESTAMP) AS {DELETED_AT}")
 """The marks of a row that lives, as expressions of Spark SQL."""
-_NEEDS_MAPPING = set(" ,;{}()\n\t=")
+NEEDS_MAPPING = frozenset(" ,;{}()\n\t=")
+"""Characters that the name of a Parquet column cannot have for Spark."""
+STATISTICS = "delta.dataSkippingStatsColumns"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +96,13 @@ def properties(schema: TableSchema, keep_cuts: float) -> dict[str, str]:
         "delta.logRetentionDuration": retention,
         "delta.deletedFileRetentionDuration": retention,
     }
-    if any(set(column.name) & _NEEDS_MAPPING for column in schema.columns):
+    if any(set(column.name) & NEEDS_MAPPING for column in schema.columns):
         chosen["delta.columnMapping.mode"] = "name"
     position = {column.name: index for index, column in enumerate(schema.columns)}
     if any(position[name] >= 32 for name in schema.key):
         # Statistics are collected for the first 32 columns only: without the key's, every look-up reads every file.
         others = [c.name for c in schema.columns if c.name not in schema.key][: 32 - len(schema.key)]
-        chosen["delta.dataSkippingStatsColumns"] = ",".join(quoted(name) for name in (*schema.key, *others))
+        chosen[STATISTICS] = ",".join(quoted(name) for name in (*schema.key, *others))
     return chosen
 
 

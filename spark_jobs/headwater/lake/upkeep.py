@@ -21,14 +21,14 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyroaring import BitMap
 
-from headwater.arrow_types import lake_schema
 from headwater.lake import delta_log
 from headwater.lake.commits import LostRace, write_checkpoint
 from headwater.lake.data_files import live_batches, write_batches
 from headwater.lake.deletion_vectors import write_vectors
 from headwater.lake.delta_log import Action, DataFile
+from headwater.lake.delta_types import stored_schema
 from headwater.lake.key_codes import Codes, encode
-from headwater.lake.layout import PLAIN, Layout
+from headwater.lake.layout import layout_of
 from headwater.lake.partitioned_write import discard
 from headwater.lake.positional import Fence
 from headwater.lake.table_state import Added, TableState
@@ -149,37 +149,39 @@ class Upkeep:
             groups = choose(state.snapshot.files.values())
             if groups:
                 read = as_read(state, groups)
-                self._running[folder] = self._pool.submit(self.rewrite_all, folder, schema, read, state.layout)
+                metadata = state.snapshot.metadata
+                self._running[folder] = self._pool.submit(self.rewrite_all, folder, schema, read, metadata)
 
     def rewrite_all(
-        self, folder: str, schema: TableSchema, groups: list[tuple[list[Source], str]], layout: Layout
+        self, folder: str, schema: TableSchema, groups: list[tuple[list[Source], str]], metadata: Action
     ) -> list[Rewritten]:
         """One file of each group. Beside the writer: nothing of the table changes."""
         done: list[Rewritten] = []
         try:
             for sources, because in groups:
-                done.append(self.rewrite(folder, schema, sources, because, layout))
+                done.append(self.rewrite(folder, schema, sources, because, metadata))
         except BaseException:
             discard(folder, [one.added for one in done])
             raise
         return done
 
     def rewrite(
-        self, folder: str, schema: TableSchema, sources: list[Source], because: str, layout: Layout = PLAIN
+        self, folder: str, schema: TableSchema, sources: list[Source], because: str, metadata: Action
     ) -> Rewritten:
-        """Make one file of the live rows of `sources`, which are of one partition."""
+        """Make one file of the live rows of `sources`, which are of one partition; `metadata`: the table's."""
         codes: list[Codes] = []
+        kind, layout = stored_schema(metadata), layout_of(metadata)
 
         def batches() -> Iterator[pa.Table]:
             for file, deleted in sources:
-                for batch in live_batches(folder, file, deleted, lake_schema(schema), layout):
+                for batch in live_batches(folder, file, deleted, kind, layout):
                     if self._stop.is_set():
                         raise InterruptedError
                     if schema.key:
                         codes.append(encode(schema, batch.select(list(schema.key))))
                     yield batch
 
-        added = write_batches(folder, lake_schema(schema), batches(), layout, beside=sources[0][0])
+        added = write_batches(folder, kind, batches(), layout, beside=sources[0][0])
         return Rewritten(sources, added, Codes.joined(codes) if codes else None, because)
 
     def finish(self, folder: str, state: TableState, running: Future[list[Rewritten]]) -> None:

@@ -36,6 +36,7 @@ __all__ = [
     "decode_tuples",
     "frame_copy",
     "mark_lost_in_partitions",
+    "older_values",
 ]
 
 _NULL, _UNCHANGED, _TEXT, _BINARY = (ord(kind) for kind in "nutb")
@@ -115,6 +116,15 @@ def _copy_column(decoded: DecodedTuples, column: Column | None, buffer: Bytes, a
     if column is not None:
         _put(decoded, column, *convert(column.value, buffer, values, lengths))
     return ends
+
+
+def older_values(column: Column, count: int) -> pa.Array:
+    """What `count` rows have in `column` that were written before it was added."""
+    if not column.missing:
+        return pa.nulls(count, arrow_type(column.value))
+    row = np.frombuffer(bytes.fromhex(column.missing), dtype=np.uint8)
+    decoded = decode_copy_rows(row, np.zeros(1, dtype=np.int64), [column])
+    return decoded.columns[column.name].take(pa.array(np.zeros(count, dtype=np.int64)))
 
 
 def mark_lost_in_partitions(schema: TableSchema, decoded: DecodedTuples) -> None:

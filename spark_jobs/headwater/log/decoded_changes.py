@@ -15,7 +15,13 @@ import pyarrow as pa
 from headwater.arrow_types import lake_schema
 from headwater.errors import BadValue, HeadwaterError
 from headwater.log.blocks import BLOCK_BYTES, BLOCK_CHANGES, DELETE, INSERT, UPDATE, Block, Held, Relation
-from headwater.log.decode import DecodedTuples, MalformedMessage, decode_tuples, mark_lost_in_partitions
+from headwater.log.decode import (
+    DecodedTuples,
+    MalformedMessage,
+    decode_tuples,
+    mark_lost_in_partitions,
+    older_values,
+)
 from headwater.log.messages import SHOWN_OF_VALUES
 from headwater.log.wire import fixed
 from headwater.schema import TableSchema
@@ -219,7 +225,11 @@ def _fill_large_keys(schema: TableSchema, tuples: Tuples, starts: Int64) -> None
 
 
 def _lake_rows(kind: pa.Schema, schema: TableSchema, decoded: DecodedTuples, relation_id: int) -> pa.Table:
-    arrays = [decoded.columns[column.name] for column in schema.columns]
+    # A change that is older than a column has it as all rows had that were there when it was added.
+    arrays = [
+        decoded.columns[column.name] if column.name in decoded.columns else older_values(column, decoded.rows)
+        for column in schema.columns
+    ]
     if schema.partitioned:
         arrays.append(fixed(pa.int64(), np.full(decoded.rows, relation_id, dtype=np.int64), None))
     return pa.Table.from_arrays(arrays, schema=kind)

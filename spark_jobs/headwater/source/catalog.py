@@ -204,6 +204,7 @@ class _TableReader:
             partition_by=tuple(entry.partition_by),
             soft_delete=bool(entry.soft_delete),
             history=bool(entry.history),
+            last_attnum=relation.last_attnum,
         )
         return CatalogTable(schema, entry, relation, tuple(holders), children)
 

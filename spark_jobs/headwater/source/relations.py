@@ -51,7 +51,10 @@ class Index:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """One entry of pg_class. `filenode` is 0 where there is no storage; rights are those of the current role."""
+    """One entry of pg_class. `filenode` is 0 where there is no storage; rights are those of the current role.
+
+    `last_attnum`: the highest that any column has or had.
+    """
 
     relation_id: int
     name: TableName
@@ -69,6 +72,7 @@ class Relation:
     may_select: bool
     may_use_schema: bool
     owned: bool
+    last_attnum: int
 
     def attribute(self, name: str) -> Attribute | None:
         return next((attribute for attribute in self.attributes if attribute.name == name), None)
@@ -104,7 +108,7 @@ select c.oid, n.nspname::text, c.relname::text, c.relkind::text, c.relpersistenc
        c.relreplident::text, c.relispartition, c.relrowsecurity, c.relforcerowsecurity,
        c.relrowsecurity and pg_catalog.row_security_active(c.oid),
        pg_catalog.has_table_privilege(c.oid, 'SELECT'), pg_catalog.has_schema_privilege(n.oid, 'USAGE'),
-       pg_catalog.pg_has_role(c.relowner, 'USAGE')
+       pg_catalog.pg_has_role(c.relowner, 'USAGE'), c.relnatts::int
 from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 where c.oid = any(%s)
 """

@@ -1,0 +1,204 @@
+"""A table follows the columns of its source, in its lane, between two of its commits: a barrier for this table only.
+
+A share may bring changes from before and after a change of columns, in one transaction even. The lake's table becomes
+what the newest of them shows, and older ones are then read as that: under the names of now, without columns that are
+gone, with the value of older rows in columns that came later. So a share stays one commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headwater.config import Pipeline
+from headwater.errors import BadValue, Transient
+from headwater.failpoints import reach
+from headwater.jobs.batches import Share
+from headwater.jobs.log_format import refuse_late_text
+from headwater.jobs.planning import transactions_that_count
+from headwater.jobs.schema_changes import (
+    Evolution,
+    changed,
+    differences,
+    evolution,
+    has_columns,
+    refuse_lost_key,
+    refuse_other_table,
+)
+from headwater.lake.commits import LostRace
+from headwater.lake.evolve import Columns, evolve
+from headwater.lake.paths import table_path
+from headwater.lake.positional import Fence
+from headwater.lake.registry import TableRecord
+from headwater.log.blocks import Block, Relation, RelationColumn, Transactions
+from headwater.log.decode import decode_copy_rows
+from headwater.names import TableName
+from headwater.schema import TableSchema
+from headwater.source.catalog import read_catalog
+from headwater.source.column_facts import ColumnFacts, read_column_facts
+from headwater.source.connection import connect
+from headwater.source.relations import one_snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headwater.jobs.applying import Tables
+
+log = logging.getLogger(__name__)
+
+_TRIES = 5
+
+
+class Evolving:
+    """`binary`: whether the log connection sends values in their binary form."""
+
+    def __init__(self, pipeline: Pipeline, tables: Tables, fence: Fence, *, binary: bool) -> None:
+        self._pipeline, self._tables, self._fence, self._binary = pipeline, tables, fence, binary
+        self._root = pipeline.lake_path()
+
+    def as_now(self, name: str, share: Share, transactions: Transactions, still_alive: Callable[[], None]) -> Share:
+        """`share` with every change in the table's newest columns, which the lake's table then has as well.
+
+        SchemaChanged for what it cannot follow; the table is as it was.
+        """
+        record = self._tables.records[name]
+        relations = {block.relation for block in share.blocks}
+        for relation in relations:
+            refuse_other_table(record, relation)
+        if all(has_columns(record.schema, relation) for relation in relations):
+            newest = relations
+        else:
+            newest = self._follow(name, share, transactions, still_alive)
+            share = replace(share, blocks=[_renamed(self._tables.records[name], block) for block in share.blocks])
+        for relation in newest:
+            refuse_lost_key(self._tables.records[name], relation)
+        return share
+
+    def _follow(
+        self, name: str, share: Share, transactions: Transactions, still_alive: Callable[[], None]
+    ) -> set[Relation]:
+        """Whatever of the share is still to be applied, in its order; the relations that show the newest columns."""
+        newest: set[Relation] = set()
+        for block, first_lsn, last_lsn in self._that_count(name, share, transactions):
+            record = self._tables.records[name]
+            if has_columns(record.schema, block.relation):
+                newest.add(block.relation)
+            elif newest or last_lsn > record.schemas[-1][0] or not _knew(record, block.relation):
+                self._evolve(record, block.relation, first_lsn, still_alive)
+                newest = {block.relation}
+        return newest
+
+    def _that_count(self, name: str, share: Share, transactions: Transactions) -> list[tuple[Block, int, int]]:
+        """Each block with changes that the table does not hold, and the commits of the first and last of these."""
+        stands = self._tables.stands_at(name)
+        assert stands is not None, "a table that is applied to was read"
+        counts = transactions_that_count(self._tables.records[name], transactions, stands.applied_lsn)
+        found = []
+        for block, mask in share.that_count(transactions, counts)[0]:
+            if mask.any():
+                numbers = block.sequence[mask]
+                ends = transactions.end_lsn[transactions.index_of(numbers[[0, -1]])]
+                found.append((int(numbers[0]), block, int(ends[0]), int(ends[1])))
+        return [(block, first, last) for _, block, first, last in sorted(found, key=lambda one: one[0])]
+
+    def _evolve(self, record: TableRecord, relation: Relation, lsn: int, still_alive: Callable[[], None]) -> None:
+        """Source, lake, registry, in this order: who comes after a crash begins again, and finds the lake done."""
+        what = differences(record.schema, relation)
+        if record.on_schema_change == "suspend":
+            raise changed(record, f"its columns changed at the source ({what}), and on_schema_change says suspend")
+        now, facts = self._catalog(record, relation)
+        found = evolution(record, relation, now, facts)
+        self._commit(record, found, still_alive)
+        reach("replicate.after_evolution", record.name)
+        self._tables.histories.evolve(replace(record, schemas=((lsn, found.schema),)), still_alive)
+
+        def followed(old: TableRecord) -> TableRecord:
+            # Leaves may have come meanwhile.
+            return replace(old, schemas=(*old.schemas, (lsn, found.schema.with_leaves(old.schema.leaves))))
+
+        self._tables.change(record.name, followed)
+        log.info("%s: follows its source: %s", record.name, found)
+        # What follows cannot be read: the next run asks for text.
+        refuse_late_text({record.name: self._tables.records[record.name]}, binary=self._binary)
+
+    def _catalog(self, record: TableRecord, relation: Relation) -> tuple[TableSchema, ColumnFacts]:
+        name = TableName.parse(record.name)
+        entry = next((entry for entry in self._pipeline.tables if entry.covers(name)), None)
+        if entry is None:
+            raise changed(record, f"its columns changed at the source ({differences(record.schema, relation)})")
+        alone = self._pipeline.model_copy(update={"tables": (entry.model_copy(update={"name": name}),)})
+        conninfo = self._pipeline.conninfo()
+        # A session of its own: several tables may follow at once.
+        session = connect(conninfo, application_name="headwater columns")
+        with contextlib.closing(session) as connection, one_snapshot(connection):
+            catalog = read_catalog(connection, alone)
+            found = next((table.schema for table in catalog.tables if table.name == name), None)
+            if found is None:
+                reasons = "; ".join(problem.message for problem in catalog.problems if problem.is_error)
+                what = differences(record.schema, relation)
+                raise changed(record, f"its columns changed at the source ({what}): {reasons or 'it is not there'}")
+            known = {column.attnum for column in record.schema.columns}
+            added = [column for column in found.columns if column.attnum not in known]
+            leaves = [leaf.relation_id for leaf in found.leaves]
+            return found, read_column_facts(connection, found.relation_id, leaves, added)
+
+    def _commit(self, record: TableRecord, found: Evolution, still_alive: Callable[[], None]) -> None:
+        app_id, path = record.app_id(self._pipeline.name), table_path(self._root, record.path)
+        fill = {}
+        for column in found.added:
+            if column.missing:
+                decoded = decode_copy_rows(
+                    np.frombuffer(bytes.fromhex(column.missing), dtype=np.uint8), np.zeros(1, np.int64), [column]
+                )
+                if decoded.bad:
+                    what = f"column {column.name} was added with a default"
+                    raise BadValue(
+                        f"{what} that the lake's type {column.value.lake} cannot hold",
+                        where=record.name,
+                        remedy=f'set on_bad_value: {{{column.name}: "null"}} or string in the pipeline file, then '
+                        f"headwater load PIPELINE.yaml --table {record.name} --again",
+                    )
+                fill[column.name] = decoded.columns[column.name]
+        to = Columns(found.schema, found.added, found.renamed, fill, len(record.schemas) + 1)
+        for _ in range(_TRIES):
+            stands = self._tables.stands_at(record.name)
+            assert stands is not None, "a table that is applied to was read"
+            still_alive()
+            reach("replicate.before_evolution", record.name)
+            try:
+                version = evolve(path, stands.version, record.name, app_id, to, self._fence)
+            except LostRace:
+                self._tables.look_again(record)
+                continue
+            self._tables.moved_to(record.name, version)
+            return
+        where = record.name
+        raise Transient(
+            f"{where} changed under each of {_TRIES} attempts to commit", where=where, remedy="run it again"
+        )
+
+
+def _knew(record: TableRecord, relation: Relation) -> bool:
+    """Whether the table once had exactly these columns, while it was replicated."""
+    return any(has_columns(schema, relation) for _, schema in record.schemas[:-1])
+
+
+def _renamed(record: TableRecord, block: Block) -> Block:
+    """A block from before a change of columns, with the names of now; what is gone is under no name of the table's."""
+    schema = record.schema
+    if has_columns(schema, block.relation):
+        return block
+    older = next((schema for _, schema in reversed(record.schemas) if has_columns(schema, block.relation)), None)
+    if older is None:
+        return block  # nothing of it counts, and so it is not read
+    now = {column.attnum: column.name for column in schema.columns}
+    attnums = {column.name: column.attnum for column in older.columns}
+    columns = tuple(
+        RelationColumn(now.get(attnums[column.name], ""), column.type_oid, column.typmod, column.identity)
+        for column in block.relation.columns
+    )
+    return replace(block, relation=replace(block.relation, columns=columns))

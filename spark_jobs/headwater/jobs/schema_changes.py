@@ -1,0 +1,209 @@
+"""What it means when the log shows other columns than the registry: which of them are which, and what the table in the
+lake is to become. Pure: what the catalog says is handed in.
+
+A Relation message carries names and types, no attnum, so the columns of the message are found in the source's catalog.
+That is later than the message: where the catalog has moved on in a way that leaves two readings, where values changed
+that the log does not carry (a rewrite), or where the lake would need another type, the answer is SchemaChanged: the
+table is suspended, because a guess would put values under the wrong column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from headwater.errors import SchemaChanged
+from headwater.lake.registry import TableRecord
+from headwater.log.blocks import Relation, RelationColumn
+from headwater.names import TableName, quote_ident
+from headwater.schema import Column, TableSchema
+from headwater.source.column_facts import ColumnFacts
+
+COLUMNS_CHANGED: Final = "its columns changed at the source, and no change of it has come through the log since"
+FOLLOWS: Final = "the lake follows with the next change of the table that the log brings; or "
+
+
+@dataclass(frozen=True, slots=True)
+class Evolution:
+    """From the registered columns to those of `schema`. `renamed`: new names by old ones. `added`: those that the rows
+    in the lake do not have. `dropped` stay in the lake, NULL in every row that is written from now on."""
+
+    schema: TableSchema
+    renamed: Mapping[str, str]
+    added: tuple[Column, ...]
+    dropped: tuple[Column, ...]
+
+    def __str__(self) -> str:
+        parts = [
+            *(f"column {quote_ident(column.name)} added" for column in self.added),
+            *(f"column {quote_ident(old)} renamed to {quote_ident(new)}" for old, new in self.renamed.items()),
+            *(f"column {quote_ident(column.name)} dropped" for column in self.dropped),
+        ]
+        return ", ".join(parts) or "types as wide in the lake as before"
+
+
+def has_columns(schema: TableSchema, relation: Relation) -> bool:
+    """Whether `relation` shows exactly the columns of `schema`."""
+    known = [(column.name, column.type_oid, column.typmod) for column in schema.columns]
+    seen = [(column.name, column.type_oid, column.typmod) for column in relation.columns]
+    # A partition may have been attached with its columns in another order.
+    return known == seen if not schema.partitioned else sorted(known) == sorted(seen)
+
+
+def refuse_other_table(record: TableRecord, relation: Relation) -> None:
+    """SchemaChanged unless `relation` is, by id and name, the table or a leaf of it."""
+    schema = record.schema
+    leaf = next((leaf for leaf in schema.leaves if leaf.relation_id == relation.relation_id), None)
+    if leaf is None:
+        raise changed(record, "the table was dropped and created again at the source")
+    if (leaf.schema, leaf.name) != (relation.schema, relation.name):
+        now = TableName(relation.schema, relation.name)
+        what = f"{TableName(leaf.schema, leaf.name)} was renamed to {now} at the source"
+        if schema.partitioned:
+            raise changed(record, what)
+        raise changed(record, what, f"name {now} in the pipeline file, then headwater load PIPELINE.yaml")
+
+
+def refuse_lost_key(record: TableRecord, relation: Relation) -> None:
+    """SchemaChanged unless the old tuples of `relation` carry the key."""
+    schema = record.schema
+    carried = {column.name for column in relation.columns if column.identity}
+    if not schema.insert_only and not set(schema.key) <= carried:
+        missing = ", ".join(sorted(set(schema.key) - carried))
+        raise changed(record, f"its replica identity does not carry the key any more (missing: {missing})")
+
+
+def refuse_difference(record: TableRecord, relation: Relation) -> None:
+    """SchemaChanged unless `relation` is the registered one: same name, columns, types, and a key to find rows by."""
+    refuse_other_table(record, relation)
+    if not has_columns(record.schema, relation):
+        raise changed(record, f"its columns changed at the source ({differences(record.schema, relation)})")
+    refuse_lost_key(record, relation)
+
+
+def differences(schema: TableSchema, relation: Relation) -> str:
+    """What a reader of two lists of columns would see."""
+    known = {column.name: (column.type_oid, column.typmod) for column in schema.columns}
+    seen = {column.name: (column.type_oid, column.typmod) for column in relation.columns}
+    added, gone = sorted(set(seen) - set(known)), sorted(set(known) - set(seen))
+    retyped = sorted(name for name in set(known) & set(seen) if known[name] != seen[name])
+    parts = [
+        *([f"new columns {', '.join(added)}"] if added else []),
+        *([f"columns gone: {', '.join(gone)}"] if gone else []),
+        *([f"other types: {', '.join(retyped)}"] if retyped else []),
+    ]
+    return "; ".join(parts) or "in another order"
+
+
+def changed(record: TableRecord, what: str, remedy: str = "") -> SchemaChanged:
+    again = f"headwater load PIPELINE.yaml --table {record.name} --again"
+    return SchemaChanged(what, where=record.name, remedy=remedy or again)
+
+
+def evolution(record: TableRecord, relation: Relation, now: TableSchema, facts: ColumnFacts) -> Evolution:
+    """What became of the registered columns, as `relation` shows them. `now` and `facts`: the source's catalog.
+
+    SchemaChanged, with the reason, for what cannot be followed.
+    """
+    return _Reading(record, relation, now, facts).evolution()
+
+
+def _like(shown: RelationColumn, schema: TableSchema) -> Column | None:
+    wanted = (shown.name, shown.type_oid, shown.typmod)
+    return next((column for column in schema.columns if (column.name, column.type_oid, column.typmod) == wanted), None)
+
+
+class _Reading:
+    def __init__(self, record: TableRecord, relation: Relation, now: TableSchema, facts: ColumnFacts) -> None:
+        self._record, self._relation, self._now, self._facts = record, relation, now, facts
+        self._stored = record.schema
+        self._old = {column.attnum: column for column in self._stored.columns}
+
+    def evolution(self) -> Evolution:
+        self._refuse_ambiguity()
+        found = sorted((self._identified(column) for column in self._relation.columns), key=lambda c: c.attnum)
+        gone = tuple(column for attnum, column in self._old.items() if attnum not in {c.attnum for c in found})
+        self._refuse_needed(gone)
+        columns = tuple(self._kept(c) if c.attnum in self._old else self._added(c) for c in found)
+        renamed = {
+            self._old[column.attnum].name: column.name
+            for column in columns
+            if column.attnum in self._old and self._old[column.attnum].name != column.name
+        }
+        for name in renamed:
+            if name in self._stored.partition_by:
+                raise self._not_followed(f"the lake is partitioned by {quote_ident(name)}, which was renamed")
+        last = max(self._stored.last_attnum, *(column.attnum for column in (*self._stored.columns, *columns)))
+        key = tuple(renamed.get(name, name) for name in self._stored.key)
+        schema = replace(self._stored, columns=columns, key=key, last_attnum=last)
+        return Evolution(schema, renamed, tuple(c for c in columns if c.attnum not in self._old), gone)
+
+    def _refuse_ambiguity(self) -> None:
+        if self._now.relation_id != self._stored.relation_id:
+            raise changed(self._record, "the table was dropped and created again at the source")
+        last = self._stored.last_attnum or max(self._old)
+        if any(attnum > last for attnum in self._facts.dropped):
+            raise self._not_followed("a column was added and dropped again before it could be followed")
+
+    def _identified(self, shown: RelationColumn) -> Column:
+        """Which column it is: one of the catalog's, or one of ours that has changed again, or is gone, since then."""
+        live, known = (_like(shown, schema) for schema in (self._now, self._stored))
+        # Where the catalog is what is shown there is but one reading: names may have changed places.
+        moved_on = not has_columns(self._now, self._relation)
+        if moved_on and live is not None and known is not None and live.attnum != known.attnum:
+            raise self._not_followed(f"{quote_ident(shown.name)} was dropped and added again")
+        column = live or known
+        if column is None:
+            raise self._not_followed(f"{quote_ident(shown.name)} was changed once more before it could be followed")
+        return column
+
+    def _refuse_needed(self, gone: tuple[Column, ...]) -> None:
+        for column in gone:
+            if column.attnum not in self._facts.dropped:
+                raise self._not_followed(f"{quote_ident(column.name)} is there and not published any more")
+            if column.name in (*self._stored.key, *self._stored.partition_by):
+                use = "key" if column.name in self._stored.key else "partition_by"
+                raise self._not_followed(f"{quote_ident(column.name)} of its {use} was dropped")
+
+    def _kept(self, column: Column) -> Column:
+        """A registered column under its name and type of now."""
+        old = self._old[column.attnum]
+        if (old.type_oid, old.typmod) != (column.type_oid, column.typmod):
+            if column.value != old.value:
+                raise self._not_followed(
+                    f"{quote_ident(column.name)} has another type: {old.value.lake} in the lake would be "
+                    f"{column.value.lake}"
+                    if column.value.lake != old.value.lake
+                    else f"{quote_ident(column.name)} has another type"
+                )
+            if self._is_rewritten():
+                raise self._not_followed(f"{quote_ident(column.name)} has another type, and the table was rewritten")
+        return replace(old, name=column.name, type_oid=column.type_oid, typmod=column.typmod, not_null=column.not_null)
+
+    def _added(self, column: Column) -> Column:
+        """A new column with the value that older rows have there."""
+        if column.attnum <= (self._stored.last_attnum or max(self._old)):
+            raise self._not_followed(f"{quote_ident(column.name)} was there before and was not replicated")
+        leaves = {leaf.relation_id for leaf in self._stored.leaves} & {leaf.relation_id for leaf in self._now.leaves}
+        noted = {self._facts.missing.get((leaf, column.name), "") for leaf in leaves}
+        if len(noted) > 1:
+            raise self._not_followed(f"older rows have {quote_ident(column.name)} differently from leaf to leaf")
+        missing = next(iter(noted), "")
+        if not missing and self._is_rewritten():
+            # A default that differs from row to row, or one that was noted till the table was rewritten (VACUUM FULL).
+            raise self._not_followed(
+                f"{quote_ident(column.name)} was added, and the table was rewritten: the log does not tell what its "
+                "older rows hold"
+            )
+        return replace(column, missing=missing)
+
+    def _is_rewritten(self) -> bool:
+        """Whether a leaf has other files than when it was registered: every value may be another one."""
+        now = {leaf.relation_id: leaf.relfilenode for leaf in self._now.leaves}
+        known = {leaf.relation_id: leaf.relfilenode for leaf in self._stored.leaves}
+        return any(now[leaf] != filenode for leaf, filenode in known.items() if leaf in now)
+
+    def _not_followed(self, why: str) -> SchemaChanged:
+        what = differences(self._stored, self._relation)
+        return changed(self._record, f"its columns changed at the source ({what}): {why}")

@@ -1,0 +1,150 @@
+"""A table's columns become others, in one commit: added, renamed; a dropped one stays and is NULL from then on.
+
+Columns without a value in older rows cost one entry in the log. Where older rows change (a default, another name) every
+data file is written anew, one at a time, so the table is read as before by every reader: no column mapping is
+switched on behind anybody's back. The commit carries the applied position, which it leaves as it is, and counts the
+table's schemas under an appId of its own, so that who comes back after a crash knows whether it is done.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+
+from headwater.errors import Fenced, SchemaChanged
+from headwater.lake import delta_log
+from headwater.lake.data_files import live_batches, write_batches
+from headwater.lake.delta_log import Action, DataFile, Snapshot, read_snapshot
+from headwater.lake.delta_types import delta_type, fields_of, stored_schema
+from headwater.lake.layout import layout_of
+from headwater.lake.partitioned_write import discard
+from headwater.lake.positional import Fence, obstacle
+from headwater.lake.table_state import deleted_rows
+from headwater.lake.tables import NEEDS_MAPPING, PLANNED_ON, STATISTICS, properties
+from headwater.schema import Column, TableSchema
+
+_NTZ: Final = "timestampNtz"
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What changes. `schema`: the table's afterwards. `fill`: by added column the one value of older rows, as an Arrow
+    array of length 1; absent: NULL. `number`: of this schema among the table's, from 2 on; 0: it needs none, since
+    columns that are only added are found to be there."""
+
+    schema: TableSchema
+    added: tuple[Column, ...]
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    fill: Mapping[str, pa.Array] = field(default_factory=dict)
+    number: int = 0
+
+
+def evolve(folder: str, version: int, name: str, app_id: str, to: Columns, fence: Fence) -> int:
+    """Commit the change upon `version`; the version afterwards (the same where it is done already).
+
+    LostRace when another commit came first. SchemaChanged when the table cannot become that; Fenced by a newer driver.
+    """
+    snapshot = read_snapshot(folder, version)
+    counter = f"{app_id}/columns"
+    if not (to.added or to.renamed) or (to.number and snapshot.transactions.get(counter, 1) >= to.number):
+        return version
+    seen = snapshot.transactions.get(fence.app_id, 0)
+    if seen > fence.generation:
+        raise Fenced(
+            f"generation {seen} has taken over from generation {fence.generation}",
+            where=name,
+            remedy="nothing: the newer driver goes on",
+        )
+    _refuse(snapshot, name, to)
+    metadata = _metadata(snapshot, to)
+    added: list[DataFile] = []
+    removed = list(snapshot.files.values()) if to.renamed or to.fill else []
+    try:
+        for file in removed:
+            if (file.rows is None) or file.rows > file.deleted:
+                added.append(_rewritten(snapshot, file, metadata, to))  # noqa: PERF401 (known, should the next one fail)
+        metrics = {"numRemovedFiles": len(removed), "numAddedFiles": len(added)}
+        said = {"columns": json.dumps([*(column.name for column in to.added), *to.renamed.values()])}
+        info = delta_log.commit_info("CHANGE COLUMNS", said, metrics, version)
+        info["commitInfo"]["userMetadata"] = f"{PLANNED_ON}{version}"
+        actions: list[Action] = [
+            info,
+            delta_log.transaction(app_id, snapshot.transactions.get(app_id, 0)),
+            *([delta_log.transaction(counter, to.number)] if to.number else []),
+            delta_log.transaction(fence.app_id, fence.generation),
+            *_protocol(snapshot, to),
+            {"metaData": metadata},
+            *(delta_log.remove(file) for file in removed),
+            *(delta_log.add(file) for file in added),
+        ]
+        delta_log.commit(folder, version + 1, actions)
+    except BaseException:
+        discard(folder, added)
+        raise
+    return version + 1
+
+
+def _refuse(snapshot: Snapshot, name: str, to: Columns) -> None:
+    why = obstacle(snapshot)
+    if not why and layout_of(snapshot.metadata).physical:
+        why = "it has column mapping"
+    odd = [column for column in (*(c.name for c in to.added), *to.renamed.values()) if set(column) & NEEDS_MAPPING]
+    if not why and odd:
+        why = f"the name {odd[0]!r} needs column mapping"
+    # Delta does not tell names apart by case. A dropped column is still there, with the values of its time.
+    stay = {field["name"].lower() for field in fields_of(snapshot.metadata)} - {old.lower() for old in to.renamed}
+    again = [column for column in (*(c.name for c in to.added), *to.renamed.values()) if column.lower() in stay]
+    if not why and again:
+        why = f"it still holds a dropped column {again[0]}"
+    if why:
+        raise SchemaChanged(
+            f"its columns changed at the source, and the table in the lake cannot follow: {why}",
+            where=name,
+            remedy=f"headwater load PIPELINE.yaml --table {name} --again",
+        )
+
+
+def _metadata(snapshot: Snapshot, to: Columns) -> Action:
+    fields = [{**field, "name": to.renamed.get(field["name"], field["name"])} for field in fields_of(snapshot.metadata)]
+    fields += [
+        {"name": column.name, "type": delta_type(column.value), "nullable": True, "metadata": {}} for column in to.added
+    ]
+    configuration = dict(snapshot.configuration)
+    if STATISTICS in configuration:
+        configuration[STATISTICS] = properties(to.schema, 0).get(STATISTICS, configuration[STATISTICS])
+    schema = json.dumps({"type": "struct", "fields": fields}, separators=(",", ":"))
+    return {**snapshot.metadata, "schemaString": schema, "configuration": configuration}
+
+
+def _protocol(snapshot: Snapshot, to: Columns) -> list[Action]:
+    """The feature that a column needs which is the table's first of its kind."""
+    if _NTZ in snapshot.features or not any("timestamp_ntz" in column.value.lake for column in to.added):
+        return []
+    protocol = dict(snapshot.protocol)
+    for kind in ("readerFeatures", "writerFeatures"):
+        protocol[kind] = sorted({*(protocol.get(kind) or ()), _NTZ})
+    return [{"protocol": protocol}]
+
+
+def _rewritten(snapshot: Snapshot, file: DataFile, metadata: Action, to: Columns) -> DataFile:
+    """The rows of `file` that are there, with the columns of `metadata`."""
+    before, after = stored_schema(snapshot.metadata), stored_schema(metadata)
+
+    def batches() -> Iterator[pa.Table]:
+        layout = layout_of(snapshot.metadata)
+        for rows in live_batches(snapshot.folder, file, deleted_rows(snapshot, file), before, layout):
+            columns = dict(zip((to.renamed.get(n, n) for n in rows.column_names), rows.columns, strict=True))
+            for column in to.added:
+                kind = after.field(column.name).type
+                value = to.fill.get(column.name)
+                filled = pa.nulls(rows.num_rows, kind)
+                if value is not None:
+                    filled = value.cast(kind).take(pa.array([0] * rows.num_rows, pa.int64()))
+                columns[column.name] = filled
+            yield pa.table([columns[name] for name in after.names], schema=after)
+
+    return write_batches(snapshot.folder, after, batches(), layout_of(metadata), beside=file)
