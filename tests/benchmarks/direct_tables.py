@@ -13,10 +13,10 @@ from headwater.arrow_types import lake_schema
 from headwater.lake import delta_log
 from headwater.lake.data_files import write_batches
 from headwater.lake.delta_log import Action, DataFile
+from headwater.lake.delta_types import delta_type
 from headwater.schema import TableSchema
 
 _FEATURES = ["deletionVectors"]
-_NAMES = {"int": "integer", "bigint": "long", "smallint": "short"}
 
 
 def make_table(folder: Path, schema: TableSchema, files: Iterable[pa.Table], *more: Action) -> list[DataFile]:
@@ -24,10 +24,7 @@ def make_table(folder: Path, schema: TableSchema, files: Iterable[pa.Table], *mo
     log = folder / "_delta_log"
     log.mkdir(parents=True)
     written = [write_batches(str(folder), lake_schema(schema), [rows]) for rows in files]
-    fields = [
-        {"name": c.name, "type": _NAMES.get(c.value.lake, c.value.lake), "nullable": True, "metadata": {}}
-        for c in schema.columns
-    ]
+    fields = [{"name": c.name, "type": delta_type(c.value), "nullable": True, "metadata": {}} for c in schema.columns]
     metadata = {
         "id": str(uuid.uuid4()),
         "format": {"provider": "parquet", "options": {}},

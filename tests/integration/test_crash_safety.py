@@ -39,8 +39,17 @@ OCCASION = {
 }
 AGAIN = ("--table", "counters", "--table", "entries")
 GONE_SECONDS = 20
-ELSEWHERE = ("take_over.", "reload.", "replicate.after_kept_share", "replicate.before_part", "replicate.after_part_")
-"""Reached only with another job beside: test_take_over, test_reload, test_load_beside."""
+ELSEWHERE = (
+    "take_over.",
+    "reload.",
+    "replicate.after_kept_share",
+    "replicate.before_part",
+    "replicate.after_part_",
+    "replicate.before_evolution",
+    "replicate.after_evolution",
+)
+"""Reached only with another job beside, or a change of columns: test_take_over, test_reload, test_load_beside,
+test_schema_changes."""
 
 
 @dataclass

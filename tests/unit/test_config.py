@@ -101,7 +101,7 @@ source:
   on_timeline_change: follow
 lake: {root: "s3a://bucket/lake"}
 replicate: {max_rows: 0, max_bytes: 10XB, max_seconds: true}
-defaults: {on_schema_change: evolve}
+defaults: {on_schema_change: follow}
 tables:
   - orders
   - name: public.customers
@@ -122,7 +122,7 @@ tables:
         "replicate.max_rows: expected a whole number, at least 1; got 0 (line 8)",
         "replicate.max_bytes: expected a size",
         "replicate.max_seconds: expected a duration",
-        "defaults.on_schema_change: unknown key",
+        "defaults.on_schema_change: expected one of: evolve, suspend; got 'follow' (line 9)",
         "tables[0]: the schema is missing: write schema.table, for example public.orders; got 'orders' (line 11)",
         "tables[1].columns: unknown key",
         "tables[1].types.amount: unknown type",
