@@ -20,6 +20,6 @@ def get_provider_info() -> dict[str, Any]:
         "integrations": [{"integration-name": _INTEGRATION, "external-doc-url": "", "tags": ["software"]}],
         "operators": modules("operators.spark", "operators.replication", "operators.source", "operators.branch"),
         "sensors": modules("sensors.freshness"),
-        "triggers": modules("triggers.freshness"),
+        "triggers": modules("triggers.freshness", "triggers.movement"),
         "hooks": modules("hooks.source"),
     }

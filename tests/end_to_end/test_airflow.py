@@ -24,6 +24,8 @@ from headwater.parent_watch import PARENT_PID
 
 pytestmark = [pytest.mark.airflow, pytest.mark.postgres, pytest.mark.spark]
 
+MOVED = "headwater_example_moved"
+
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Demo]:
@@ -97,6 +99,24 @@ def test_a_waiting_task_sees_what_was_committed_before_it_began(demo: Demo, stor
     run = story.downstream()
     cut = demo.airflow.client.xcom(DOWNSTREAM, run, SENSOR)
     assert parse_lsn(cut["position"]["lsn"]) >= committed.lsn
+
+
+def test_a_dag_runs_when_a_table_has_moved_and_a_pause_loses_nothing(demo: Demo, story: Story) -> None:
+    client = demo.airflow.client
+
+    def ran(*, from_epoch: int) -> bool:
+        """Whether a run has had an event with a cut of that epoch or a later one."""
+        done = [run["dag_run_id"] for run in client.runs(MOVED) if run["state"] == "success"]
+        return bool(done) and client.xcom(MOVED, done[0], "cut")["epoch"] >= from_epoch
+
+    client.set_paused(MOVED, False)
+    until(lambda: ran(from_epoch=1), "a first run, on the cut of an event")
+    client.set_paused(MOVED, True)
+    epoch = story.prove(story.downstream()).cut["epoch"]
+    assert not ran(from_epoch=epoch)
+    client.set_paused(MOVED, False)
+    until(lambda: ran(from_epoch=epoch), "the next event covers what came in the pause")
+    client.set_paused(MOVED, True)
 
 
 def test_a_table_is_reloaded_from_the_trigger_form_while_its_slice_goes_on(demo: Demo, story: Story) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from deltalake import DeltaTable
 
+import headwater
 from fixtures.jobs import (
     Job,
     Outcome,
@@ -35,7 +36,9 @@ from headwater.errors import Transient
 from headwater.jobs.maintain import maintain
 from headwater.jobs.reload import reload
 from headwater.jobs.status import status
+from headwater.jobs.validate import validate
 from headwater.jobs.verify import verify
+from headwater.jobs.views import newest_cut
 from headwater.lake.cuts import HISTORY
 from headwater.lake.ledger import read_epoch
 from headwater.lake.paths import table_path
@@ -387,6 +390,23 @@ def test_a_reload_that_was_read_before_a_change_is_given_up_and_says_why(plain: 
             job.result(120)
     assert "columns changed since its rows were read" in failed.value.message
     assert plain.is_equal()
+
+
+def test_an_older_cut_is_read_and_validated_with_the_columns_of_its_time(plain: Plain, spark: SparkSession) -> None:
+    catch_up(plain.pipeline)
+    before = newest_cut(plain.pipeline)
+    plain.database.execute(
+        "alter table plain rename note to remark; alter table plain drop n; alter table plain add more int default 1",
+        "update plain set more = id",
+    )
+    catch_up(plain.pipeline)
+    now = newest_cut(plain.pipeline)
+    older, newer = (headwater.read(spark, cut)["public.plain"] for cut in (before, now))
+    assert (older.columns, newer.columns) == (["id", "n", "note"], ["id", "n", "remark", "more"])
+    for cut in (before, now):
+        found = validate(plain.pipeline, [TableName.parse("public.plain")], cut=cut)
+        assert found["success"], found
+        assert found["tables"]["public.plain"]["rows"] == 40
 
 
 def test_a_history_has_the_columns_of_its_table(database: Database, spark: SparkSession, tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Triggers: the waiting of deferred sensors (`freshness`)."""
+"""Triggers: the waiting of deferred sensors (`freshness`), the watching for assets (`movement`)."""

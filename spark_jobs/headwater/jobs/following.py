@@ -116,6 +116,9 @@ class Following:
         """What was kept or read for nobody that is left."""
         wanted = {load_name(r) for r in self._registry.tables.values() if r.state in ("loading", "catching up")}
         wanted |= {reload.name for reload in self._open_reloads()}
+        for answer in list(self._registry.kept.values()):
+            if answer.state == "keeping" and answer.name not in wanted:
+                self._registry.write(answer.ended("failed", now_text(), "whoever asked for it is gone"))
         for folder in (kept_path(self._root, ""), reloaded_path(self._root, "")):
             for name in set(storage.names(folder)) - wanted:
                 storage.delete_folder(join(folder, name))

@@ -62,7 +62,7 @@ def driver_beside(connection: Connection, pipeline: Pipeline, progress: Report) 
     if is_running(connection, pipeline):
         yield
         return
-    progress("no replicate runs: one runs here until the reload is published")
+    progress("no replicate runs: one runs here until this is published")
     stop, ended = threading.Event(), threading.Event()
     failures: list[BaseException] = []
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -108,6 +108,11 @@ class TableRecord:
     @property
     def schema(self) -> TableSchema:
         return self.schemas[-1][1]
+
+    def schema_in(self, columns: Collection[str]) -> TableSchema:
+        """The newest whose columns are all among `columns`: those of a version of the lake's table."""
+        fitting = (schema for _, schema in reversed(self.schemas) if {c.name for c in schema.columns} <= set(columns))
+        return next(fitting, self.schema)
 
     def app_id(self, pipeline: str) -> str:
         """The Delta `txn` appId under which this table's commits carry their applied position."""

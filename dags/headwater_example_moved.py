@@ -1,0 +1,33 @@
+"""Example: a DAG that runs when the table orders has moved, on the cut that the event carries. Paused at first.
+
+$HEADWATER_EXAMPLE_PIPELINE is the pipeline's file (default: shop.yaml in $HEADWATER_PIPELINES).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from airflow.sdk import DAG, task
+
+from headwater_airflow.assets import cut_of, moved
+
+pipeline = os.environ.get("HEADWATER_EXAMPLE_PIPELINE") or os.path.join(
+    os.environ.get("HEADWATER_PIPELINES", ""), "shop.yaml"
+)
+
+if os.path.exists(pipeline):
+    with DAG(
+        "headwater_example_moved",
+        description="Says at which version the table orders stands, each time that it has moved",
+        schedule=[moved(pipeline, ["public.orders"], at_most_every=10)],
+        max_active_runs=1,
+        is_paused_upon_creation=True,
+        tags=["headwater", "example"],
+    ):
+
+        @task
+        def cut(triggering_asset_events: Any = None) -> dict[str, Any]:
+            return cut_of(triggering_asset_events)
+
+        cut()

@@ -1,0 +1,123 @@
+"""The watcher behind an asset of `headwater_airflow.assets`: an event each time that tables of a lake have moved.
+
+One poll of a lake's small files serves every watcher of its pipeline in a triggerer; the source is asked nothing. The
+position up to which the last event told is kept in the asset's store, so a triggerer that restarts goes on there:
+what moved meanwhile is told by one event. Outages are waited out and logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.triggers.base import BaseEventTrigger, TriggerEvent
+
+if TYPE_CHECKING:
+    from headwater.jobs.movements import Movements, Sight
+
+log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 1.0
+_CURSOR = "headwater_positions"
+
+
+class MovementTrigger(BaseEventTrigger):
+    """An event when one of `tables` (none: all) of the pipeline file `pipeline` has moved and all of them are in step,
+    at most every `at_most_every` seconds: `{"cut", "moved"}`. The cut is pinned for `keep_seconds`."""
+
+    def __init__(self, *, pipeline: str, tables: Sequence[str], at_most_every: float, keep_seconds: float) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.pipeline = pipeline
+        self.tables = list(tables)
+        self.at_most_every = at_most_every
+        self.keep_seconds = keep_seconds
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return (
+            "headwater_airflow.triggers.movement.MovementTrigger",
+            {
+                "pipeline": self.pipeline,
+                "tables": self.tables,
+                "at_most_every": self.at_most_every,
+                "keep_seconds": self.keep_seconds,
+            },
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        async for event in self.filter_shared_stream(self.open_shared_stream(self.serialize()[1])):
+            yield event
+
+    def shared_stream_key(self) -> Hashable:
+        return ("headwater", self.pipeline)
+
+    @classmethod
+    async def open_shared_stream(cls, kwargs: dict[str, Any]) -> AsyncIterator[Sight]:
+        """What the lake shows, about once a second; what stands in the way is said once."""
+        from headwater.errors import HeadwaterError
+
+        movements: Movements | None = None
+        said = ""
+        while True:
+            try:
+                if movements is None:
+                    movements = await asyncio.to_thread(_movements, kwargs["pipeline"])
+                sight = await asyncio.to_thread(movements.look)
+            except (HeadwaterError, OSError) as error:
+                if str(error) != said:
+                    said = str(error)
+                    log.warning("pipeline file %s, looking again: %s", kwargs["pipeline"], said)
+            else:
+                said = ""
+                if sight is not None:
+                    yield sight
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def filter_shared_stream(self, shared_stream: AsyncIterator[Sight]) -> AsyncIterator[TriggerEvent]:
+        from headwater.errors import HeadwaterError
+
+        since = await self._told()
+        not_before, said = 0.0, ""
+        async for sight in shared_stream:
+            if time.monotonic() < not_before:
+                continue
+            tables = sight.tables(self.tables)
+            why_not = sight.why_not(tables)
+            moved = sight.moved(tables, since) if not why_not else []
+            try:
+                payload = await asyncio.to_thread(self._payload, sight, tables, moved) if moved else None
+            except HeadwaterError as error:
+                why_not = str(error)
+            if why_not and why_not != said:
+                self.log.warning("pipeline %s: no event as long as it is so: %s", sight.pipeline, why_not)
+            said = why_not
+            if why_not or payload is None:
+                continue
+            yield TriggerEvent(payload)  # type: ignore[no-untyped-call]
+            # Told twice rather than never: a triggerer may die between the two.
+            since, not_before = sight.positions(tables), time.monotonic() + self.at_most_every
+            if self.asset_state_store is not None:
+                await self.asset_state_store.aset(_CURSOR, dict(since))
+
+    async def _told(self) -> Mapping[str, int]:
+        """Up to where the last event told; nothing when there was none."""
+        told = await self.asset_state_store.aget(_CURSOR) if self.asset_state_store is not None else None
+        return {name: lsn for name, lsn in told.items() if isinstance(lsn, int)} if isinstance(told, dict) else {}
+
+    def _payload(self, sight: Sight, tables: Sequence[str], moved: Sequence[str]) -> dict[str, Any]:
+        from headwater.lake.cuts import pin_cut, time_text
+
+        cut = sight.cut(tables)
+        expiry = datetime.now(UTC) + timedelta(seconds=self.keep_seconds)
+        pin = pin_cut(sight.root, cut, f"asset event of {', '.join(self.tables) or 'all tables'}", expiry)
+        return {"cut": {**cut, "pin": {"id": pin.id, "expiry": time_text(expiry)}}, "moved": list(moved)}
+
+
+def _movements(file: str) -> Movements:
+    from headwater.config import load_pipeline
+    from headwater.jobs.movements import Movements
+
+    return Movements(load_pipeline(file))

@@ -1,0 +1,146 @@
+"""What the watcher behind an asset tells: an event with the cut when tables have moved, one for all that came
+meanwhile, none for files that were only rearranged or while a table is not in step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fixtures.jobs import catch_up, lake_rows, load_tables
+from fixtures.pipelines import write_pipeline
+from fixtures.postgres import Database
+from headwater.config import Pipeline
+from headwater.jobs.maintain import maintain
+from headwater.jobs.pausing import pause
+from headwater.lake.cuts import list_pins
+from headwater.names import TableName
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from headwater_airflow.triggers.movement import MovementTrigger
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+ONE, OTHER = "public.one", "public.other"
+
+
+@dataclass
+class Store:
+    """Of an asset, in Airflow's database: test_airflow has the real one."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+
+    async def aget(self, key: str) -> Any:
+        return self.values.get(key)
+
+    async def aset(self, key: str, value: Any) -> None:
+        self.values[key] = value
+
+
+@pytest.fixture
+def pipeline(database: Database, spark: SparkSession, tmp_path: Path) -> Pipeline:
+    database.allow_publishing()
+    for name in (ONE, OTHER):
+        database.execute(f"create table {name} (id int primary key, n int)", f"insert into {name} values (1, 1)")
+    pipeline = write_pipeline(tmp_path, database, ONE, OTHER)
+    load_tables(pipeline)
+    catch_up(pipeline)
+    return pipeline
+
+
+def trigger(pipeline: Pipeline, *tables: str, store: Store) -> MovementTrigger:
+    from headwater_airflow.triggers.movement import MovementTrigger
+
+    found = MovementTrigger(pipeline=pipeline.file, tables=tables, at_most_every=0, keep_seconds=600)
+    found.asset_state_store = store  # type: ignore[assignment]
+    return found
+
+
+async def told(watcher: MovementTrigger, happens: Callable[[], object] = lambda: None) -> list[Any]:
+    """The events of three looks, before the second of which `happens`."""
+
+    async def looks() -> AsyncIterator[Any]:
+        stream = watcher.open_shared_stream(watcher.serialize()[1])
+        for number in range(3):
+            if number == 1:
+                await asyncio.to_thread(happens)
+            yield await anext(stream)
+
+    return [event.payload async for event in watcher.filter_shared_stream(looks())]
+
+
+def test_an_event_comes_at_first_and_when_a_table_has_moved(database: Database, pipeline: Pipeline) -> None:
+    store = Store()
+
+    def write() -> None:
+        database.execute("update one set n = 2", "update one set n = 3")
+        catch_up(pipeline)
+
+    first, second = asyncio.run(told(trigger(pipeline, ONE, OTHER, store=store), write))
+    assert first["moved"] == [ONE, OTHER]
+    assert second["moved"] == [ONE]
+    assert set(second["cut"]["tables"]) == {ONE, OTHER}
+    assert second["cut"]["epoch"] > first["cut"]["epoch"]
+    assert {pin.id for pin in list_pins(pipeline.lake_path())} == {one["cut"]["pin"]["id"] for one in (first, second)}
+    for event, n in ((first, 1), (second, 3)):
+        version = event["cut"]["tables"][ONE]["version"]
+        assert lake_rows(pipeline, ONE, ["n"], version) == [(n,)]
+
+
+def test_what_moves_while_nobody_looks_is_told_by_one_event(database: Database, pipeline: Pipeline) -> None:
+    store = Store()
+    assert len(asyncio.run(told(trigger(pipeline, ONE, store=store)))) == 1
+    assert asyncio.run(told(trigger(pipeline, ONE, store=store))) == []
+    for n in range(3):
+        database.execute(f"update one set n = {n}", "update other set n = n + 1")
+        catch_up(pipeline)
+    (event,) = asyncio.run(told(trigger(pipeline, ONE, store=store)))
+    assert event["moved"] == [ONE]
+    assert lake_rows(pipeline, ONE, ["n"], event["cut"]["tables"][ONE]["version"]) == [(2,)]
+
+
+def test_another_table_and_rearranged_files_are_no_event(database: Database, pipeline: Pipeline) -> None:
+    store = Store()
+    for n in range(3):
+        database.execute(f"insert into one values ({n + 10}, 1)")
+        catch_up(pipeline)
+    asyncio.run(told(trigger(pipeline, ONE, store=store)))
+
+    def rearrange() -> None:
+        assert ONE in str(maintain(pipeline))
+        database.execute("update other set n = n + 1")
+        catch_up(pipeline)
+
+    assert asyncio.run(told(trigger(pipeline, ONE, store=store), rearrange)) == []
+
+
+def test_there_is_no_event_while_a_table_is_not_in_step(database: Database, pipeline: Pipeline) -> None:
+    pause(pipeline, [TableName.parse(OTHER)])
+    database.execute("update one set n = 2")
+    catch_up(pipeline)
+    assert asyncio.run(told(trigger(pipeline, ONE, OTHER, store=Store()))) == []
+    (event,) = asyncio.run(told(trigger(pipeline, ONE, store=Store())))
+    assert event["moved"] == [ONE]
+
+
+def test_a_lake_that_is_not_there_yet_is_waited_for(database: Database, spark: SparkSession, tmp_path: Path) -> None:
+    database.allow_publishing()
+    database.execute("create table one (id int primary key, n int)", "insert into one values (1, 1)")
+    pipeline = write_pipeline(tmp_path, database, ONE)
+
+    async def watched() -> Any:
+        events = trigger(pipeline, ONE, store=Store()).run()
+        first = asyncio.ensure_future(anext(events))
+        await asyncio.sleep(1.5)
+        assert not first.done()
+        await asyncio.to_thread(load_tables, pipeline)
+        await asyncio.to_thread(catch_up, pipeline)
+        return (await asyncio.wait_for(first, 60)).payload
+
+    assert asyncio.run(watched())["moved"] == [ONE]
