@@ -6,12 +6,15 @@ creates Delta tables from them. Columns are identified by `attnum`: names change
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 PARTITION_COLUMN = "_hw_partition"
 """Column of the lake for partitioned tables: the relation id (oid) of the leaf that holds the row."""
 
+_WIDER = {"smallint": ("int", "bigint"), "int": ("bigint",), "float": ("double",)}
+_DECIMAL = re.compile(r"\Adecimal\((\d+),(\d+)\)\Z")
 SERVER_TEXT = "server text"
 """`wire` of a type whose binary form is not known here: every reader asks the server for its text."""
 DELETED, DELETED_LSN, DELETED_AT = "_hw_deleted", "_hw_deleted_lsn", "_hw_deleted_at"
@@ -45,6 +48,15 @@ class ValueType:
         )
 
 
+def is_wider(lake: str, than: str) -> bool:
+    """Whether the lake type `lake` holds every value of the other one `than`, as the same number."""
+    new, old = _DECIMAL.match(lake), _DECIMAL.match(than)
+    if new is None or old is None:
+        return lake in _WIDER.get(than, ())
+    (precision, scale), (before, scale_before) = ((int(found[1]), int(found[2])) for found in (new, old))
+    return lake != than and scale >= scale_before and precision - scale >= before - scale_before
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """One replicated column of a source table.
@@ -52,7 +64,7 @@ class Column:
     `type_oid` is the declared type (of a domain: the domain's own oid), `typmod` its modifier (-1: none): both
     as a Relation message shows them. `on_bad_value`: suspend | null | string (string: `value` is then already text).
     `missing`: of a column added with a constant default the value of all rows that were written before, as a row of
-    binary COPY in hexadecimal digits; empty: NULL.
+    binary COPY in hexadecimal digits; empty: NULL. `narrower`: what it was before its type was widened, oldest first.
     """
 
     name: str
@@ -63,10 +75,19 @@ class Column:
     not_null: bool = False
     on_bad_value: str = "suspend"
     missing: str = ""
+    narrower: tuple[Column, ...] = ()
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Column:
-        return cls(**{**value, "value": ValueType.from_json(value["value"])})
+        narrower = tuple(map(cls.from_json, value.get("narrower", ())))
+        return cls(**{**value, "value": ValueType.from_json(value["value"]), "narrower": narrower})
+
+    def sent_as(self, type_oid: int, typmod: int) -> Column:
+        """The column as it was when the log sent it with this type."""
+        for known in (self, *self.narrower):
+            if (known.type_oid, known.typmod) == (type_oid, typmod):
+                return replace(known, name=self.name)
+        return self
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,6 +122,21 @@ FOLLOWED = {
             "insert into {} select i, 'c' || i, 'n' from generate_series(1, 9) i",
         ),
     ),
+    "longer": Case(
+        (
+            "update {} set n = -1 where id = 1",
+            "alter table {} alter id type bigint, alter n type bigint, alter ratio type double precision, "
+            "alter amount type numeric(12, 3)",
+            "update {} set n = 1::bigint << 40, amount = 123456789.125 where id < 4",
+            "insert into {} values (1::bigint << 33, -(1::bigint << 62), 0.1, -0.001)",
+            "delete from {} where id = 7",
+            "update {} set id = id + (1::bigint << 40) where id = 8",
+        ),
+        table=(
+            "create table {} (id int primary key, n smallint, ratio real, amount numeric(8, 2))",
+            "insert into {} select i, i, i * 0.1, i * 1.25 from generate_series(1, 20) i",
+        ),
+    ),
     "migrated": Case(
         (
             "alter table {} add a int default 1",
@@ -194,8 +209,11 @@ FOLLOWED = {
 NOT_FOLLOWED = {
     "emptied": Case(("truncate {}", "alter table {} add more int", "insert into {} values (1)"), reason="rewritten"),
     "random": Case(("alter table {} add u uuid default gen_random_uuid()", *_moved()), reason="rewritten"),
-    "longer": Case(
-        ("alter table {} alter n type bigint", *_moved()), reason="another type: int in the lake would be bigint"
+    "narrower": Case(
+        ("alter table {} alter n type smallint", *_moved()), reason="another type: int in the lake would be smallint"
+    ),
+    "widened_and_added": Case(
+        ("alter table {} alter n type bigint, add more int", *_moved()), reason="and the table was rewritten"
     ),
     "other_type": Case(
         ("alter table {} alter note type bytea using note::bytea", "update {} set n = 0"), reason="another type"
@@ -416,7 +434,8 @@ def test_a_history_has_the_columns_of_its_table(database: Database, spark: Spark
     load_tables(pipeline)
     database.execute(
         "update plain set n = 0 where id = 1",
-        "alter table plain rename note to remark; alter table plain add more int default 4",
+        "alter table plain rename note to remark; alter table plain alter n type bigint, alter id type bigint; "
+        "alter table plain add more int default 4",
         "insert into plain values (100, 1, 'new', 5)",
         "delete from plain where id = 2",
     )

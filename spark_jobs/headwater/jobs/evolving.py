@@ -118,7 +118,10 @@ class Evolving:
 
         def followed(old: TableRecord) -> TableRecord:
             # Leaves may have come meanwhile.
-            return replace(old, schemas=(*old.schemas, (lsn, found.schema.with_leaves(old.schema.leaves))))
+            known = {leaf.relation_id for leaf in found.schema.leaves}
+            came = tuple(leaf for leaf in old.schema.leaves if leaf.relation_id not in known)
+            schema = found.schema.with_leaves((*found.schema.leaves, *came))
+            return replace(old, schemas=(*old.schemas, (lsn, schema)))
 
         self._tables.change(record.name, followed)
         log.info("%s: follows its source: %s", record.name, found)
@@ -163,7 +166,7 @@ class Evolving:
                         f"headwater load PIPELINE.yaml --table {record.name} --again",
                     )
                 fill[column.name] = decoded.columns[column.name]
-        to = Columns(found.schema, found.added, found.renamed, fill, len(record.schemas) + 1)
+        to = Columns(found.schema, found.added, found.renamed, fill, found.widened, len(record.schemas) + 1)
         for _ in range(_TRIES):
             stands = self._tables.stands_at(record.name)
             assert stands is not None, "a table that is applied to was read"

@@ -21,7 +21,7 @@ from headwater.lake.commits import LostRace
 from headwater.lake.cuts import history_name
 from headwater.lake.delta_log import read_snapshot
 from headwater.lake.evolve import Columns, evolve
-from headwater.lake.history import history_record, lacking, refuse_foreign, stored_record
+from headwater.lake.history import history_record, holds_others, lacking, refuse_foreign, stored_record, wider
 from headwater.lake.ledger import Ledger, TableVersion
 from headwater.lake.paths import table_path
 from headwater.lake.plan import Plan, PlanAgain
@@ -94,7 +94,12 @@ class Histories:
         for _ in range(_TRIES):
             own, version = self._records[name], self.versions[name]
             path = table_path(self._root, own.path)
-            to = Columns(own.schema, lacking(record, read_snapshot(path, version.version)))
+            snapshot = read_snapshot(path, version.version)
+            missing, others = lacking(record, snapshot)
+            widened = wider(others, snapshot)
+            if len(widened) < len(others):
+                raise holds_others(record, path, others)
+            to = Columns(own.schema, missing, widened=widened)
             still_alive()
             try:
                 now = evolve(path, version.version, record.name, own.app_id(self._pipeline), to, fence)

@@ -17,7 +17,7 @@ from headwater.errors import SchemaChanged
 from headwater.lake.registry import TableRecord
 from headwater.log.blocks import Relation, RelationColumn
 from headwater.names import TableName, quote_ident
-from headwater.schema import Column, TableSchema
+from headwater.schema import Column, Leaf, TableSchema, is_wider
 from headwater.source.column_facts import ColumnFacts
 
 COLUMNS_CHANGED: Final = "its columns changed at the source, and no change of it has come through the log since"
@@ -27,17 +27,20 @@ FOLLOWS: Final = "the lake follows with the next change of the table that the lo
 @dataclass(frozen=True, slots=True)
 class Evolution:
     """From the registered columns to those of `schema`. `renamed`: new names by old ones. `added`: those that the rows
-    in the lake do not have. `dropped` stay in the lake, NULL in every row that is written from now on."""
+    in the lake do not have. `widened`: those whose type in the lake is a wider one. `dropped` stay in the lake, NULL in
+    every row that is written from now on."""
 
     schema: TableSchema
     renamed: Mapping[str, str]
     added: tuple[Column, ...]
+    widened: tuple[Column, ...]
     dropped: tuple[Column, ...]
 
     def __str__(self) -> str:
         parts = [
             *(f"column {quote_ident(column.name)} added" for column in self.added),
             *(f"column {quote_ident(old)} renamed to {quote_ident(new)}" for old, new in self.renamed.items()),
+            *(f"column {quote_ident(column.name)} widened to {column.value.lake}" for column in self.widened),
             *(f"column {quote_ident(column.name)} dropped" for column in self.dropped),
         ]
         return ", ".join(parts) or "types as wide in the lake as before"
@@ -131,13 +134,17 @@ class _Reading:
             for column in columns
             if column.attnum in self._old and self._old[column.attnum].name != column.name
         }
-        for name in renamed:
+        widened = tuple(column for column in columns if self._is_widened(column))
+        for name in (*renamed, *(self._old[column.attnum].name for column in widened)):
             if name in self._stored.partition_by:
-                raise self._not_followed(f"the lake is partitioned by {quote_ident(name)}, which was renamed")
+                raise self._not_followed(f"the lake is partitioned by {quote_ident(name)}")
         last = max(self._stored.last_attnum, *(column.attnum for column in (*self._stored.columns, *columns)))
         key = tuple(renamed.get(name, name) for name in self._stored.key)
-        schema = replace(self._stored, columns=columns, key=key, last_attnum=last)
-        return Evolution(schema, renamed, tuple(c for c in columns if c.attnum not in self._old), gone)
+        # Widening has rewritten the table, and is known: from here on another rewrite is to be told from it.
+        leaves = self._leaves_now() if widened and has_columns(self._now, self._relation) else self._stored.leaves
+        schema = replace(self._stored, columns=columns, key=key, last_attnum=last, leaves=leaves)
+        added = tuple(column for column in columns if column.attnum not in self._old)
+        return Evolution(schema, renamed, added, widened, gone)
 
     def _refuse_ambiguity(self) -> None:
         if self._now.relation_id != self._stored.relation_id:
@@ -169,17 +176,39 @@ class _Reading:
     def _kept(self, column: Column) -> Column:
         """A registered column under its name and type of now."""
         old = self._old[column.attnum]
+        narrower = old.narrower
         if (old.type_oid, old.typmod) != (column.type_oid, column.typmod):
-            if column.value != old.value:
-                raise self._not_followed(
-                    f"{quote_ident(column.name)} has another type: {old.value.lake} in the lake would be "
-                    f"{column.value.lake}"
-                    if column.value.lake != old.value.lake
-                    else f"{quote_ident(column.name)} has another type"
-                )
-            if self._is_rewritten():
-                raise self._not_followed(f"{quote_ident(column.name)} has another type, and the table was rewritten")
-        return replace(old, name=column.name, type_oid=column.type_oid, typmod=column.typmod, not_null=column.not_null)
+            narrower = (*narrower, replace(old, narrower=()))
+            if not is_wider(column.value.lake, old.value.lake):
+                self._refuse_other_type(old, column)
+        return replace(
+            old,
+            name=column.name,
+            type_oid=column.type_oid,
+            typmod=column.typmod,
+            value=column.value,
+            not_null=column.not_null,
+            narrower=narrower,
+        )
+
+    def _refuse_other_type(self, old: Column, column: Column) -> None:
+        """Unless older rows keep their values: they lie in the lake as the new type would have them."""
+        name = quote_ident(column.name)
+        if column.value.lake != old.value.lake:
+            lakes = f"{old.value.lake} in the lake would be {column.value.lake}"
+            raise self._not_followed(f"{name} has another type: {lakes}")
+        if column.value != old.value:
+            raise self._not_followed(f"{name} has another type")
+        if self._is_rewritten():
+            raise self._not_followed(f"{name} has another type, and the table was rewritten")
+
+    def _is_widened(self, column: Column) -> bool:
+        old = self._old.get(column.attnum)
+        return old is not None and old.value.lake != column.value.lake
+
+    def _leaves_now(self) -> tuple[Leaf, ...]:
+        now = {leaf.relation_id: leaf.relfilenode for leaf in self._now.leaves}
+        return tuple(replace(leaf, relfilenode=now.get(leaf.relation_id, 0)) for leaf in self._stored.leaves)
 
     def _added(self, column: Column) -> Column:
         """A new column with the value that older rows have there."""

@@ -1,9 +1,9 @@
 """A table's columns become others, in one commit: added, renamed; a dropped one stays and is NULL from then on.
 
-Columns without a value in older rows cost one entry in the log. Where older rows change (a default, another name) every
-data file is written anew, one at a time, so the table is read as before by every reader: no column mapping is
-switched on behind anybody's back. The commit carries the applied position, which it leaves as it is, and counts the
-table's schemas under an appId of its own, so that who comes back after a crash knows whether it is done.
+Columns without a value in older rows cost one entry in the log. Where older rows change (a default, another name, a
+wider type) every data file is written anew, one at a time, so the table is read as before by every reader: no column
+mapping is switched on behind anybody's back. The commit carries the applied position, which it leaves as it is, and
+counts the table's schemas under an appId of its own, so that who comes back after a crash knows whether it is done.
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ _NTZ: Final = "timestampNtz"
 @dataclass(frozen=True, slots=True)
 class Columns:
     """What changes. `schema`: the table's afterwards. `fill`: by added column the one value of older rows, as an Arrow
-    array of length 1; absent: NULL. `number`: of this schema among the table's, from 2 on; 0: it needs none, since
-    columns that are only added are found to be there."""
+    array of length 1; absent: NULL. `widened`: columns, under their names of afterwards, with another type. `number`:
+    of this schema among the table's, from 2 on; 0: it needs none, since what is done is seen in the columns.
+    """
 
     schema: TableSchema
     added: tuple[Column, ...]
     renamed: Mapping[str, str] = field(default_factory=dict)
     fill: Mapping[str, pa.Array] = field(default_factory=dict)
+    widened: tuple[Column, ...] = ()
     number: int = 0
 
 
@@ -50,7 +52,7 @@ def evolve(folder: str, version: int, name: str, app_id: str, to: Columns, fence
     """
     snapshot = read_snapshot(folder, version)
     counter = f"{app_id}/columns"
-    if not (to.added or to.renamed) or (to.number and snapshot.transactions.get(counter, 1) >= to.number):
+    if not (to.added or to.renamed or to.widened) or (to.number and snapshot.transactions.get(counter, 1) >= to.number):
         return version
     seen = snapshot.transactions.get(fence.app_id, 0)
     if seen > fence.generation:
@@ -62,13 +64,13 @@ def evolve(folder: str, version: int, name: str, app_id: str, to: Columns, fence
     _refuse(snapshot, name, to)
     metadata = _metadata(snapshot, to)
     added: list[DataFile] = []
-    removed = list(snapshot.files.values()) if to.renamed or to.fill else []
+    removed = list(snapshot.files.values()) if to.renamed or to.fill or to.widened else []
     try:
         for file in removed:
             if (file.rows is None) or file.rows > file.deleted:
                 added.append(_rewritten(snapshot, file, metadata, to))  # noqa: PERF401 (known, should the next one fail)
         metrics = {"numRemovedFiles": len(removed), "numAddedFiles": len(added)}
-        said = {"columns": json.dumps([*(column.name for column in to.added), *to.renamed.values()])}
+        said = {"columns": json.dumps([*(c.name for c in (*to.added, *to.widened)), *to.renamed.values()])}
         info = delta_log.commit_info("CHANGE COLUMNS", said, metrics, version)
         info["commitInfo"]["userMetadata"] = f"{PLANNED_ON}{version}"
         actions: list[Action] = [
@@ -110,6 +112,8 @@ def _refuse(snapshot: Snapshot, name: str, to: Columns) -> None:
 
 def _metadata(snapshot: Snapshot, to: Columns) -> Action:
     fields = [{**field, "name": to.renamed.get(field["name"], field["name"])} for field in fields_of(snapshot.metadata)]
+    wider = {column.name: delta_type(column.value) for column in to.widened}
+    fields = [{**field, "type": wider.get(field["name"], field["type"])} for field in fields]
     fields += [
         {"name": column.name, "type": delta_type(column.value), "nullable": True, "metadata": {}} for column in to.added
     ]
@@ -145,6 +149,6 @@ def _rewritten(snapshot: Snapshot, file: DataFile, metadata: Action, to: Columns
                 if value is not None:
                     filled = value.cast(kind).take(pa.array([0] * rows.num_rows, pa.int64()))
                 columns[column.name] = filled
-            yield pa.table([columns[name] for name in after.names], schema=after)
+            yield pa.table([columns[column.name].cast(column.type) for column in after], schema=after)
 
     return write_batches(snapshot.folder, after, batches(), layout_of(metadata), beside=file)

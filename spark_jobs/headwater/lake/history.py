@@ -7,7 +7,7 @@ new one, columns that the table has gained are added, those that it has lost sta
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from headwater.errors import ForeignWrite, Refused, SchemaChanged
 from headwater.history_columns import INCARNATION, LSN, OPERATION, SEQUENCE, history_schema
 from headwater.lake.cuts import HISTORY, history_name, read_version, refuse_behind
 from headwater.names import TableName
-from headwater.schema import Column
+from headwater.schema import Column, is_wider
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,25 +45,37 @@ def prepare(spark: SparkSession, path: str, record: TableRecord) -> None:
     from headwater.lake.tables import create, quoted
 
     create(spark, path, history_record(record).schema)
-    missing = [f"{quoted(c.name)} {c.value.lake}" for c in lacking(record, read_snapshot(path))]
+    missing, others = lacking(record, read_snapshot(path))
+    if others:
+        raise holds_others(record, path, others)
     if missing:
-        spark.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS ({', '.join(missing)})")
+        columns = ", ".join(f"{quoted(c.name)} {c.value.lake}" for c in missing)
+        spark.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS ({columns})")
 
 
-def lacking(record: TableRecord, snapshot: Snapshot) -> tuple[Column, ...]:
-    """The columns that the history of `record`'s table has to have and does not. SchemaChanged when it holds another
-    type under one of their names."""
+def lacking(record: TableRecord, snapshot: Snapshot) -> tuple[tuple[Column, ...], tuple[Column, ...]]:
+    """The columns that the history of `record`'s table has to have and does not, and those that it has with another
+    type."""
     schema = history_record(record).schema
     stored = {column.name.lower(): column.value.lake for column in _columns_of(snapshot)}
-    others = [c.name for c in schema.columns if stored.get(c.name.lower(), c.value.lake) != c.value.lake]
-    if others:
-        raise SchemaChanged(
-            f"its history holds other types under the names {', '.join(others)}",
-            where=record.name,
-            remedy=f"move the folder {snapshot.folder} to another place to begin a new history (or set history: "
-            f"false), then headwater load PIPELINE.yaml --table {record.name} --again",
-        )
-    return tuple(column for column in schema.columns if column.name.lower() not in stored)
+    missing = tuple(column for column in schema.columns if column.name.lower() not in stored)
+    others = tuple(c for c in schema.columns if stored.get(c.name.lower(), c.value.lake) != c.value.lake)
+    return missing, others
+
+
+def wider(columns: Iterable[Column], snapshot: Snapshot) -> tuple[Column, ...]:
+    """Those of `columns` whose type is wider than the one that the history holds under the name."""
+    stored = {column.name: column.value.lake for column in _columns_of(snapshot)}
+    return tuple(column for column in columns if is_wider(column.value.lake, stored.get(column.name, "")))
+
+
+def holds_others(record: TableRecord, path: str, others: Iterable[Column]) -> SchemaChanged:
+    return SchemaChanged(
+        f"its history holds other types under the names {', '.join(column.name for column in others)}",
+        where=record.name,
+        remedy=f"move the folder {path} to another place to begin a new history (or set history: false), then "
+        f"headwater load PIPELINE.yaml --table {record.name} --again",
+    )
 
 
 def mark_load(spark: SparkSession, path: str, record: TableRecord, app_id: str, lsn: int, confirmed_lsn: int) -> None:

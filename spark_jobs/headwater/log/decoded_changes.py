@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headwater.arrow_types import lake_schema
+from headwater.arrow_types import arrow_type, lake_schema
 from headwater.errors import BadValue, HeadwaterError
 from headwater.log.blocks import BLOCK_BYTES, BLOCK_CHANGES, DELETE, INSERT, UPDATE, Block, Held, Relation
 from headwater.log.decode import (
@@ -83,17 +83,17 @@ def read_tuples(
 
 def _read_tuples(schema: TableSchema, relation: Relation, held: Held, keys_only: bool) -> Tuples:
     columns = {column.name: column for column in schema.columns}
-    layout = [columns.get(c.name) for c in relation.columns]
+    layout = [columns[c.name].sent_as(c.type_oid, c.typmod) if c.name in columns else None for c in relation.columns]
     key_layout = [column if column is not None and column.name in schema.key else None for column in layout]
     buffer = held.data
     new_starts = held.starts + 6
     operation, tuple_kind = buffer[held.starts], buffer[new_starts - 1]
     _refuse_unknown_tuples(operation, tuple_kind, held.starts)
     has_old, has_new = tuple_kind != ord("N"), operation != DELETE
-    old = decode_tuples(buffer, new_starts[has_old], key_layout)
+    old = _as_wide(schema, decode_tuples(buffer, new_starts[has_old], key_layout))
     new_starts[has_old] = old.ends + 1
     _refuse_no_new_tuple(buffer, old.ends[has_new[has_old]], held.ends[has_new & has_old])
-    new = decode_tuples(buffer, new_starts[has_new], key_layout if keys_only else layout)
+    new = _as_wide(schema, decode_tuples(buffer, new_starts[has_new], key_layout if keys_only else layout))
     _refuse_other_end(new.ends, held.ends[has_new])
     _fill_large_keys(schema, Tuples(operation, has_old, old, has_new, new), held.starts)
     if not keys_only:
@@ -222,6 +222,14 @@ def _fill_large_keys(schema: TableSchema, tuples: Tuples, starts: Int64) -> None
         new.columns[name] = pa.concat_arrays([new.columns[name], old.columns[name]]).take(pa.array(places))
         if left.any():
             new.unchanged[name] = left
+
+
+def _as_wide(schema: TableSchema, decoded: DecodedTuples) -> DecodedTuples:
+    """Values of changes that are older than a wider type, as they would be sent now."""
+    for column in schema.columns:
+        if column.narrower and column.name in decoded.columns:
+            decoded.columns[column.name] = decoded.columns[column.name].cast(arrow_type(column.value))
+    return decoded
 
 
 def _lake_rows(kind: pa.Schema, schema: TableSchema, decoded: DecodedTuples, relation_id: int) -> pa.Table:
