@@ -90,6 +90,8 @@ FOLLOWED = {
             "alter table {} add amount numeric(12, 3) default -12.345, add list int[] default '{{1,null,3}}', "
             "add who uuid default '00112233-4455-6677-8899-aabbccddeeff', "
             'add doc jsonb default \'{{"a": [1, "ä"]}}\', '
+            "add shape box default '((1,1),(0,0))', "
+            'add quoted text[] default \'{{"a,\\\\\\"b",NULL}}\', '
             "add raw bytea default '\\x00ff', add ratio double precision default 0.1, add kind text default ''",
             "update {} set n = 0 where id = 2",
             "alter table {} add wall timestamp default '2024-01-01 10:00', add t time default '23:59:59.999999'",
@@ -180,6 +182,8 @@ FOLLOWED = {
         (
             "insert into {} values (3, 50, 'before')",
             "alter table {} add more int default 5; alter table {} rename note to remark",
+            "create table {}_4 partition of {} for values in (4)",
+            "insert into {} values (4, 1, 'newer', 7)",
             "insert into {} values (1, 60, 'after', 6)",
             "update {} set region = 2 where n = 7",
         ),
@@ -233,6 +237,23 @@ NOT_FOLLOWED = {
     "over_again": Case(
         ("alter table {} add a int", *_moved(), "alter table {} rename a to b", "update {} set b = 1"),
         reason="changed once more before it could be followed",
+    ),
+    "places": Case(
+        ("alter table {} rename n to x; alter table {} rename m to n; alter table {} rename x to m",),
+        table=(
+            "create table {} (id int primary key, n int, m int) partition by range (id)",
+            "create table {}_1 partition of {} for values from (0) to (100)",
+            "insert into {} select i, i, -i from generate_series(1, 9) i",
+        ),
+        reason="took the name of another one",
+    ),
+    "other_order": Case(
+        (
+            "alter table {} drop n; alter table {} add n int",
+            "insert into {} values (500, 'new', 42)",
+            "alter table {} rename n to m",
+        ),
+        reason="dropped and added again, or changed places",
     ),
     "told_not_to": Case(
         ("alter table {} add a int", *_moved()),
@@ -373,16 +394,31 @@ def test_a_driver_that_dies_while_a_table_changes_is_followed_by_one_that_ends_i
 ) -> None:
     before = DeltaTable(lake_path_of(plain.pipeline, "public.plain")).version()
     plain.database.execute(
+        "update plain set n = n + 7 where id > 30",
         "alter table plain rename n to m; alter table plain rename note to n; alter table plain add more int default 3",
         "update plain set m = -m where id < 5",
     )
     with Job(plain.pipeline, "replicate", "--until", "now", failpoint=failpoint, spark=spark) as job:
         assert job.wait() == -9, job.log[-2000:]
-    assert len(record_of(plain.pipeline, "public.plain").schemas) == 1
     catch_up(plain.pipeline)
     assert plain.is_equal()
     assert DeltaTable(lake_path_of(plain.pipeline, "public.plain")).version() == before + 2
     assert len(record_of(plain.pipeline, "public.plain").schemas) == 2
+
+
+def test_a_column_that_only_text_can_carry_is_followed_by_the_next_run(plain: Plain) -> None:
+    plain.database.execute(
+        "update plain set n = 0 where id = 1",
+        "alter table plain add words tsvector default 'a b', add shapes box[] default '{((3,3),(2,2));((1,1),(0,0))}'",
+        "update plain set words = 'c' where id < 5",
+    )
+    with pytest.raises(Transient) as refused:
+        catch_up(plain.pipeline)
+    assert "must now send text because of public.plain.words" in refused.value.message
+    catch_up(plain.pipeline)
+    found = verify(plain.pipeline, [TableName.parse("public.plain")])["tables"]["public.plain"]
+    assert (found["compared"], found["different"], found["missing"], found["extra"]) == (True, 0, 0, 0)
+    assert (5, "'a' 'b'") in lake_rows(plain.pipeline, "public.plain", ["id", "words"])
 
 
 def test_a_reload_reads_again_what_changes_while_it_is_read(plain: Plain, tmp_path: Path) -> None:

@@ -196,8 +196,13 @@ class Tables:
         """The table stands at another version, with the same rows of the log."""
         self._versions[name] = replace(self._versions[name], version=version)
 
-    def change(self, name: str, how: Callable[[TableRecord], TableRecord]) -> None:
-        """What the registry says of the table."""
+    def finish_columns(self, name: str, still_alive: Callable[[], None]) -> None:
+        """In its lane: a driver before this one may have died over a change of columns."""
+        self._evolving.finish(name, still_alive)
+
+    def change(self, name: str, how: Callable[[TableRecord], TableRecord | None]) -> None:
+        """What the registry says of the table; None: nothing else than before."""
+        self._ledger.check_fence()
         self._registry.change(name, how)
         self._relations.adopt(name, self.records[name])
 

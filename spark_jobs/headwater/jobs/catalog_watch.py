@@ -47,6 +47,9 @@ select md5(concat_ws('|',
     (select string_agg(concat_ws(',', i.indexrelid, i.indisprimary, i.indimmediate, i.indisvalid, i.indislive,
                                  i.indisreplident, i.indpred is null), ';' order by i.indexrelid)
      from pg_catalog.pg_index i where i.indrelid = any(%(ids)s::oid[]) and i.indisunique),
+    (select string_agg(concat_ws(',', a.attrelid, a.attnum, a.attname), ';' order by a.attrelid, a.attnum)
+     from pg_catalog.pg_attribute a
+     where a.attrelid = any(%(roots)s::oid[]) and a.attnum > 0 and not a.attisdropped),
     (select string_agg(concat_ws(',', p.oid, p.pubname, p.puballtables, p.pubinsert, p.pubupdate, p.pubdelete,
                                  p.pubtruncate, p.pubviaroot), ';' order by p.oid)
      from pg_catalog.pg_publication p where p.pubname = any(%(publications)s)),
@@ -95,7 +98,8 @@ class CatalogWatch:
         """Look once, over an autocommit connection."""
         tables = {name: record for name, record in list(self._records().items()) if record.schemas}
         ids = {leaf.relation_id for record in tables.values() for leaf in record.schema.leaves}
-        digest = self._read_digest(connection, ids | {record.schema.relation_id for record in tables.values()})
+        roots = {record.schema.relation_id for record in tables.values() if record.schema.partitioned}
+        digest = self._read_digest(connection, ids | {r.schema.relation_id for r in tables.values()}, roots)
         if digest == self._digest and not self._retry_due():
             return
         self._again = False
@@ -120,8 +124,9 @@ class CatalogWatch:
         return found
 
     @errors_named("source")
-    def _read_digest(self, connection: Connection, ids: Iterable[int]) -> str:
-        row = connection.execute(_DIGEST, {"ids": sorted(ids), "publications": list(self._both)}).fetchone()
+    def _read_digest(self, connection: Connection, ids: Iterable[int], roots: Iterable[int]) -> str:
+        asked = {"ids": sorted(ids), "roots": sorted(roots), "publications": list(self._both)}
+        row = connection.execute(_DIGEST, asked).fetchone()
         assert row is not None
         return str(row[0])
 
@@ -180,10 +185,16 @@ class CatalogWatch:
                     return SchemaChanged(message, where=name, remedy=f"{problem.remedy}; then {again}")
         # The log would show the same names and types as before, and older rows have lost their values.
         root = facts.relations[record.schema.relation_id]
-        here = {attribute.attnum for attribute in root.attributes}
+        here = {attribute.attnum: attribute.name for attribute in root.attributes}
+        known = {column.name for column in record.schema.columns}
         for column in record.schema.columns:
-            if column.attnum not in here and root.attribute(column.name) is not None:
+            now = here.get(column.attnum)
+            if now is None and root.attribute(column.name) is not None:
                 message = f"its column {quote_ident(column.name)} was dropped and added again"
+                return SchemaChanged(message, where=name, remedy=again)
+            # Leaves have their columns in an order of their own: there the log cannot tell.
+            if record.schema.partitioned and now is not None and now != column.name and now in known:
+                message = f"its column {quote_ident(column.name)} took the name of another one, {quote_ident(now)}"
                 return SchemaChanged(message, where=name, remedy=again)
         for holder in facts.holders(root):
             if holder.persistence == "u":

@@ -12,30 +12,32 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
+import pyarrow as pa
 
 from headwater.config import Pipeline
-from headwater.errors import BadValue, Transient
+from headwater.errors import BadValue, ForeignWrite, Transient
 from headwater.failpoints import reach
 from headwater.jobs.batches import Share
 from headwater.jobs.log_format import refuse_late_text
 from headwater.jobs.planning import transactions_that_count
 from headwater.jobs.schema_changes import (
-    Evolution,
+    between,
     changed,
+    described,
     differences,
-    evolution,
+    evolved,
     has_columns,
     refuse_lost_key,
     refuse_other_table,
 )
+from headwater.lake.apply import damage_named
 from headwater.lake.commits import LostRace
-from headwater.lake.evolve import Columns, evolve
+from headwater.lake.evolve import Columns, evolve, require_possible
 from headwater.lake.paths import table_path
 from headwater.lake.positional import Fence
 from headwater.lake.registry import TableRecord
 from headwater.log.blocks import Block, Relation, RelationColumn, Transactions
-from headwater.log.decode import decode_copy_rows
+from headwater.log.decode import older_value
 from headwater.names import TableName
 from headwater.schema import TableSchema
 from headwater.source.catalog import read_catalog
@@ -44,7 +46,7 @@ from headwater.source.connection import connect
 from headwater.source.relations import one_snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from headwater.jobs.applying import Tables
 
@@ -59,6 +61,7 @@ class Evolving:
     def __init__(self, pipeline: Pipeline, tables: Tables, fence: Fence, *, binary: bool) -> None:
         self._pipeline, self._tables, self._fence, self._binary = pipeline, tables, fence, binary
         self._root = pipeline.lake_path()
+        self._finished: set[tuple[str, int, int]] = set()
 
     def as_now(self, name: str, share: Share, transactions: Transactions, still_alive: Callable[[], None]) -> Share:
         """`share` with every change in the table's newest columns, which the lake's table then has as well.
@@ -69,6 +72,7 @@ class Evolving:
         relations = {block.relation for block in share.blocks}
         for relation in relations:
             refuse_other_table(record, relation)
+        self.finish(name, still_alive)
         if all(has_columns(record.schema, relation) for relation in relations):
             newest = relations
         else:
@@ -106,27 +110,49 @@ class Evolving:
         return [(block, first, last) for _, block, first, last in sorted(found, key=lambda one: one[0])]
 
     def _evolve(self, record: TableRecord, relation: Relation, lsn: int, still_alive: Callable[[], None]) -> None:
-        """Source, lake, registry, in this order: who comes after a crash begins again, and finds the lake done."""
-        what = differences(record.schema, relation)
+        """Source, registry, lake, in this order: what a driver has begun before it died, the next one ends before it
+        applies anything."""
         if record.on_schema_change == "suspend":
+            what = differences(record.schema, relation)
             raise changed(record, f"its columns changed at the source ({what}), and on_schema_change says suspend")
         now, facts = self._catalog(record, relation)
-        found = evolution(record, relation, now, facts)
-        self._commit(record, found, still_alive)
-        reach("replicate.after_evolution", record.name)
-        self._tables.histories.evolve(replace(record, schemas=((lsn, found.schema),)), still_alive)
+        schema = evolved(record, relation, now, facts)
+        path, stands = table_path(self._root, record.path), self._tables.stands_at(record.name)
+        assert stands is not None, "a table that is applied to was read"
+        to = _columns(record, record.schema, schema, len(record.schemas) + 1)
+        with _suspending(record):
+            require_possible(path, stands.version, record.name, to)
+        still_alive()
 
-        def followed(old: TableRecord) -> TableRecord:
+        def followed(old: TableRecord) -> TableRecord | None:
+            if (old.incarnation, len(old.schemas)) != (record.incarnation, len(record.schemas)):
+                return None
             # Leaves may have come meanwhile.
-            known = {leaf.relation_id for leaf in found.schema.leaves}
+            known = {leaf.relation_id for leaf in schema.leaves}
             came = tuple(leaf for leaf in old.schema.leaves if leaf.relation_id not in known)
-            schema = found.schema.with_leaves((*found.schema.leaves, *came))
-            return replace(old, schemas=(*old.schemas, (lsn, schema)))
+            return replace(old, schemas=(*old.schemas, (lsn, schema.with_leaves((*schema.leaves, *came)))))
 
         self._tables.change(record.name, followed)
-        log.info("%s: follows its source: %s", record.name, found)
+        log.info("%s: follows its source: %s", record.name, described(record.schema, schema))
+        self.finish(record.name, still_alive)
         # What follows cannot be read: the next run asks for text.
         refuse_late_text({record.name: self._tables.records[record.name]}, binary=self._binary)
+
+    def finish(self, name: str, still_alive: Callable[[], None]) -> None:
+        """The lake has the columns that the registry names."""
+        record = self._tables.records[name]
+        known = (name, record.incarnation, len(record.schemas))
+        if known in self._finished:
+            return
+        if len(record.schemas) > 1:
+            reach("replicate.before_evolution", name)
+            before, after = (schema for _, schema in record.schemas[-2:])
+            to = _columns(record, before, after, len(record.schemas))
+            with _suspending(record):
+                self._tables.histories.evolve(record, still_alive)
+                self._commit(record, to, still_alive)
+            reach("replicate.after_evolution", name)
+        self._finished.add(known)
 
     def _catalog(self, record: TableRecord, relation: Relation) -> tuple[TableSchema, ColumnFacts]:
         name = TableName.parse(record.name)
@@ -149,33 +175,19 @@ class Evolving:
             leaves = [leaf.relation_id for leaf in found.leaves]
             return found, read_column_facts(connection, found.relation_id, leaves, added)
 
-    def _commit(self, record: TableRecord, found: Evolution, still_alive: Callable[[], None]) -> None:
+    def _commit(self, record: TableRecord, to: Columns, still_alive: Callable[[], None]) -> None:
         app_id, path = record.app_id(self._pipeline.name), table_path(self._root, record.path)
-        fill = {}
-        for column in found.added:
-            if column.missing:
-                decoded = decode_copy_rows(
-                    np.frombuffer(bytes.fromhex(column.missing), dtype=np.uint8), np.zeros(1, np.int64), [column]
-                )
-                if decoded.bad:
-                    what = f"column {column.name} was added with a default"
-                    raise BadValue(
-                        f"{what} that the lake's type {column.value.lake} cannot hold",
-                        where=record.name,
-                        remedy=f'set on_bad_value: {{{column.name}: "null"}} or string in the pipeline file, then '
-                        f"headwater load PIPELINE.yaml --table {record.name} --again",
-                    )
-                fill[column.name] = decoded.columns[column.name]
-        to = Columns(found.schema, found.added, found.renamed, fill, found.widened, len(record.schemas) + 1)
         for _ in range(_TRIES):
             stands = self._tables.stands_at(record.name)
             assert stands is not None, "a table that is applied to was read"
             still_alive()
-            reach("replicate.before_evolution", record.name)
             try:
                 version = evolve(path, stands.version, record.name, app_id, to, self._fence)
             except LostRace:
                 self._tables.look_again(record)
+                if not self._tables.is_replicated(record.name):
+                    now = self._tables.records[record.name]
+                    raise ForeignWrite(now.reason, where=record.name, remedy=now.remedy) from None
                 continue
             self._tables.moved_to(record.name, version)
             return
@@ -183,6 +195,36 @@ class Evolving:
         raise Transient(
             f"{where} changed under each of {_TRIES} attempts to commit", where=where, remedy="run it again"
         )
+
+
+def _columns(record: TableRecord, before: TableSchema, after: TableSchema, number: int) -> Columns:
+    """What the lake's table has to become. BadValue when a default is none of its type's values."""
+    renamed, added, widened = between(before, after.columns)
+    fill = {}
+    for column in added:
+        if column.missing:
+            fill[column.name], possible = older_value(column)
+            if not possible:
+                what = f"column {column.name} was added with a default"
+                raise BadValue(
+                    f"{what} that the lake's type {column.value.lake} cannot hold",
+                    where=record.name,
+                    remedy=f'set on_bad_value: {{{column.name}: "null"}} or string in the pipeline file, then '
+                    f"headwater load PIPELINE.yaml --table {record.name} --again",
+                )
+    return Columns(after, tuple(added), renamed, fill, tuple(widened), number)
+
+
+@contextlib.contextmanager
+def _suspending(record: TableRecord) -> Iterator[None]:
+    """What is wrong with the lake's table is this table's trouble alone."""
+    try:
+        with damage_named(record.name):
+            yield
+    except (ValueError, KeyError, pa.ArrowException) as error:
+        # Not its text: it may show a row's value.
+        why = f"its columns changed at the source, and the table in the lake cannot follow ({type(error).__name__})"
+        raise changed(record, why) from error
 
 
 def _knew(record: TableRecord, relation: Relation) -> bool:

@@ -106,6 +106,7 @@ class Histories:
             except LostRace:
                 self._ledger.check_fence()
                 self._read(record, path)
+                refuse_foreign(path, version.version, f"headwater/{self._pipeline}/{name}/", record.name)
                 continue
             self.versions[name] = replace(version, version=now)
             self._records[name] = stored_record(record, read_snapshot(path, now))

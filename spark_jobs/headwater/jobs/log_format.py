@@ -1,7 +1,7 @@
 """In which form the log sends values: `binary` holds for the whole connection, so one column decides for all.
 
-Decided when replicate starts, from the registry, since rows are decoded by what it holds; it stays over reconnects. No
-table joins while a driver runs; one that a load adds just before the slot is taken is noticed here.
+Decided when replicate starts, from the registry, since rows are decoded by what it holds; it stays over reconnects. A
+table that a load adds just before the slot is taken, and a column that comes while a driver runs, are noticed here.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def may_be_binary(tables: Mapping[str, TableRecord]) -> bool:
 
 
 def refuse_late_text(tables: Mapping[str, TableRecord], *, binary: bool) -> None:
-    """Transient when the connection was made with `binary` and a table has joined that needs text."""
+    """Transient when the connection was made with `binary` and a table or a column has come that needs text."""
     because = text_columns(tables)
     if binary and because:
         raise Transient(
-            f"a load has just ended, and the log must now send text because of {', '.join(because)}",
+            f"the log must now send text because of {', '.join(because)}, new since this run began",
             where="log connection",
             remedy="run replicate again",
         )

@@ -82,6 +82,7 @@ def merge_part(
     before = tables.standing(name)
     try:
         record = tables.records[name]
+        tables.finish_columns(name, still_alive)
         if record.schemas[-1][0] > reload.capture_lsn:
             return Result(), answer.ended("failed", now_text(), "the table's columns changed since its rows were read")
         files = row_files(root, reload.name)

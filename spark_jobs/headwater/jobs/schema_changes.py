@@ -9,8 +9,8 @@ table is suspended, because a guess would put values under the wrong column.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Final
 
 from headwater.errors import SchemaChanged
@@ -24,26 +24,29 @@ COLUMNS_CHANGED: Final = "its columns changed at the source, and no change of it
 FOLLOWS: Final = "the lake follows with the next change of the table that the log brings; or "
 
 
-@dataclass(frozen=True, slots=True)
-class Evolution:
-    """From the registered columns to those of `schema`. `renamed`: new names by old ones. `added`: those that the rows
-    in the lake do not have. `widened`: those whose type in the lake is a wider one. `dropped` stay in the lake, NULL in
-    every row that is written from now on."""
+def between(before: TableSchema, columns: Collection[Column]) -> tuple[dict[str, str], list[Column], list[Column]]:
+    """What of `columns` differs from those of `before`: new names by old ones, the columns that are added, and those
+    whose type in the lake is another one."""
+    old = {column.attnum: column for column in before.columns}
+    same = [column for column in columns if column.attnum in old]
+    renamed = {old[c.attnum].name: c.name for c in same if old[c.attnum].name != c.name}
+    widened = [column for column in same if old[column.attnum].value.lake != column.value.lake]
+    return renamed, [column for column in columns if column.attnum not in old], widened
 
-    schema: TableSchema
-    renamed: Mapping[str, str]
-    added: tuple[Column, ...]
-    widened: tuple[Column, ...]
-    dropped: tuple[Column, ...]
 
-    def __str__(self) -> str:
-        parts = [
-            *(f"column {quote_ident(column.name)} added" for column in self.added),
-            *(f"column {quote_ident(old)} renamed to {quote_ident(new)}" for old, new in self.renamed.items()),
-            *(f"column {quote_ident(column.name)} widened to {column.value.lake}" for column in self.widened),
-            *(f"column {quote_ident(column.name)} dropped" for column in self.dropped),
-        ]
-        return ", ".join(parts) or "types as wide in the lake as before"
+def described(before: TableSchema, after: TableSchema) -> str:
+    """For people."""
+    renamed, added, widened = between(before, after.columns)
+    dropped = {column.attnum: column.name for column in before.columns}
+    for column in after.columns:
+        dropped.pop(column.attnum, None)
+    parts = [
+        *(f"column {quote_ident(column.name)} added" for column in added),
+        *(f"column {quote_ident(old)} renamed to {quote_ident(new)}" for old, new in renamed.items()),
+        *(f"column {quote_ident(column.name)} widened to {column.value.lake}" for column in widened),
+        *(f"column {quote_ident(name)} dropped" for name in dropped.values()),
+    ]
+    return ", ".join(parts) or "types that are the same in the lake"
 
 
 def has_columns(schema: TableSchema, relation: Relation) -> bool:
@@ -104,12 +107,12 @@ def changed(record: TableRecord, what: str, remedy: str = "") -> SchemaChanged:
     return SchemaChanged(what, where=record.name, remedy=remedy or again)
 
 
-def evolution(record: TableRecord, relation: Relation, now: TableSchema, facts: ColumnFacts) -> Evolution:
-    """What became of the registered columns, as `relation` shows them. `now` and `facts`: the source's catalog.
+def evolved(record: TableRecord, relation: Relation, now: TableSchema, facts: ColumnFacts) -> TableSchema:
+    """The table with the columns that `relation` shows. `now` and `facts`: the source's catalog.
 
     SchemaChanged, with the reason, for what cannot be followed.
     """
-    return _Reading(record, relation, now, facts).evolution()
+    return _Reading(record, relation, now, facts).schema()
 
 
 def _like(shown: RelationColumn, schema: TableSchema) -> Column | None:
@@ -123,18 +126,13 @@ class _Reading:
         self._stored = record.schema
         self._old = {column.attnum: column for column in self._stored.columns}
 
-    def evolution(self) -> Evolution:
+    def schema(self) -> TableSchema:
         self._refuse_ambiguity()
-        found = sorted((self._identified(column) for column in self._relation.columns), key=lambda c: c.attnum)
+        found = self._identified_all()
         gone = tuple(column for attnum, column in self._old.items() if attnum not in {c.attnum for c in found})
         self._refuse_needed(gone)
         columns = tuple(self._kept(c) if c.attnum in self._old else self._added(c) for c in found)
-        renamed = {
-            self._old[column.attnum].name: column.name
-            for column in columns
-            if column.attnum in self._old and self._old[column.attnum].name != column.name
-        }
-        widened = tuple(column for column in columns if self._is_widened(column))
+        renamed, _, widened = between(self._stored, columns)
         for name in (*renamed, *(self._old[column.attnum].name for column in widened)):
             if name in self._stored.partition_by:
                 raise self._not_followed(f"the lake is partitioned by {quote_ident(name)}")
@@ -143,8 +141,9 @@ class _Reading:
         # Widening has rewritten the table, and is known: from here on another rewrite is to be told from it.
         leaves = self._leaves_now() if widened and has_columns(self._now, self._relation) else self._stored.leaves
         schema = replace(self._stored, columns=columns, key=key, last_attnum=last, leaves=leaves)
-        added = tuple(column for column in columns if column.attnum not in self._old)
-        return Evolution(schema, renamed, added, widened, gone)
+        if not has_columns(schema, self._relation):
+            raise self._not_followed("two readings of it are possible")
+        return schema
 
     def _refuse_ambiguity(self) -> None:
         if self._now.relation_id != self._stored.relation_id:
@@ -153,13 +152,24 @@ class _Reading:
         if any(attnum > last for attnum in self._facts.dropped):
             raise self._not_followed("a column was added and dropped again before it could be followed")
 
+    def _identified_all(self) -> list[Column]:
+        """The columns that the message shows, in attnum order."""
+        found = [self._identified(column) for column in self._relation.columns]
+        attnums = [column.attnum for column in found]
+        # A table's own message is in that order, a leaf's in the leaf's.
+        if len(set(attnums)) < len(attnums) or (not self._stored.partitioned and attnums != sorted(attnums)):
+            raise self._not_followed("columns were dropped and added again, or changed places, before it was followed")
+        return sorted(found, key=lambda column: column.attnum)
+
     def _identified(self, shown: RelationColumn) -> Column:
         """Which column it is: one of the catalog's, or one of ours that has changed again, or is gone, since then."""
         live, known = (_like(shown, schema) for schema in (self._now, self._stored))
         # Where the catalog is what is shown there is but one reading: names may have changed places.
-        moved_on = not has_columns(self._now, self._relation)
-        if moved_on and live is not None and known is not None and live.attnum != known.attnum:
-            raise self._not_followed(f"{quote_ident(shown.name)} was dropped and added again")
+        if not has_columns(self._now, self._relation):
+            if live is not None and known is not None and live.attnum != known.attnum:
+                raise self._not_followed(f"{quote_ident(shown.name)} was dropped and added again")
+            if self._stored.partitioned:
+                raise self._not_followed("its columns were changed once more before it could be followed")
         column = live or known
         if column is None:
             raise self._not_followed(f"{quote_ident(shown.name)} was changed once more before it could be followed")
@@ -176,11 +186,13 @@ class _Reading:
     def _kept(self, column: Column) -> Column:
         """A registered column under its name and type of now."""
         old = self._old[column.attnum]
-        narrower = old.narrower
-        if (old.type_oid, old.typmod) != (column.type_oid, column.typmod):
-            narrower = (*narrower, replace(old, narrower=()))
-            if not is_wider(column.value.lake, old.value.lake):
-                self._refuse_other_type(old, column)
+        if (old.type_oid, old.typmod) == (column.type_oid, column.typmod):
+            # What the pipeline file says of it now holds from the table's next load on.
+            return replace(old, name=column.name, not_null=column.not_null)
+        if column.on_bad_value != old.on_bad_value:
+            raise self._not_followed(f"on_bad_value of {quote_ident(old.name)} is another one than at its load")
+        if not is_wider(column.value.lake, old.value.lake):
+            self._refuse_other_type(old, column)
         return replace(
             old,
             name=column.name,
@@ -188,7 +200,7 @@ class _Reading:
             typmod=column.typmod,
             value=column.value,
             not_null=column.not_null,
-            narrower=narrower,
+            narrower=(*old.narrower, replace(old, narrower=())),
         )
 
     def _refuse_other_type(self, old: Column, column: Column) -> None:
@@ -202,10 +214,6 @@ class _Reading:
         if self._is_rewritten():
             raise self._not_followed(f"{name} has another type, and the table was rewritten")
 
-    def _is_widened(self, column: Column) -> bool:
-        old = self._old.get(column.attnum)
-        return old is not None and old.value.lake != column.value.lake
-
     def _leaves_now(self) -> tuple[Leaf, ...]:
         now = {leaf.relation_id: leaf.relfilenode for leaf in self._now.leaves}
         return tuple(replace(leaf, relfilenode=now.get(leaf.relation_id, 0)) for leaf in self._stored.leaves)
@@ -214,8 +222,9 @@ class _Reading:
         """A new column with the value that older rows have there."""
         if column.attnum <= (self._stored.last_attnum or max(self._old)):
             raise self._not_followed(f"{quote_ident(column.name)} was there before and was not replicated")
-        leaves = {leaf.relation_id for leaf in self._stored.leaves} & {leaf.relation_id for leaf in self._now.leaves}
-        noted = {self._facts.missing.get((leaf, column.name), "") for leaf in leaves}
+        noted = {self._facts.missing.get((leaf, column.name), "") for leaf in self._older_leaves()}
+        if column.name in self._facts.unreadable:
+            raise self._not_followed(f"the value that older rows have in {quote_ident(column.name)} cannot be read")
         if len(noted) > 1:
             raise self._not_followed(f"older rows have {quote_ident(column.name)} differently from leaf to leaf")
         missing = next(iter(noted), "")
@@ -226,6 +235,21 @@ class _Reading:
                 "older rows hold"
             )
         return replace(column, missing=missing)
+
+    def _older_leaves(self) -> list[int]:
+        """Those that may be older than an added column. One that came after it has no note of older rows, though its
+        files are those that it came with; an older one has them anew without a note."""
+        here = {leaf.relation_id for leaf in self._now.leaves}
+        leaves = [leaf.relation_id for leaf in self._stored.leaves if leaf.relation_id in here]
+        with_note = [leaf for leaf in leaves if leaf in {relation for relation, _ in self._facts.missing}]
+        return [leaf for leaf in leaves if leaf in with_note or self._has_other_files(leaf)] if with_note else leaves
+
+    def _has_other_files(self, leaf: int) -> bool:
+        now, known = (
+            next(one.relfilenode for one in schema.leaves if one.relation_id == leaf)
+            for schema in (self._now, self._stored)
+        )
+        return now != known
 
     def _is_rewritten(self) -> bool:
         """Whether a leaf has other files than when it was registered: every value may be another one."""

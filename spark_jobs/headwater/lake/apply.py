@@ -58,7 +58,7 @@ class Applier:
 
     def why_by_engine(self, record: TableRecord, path: str, version: int) -> str:
         """Why the table at `path` must be written by Spark in `version`; empty when it need not."""
-        with _damage_named(record.name):
+        with damage_named(record.name):
             return positional.obstacle(self._state(path, record, version).snapshot)
 
     def lacks_mark(self, record: TableRecord, path: str, version: int) -> bool:
@@ -73,7 +73,7 @@ class Applier:
         when one slipped in between."""
         if plan.by_engine or plan.apply_path == "merge":
             return self._by_engine(plan)
-        with _damage_named(plan.record.name):
+        with damage_named(plan.record.name):
             return positional.apply(self._state(plan.path, plan.record, plan.version), plan, self._fence)
 
     def keep_up(self, path: str, schema: TableSchema, version: int) -> int:
@@ -144,7 +144,7 @@ class Applier:
 
 
 @contextmanager
-def _damage_named(table: str) -> Iterator[None]:
+def damage_named(table: str) -> Iterator[None]:
     """A file that the table's log names and that is gone, or a damaged vector, is this table's trouble alone."""
     try:
         yield

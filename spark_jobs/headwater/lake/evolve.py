@@ -45,6 +45,11 @@ class Columns:
     number: int = 0
 
 
+def require_possible(folder: str, version: int, name: str, to: Columns) -> None:
+    """SchemaChanged when the table cannot become that."""
+    _refuse(read_snapshot(folder, version), name, to)
+
+
 def evolve(folder: str, version: int, name: str, app_id: str, to: Columns, fence: Fence) -> int:
     """Commit the change upon `version`; the version afterwards (the same where it is done already).
 
@@ -88,6 +93,10 @@ def evolve(folder: str, version: int, name: str, app_id: str, to: Columns, fence
         discard(folder, added)
         raise
     return version + 1
+
+
+def _counter(app_id: str) -> str:
+    return f"{app_id}/columns"
 
 
 def _refuse(snapshot: Snapshot, name: str, to: Columns) -> None:

@@ -55,11 +55,12 @@ def prepare(spark: SparkSession, path: str, record: TableRecord) -> None:
 
 def lacking(record: TableRecord, snapshot: Snapshot) -> tuple[tuple[Column, ...], tuple[Column, ...]]:
     """The columns that the history of `record`'s table has to have and does not, and those that it has with another
-    type."""
+    type or in another spelling: Delta does not tell case apart."""
     schema = history_record(record).schema
-    stored = {column.name.lower(): column.value.lake for column in _columns_of(snapshot)}
+    stored = {column.name.lower(): (column.name, column.value.lake) for column in _columns_of(snapshot)}
     missing = tuple(column for column in schema.columns if column.name.lower() not in stored)
-    others = tuple(c for c in schema.columns if stored.get(c.name.lower(), c.value.lake) != c.value.lake)
+    known = [column for column in schema.columns if column.name.lower() in stored]
+    others = tuple(column for column in known if stored[column.name.lower()] != (column.name, column.value.lake))
     return missing, others
 
 
@@ -71,7 +72,7 @@ def wider(columns: Iterable[Column], snapshot: Snapshot) -> tuple[Column, ...]:
 
 def holds_others(record: TableRecord, path: str, others: Iterable[Column]) -> SchemaChanged:
     return SchemaChanged(
-        f"its history holds other types under the names {', '.join(column.name for column in others)}",
+        f"its history holds other types or spellings under the names {', '.join(column.name for column in others)}",
         where=record.name,
         remedy=f"move the folder {path} to another place to begin a new history (or set history: false), then "
         f"headwater load PIPELINE.yaml --table {record.name} --again",

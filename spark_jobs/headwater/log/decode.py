@@ -36,6 +36,7 @@ __all__ = [
     "decode_tuples",
     "frame_copy",
     "mark_lost_in_partitions",
+    "older_value",
     "older_values",
 ]
 
@@ -122,9 +123,17 @@ def older_values(column: Column, count: int) -> pa.Array:
     """What `count` rows have in `column` that were written before it was added."""
     if not column.missing:
         return pa.nulls(count, arrow_type(column.value))
+    value, _ = older_value(column)
+    return value.take(pa.array(np.zeros(count, dtype=np.int64)))
+
+
+def older_value(column: Column) -> tuple[pa.Array, bool]:
+    """The one value that `column.missing` is, in an array, and whether the lake's type can hold it."""
     row = np.frombuffer(bytes.fromhex(column.missing), dtype=np.uint8)
-    decoded = decode_copy_rows(row, np.zeros(1, dtype=np.int64), [column])
-    return decoded.columns[column.name].take(pa.array(np.zeros(count, dtype=np.int64)))
+    # As it was when it was added.
+    then = column.narrower[0] if column.narrower else column
+    decoded = decode_copy_rows(row, np.zeros(1, dtype=np.int64), [then])
+    return decoded.columns[then.name].cast(arrow_type(column.value)), not decoded.bad
 
 
 def mark_lost_in_partitions(schema: TableSchema, decoded: DecodedTuples) -> None:
