@@ -138,7 +138,7 @@ def _harm(database: Database, pipeline: Pipeline, spark: SparkSession) -> None:
         "drop table recreated",
         "create table recreated (id int primary key, n int, note text)",
         "alter table added add column extra int default 5",
-        "alter table retyped alter column n type bigint",
+        "alter table retyped alter column n type text",
         "insert into nans values (50, 'NaN', now())",
         "insert into parted values (50, 1, '')",  # Delta would make it NULL
         "insert into nulled values (50, 'NaN', '-infinity')",
