@@ -133,6 +133,8 @@ class Evolving:
             return replace(old, schemas=(*old.schemas, (lsn, schema.with_leaves((*schema.leaves, *came)))))
 
         self._tables.change(record.name, followed)
+        if self._tables.records[record.name].incarnation != record.incarnation:
+            raise changed(record, "it is being loaded anew")  # whose state it is now: nothing of the share is applied
         log.info("%s: follows its source: %s", record.name, described(record.schema, schema))
         self.finish(record.name, still_alive)
         # What follows cannot be read: the next run asks for text.

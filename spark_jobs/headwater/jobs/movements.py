@@ -33,8 +33,10 @@ class Sight:
             table = self.look.tables.get(name)
             if table is None:
                 return f"{name} is not loaded"
-            if table.state != IN_STEP or name not in self.epoch.tables:
+            if table.state != IN_STEP:
                 return f"{name} is {table.state}" + (f": {table.reason}" if table.reason else "")
+            if name not in self.epoch.tables:
+                return f"{name} is in no published epoch yet"
         return ""
 
     def positions(self, tables: Sequence[str]) -> dict[str, int]:

@@ -211,11 +211,11 @@ class _Reading:
             raise self._not_followed(f"{name} has another type: {lakes}")
         if column.value != old.value:
             raise self._not_followed(f"{name} has another type")
-        if self._is_rewritten():
+        if self._rewritten():
             raise self._not_followed(f"{name} has another type, and the table was rewritten")
 
     def _leaves_now(self) -> tuple[Leaf, ...]:
-        now = {leaf.relation_id: leaf.relfilenode for leaf in self._now.leaves}
+        now = self._files_now()
         return tuple(replace(leaf, relfilenode=now.get(leaf.relation_id, 0)) for leaf in self._stored.leaves)
 
     def _added(self, column: Column) -> Column:
@@ -228,7 +228,7 @@ class _Reading:
         if len(noted) > 1:
             raise self._not_followed(f"older rows have {quote_ident(column.name)} differently from leaf to leaf")
         missing = next(iter(noted), "")
-        if not missing and self._is_rewritten():
+        if not missing and self._rewritten():
             # A default that differs from row to row, or one that was noted till the table was rewritten (VACUUM FULL).
             raise self._not_followed(
                 f"{quote_ident(column.name)} was added, and the table was rewritten: the log does not tell what its "
@@ -239,23 +239,18 @@ class _Reading:
     def _older_leaves(self) -> list[int]:
         """Those that may be older than an added column. One that came after it has no note of older rows, though its
         files are those that it came with; an older one has them anew without a note."""
-        here = {leaf.relation_id for leaf in self._now.leaves}
-        leaves = [leaf.relation_id for leaf in self._stored.leaves if leaf.relation_id in here]
-        with_note = [leaf for leaf in leaves if leaf in {relation for relation, _ in self._facts.missing}]
-        return [leaf for leaf in leaves if leaf in with_note or self._has_other_files(leaf)] if with_note else leaves
+        noted = {relation for relation, _ in self._facts.missing}
+        leaves = [leaf.relation_id for leaf in self._stored.leaves if leaf.relation_id in self._files_now()]
+        return [leaf for leaf in leaves if leaf in noted or leaf in self._rewritten()] if noted else leaves
 
-    def _has_other_files(self, leaf: int) -> bool:
-        now, known = (
-            next(one.relfilenode for one in schema.leaves if one.relation_id == leaf)
-            for schema in (self._now, self._stored)
-        )
-        return now != known
-
-    def _is_rewritten(self) -> bool:
-        """Whether a leaf has other files than when it was registered: every value may be another one."""
-        now = {leaf.relation_id: leaf.relfilenode for leaf in self._now.leaves}
+    def _rewritten(self) -> set[int]:
+        """Leaves with other files than when they were registered: every value may be another one."""
+        now = self._files_now()
         known = {leaf.relation_id: leaf.relfilenode for leaf in self._stored.leaves}
-        return any(now[leaf] != filenode for leaf, filenode in known.items() if leaf in now)
+        return {leaf for leaf, files in known.items() if now.get(leaf, files) != files}
+
+    def _files_now(self) -> dict[int, int]:
+        return {leaf.relation_id: leaf.relfilenode for leaf in self._now.leaves}
 
     def _not_followed(self, why: str) -> SchemaChanged:
         what = differences(self._stored, self._relation)

@@ -95,10 +95,6 @@ def evolve(folder: str, version: int, name: str, app_id: str, to: Columns, fence
     return version + 1
 
 
-def _counter(app_id: str) -> str:
-    return f"{app_id}/columns"
-
-
 def _refuse(snapshot: Snapshot, name: str, to: Columns) -> None:
     why = obstacle(snapshot)
     if not why and layout_of(snapshot.metadata).physical:
