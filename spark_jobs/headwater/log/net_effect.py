@@ -39,6 +39,9 @@ PART_CHANGES: Final = 125_000
 """Changes of transactions that lie on disk are netted in parts of about so many."""
 PART_BYTES: Final = 64 << 20
 """And of about so many bytes of the log."""
+WHOLE_BYTES: Final = 256 << 20
+"""Few changes of up to so many bytes are netted at once, as a batch in memory is: dealing them out writes and reads
+all of them once more, which takes five times the seconds of the processor."""
 
 _REMOVE, _PUT_OVER_STORED, _PUT_NEW = 0, 1, 2
 
@@ -61,7 +64,8 @@ def net_effect(
     file = next((block.content.file for block, _ in blocks if isinstance(block.content, Spilled)), None)
     store = store or (SpillStore.beside(file) if file is not None else None)
     changes = sum(int(np.count_nonzero(mask)) for _, mask in blocks)
-    count = max(-(-changes // PART_CHANGES), -(-sum(block.size for block, _ in blocks) // PART_BYTES))
+    size = sum(block.size for block, _ in blocks)
+    count = max(-(-changes // PART_CHANGES), -(-size // PART_BYTES) if size > WHOLE_BYTES else 1)
     if store is not None and count > 1:
         try:
             return _net_in_parts(schema, blocks, cuts, describe, count, store)
