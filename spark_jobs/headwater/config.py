@@ -86,6 +86,7 @@ _BadValues = Annotated[
 _Duration = Annotated[float, PlainValidator(duration_value)]
 _PositiveDuration = Annotated[float, PlainValidator(positive_duration)]
 _PositiveSize = Annotated[int, PlainValidator(positive_size)]
+_Ceiling = Annotated[int | None, PlainValidator(positive_size)]
 _PositiveCount = Annotated[int, PlainValidator(positive_count)]
 _Divergence = Literal["suspend", "repair", "report"]
 _SchemaChange = Literal["evolve", "suspend"]
@@ -104,6 +105,7 @@ class Source(_Section):
     publication: _Name = ""
     slot: Annotated[str, PlainValidator(slot_name)] = ""
     failover: Literal["auto", "on", "off"] = "auto"
+    wal_ceiling: _Ceiling = None
     on_timeline_change: Literal["refuse"] = "refuse"
 
     @property

@@ -65,7 +65,7 @@ def shop(database: Database, tmp_path: Path) -> Shop:
     pipeline = write_pipeline(tmp_path, database, ORDERS, QUIET)
     with database.superuser() as connection:
         connection.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (pipeline.source.slot,))
-    start = ask_source(database.conninfo, pipeline.source.slot).position
+    start = ask_source(pipeline).position
     lake = HandLake(Path(pipeline.lake_path()), start, [ORDERS, QUIET])
     lake.publish(start.lsn)
     return Shop(database, pipeline, lake)
@@ -274,7 +274,7 @@ def test_a_wait_never_succeeds_on_a_table_that_fell_silent_at_the_source(
         assert shop.wait().outcome is Outcome.SATISFIED
         # Nobody but the source knows it: the log of a table that does not reach it looks complete.
         shop.database.execute(*statements, "insert into orders values (1)")
-        for requirement in ("now", format_lsn(ask_source(shop.database.conninfo, "none").position.lsn), "60s"):
+        for requirement in ("now", format_lsn(ask_source(shop.pipeline).position.lsn), "60s"):
             result = shop.wait(requirement)
             assert (result.outcome, result.exit_status) == (Outcome.SUSPENDED, EXIT_SUSPENDED)
             assert reason in result.verdict.reason
@@ -309,7 +309,7 @@ def test_a_table_that_is_not_replicated_is_refused(shop: Shop) -> None:
 
 def test_staleness_is_measured_by_the_sources_clock_alone(shop: Shop) -> None:
     # Read to its end, an idle source is fresh, whoever runs or not.
-    end = ask_source(shop.database.conninfo, shop.pipeline.source.slot)
+    end = ask_source(shop.pipeline)
     shop.lake.publish(shop.lake.position.lsn, read=end.position.lsn + (1 << 20))
     assert shop.wait("1s", timeout=0).outcome is Outcome.SATISFIED
 
@@ -362,7 +362,7 @@ def test_each_table_is_waited_for_as_its_own_freshness_in_the_file_says(shop: Sh
     lax = [{"name": ORDERS, "freshness": "1h"}, {"name": QUIET, "freshness": "200ms"}]
     slot = {"slot": shop.pipeline.source.slot}
     file = partial(write_pipeline, tmp_path, shop.database, source=slot)
-    own = ask_source(shop.database.conninfo, shop.pipeline.source.slot).sample
+    own = ask_source(shop.pipeline).sample
     shop.lake.publish(shop.lake.position.lsn, read=own[1], sample=own)
     shop.database.execute("insert into orders values (1)")
     threading.Event().wait(0.3)
@@ -405,7 +405,7 @@ def test_a_wait_says_how_far_it_is_and_who_holds_a_loaded_table_up(shop: Shop) -
 
 
 def test_going_on_with_what_is_there_says_how_old_it_is_by_the_sources_clock(shop: Shop) -> None:
-    own = ask_source(shop.database.conninfo, shop.pipeline.source.slot).sample
+    own = ask_source(shop.pipeline).sample
     shop.lake.publish(shop.lake.position.lsn, read=own[1], sample=own)
     shop.database.execute("insert into orders values (1)")
     cut = headwater.wait(shop.pipeline, timeout=0.2, on_timeout="continue")
@@ -454,7 +454,7 @@ def test_a_loaded_lake_without_any_epoch_is_waited_for(database: Database, tmp_p
     database.execute("create table orders (id int primary key)")
     pipeline = write_pipeline(tmp_path, database, ORDERS)
     assert wait(pipeline, None, "now", 0).outcome is Outcome.NOT_REPLICATED
-    start = ask_source(database.conninfo, pipeline.source.slot).position
+    start = ask_source(pipeline).position
     HandLake(Path(pipeline.lake_path()), start, [ORDERS])
     result = wait(pipeline, None, "now", 0)
     assert result.outcome is Outcome.NOT_RUNNING

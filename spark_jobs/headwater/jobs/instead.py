@@ -68,7 +68,7 @@ def _as_it_stands(pipeline: Pipeline, tables: Iterable[TableName] | None, keep: 
 
     source: SourceState | None = None
     with contextlib.suppress(Transient):  # without the source: what was known when the lake was written
-        source = ask_source(pipeline.conninfo(), pipeline.source.slot, followed_now())
+        source = ask_source(pipeline, followed_now())
     look = as_the_source_stands(look, source, followed_now)
     if look.file is None or not look.file.epoch:
         raise Refused(

@@ -44,7 +44,7 @@ from headwater.session import build_session
 from headwater.source.catalog import Catalog, CatalogTable, read_catalog, signature
 from headwater.source.connection import Connection, connect, identify
 from headwater.source.publication import add_tables, ensure_publications, inserts_name
-from headwater.source.slot import SlotState, create_slot, drop_slot, read_slot
+from headwater.source.slot import SlotState, create_slot, drop_slot, loss_of, read_slot
 from headwater.source.snapshots import CapturePoint, capture_point
 from headwater.source.snapshots import wait_for_old_transactions as wait_out
 from headwater.source.standing import Registered, read_standings
@@ -183,7 +183,7 @@ def _prepare_source(
             where=f"replication slot {source.slot}",
             remedy="headwater load PIPELINE.yaml --again loads all tables anew",
         )
-    if slot is not None and (slot.wal_status == "lost" or slot.invalidation_reason or slot.confirmed_lsn is None):
+    if slot is not None and (slot.loss or slot.confirmed_lsn is None):
         drop_slot(connection, source.slot)
         slot = None
     slot = slot or create_slot(connection, source.slot, source.failover)
@@ -223,10 +223,8 @@ def _gap(slot: SlotState | None, registry: Registry, pipeline: Pipeline) -> str:
     known = registry.pipeline
     if known is None:
         return ""
-    if slot is None:
-        return "the slot is gone"
-    if slot.wal_status == "lost" or slot.invalidation_reason or slot.confirmed_lsn is None:
-        return f"the server has given the slot up ({slot.invalidation_reason or 'lost'})"
+    if slot is None or slot.loss or slot.confirmed_lsn is None:
+        return loss_of(slot) or "the slot has no position"
     newest = read_epoch(pipeline.lake_path())
     start = max(known.start_lsn, newest.position.lsn if newest else 0)
     if slot.confirmed_lsn > start:

@@ -60,7 +60,7 @@ RETAINED = Metric("headwater_slot_retained_wal_bytes", _PIPELINE, "Log that the 
 WAL_BOUND = Metric(
     "headwater_slot_wal_bound_bytes",
     _PIPELINE,
-    "The most it keeps, by max_slot_wal_keep_size; absent when it sets no bound.",
+    "The most it keeps, by max_slot_wal_keep_size or source.wal_ceiling; absent when neither is set.",
     "bytes",
 )
 TRANSACTION = Metric(

@@ -1,8 +1,9 @@
 """What pollers see while a driver runs: the position file, once a second and after each epoch, and the samples.
 
 A thread of its own asks the source for (clock, insert LSN) each second, whether its catalog has changed under a
-table, and whether another driver wants to take over. The same session tells a shutdown of the server early: it is
-ended before the walsenders are, and the log connection must not hold the shutdown up.
+table, how much of its log it keeps for us, and whether another driver wants to take over. The same session tells a
+shutdown of the server early: it is ended before the walsenders are, and the log connection must not hold the shutdown
+up.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from headwater.jobs.catalog_watch import CatalogWatch
 from headwater.jobs.reader import LogReader
 from headwater.jobs.recent_samples import RecentSamples
 from headwater.jobs.succession import SuccessorWatch
+from headwater.jobs.wal_ceiling import CeilingWatch
 from headwater.lake.freshness import SOURCE_RATE
 from headwater.lake.ledger import Epoch, Ledger
 from headwater.lake.position_file import PositionFile, read_position_file, write_position_file
@@ -44,12 +46,14 @@ class Publisher:
         owners: Callable[[Iterable[int]], set[str]],
         watch: CatalogWatch,
         successor: SuccessorWatch,
+        ceiling: CeilingWatch,
     ) -> None:
         self._root = root
         self._conninfo = conninfo
         self._owners = owners
         self._watch = watch
         self._successor = successor
+        self._ceiling = ceiling
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._pending: dict[str, deque[tuple[int, int]]] = {}
@@ -161,6 +165,7 @@ class Publisher:
                     self._sample(connection)
                     self._watch.poll(connection)
                     self._successor.look(connection)
+                    self.failure = self.failure or self._ceiling.look(connection)
                 except Exception as error:
                     log.warning("the source does not answer the sampler: %s", error)
                     self._successor.look_away()

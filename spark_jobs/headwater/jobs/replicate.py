@@ -34,6 +34,7 @@ from headwater.jobs.same_source import CONNECT_THERE, require_same_source
 from headwater.jobs.staging import Staging
 from headwater.jobs.succession import SuccessorWatch
 from headwater.jobs.take_over import Turn, taking_over
+from headwater.jobs.wal_ceiling import REMEDY, CeilingWatch, ceiling_problem, giving_up
 from headwater.lake.ledger import Ledger
 from headwater.lake.registry import PipelineRecord, Registry
 from headwater.log.large import STAGE_FROM
@@ -45,7 +46,7 @@ from headwater.source.problems import refuse_errors
 from headwater.source.publication import inserts_name
 from headwater.source.samples import emit_marker
 from headwater.source.settings import server_problems
-from headwater.source.slot import read_slot
+from headwater.source.slot import loss_of, read_slot
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ def replicate(
         ended = await_resumption(registry, until, deadline, stop)
         if ended is not None:
             return report(Totals(), ledger, registry.tables, ended)
+        held.enter_context(giving_up(pipeline))
         turn = Turn()
         if take_over:
             # A successor that would be refused must not end a driver that works.
@@ -111,7 +113,7 @@ def replicate(
         tables = Tables(pipeline, registry, asking, ledger, binary=options.binary)
         watch = CatalogWatch(pipeline, lambda: registry.tables)
         successor = SuccessorWatch(pipeline.source.slot)
-        publisher = Publisher(root, conninfo, tables.owners, watch, successor)
+        publisher = Publisher(root, conninfo, tables.owners, watch, successor, CeilingWatch(pipeline))
         preapply = Staging(root, pipeline.replicate.spill, tables.stageable)
         with (
             LogReader(options, publisher.arrived, pipeline.conninfo, turn.reader, preapply.announced) as reader,
@@ -179,10 +181,9 @@ def _same_source(connection: Connection, known: PipelineRecord) -> tuple[Positio
 def _continuity(connection: Connection, pipeline: Pipeline, known: PipelineRecord, ledger: Ledger) -> int:
     """Where to go on: the ledger's position; SlotGap when the slot cannot deliver what follows it."""
     where = f"replication slot {pipeline.source.slot}"
-    anew = "headwater load PIPELINE.yaml --again loads all tables anew"
     slot = read_slot(connection, pipeline.source.slot)
     if slot is None:
-        raise SlotGap("the slot does not exist any more", where=where, remedy=anew)
+        raise SlotGap(loss_of(slot), where=where, remedy=REMEDY)
     if slot.plugin != "pgoutput" or slot.database != connection.info.dbname:
         raise SlotGap(
             f"the slot belongs to plugin {slot.plugin} and database {slot.database}",
@@ -190,10 +191,8 @@ def _continuity(connection: Connection, pipeline: Pipeline, known: PipelineRecor
             where=where,
             remedy="name another slot in source.slot",
         )
-    if slot.wal_status == "lost" or slot.invalidation_reason:
-        raise SlotGap(
-            f"the server has given the slot up ({slot.invalidation_reason or 'lost'})", where=where, remedy=anew
-        )
+    if slot.loss:
+        raise SlotGap(slot.loss, where=where, remedy=REMEDY)
     if slot.active:
         raise LostLease(
             f"the slot is in use by server process {slot.active_pid}: another replicate is running",
@@ -201,6 +200,8 @@ def _continuity(connection: Connection, pipeline: Pipeline, known: PipelineRecor
             where=where,
             remedy="stop the other one, or wait until it ends",
         )
+    if beyond := ceiling_problem(slot, pipeline.source.wal_ceiling):
+        raise beyond
     newest = ledger.newest.position.lsn if ledger.newest else 0
     start = max(newest, known.start_lsn)
     if slot.confirmed_lsn is not None and slot.confirmed_lsn > start:
@@ -208,7 +209,7 @@ def _continuity(connection: Connection, pipeline: Pipeline, known: PipelineRecor
             f"the slot stands at {format_lsn(slot.confirmed_lsn)}, past the ledger's {format_lsn(start)}: somebody "
             "else has read from it, and the changes in between are lost to the lake",
             where=where,
-            remedy=anew,
+            remedy=REMEDY,
         )
     return start
 

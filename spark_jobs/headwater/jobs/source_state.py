@@ -14,14 +14,17 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
+from headwater.config import Pipeline
 from headwater.errors import Refused
+from headwater.jobs.wal_ceiling import REMEDY, give_up_if_beyond
 from headwater.lake.freshness import Look, TableState
 from headwater.names import TableName
 from headwater.position import Position
 from headwater.source.connection import Connection, connect, identify
+from headwater.source.problems import Problem, error
 from headwater.source.publication import inserts_name
 from headwater.source.samples import emit_marker, insert_position, take_sample
-from headwater.source.slot import SlotState, read_slot
+from headwater.source.slot import SlotState, loss_of, read_slot
 from headwater.source.snapshots import OpenTransaction, open_now
 from headwater.source.standing import Registered, Standing, read_standings, standing_problem
 
@@ -80,7 +83,7 @@ def as_the_source_stands(look: Look, source: SourceState | None, now: Callable[[
 
     `now` gives the tables that follow the log now: what was asked about one that was loaded anew since is void.
     """
-    found = [(s.registered, standing_problem(s)) for s in source.standings] if source is not None else []
+    found = [(s.registered, _problem_of(s, source)) for s in source.standings] if source is not None else []
     if not any(problem for _, problem in found):
         return look
     current, tables = {table.name: table for table in now()}, dict(look.tables)
@@ -91,16 +94,23 @@ def as_the_source_stands(look: Look, source: SourceState | None, now: Callable[[
     return replace(look, tables=tables)
 
 
-def ask_source(conninfo: str, slot: str, registered: Iterable[Registered] = ()) -> SourceState:
+def _problem_of(standing: Standing, source: SourceState) -> Problem | None:
+    """What the table lost at the source, or all of them with the slot (which a standby need not have)."""
+    if not source.in_recovery and (loss := loss_of(source.slot)):
+        return error("slot_gap", str(standing.registered.name), loss, REMEDY)
+    return standing_problem(standing)
+
+
+def ask_source(pipeline: Pipeline, registered: Iterable[Registered] = ()) -> SourceState:
     """Connect, ask, write a marker, and leave. SourceUnreachable, other Transient, or Refused."""
     session = connect(
-        conninfo,
+        pipeline.conninfo(),
         application_name="headwater wait",
         statement_timeout=STATEMENT_SECONDS,
         lock_timeout=STATEMENT_SECONDS,
     )
     with closing(session) as connection:
-        state = read_source_state(connection, slot, registered)
+        state = read_source_state(connection, pipeline, registered)
         try:
             emit_marker(connection)
         except Refused as error:
@@ -109,12 +119,13 @@ def ask_source(conninfo: str, slot: str, registered: Iterable[Registered] = ()) 
         return state
 
 
-def read_source_state(connection: Connection, slot: str, registered: Iterable[Registered] = ()) -> SourceState:
-    """The answers alone: nothing is written."""
+def read_source_state(connection: Connection, pipeline: Pipeline, registered: Iterable[Registered] = ()) -> SourceState:
+    """The answers alone: nothing is written. A slot past its ceiling is given up, and then there is none."""
     in_recovery = identify(connection).in_recovery
     position = insert_position(connection)
     asked_at = time.monotonic()
     sample = take_sample(connection)
-    clock, found = (sample.time, sample.lsn), read_slot(connection, slot)
+    clock = (sample.time, sample.lsn)
+    found = give_up_if_beyond(connection, pipeline, read_slot(connection, pipeline.source.slot))
     standings = read_standings(connection, registered)
     return SourceState(position, in_recovery, clock, asked_at, found, standings, tuple(open_now(connection)))

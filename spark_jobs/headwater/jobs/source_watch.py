@@ -35,8 +35,9 @@ STALE_SECONDS = 30.0
 class Answer:
     """What the source said last. `state` None: it did not answer, and `outage` says why.
 
-    `wal_bound`: bytes of log it keeps for a slot at most (None: no bound). `listed`: the tables there that the
-    pipeline's entries match. `asked_at`: this process's monotonic clock when the visit began.
+    `wal_bound`: bytes of log it keeps for the slot at most, by its own setting or our ceiling (None: no bound).
+    `listed`: the tables there that the pipeline's entries match. `asked_at`: this process's monotonic clock when the
+    visit began.
     """
 
     state: SourceState | None = None
@@ -102,12 +103,14 @@ class SourceWatch:
             lock_timeout=STATEMENT_SECONDS,
         )
         with closing(session) as connection:
-            state = read_source_state(connection, self._pipeline.source.slot, tables)
+            state = read_source_state(connection, self._pipeline, tables)
             listed, listed_at = before.listed, before.listed_at
             if listed_at is None or began - listed_at >= LIST_SECONDS:
                 matched, _ = match_entries(self._pipeline.tables, list_relations(connection))
                 listed, listed_at = frozenset(str(relation.name) for relation, _ in matched), began
-            return Answer(state, wal_bound(connection), listed, listed_at, "", began)
+            bounds = (wal_bound(connection), self._pipeline.source.wal_ceiling)
+            bound = min((size for size in bounds if size is not None), default=None)
+            return Answer(state, bound, listed, listed_at, "", began)
 
 
 def _age(answer: Answer) -> float:

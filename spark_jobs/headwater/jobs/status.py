@@ -1,4 +1,5 @@
-"""What `headwater status` shows: each table's state and lag, the slot, the stages. Changes nothing, needs no Spark.
+"""What `headwater status` shows: each table's state and lag, the slot, the stages. Needs no Spark, and changes nothing
+(but that it gives up a slot past its ceiling, `headwater.jobs.wal_ceiling`).
 
 It works with the source down, from the lake alone: what only the source can tell is then null, and `reason` says
 why.
@@ -68,7 +69,7 @@ def _ask(pipeline: Pipeline, tables: list[Registered]) -> tuple[SourceState | No
     try:
         session = connect(pipeline.conninfo(), application_name="headwater status", statement_timeout=STATEMENT_SECONDS)
         with closing(session) as connection:
-            state = read_source_state(connection, pipeline.source.slot, tables)
+            state = read_source_state(connection, pipeline, tables)
             matched, _ = match_entries(pipeline.tables, list_relations(connection))
             return state, {str(relation.name) for relation, _ in matched}, ""
     except Transient as error:

@@ -206,7 +206,7 @@ class Waiter:
         self._visits += 1
         try:
             asked = self._registered()
-            self._source = ask_source(self._pipeline.conninfo(), self._pipeline.source.slot, asked)
+            self._source = ask_source(self._pipeline, asked)
             self._outage = ""
         except Transient as error:
             self._outage = error.message

@@ -35,6 +35,8 @@ _SHORT = 1 << 16
 _WORD = 8
 _BULK = 1 << 16
 """Keys from which on a look-up touches most pages of a mapped run."""
+_HELD = 32 << 20
+"""Bytes of a mapped run that such a look-up holds at a time."""
 
 
 class Abandoned(Exception):
@@ -75,10 +77,15 @@ class Run:
 
     def look_up(self, codes: Codes) -> Int64:
         """The place of each key, NOWHERE for those that are not in this run. Quickest for ascending codes."""
-        found = self._look_up(codes)
-        if len(codes) >= _BULK:
+        if self.mapping is None or len(codes) < _BULK:
+            return self._look_up(codes)
+        # Many keys touch every page of a run: a part of it at a time is held, as long as the keys ascend.
+        step = -(-len(codes) * _HELD // max(self.mapping.size(), _HELD))
+        found = []
+        for start in range(0, len(codes), step):
+            found.append(self._look_up(_slice(codes, start, start + step)))
             self.let_pages_go()
-        return found
+        return np.concatenate(found)
 
     def _look_up(self, codes: Codes) -> Int64:
         at = self.position(codes.first)

@@ -144,10 +144,9 @@ def _slot_problems(connection: Connection, slot: SlotState | None) -> list[Probl
     if slot.database != connection.info.dbname:
         message = f"it exists for the database {slot.database}, not {connection.info.dbname}"
         return [error("foreign_slot", where, message, other)]
-    if slot.wal_status == "lost" or slot.invalidation_reason:
-        message = f"the server has given it up ({slot.invalidation_reason or 'its WAL is gone'})"
+    if slot.loss:
         remedy = f"SELECT pg_drop_replication_slot('{slot.name}'), then load the tables again"
-        return [error("slot_lost", where, message, remedy)]
+        return [error("slot_lost", where, slot.loss, remedy)]
     return []
 
 

@@ -39,6 +39,18 @@ class SlotState:
     two_phase: bool
     failover: bool | None
 
+    @property
+    def loss(self) -> str:
+        """Why it can never be read again; empty: it can."""
+        if self.wal_status == "lost" or self.invalidation_reason:
+            return f"the server has given the slot up ({self.invalidation_reason or 'lost'})"
+        return ""
+
+
+def loss_of(slot: SlotState | None) -> str:
+    """Why nothing that was committed since the last confirmation can be had; empty: it can."""
+    return slot.loss if slot is not None else "the slot does not exist any more"
+
 
 def read_slot(connection: Connection, name: str) -> SlotState | None:
     """The slot `name` of the whole server; a physical one has an empty plugin and database."""
