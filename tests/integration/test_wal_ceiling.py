@@ -102,16 +102,21 @@ def test_a_driver_that_cannot_let_go_of_the_log_ends_and_gives_up_its_slot(
 ) -> None:
     with database.connect(autocommit=False) as forgotten:
         forgotten.execute("select pg_current_xact_id()")  # the log from here on is kept until this ends
-        with pytest.raises(SlotGap) as ended, following(pipeline) as running:
-            until(lambda: status(pipeline)["running"] or running.done(), "the driver runs")
-            write_log(database)
-            until(running.done, "the driver has seen how much is kept")
+        with pytest.raises(SlotGap) as ended:
+            _follow_until_it_ends(database, pipeline)
         assert ended.value.code == "wal_ceiling"
     assert not slot_is_there(database, pipeline)
     assert {registry_of(pipeline).tables[name].state for name in (ORDERS, LINES)} == {"suspended"}
     load_tables(pipeline, again=True)
     catch_up(pipeline)
     assert_equal(database, pipeline, ORDERS, LINES)
+
+
+def _follow_until_it_ends(database: Database, pipeline: Pipeline) -> None:
+    with following(pipeline) as running:
+        until(lambda: status(pipeline)["running"] or running.done(), "the driver runs")
+        write_log(database)
+        until(running.done, "the driver has seen how much is kept")
 
 
 def test_a_slot_that_is_not_ours_is_left(database: Database, pipeline: Pipeline) -> None:

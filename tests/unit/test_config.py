@@ -97,7 +97,7 @@ def test_every_fault_is_reported_at_once_with_path_and_line(tmp_path: Path) -> N
 source:
   connection: ${SOURCE}
   slot: Bad-Slot
-  wal_ceiling: 20GiB
+  wal_ceiling: none
   on_timeline_change: follow
 lake: {root: "s3a://bucket/lake"}
 replicate: {max_rows: 0, max_bytes: 10XB, max_seconds: true}
@@ -116,7 +116,7 @@ tables:
     for expected in (
         "pipeline: expected a name of a-z",
         "source.slot: expected 1 to 63 of a-z, 0-9 and _; got 'Bad-Slot' (line 4)",
-        "source.wal_ceiling: unknown key",
+        "source.wal_ceiling: expected a size",
         "source.on_timeline_change: expected one of: refuse; got 'follow' (line 6)",
         "lake.root: s3a:// is not possible yet",
         "replicate.max_rows: expected a whole number, at least 1; got 0 (line 8)",

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REMEDY: Final = "headwater load PIPELINE.yaml --again loads all tables anew, with a new slot"
-CODE: Final = "wal_ceiling"
 _WARN_SHARE: Final = 0.5
 _WARN_SECONDS: Final = 600.0
 _LOOK_SECONDS: Final = 5.0
@@ -43,7 +42,7 @@ def ceiling_problem(slot: SlotState | None, ceiling: int | None) -> SlotGap | No
     return SlotGap(
         f"the source keeps {_size(kept)} of its log for the slot, more than source.wal_ceiling ({_size(ceiling)}) "
         "allows: the slot is given up",
-        code=CODE,
+        code="wal_ceiling",
         where=f"replication slot {slot.name}" if slot is not None else "",
         remedy=REMEDY,
     )
@@ -94,7 +93,7 @@ def giving_up(pipeline: Pipeline) -> Iterator[None]:
     try:
         yield
     except SlotGap as problem:
-        if problem.code == CODE:
+        if problem.code == "wal_ceiling":
             try:
                 with contextlib.closing(connect(pipeline.conninfo(), application_name="headwater replicate")) as own:
                     _give_up_when_free(own, pipeline, problem)
