@@ -47,6 +47,7 @@ from headwater.pipeline_values import (
     positive_duration,
     positive_size,
     root_value,
+    row_filter,
     slot_name,
     table_value,
     truth_value,
@@ -140,6 +141,12 @@ class Defaults(_Section):
     validated: Annotated[bool, PlainValidator(truth_value)] = False
 
 
+class Columns(_Section):
+    """What becomes of single columns of a table."""
+
+    exclude: _Columns = ()
+
+
 class TableEntry(_Section):
     """One line of `tables`: a table, or a pattern for several. None means: as `defaults` or the source say."""
 
@@ -148,6 +155,8 @@ class TableEntry(_Section):
     key: _Columns | None = None
     types: dict[_Name, Annotated[str, PlainValidator(lake_type)]] = Field(default_factory=dict)
     partition_by: _Columns = ()
+    columns: Columns = Field(default_factory=Columns)
+    where: Annotated[str, PlainValidator(row_filter)] = ""
     insert_only: Annotated[bool | None, PlainValidator(truth_value)] = None
     soft_delete: Annotated[bool | None, PlainValidator(truth_value)] = None
     history: Annotated[bool | None, PlainValidator(truth_value)] = None
@@ -295,7 +304,7 @@ def _check_tables(document: Document) -> None:
             document.report(path, f"{document.shown(_name_path(document, path))} is listed twice (first: {earlier})")
         first.setdefault(name, path)
         if isinstance(name, TablePattern):
-            for key in ("key", "types", "partition_by"):
+            for key in ("key", "types", "partition_by", "columns", "where"):
                 if key in options:
                     document.report((*path, key), "not possible for a pattern; give the table an entry of its own")
             _check_exclude(document, name, (*path, "exclude"))
@@ -384,6 +393,8 @@ def _section(path: Path) -> type[_Section] | None:
         ("replicate",): Replicate,
         ("defaults",): Defaults,
     }
+    if path[0] == "tables" and len(path) == 3 and path[2] == "columns":
+        return Columns
     return TableEntry if path[0] == "tables" and len(path) == 2 else sections.get(path)
 
 

@@ -35,6 +35,13 @@ def text_value(value: Any) -> str:
     return value
 
 
+def row_filter(value: Any) -> str:
+    text = text_value(value).strip()
+    if not text or ";" in text or "--" in text or "/*" in text:
+        raise ValueError("expected one SQL condition, without a semicolon and comments")
+    return text
+
+
 def name_value(value: Any) -> str:
     return _reasoned(parse_identifier, value)
 

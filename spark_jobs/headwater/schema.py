@@ -107,7 +107,8 @@ class TableSchema:
 
     `leaves` has one entry, the table itself, unless `partitioned`. `soft_delete`: deleted rows are marked and stay;
     `history`: a table of all changes stands beside it. `last_attnum`: the highest that any column had by then, dropped
-    ones included (0: an older Headwater did not ask).
+    ones included (0: an older Headwater did not ask). `excluded`: columns that stay at the source; `where`: which rows
+    are replicated (empty: all), as the pipeline file says it, and as the server does: `row_filter`.
     """
 
     relation_id: int
@@ -122,6 +123,9 @@ class TableSchema:
     soft_delete: bool = False
     history: bool = False
     last_attnum: int = 0
+    excluded: tuple[str, ...] = ()
+    where: str = ""
+    row_filter: str = ""
 
     def column(self, name: str) -> Column:
         for column in self.columns:
@@ -158,5 +162,6 @@ class TableSchema:
                 "leaves": tuple(Leaf(**leaf) for leaf in value["leaves"]),
                 "key": tuple(value["key"]),
                 "partition_by": tuple(value["partition_by"]),
+                "excluded": tuple(value.get("excluded", ())),
             }
         )

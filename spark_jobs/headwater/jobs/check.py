@@ -17,12 +17,19 @@ from headwater.lake.paths import registry_path
 from headwater.source.catalog import Catalog, read_catalog
 from headwater.source.connection import Connection, connect, errors_named
 from headwater.source.problems import Problem, error, refuse_errors, warning
-from headwater.source.publishing_rights import publishing_problems
+from headwater.source.publishing_rights import filter_problems, publishing_problems
 from headwater.source.settings import server_problems, version_problems
 
 __all__ = ["CheckReport", "Problem", "check", "lake_problems", "registry_problems", "require_ok"]
 
 APPLICATION_NAME = "headwater"
+_HOLD_FROM_A_LOAD_ON = {
+    "soft_delete": "soft_delete",
+    "history": "history",
+    "columns.exclude": "excluded",
+    "where": "where",
+}
+"""Options of a table, and their fields of `TableSchema`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +60,14 @@ def _inspect(connection: Connection, pipeline: Pipeline, lake: str) -> CheckRepo
     if too_old := version_problems(connection):
         return CheckReport(tuple(too_old), Catalog((), ()))  # its catalog lacks what the other checks ask for
     catalog = read_catalog(connection, pipeline)
-    insert_only = [table.relation for table in catalog.tables if table.schema.insert_only]
-    others = [table.relation for table in catalog.tables if not table.schema.insert_only]
+    insert_only = [table for table in catalog.tables if table.schema.insert_only]
+    others = [table for table in catalog.tables if not table.schema.insert_only]
     problems = [
         *server_problems(connection, pipeline.source.slot, [APPLICATION_NAME]),
         *lake_problems(lake),
         *registry_problems(lake, pipeline.name, catalog),
         *catalog.problems,
+        *filter_problems(connection, catalog.tables),
         *publishing_problems(connection, pipeline.source.publication, others, insert_only),
     ]
     # A table may be judged from several sides with the same result.
@@ -94,8 +102,8 @@ def registry_problems(root: str, pipeline_name: str, catalog: Catalog) -> list[P
         record = registry.tables.get(str(table.name)) if registry is not None else None
         if record is None or record.state not in ("active", "catching up", "suspended") or not record.schemas:
             continue
-        for option in ("soft_delete", "history"):
-            if getattr(record.schema, option) != getattr(table.schema, option):
+        for option, field in _HOLD_FROM_A_LOAD_ON.items():
+            if getattr(record.schema, field) != getattr(table.schema, field):
                 message = f"{option} is another than when the table was loaded, and holds from its next load on"
                 remedy = f"headwater load PIPELINE.yaml --table {table.name} --again"
                 found.append(warning("option_waits_for_load", str(table.name), message, remedy))

@@ -15,7 +15,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from headwater.jobs.units import Unit, UnitReader, selected
+from headwater.jobs.units import Unit, UnitReader, row_filter, selected
 from headwater.log.decode import decode_copy_rows, frame_copy
 from headwater.schema import PARTITION_COLUMN, Column, ValueType
 from headwater.source.connection import Connection, connect
@@ -82,9 +82,10 @@ class KeyReader(UnitReader):
             arrays.append(sql.SQL("{}::text[]").format(sql.Literal([key[index] for key in self.keys])))
         comma = sql.SQL(", ").join
         given_names = comma([sql.Identifier(f"k{index}") for index in range(len(arrays))])
-        return sql.SQL("({}) in (select {} from unnest({}) as keys ({}))").format(
+        wanted = sql.SQL("({}) in (select {} from unnest({}) as keys ({}))").format(
             comma(columns), comma(values), comma(arrays), given_names
         )
+        return sql.SQL(" and ").join([wanted, *row_filter(self.schema)])
 
     def _batch(self, messages: list[bytes], unit: Unit) -> Iterator[pa.RecordBatch]:
         buffer, starts = frame_copy(messages)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,6 +44,7 @@ from headwater.session import build_session
 from headwater.source.catalog import Catalog, CatalogTable, read_catalog, signature
 from headwater.source.connection import Connection, connect, identify
 from headwater.source.publication import add_tables, ensure_publications, inserts_name
+from headwater.source.publication_parts import Part
 from headwater.source.slot import SlotState, create_slot, drop_slot, loss_of, read_slot
 from headwater.source.snapshots import CapturePoint, capture_point
 from headwater.source.snapshots import wait_for_old_transactions as wait_out
@@ -107,8 +108,12 @@ def load(
                 wanted = [t for t in chosen if again or not _is_loaded(registry, t.name)]
                 if is_running(connection, pipeline):
                     _refuse_beside(connection, pipeline, registry, wanted)
-                memberships = _prepare_source(connection, pipeline, registry, wanted)
-            results = {str(t.name): _skipped(registry.tables[str(t.name)]) for t in chosen if t not in wanted}
+                parts = {table.name: table.part for table in report.catalog.tables}
+                memberships = _prepare_source(connection, pipeline, registry, wanted, parts)
+                if any(table.entry.where for table in wanted):
+                    wanted = _as_published(connection, pipeline, wanted)
+            loading = {t.name for t in wanted}
+            results = {str(t.name): _skipped(registry.tables[str(t.name)]) for t in chosen if t.name not in loading}
             if wanted:
                 spark = build_session(pipeline.name, app_name=f"headwater load {pipeline.name}")
                 for table in wanted:
@@ -119,6 +124,12 @@ def load(
             if not is_running(connection, pipeline):  # which does it, too
                 finish_handovers(connection, registry)
     return {"tables": results, "seconds": round(time.monotonic() - started, 3)}
+
+
+def _as_published(connection: Connection, pipeline: Pipeline, tables: Sequence[CatalogTable]) -> list[CatalogTable]:
+    """The tables with their row filters in the words of the server: what the log is filtered by, rows are read by."""
+    catalog = read_catalog(connection, pipeline)
+    return [catalog.table(table.name) for table in tables]
 
 
 def _choose(catalog: Catalog, names: Sequence[TableName]) -> list[CatalogTable]:
@@ -167,11 +178,16 @@ def _refuse_beside(
 
 
 def _prepare_source(
-    connection: Connection, pipeline: Pipeline, registry: Registry, wanted: Sequence[CatalogTable]
+    connection: Connection,
+    pipeline: Pipeline,
+    registry: Registry,
+    wanted: Sequence[CatalogTable],
+    parts: Mapping[TableName, Part],
 ) -> dict[TableName, int]:
-    """Publications, slot, members, and the end of every transaction older than a membership; those memberships."""
+    """Publications, slot, members, and the end of every transaction older than a membership; those memberships.
+    `parts`: what of each table of the pipeline is to be published."""
     source = pipeline.source
-    made_publication = ensure_publications(connection, source.publication, pipeline=pipeline.name)
+    made_publication = ensure_publications(connection, source.publication, pipeline=pipeline.name, wanted=parts)
     slot = read_slot(connection, source.slot)
     known = registry.pipeline
     loaded = {name: record for name, record in registry.tables.items() if record.state in _LOADED}
@@ -207,7 +223,8 @@ def _prepare_source(
     for publication, insert_only in ((source.publication, False), (inserts_name(source.publication), True)):
         joining = [t for t in wanted if t.schema.insert_only == insert_only]
         if joining:
-            barrier = max(barrier, add_tables(connection, publication, [t.name for t in joining]))
+            names = [t.name for t in joining]
+            barrier = max(barrier, add_tables(connection, publication, names, parts=parts))
             members += [Registered(t.name, t.schema.relation_id, publication) for t in joining]
     reach("load.after_publication")
     # Read before the wait, which is for every transaction that has an id when it begins: it is these memberships

@@ -95,6 +95,7 @@ class UnitReader:
         bounds = [sql.SQL("ctid >= {}").format(sql.Literal(f"({unit.first},0)"))]
         if unit.end is not None:
             bounds.append(sql.SQL("ctid < {}").format(sql.Literal(f"({unit.end},0)")))
+        bounds += row_filter(self.schema)
         statement = sql.SQL("copy (select {} from only {} where {}) to stdout (format binary)").format(
             columns, sql.Identifier(unit.schema, unit.name), sql.SQL(" and ").join(bounds)
         )
@@ -126,6 +127,12 @@ class UnitReader:
         if self.schema.partitioned:
             arrays.append(pa.array(np.full(decoded.rows, unit.relation_id, dtype=np.int64)))
         return pa.RecordBatch.from_arrays(arrays, names=row_names(self.schema))
+
+
+def row_filter(schema: TableSchema) -> list[sql.Composed]:
+    """The condition under which rows are replicated, in the server's own words; none: all are."""
+    # It comes from the server's catalog, not from a row.
+    return [sql.Composed([sql.SQL("("), sql.SQL(schema.row_filter), sql.SQL(")")])] if schema.row_filter else []
 
 
 def selected(column: Column) -> sql.Composable:

@@ -26,7 +26,7 @@ from headwater.lake.paths import registry_path
 from headwater.lake.reload_records import Keeping, Reload, is_past
 from headwater.schema import Leaf, TableSchema
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """1 knew neither reloads nor what is kept for them, 2 no columns that come and go while a table is replicated."""
 _COMPACT_ABOVE = 200  # files: past it the next write replaces the content by the live records
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from headwater.config import Pipeline, TableEntry
 from headwater.names import TableName, quote_ident
 from headwater.schema import Leaf, TableSchema
-from headwater.source.columns import column_problems, replicated_columns
+from headwater.source.columns import column_problems, part_problems, replicated_columns
 from headwater.source.connection import Connection, errors_named
 from headwater.source.identity import (
     GENERATED_PUBLISHED_SINCE,
@@ -25,7 +25,8 @@ from headwater.source.identity import (
 from headwater.source.matching import match_entries
 from headwater.source.pg_types import read_types
 from headwater.source.problems import Problem, error, refuse_errors, warning
-from headwater.source.publication import inserts_name, read_publication
+from headwater.source.publication import Publication, inserts_name, read_publication
+from headwater.source.publication_parts import Part
 from headwater.source.relations import (
     FOREIGN,
     KINDS,
@@ -56,6 +57,11 @@ class CatalogTable:
     @property
     def name(self) -> TableName:
         return self.relation.name
+
+    @property
+    def part(self) -> Part:
+        """What of it is to be published."""
+        return Part.of(self.schema, self.entry.where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +95,9 @@ def read_catalog(connection: Connection, pipeline: Pipeline) -> Catalog:
     with one_snapshot(connection):
         version = connection.info.server_version
         name = pipeline.source.publication
-        generated = {
-            insert_only: _publishes_generated(connection, publication)
-            for insert_only, publication in ((False, name), (True, inserts_name(name)))
+        publications = {
+            insert_only: read_publication(connection, each)
+            for insert_only, each in ((False, name), (True, inserts_name(name)))
         }
         listed, problems = match_entries(pipeline.tables, list_relations(connection))
         below = descendants(connection, [relation.relation_id for relation, _ in listed])
@@ -110,7 +116,7 @@ def read_catalog(connection: Connection, pipeline: Pipeline) -> Catalog:
             pipeline,
             role=quote_ident(connection.info.user),
             version=version,
-            publishes_generated=generated[bool(entry.insert_only)],
+            publication=publications[bool(entry.insert_only)],
         )
         table = reader.read([found[i] for i in below.get(relation.relation_id, ()) if i in found], types)
         problems += reader.problems
@@ -138,15 +144,8 @@ def signature(connection: Connection, relation_ids: Iterable[int]) -> dict[int, 
     return {oid: Signature(filenode, tuple(tuple(column) for column in columns)) for oid, filenode, columns in rows}
 
 
-def _publishes_generated(connection: Connection, publication_name: str) -> bool:
-    """Whether stored generated columns are in the log. An absent publication is going to be ours: then they are."""
-    publication = read_publication(connection, publication_name)
-    capable = connection.info.server_version >= GENERATED_PUBLISHED_SINCE
-    return capable and (publication is None or publication.publishes_generated)
-
-
 class _TableReader:
-    """Judges one table; `problems` fills on the way."""
+    """Judges one table; `problems` fills on the way. `publication`: as it stands, None: it is going to be ours."""
 
     def __init__(
         self,
@@ -156,14 +155,16 @@ class _TableReader:
         *,
         role: str,
         version: int,
-        publishes_generated: bool,
+        publication: Publication | None,
     ) -> None:
         self.relation = relation
         self.entry = entry
         self.pipeline = pipeline
         self.role = role
         self.version = version
-        self.publishes_generated = publishes_generated
+        capable = version >= GENERATED_PUBLISHED_SINCE
+        self.publishes_generated = capable and (publication is None or publication.publishes_generated)
+        self.member = publication.members.get(relation.name) if publication is not None else None
         self.where = str(relation.name)
         self.problems: list[Problem] = []
 
@@ -180,6 +181,7 @@ class _TableReader:
             *key_problems,
             *column_findings,
             *column_problems(relation, entry, columns, key),
+            *part_problems(relation, entry, holders),
         ]
         if not insert_only and not key_problems:
             self.problems += self._identity_problems(holders)
@@ -205,6 +207,9 @@ class _TableReader:
             soft_delete=bool(entry.soft_delete),
             history=bool(entry.history),
             last_attnum=relation.last_attnum,
+            excluded=tuple(entry.columns.exclude),
+            where=entry.where,
+            row_filter=self.member.row_filter if self.member is not None and entry.where else "",
         )
         return CatalogTable(schema, entry, relation, tuple(holders), children)
 

@@ -7,14 +7,16 @@ are. Delta does not tell columns apart by case, and `_hw_…` names are Headwate
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 
 from headwater.config import Pipeline, TableEntry
 from headwater.errors import Refused
 from headwater.names import TableName, quote_ident
 from headwater.schema import SERVER_TEXT, Column
+from headwater.source.identity import carried_columns
 from headwater.source.problems import Problem, error, warning
-from headwater.source.relations import Attribute, Relation
+from headwater.source.relations import PARTITIONED, Attribute, Relation
 from headwater.source.types import PgType, value_type
 
 RESERVED_PREFIX = "_hw_"
@@ -29,6 +31,8 @@ def replicated_columns(
     problems: list[Problem] = []
     for attribute in relation.attributes:
         where = f"{relation.name}.{quote_ident(attribute.name)}"
+        if attribute.name in entry.columns.exclude:
+            continue
         if attribute.generated and not (attribute.generated == "s" and publishes_generated):
             problems.append(_left_out(where, attribute))
             continue
@@ -69,11 +73,14 @@ def column_problems(
 ) -> list[Problem]:
     """What is wrong with names, and with what the pipeline file says about columns."""
     where = str(relation.name)
-    problems = [*_name_problems(relation), *_unknown_columns(relation, entry)]
+    problems = [*_name_problems(relation, entry), *_unknown_columns(relation, entry)]
     replicated = {column.name: column for column in columns}
     for name in key:
         attribute = relation.attribute(name)
-        if attribute is not None and attribute.generated and name not in replicated:
+        if name in entry.columns.exclude:
+            message = f"the key needs {quote_ident(name)}, which columns.exclude leaves out"
+            problems.append(error("key_not_replicated", where, message, "take it out of columns.exclude"))
+        elif attribute is not None and attribute.generated and name not in replicated:
             message = f"the key needs {quote_ident(name)}, a generated column that the log does not carry"
             problems.append(error("key_not_replicated", where, message, "declare a key of ordinary columns"))
     for name in entry.partition_by:
@@ -91,11 +98,40 @@ def column_problems(
     return problems
 
 
-def _name_problems(relation: Relation) -> list[Problem]:
+def part_problems(relation: Relation, entry: TableEntry, holders: Sequence[Relation]) -> list[Problem]:
+    """Why the source cannot publish only some columns or rows of the table, as the pipeline file wants."""
+    where, excluded = str(relation.name), entry.columns.exclude
+    if not excluded and not entry.where:
+        return []
+    option = "columns.exclude" if excluded else "where"
+    if relation.kind == PARTITIONED:
+        message = f"{option}: PostgreSQL takes no column list or row filter for a table published by its partitions"
+        return [error("part_of_partitioned", where, message, "list the partitions as tables of their own")]
+    problems = []
+    for holder in holders:
+        if not excluded or entry.insert_only:
+            continue
+        if holder.replica_identity == "f":
+            message = "columns.exclude: under REPLICA IDENTITY FULL the source's own UPDATE would fail"
+            problems.append(error("excluded_identity", where, message, _another_identity(holder)))
+        elif lost := sorted(set(excluded) & carried_columns(holder)):
+            names = ", ".join(map(quote_ident, lost))
+            message = f"columns.exclude names {names} of its replica identity: the source's own UPDATE would fail"
+            problems.append(error("excluded_identity", where, message, "take it out of columns.exclude"))
+    return problems
+
+
+def _another_identity(relation: Relation) -> str:
+    return f"ALTER TABLE {relation.name} REPLICA IDENTITY DEFAULT, or USING INDEX of its key"
+
+
+def _name_problems(relation: Relation, entry: TableEntry) -> list[Problem]:
     where = str(relation.name)
     problems = []
     same: defaultdict[str, list[str]] = defaultdict(list)
     for attribute in relation.attributes:
+        if attribute.name in entry.columns.exclude:
+            continue
         same[attribute.name.lower()].append(attribute.name)
         if attribute.name.lower().startswith(RESERVED_PREFIX):
             message = f"the column name {quote_ident(attribute.name)} is reserved: it begins with {RESERVED_PREFIX}"
@@ -115,7 +151,12 @@ def _unknown_columns(relation: Relation, entry: TableEntry) -> list[Problem]:
         entry.on_bad_value if isinstance(entry.name, TableName) and isinstance(entry.on_bad_value, dict) else ()
     )
     where = str(relation.name)
-    options = {"partition_by": entry.partition_by, "types": entry.types, "on_bad_value": per_column}
+    options = {
+        "partition_by": entry.partition_by,
+        "types": entry.types,
+        "on_bad_value": per_column,
+        "columns.exclude": entry.columns.exclude,
+    }
     return [
         error("unknown_column", where, f"{option} names {quote_ident(name)}, which the table does not have")
         for option, names in options.items()

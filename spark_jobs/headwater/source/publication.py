@@ -10,18 +10,25 @@ A member is added under a `lock_timeout` and again after a pause, so that our lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import psycopg
 from psycopg import errors as pg
 
 from headwater.errors import Refused
 from headwater.names import TableName, quote_ident
 from headwater.source.connection import Connection, errors_named
-from headwater.source.identity import GENERATED_PUBLISHED_SINCE, identity_remedy, why_writers_would_fail
+from headwater.source.identity import (
+    GENERATED_PUBLISHED_SINCE,
+    carried_columns,
+    identity_remedy,
+    why_writers_would_fail,
+)
 from headwater.source.problems import Problem, error, refuse_errors
 from headwater.source.publication_lock import run_with_lock_timeout
-from headwater.source.relations import PARTITIONED, Listed, descendants, list_relations, read_relations
+from headwater.source.publication_parts import Member, Part, member_list, part_problems
+from headwater.source.relations import PARTITIONED, Listed, Relation, descendants, list_relations, read_relations
 
 INSERTS_SUFFIX = "_inserts"
 _MARK = "made by headwater, pipeline "
@@ -32,10 +39,8 @@ _INSERTS = frozenset({"insert", "truncate"})
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A publication as it stands. `made_for`: the pipeline that Headwater made it for, None if somebody else did.
-
-    `narrowed` are members with a row filter or a column list; `owned` says whether the current role may alter it.
-    """
+    """A publication as it stands. `made_for`: the pipeline that Headwater made it for, None if somebody else did;
+    `owned` says whether the current role may alter it."""
 
     name: str
     owned: bool
@@ -45,8 +50,7 @@ class Publication:
     via_root: bool
     publishes_generated: bool
     made_for: str | None
-    members: frozenset[TableName]
-    narrowed: frozenset[TableName]
+    members: Mapping[TableName, Member]
 
 
 def inserts_name(publication: str) -> str:
@@ -77,7 +81,7 @@ def read_publication(connection: Connection, name: str) -> Publication | None:
     flags = {"insert": insert, "update": update, "delete": delete, "truncate": truncate}
     members = connection.execute(
         """
-        select n.nspname::text, c.relname::text, r.prqual is not null or r.prattrs is not null
+        select n.nspname::text, c.relname::text, r.prattrs::int2[], pg_catalog.pg_get_expr(r.prqual, r.prrelid)
         from pg_catalog.pg_publication_rel r join pg_catalog.pg_class c on c.oid = r.prrelid
         join pg_catalog.pg_namespace n on n.oid = c.relnamespace where r.prpubid = %s
         """,
@@ -92,39 +96,42 @@ def read_publication(connection: Connection, name: str) -> Publication | None:
         via_root=via_root,
         publishes_generated=publishes_generated,
         made_for=comment.removeprefix(_MARK) if comment and comment.startswith(_MARK) else None,
-        members=frozenset(TableName(schema, table) for schema, table, _ in members),
-        narrowed=frozenset(TableName(schema, table) for schema, table, narrowed in members if narrowed),
+        members={
+            TableName(schema, table): Member(frozenset(columns) if columns is not None else None, row_filter or "")
+            for schema, table, columns, row_filter in members
+        },
     )
 
 
 def published_tables(connection: Connection, name: str) -> frozenset[TableName]:
     """The members of publication `name`, partitioned tables as themselves; empty when there is no such publication."""
     publication = read_publication(connection, name)
-    return publication.members if publication else frozenset()
+    return frozenset(publication.members) if publication else frozenset()
 
 
-def create_statement(name: str, version: int, tables: Iterable[TableName] = ()) -> str:
+def create_statement(name: str, version: int, tables: Mapping[TableName, Part] | None = None) -> str:
     """The statement that creates publication `name` as Headwater wants it; the `_inserts` one by its name."""
     operations = "insert, truncate" if name.endswith(INSERTS_SUFFIX) else "insert, update, delete, truncate"
     options = f"publish = '{operations}', publish_via_partition_root = false"
     if version >= GENERATED_PUBLISHED_SINCE:
         options += ", publish_generated_columns = stored"
-    members = ", ".join(f"ONLY {table}" for table in sorted(tables))
+    members = member_list(tables or {})
     return f"CREATE PUBLICATION {quote_ident(name)}{' FOR TABLE ' + members if members else ''} WITH ({options})"
 
 
-def publication_problems(publication: Publication) -> list[Problem]:
-    """Why an existing publication cannot serve, each with the statement that changes it."""
+def publication_problems(publication: Publication, wanted: Mapping[TableName, Part] | None = None) -> list[Problem]:
+    """Why an existing publication cannot serve, each with the statement that changes it. `wanted`: tables of which a
+    load sees to it that their parts are published, if the role may alter the publication."""
     name, where = quote_ident(publication.name), f"publication {quote_ident(publication.name)}"
-    wanted = _INSERTS if publication.name.endswith(INSERTS_SUFFIX) else _ALL
+    needed = _INSERTS if publication.name.endswith(INSERTS_SUFFIX) else _ALL
     again = f"DROP PUBLICATION {name}, and let Headwater create it (or create it for the listed tables only)"
     problems = []
     if publication.for_all_tables or publication.for_schemas:
         kind = "FOR ALL TABLES" if publication.for_all_tables else "FOR TABLES IN SCHEMA"
         message = f"it is {kind}: a new table without a key could not be updated at the source"
         problems.append(error("publication_too_wide", where, message, again))
-    if publication.operations != wanted:
-        operations = ", ".join(sorted(wanted))
+    if publication.operations != needed:
+        operations = ", ".join(sorted(needed))
         message = f"it publishes {', '.join(sorted(publication.operations)) or 'nothing'}; needed is {operations}"
         problems.append(
             error("publication_operations", where, message, f"ALTER PUBLICATION {name} SET (publish = '{operations}')")
@@ -133,22 +140,25 @@ def publication_problems(publication: Publication) -> list[Problem]:
         message = "publish_via_partition_root is on, which hides the partition that a row lies in"
         remedy = f"ALTER PUBLICATION {name} SET (publish_via_partition_root = false)"
         problems.append(error("publication_via_root", where, message, remedy))
-    for table in sorted(publication.narrowed):
-        message = f"{table} has a row filter or a column list there, so the lake could not equal the table"
-        remedy = f"ALTER PUBLICATION {name} DROP TABLE ONLY {table}; ALTER PUBLICATION {name} ADD TABLE ONLY {table}"
-        problems.append(error("publication_narrowed", where, message, remedy))
+    for table, member in sorted(publication.members.items()):
+        part = (wanted or {}).get(table)
+        if part is None or not publication.owned:
+            problems += part_problems(name, table, member, part or Part())
     return problems
 
 
 @errors_named("source")
-def ensure_publications(connection: Connection, name: str, *, pipeline: str) -> bool:
-    """Create whichever of the two publications is absent, empty; whether one was created.
+def ensure_publications(
+    connection: Connection, name: str, *, pipeline: str, wanted: Mapping[TableName, Part] | None = None
+) -> bool:
+    """Create whichever of the two publications is absent, empty; whether one was created. `wanted` as
+    `publication_problems` has it.
 
     Idempotent. `Refused` when an existing one cannot serve, or when the right to create one is missing.
     """
     both = (name, inserts_name(name))
     existing = {each: read_publication(connection, each) for each in both}
-    refuse_errors(problem for each in existing.values() if each for problem in publication_problems(each))
+    refuse_errors(problem for each in existing.values() if each for problem in publication_problems(each, wanted))
     absent = [each for each in both if existing[each] is None]
     statements = [create_statement(each, connection.info.server_version) for each in absent]
     try:
@@ -163,36 +173,51 @@ def ensure_publications(connection: Connection, name: str, *, pipeline: str) -> 
         ) from reason
     except (pg.DuplicateObject, pg.UniqueViolation):
         # Another process made them between our look and our statement: judge what is there now.
-        return ensure_publications(connection, name, pipeline=pipeline)
+        return ensure_publications(connection, name, pipeline=pipeline, wanted=wanted)
     return bool(absent)
 
 
 @errors_named("source")
 def add_tables(
-    connection: Connection, publication: str, names: Iterable[TableName], *, wait_seconds: float = 60.0
+    connection: Connection,
+    publication: str,
+    names: Iterable[TableName],
+    *,
+    parts: Mapping[TableName, Part] | None = None,
+    wait_seconds: float = 60.0,
 ) -> int:
-    """Publish `names` (those not yet members) and return `pg_snapshot_xmax` as seen after the commit.
+    """Publish `names` (those not yet members) and return `pg_snapshot_xmax` as seen after the commit. `parts`: what of
+    them, where it is not everything; one of which something else is published is published anew.
 
     Transactions older than that may deliver only part of their rows: the caller waits them out before it takes a
     capture point. It is returned also when nothing was added: an earlier attempt may have died right after its
     commit. `Refused`, with nothing changed, when the source's own UPDATE or DELETE would fail from now on, or a
     right is missing; `Transient` when locks were not to be had within `wait_seconds`.
     """
+    wanted = {name: (parts or {}).get(name, Part()) for name in names}
+    alter = f"ALTER PUBLICATION {quote_ident(publication)}"
+
+    def differing() -> tuple[list[TableName], dict[TableName, Part]]:
+        """Members with another part, and what is to be added."""
+        members = _existing(connection, publication).members
+        other = [name for name in sorted(wanted) if name in members and not wanted[name].is_published_by(members[name])]
+        return other, {name: part for name, part in wanted.items() if name in other or name not in members}
+
     current = _existing(connection, publication)
-    missing = sorted(set(names) - current.members)
+    _, missing = differing()
     if missing:
-        members = ", ".join(f"ONLY {table}" for table in missing)
-        statement = f"ALTER PUBLICATION {quote_ident(publication)} ADD TABLE {members}"
 
         def add() -> None:
-            now = sorted(set(missing) - _existing(connection, publication).members)
+            other, now = differing()
+            if other:
+                connection.execute(f"{alter} DROP TABLE {', '.join(f'ONLY {table}' for table in other)}")
             if now:
-                connection.execute(statement.replace(members, ", ".join(f"ONLY {table}" for table in now)))
+                connection.execute(f"{alter} ADD TABLE {member_list(now)}")
             # Judged behind the ALTER, whose lock keeps keys and identities as they are until we commit.
             if "update" in current.operations:
-                refuse_errors(_writers_that_would_fail(connection, current, missing))
+                refuse_errors(_writers_that_would_fail(connection, current, sorted(missing)))
 
-        _alter(connection, statement, missing, add, wait_seconds)
+        _alter(connection, f"{alter} ADD TABLE {member_list(missing)}", sorted(missing), add, wait_seconds)
     row = connection.execute("select pg_snapshot_xmax(pg_current_snapshot())::text::bigint").fetchone()
     assert row is not None
     return int(row[0])
@@ -254,8 +279,16 @@ def _alter(
         raise Refused(
             f"a table to publish does not exist ({reason.diag.message_primary})", code="table_missing"
         ) from reason
-    except (pg.InvalidParameterValue, pg.FeatureNotSupported) as reason:
-        raise Refused(f"the server does not publish it: {reason.diag.message_primary}", code="not_a_table") from reason
+    except (psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError) as reason:
+        if " WHERE (" not in statement:
+            message = f"the server does not publish it: {reason.diag.message_primary}"
+            raise Refused(message, code="not_a_table") from reason
+        raise Refused(
+            f"the server does not publish it so: {reason.diag.message_primary}",
+            code="bad_row_filter",
+            where=", ".join(map(str, names)),
+            remedy="correct `where` of the table in the pipeline file",
+        ) from reason
 
 
 def _writers_that_would_fail(
@@ -271,10 +304,29 @@ def _writers_that_would_fail(
             continue
         version = connection.info.server_version
         reason = why_writers_would_fail(relation, version, publication.publishes_generated)
+        reason = reason or _why_filter_would_fail(connection, publication, relation)
         if reason:
             message = f"published, its UPDATE and DELETE would fail at the source: {reason}"
             problems.append(error("no_identity", str(relation.name), message, identity_remedy(relation)))
     return problems
+
+
+def _why_filter_would_fail(connection: Connection, publication: Publication, relation: Relation) -> str | None:
+    """The old row of an UPDATE or DELETE has its identity's columns only: the server refuses to guess the others."""
+    rows = connection.execute(
+        """
+        select distinct a.attname::text
+        from pg_catalog.pg_publication_rel r join pg_catalog.pg_publication p on p.oid = r.prpubid
+        cross join regexp_matches(r.prqual::text, ':varattno ([0-9]+)', 'g') as used (attnum)
+        join pg_catalog.pg_attribute a on a.attrelid = r.prrelid and a.attnum = used.attnum[1]::int2
+        where p.pubname = %s and r.prrelid = %s
+        """,
+        [publication.name, relation.relation_id],
+    )
+    lost = sorted({name for (name,) in rows} - carried_columns(relation))
+    if not lost:
+        return None
+    return f"its row filter uses columns that its replica identity does not carry ({', '.join(lost)})"
 
 
 def _is_partitioned(listed: Iterable[Listed], relation_id: int) -> bool:

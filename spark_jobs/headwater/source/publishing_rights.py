@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+import psycopg
 
 from headwater.names import TableName, quote_ident
+from headwater.source.catalog import CatalogTable
 from headwater.source.connection import Connection, errors_named
 from headwater.source.problems import Problem, error
 from headwater.source.publication import create_statement, inserts_name, publication_problems, read_publication
-from headwater.source.relations import Relation
+from headwater.source.publication_parts import member_list
 
 
 @errors_named("source")
 def publishing_problems(
-    connection: Connection, name: str, tables: Sequence[Relation], insert_only: Sequence[Relation]
+    connection: Connection, name: str, tables: Sequence[CatalogTable], insert_only: Sequence[CatalogTable]
 ) -> list[Problem]:
     """What stands in the way of publishing `tables` by `name` and `insert_only` by its companion."""
     return [
@@ -23,19 +26,34 @@ def publishing_problems(
     ]
 
 
-def _one(connection: Connection, name: str, tables: Sequence[Relation]) -> list[Problem]:
+def filter_problems(connection: Connection, tables: Iterable[CatalogTable]) -> list[Problem]:
+    """Row filters that are no conditions on their tables."""
+    problems = []
+    for table in tables:
+        if not table.entry.where:
+            continue
+        try:
+            with connection.transaction():
+                connection.execute("set transaction read only")
+                connection.execute(f"select from only {table.name} where ({table.entry.where}) limit 0")
+        except (psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError) as reason:
+            message = f"where is no condition on it: {reason.diag.message_primary}"
+            problems.append(error("bad_row_filter", str(table.name), message, "correct it in the pipeline file"))
+    return problems
+
+
+def _one(connection: Connection, name: str, tables: Sequence[CatalogTable]) -> list[Problem]:
     publication = read_publication(connection, name)
-    names = [table.name for table in tables]
     if publication is None:
-        return _creation(connection, name, tables, names)
-    problems = publication_problems(publication)
+        return _creation(connection, name, tables)
+    problems = publication_problems(publication, {table.name: table.part for table in tables})
     missing = [table for table in tables if table.name not in publication.members]
     # FOR ALL TABLES is refused by itself: its tables are no members to be added.
     if missing and not (publication.for_all_tables or publication.for_schemas):
-        foreign = [table.name for table in missing if not table.owned]
+        foreign = [table.name for table in missing if not table.relation.owned]
         if foreign or not publication.owned:
             what = "the role does not own the publication" if not publication.owned else _not_owned(foreign)
-            members = ", ".join(f"ONLY {table.name}" for table in missing)
+            members = member_list({table.name: table.part for table in missing})
             remedy = f"a DBA can run: ALTER PUBLICATION {quote_ident(name)} ADD TABLE {members}"
             problems.append(
                 error("missing_rights", f"publication {quote_ident(name)}", f"tables are missing and {what}", remedy)
@@ -43,7 +61,7 @@ def _one(connection: Connection, name: str, tables: Sequence[Relation]) -> list[
     return problems
 
 
-def _updates_published(connection: Connection, name: str, insert_only: Sequence[Relation]) -> list[Problem]:
+def _updates_published(connection: Connection, name: str, insert_only: Sequence[CatalogTable]) -> list[Problem]:
     """Insert-only tables that `name` publishes with their updates: these would come, and may fail at the source."""
     publication = read_publication(connection, name)
     return [
@@ -58,19 +76,18 @@ def _updates_published(connection: Connection, name: str, insert_only: Sequence[
     ]
 
 
-def _creation(
-    connection: Connection, name: str, tables: Sequence[Relation], names: Sequence[TableName]
-) -> list[Problem]:
+def _creation(connection: Connection, name: str, tables: Sequence[CatalogTable]) -> list[Problem]:
     row = connection.execute(
         "select pg_catalog.has_database_privilege(current_database(), 'CREATE'), current_database()"
     ).fetchone()
     assert row is not None
     may_create, database = row
-    foreign = [table.name for table in tables if not table.owned]
+    foreign = [table.name for table in tables if not table.relation.owned]
     if may_create and not foreign:
         return []
     what = _not_owned(foreign) if may_create else f"the role may not create publications in {quote_ident(database)}"
-    remedy = f"a DBA can run: {create_statement(name, connection.info.server_version, names)}"
+    parts = {table.name: table.part for table in tables}
+    remedy = f"a DBA can run: {create_statement(name, connection.info.server_version, parts)}"
     return [error("missing_rights", f"publication {quote_ident(name)}", f"it does not exist and {what}", remedy)]
 
 

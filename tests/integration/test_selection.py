@@ -1,0 +1,291 @@
+"""Columns and rows that stay at the source: in load, log, verify and reads alike, and nowhere in the lake."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import headwater
+from fixtures.jobs import catch_up, following, lake_path_of, lake_rows, load_tables, record_of, source_rows
+from fixtures.pipelines import write_pipeline
+from fixtures.postgres import Database
+from fixtures.waiting import until
+from headwater.config import BadPipelineFile, Pipeline
+from headwater.errors import Refused
+from headwater.jobs.check import check
+from headwater.jobs.reload import reload
+from headwater.jobs.status import status
+from headwater.jobs.verify import verify
+from headwater.names import TableName
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+PEOPLE, CALLS, PLAIN = "public.people", "public.calls", "public.plain"
+SECRET = "kept-at-the-source"
+PART: dict[str, Any] = {"name": PEOPLE, "columns": {"exclude": ["secret"]}, "where": "region = 'eu'"}
+FILTERED = {"name": CALLS, "insert_only": True, "where": "length(note) < 5", "columns": {"exclude": ["secret"]}}
+SOURCE = [
+    "create table people (id int, region text, name text, secret text, note text, primary key (id, region))",
+    "alter table people alter note set storage external",
+    f"insert into people select g, case when g % 3 = 0 then 'us' else 'eu' end, 'name', '{SECRET}' || g, "
+    "repeat('n', 3000) from generate_series(1, 30) g",
+    "create table calls (at int, note text, secret text)",
+    f"insert into calls values (1, 'a', '{SECRET}'), (2, 'too long', '{SECRET}')",
+    "create table plain (id int primary key, n int)",
+    "insert into plain values (1, 1)",
+]
+WRITES = [
+    f"insert into people values (100, 'eu', 'new', '{SECRET}', 'x'), (101, 'us', 'new', '{SECRET}', 'x')",
+    "update people set name = 'changed' where id in (1, 3)",
+    "update people set region = 'eu', note = repeat('m', 3000) where id = 6",  # comes into view
+    "update people set region = 'us' where id = 2",  # leaves it
+    f"update people set secret = '{SECRET} again' where id = 4",
+    "update people set id = 500 where id = 5",
+    "delete from people where id in (7, 9)",
+    f"insert into calls values (3, 'b', '{SECRET}'), (4, 'longer', null)",
+    "update plain set n = 2",
+]
+REGISTERED = "(select id, region, name, note from people where region = 'eu') as people"
+
+
+def assert_part_equal(database: Database, pipeline: Pipeline) -> None:
+    columns, expected = source_rows(database, REGISTERED)
+    assert lake_rows(pipeline, PEOPLE, columns) == expected
+    columns, expected = source_rows(database, "(select at, note from calls where length(note) < 5) as calls")
+    assert lake_rows(pipeline, CALLS, columns) == expected
+
+
+def assert_secret_is_nowhere(folder: Path, spark: SparkSession, pipeline: Pipeline) -> None:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert files
+    assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
+    for name in (PEOPLE, CALLS):
+        assert "secret" not in spark.read.format("delta").load(lake_path_of(pipeline, name)).columns
+
+
+@pytest.fixture
+def pipeline(database: Database, spark: SparkSession, tmp_path: Path) -> Pipeline:
+    database.allow_publishing()
+    database.execute(*SOURCE)
+    made = write_pipeline(tmp_path, database, PART, FILTERED, PLAIN)
+    load_tables(made)
+    catch_up(made)
+    return made
+
+
+def test_what_is_left_out_is_nowhere_and_the_rest_is_exact(
+    database: Database, pipeline: Pipeline, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spilled = tmp_path / "spilled"
+    spilled.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(spilled))
+    assert_part_equal(database, pipeline)
+    with following(pipeline) as running:
+        until(lambda: status(pipeline)["running"] or running.done(), "the driver runs")
+        database.execute(*WRITES)
+        headwater.wait(pipeline)
+        assert_part_equal(database, pipeline)
+        # A transaction in progress goes through files of the reader and the stager.
+        with database.connect(autocommit=False) as large:
+            large.execute(
+                f"insert into people select g, 'eu', 'large', '{SECRET}' || g, repeat('y', 3000) "
+                "from generate_series(1000, 20000) g"
+            )
+            until(lambda: any(spilled.rglob("*.blocks")) or running.done(), "it is spilled")
+            assert_secret_is_nowhere(tmp_path, spark, pipeline)
+        headwater.wait(pipeline)
+        assert_part_equal(database, pipeline)
+        for found in verify(pipeline)["tables"].values():
+            assert (found["missing"], found["extra"], found["different"], found["unsettled"]) == (0, 0, 0, 0)
+        reloaded = reload(pipeline, TableName.parse(PEOPLE))
+        assert reloaded["tables"][PEOPLE]["state"] in ("active", "catching up")
+        assert_part_equal(database, pipeline)
+    assert_secret_is_nowhere(tmp_path, spark, pipeline)
+
+
+def test_a_repair_and_a_read_at_the_source_keep_to_the_part(
+    database: Database, pipeline: Pipeline, spark: SparkSession
+) -> None:
+    spark.sql(f"delete from delta.`{lake_path_of(pipeline, PEOPLE)}` where id = 1")
+    spark.sql(f"insert into delta.`{lake_path_of(pipeline, PEOPLE)}` values (3, 'us', 'not ours', null)")
+    found = verify(pipeline, [TableName.parse(PEOPLE)], repair=True)["tables"][PEOPLE]
+    assert (found["missing"], found["extra"], found["repaired"]) == (1, 1, 2)
+    catch_up(pipeline)
+    assert_part_equal(database, pipeline)
+    assert status(pipeline)["tables"][PEOPLE]["state"] == "active"
+    cut = headwater.wait(pipeline, tables=[PEOPLE], timeout=0.1, on_timeout="fallback", require="now")
+    rows = headwater.read(spark, cut)[PEOPLE]
+    assert sorted(rows.columns) == ["id", "name", "note", "region"]
+    assert rows.count() == 20
+
+
+def test_another_selection_holds_from_the_next_load_on(database: Database, pipeline: Pipeline, tmp_path: Path) -> None:
+    other = write_pipeline(tmp_path, database, {**PART, "where": "region <> 'eu'"}, FILTERED, PLAIN)
+    (warned,) = [p for p in check(other).problems if p.code == "option_waits_for_load"]
+    assert (warned.where, warned.is_error) == (PEOPLE, False)
+    database.execute("insert into people values (200, 'us', 'n', null, null), (201, 'eu', 'n', null, null)")
+    catch_up(other)
+    assert_part_equal(database, other)
+    load_tables(other, PEOPLE, again=True)
+    database.execute("insert into people values (202, 'us', 'n', null, null), (203, 'eu', 'n', null, null)")
+    catch_up(other)
+    columns, expected = source_rows(database, REGISTERED.replace("= 'eu'", "<> 'eu'"))
+    assert lake_rows(other, PEOPLE, columns) == expected
+    whole = write_pipeline(tmp_path, database, PEOPLE, FILTERED, PLAIN)
+    load_tables(whole, PEOPLE, again=True)
+    database.execute("update people set secret = 'told' where id = 10")
+    catch_up(whole)
+    columns, expected = source_rows(database, "people")
+    assert "secret" in columns
+    assert lake_rows(whole, PEOPLE, columns) == expected
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_row_that_comes_into_view_without_all_of_its_values_is_never_guessed(
+    database: Database, pipeline: Pipeline, tmp_path: Path, full: bool
+) -> None:
+    """The server makes an INSERT of such an UPDATE, and leaves out what it leaves out of every UPDATE."""
+    shown = write_pipeline(tmp_path, database, {"name": PEOPLE, "where": "region = 'eu'"}, FILTERED, PLAIN)
+    if full:
+        database.execute("alter table people replica identity full")
+    load_tables(shown, PEOPLE, again=True)
+    database.execute("update people set region = 'eu' where id = 6", "update plain set n = 3")
+    catch_up(shown)
+    assert record_of(shown, PLAIN).state == "active"
+    if not full:
+        assert "values that the log does not carry" in record_of(shown, PEOPLE).reason
+        load_tables(shown, PEOPLE, again=True)
+        catch_up(shown)
+    assert record_of(shown, PEOPLE).state == "active"
+    columns, expected = source_rows(database, "(select * from people where region = 'eu') as people")
+    assert lake_rows(shown, PEOPLE, columns) == expected
+
+
+BEHIND_OUR_BACK = {
+    "all columns": (["alter publication headwater_shop set table only people, only plain"], "left the publication"),
+    "another filter": (
+        ["alter publication headwater_shop set table only people (id, region, name, note) where (id > 3), only plain"],
+        "left the publication",
+    ),
+    "a new column": (
+        ["alter table people add more text default 'm'"],
+        "more was added, which its column list does not",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BEHIND_OUR_BACK)
+def test_what_the_source_changes_about_the_selection_suspends_that_table_alone(
+    database: Database, pipeline: Pipeline, case: str
+) -> None:
+    statements, reason = BEHIND_OUR_BACK[case]
+    with following(pipeline) as running:
+        until(lambda: status(pipeline)["running"] or running.done(), "the driver runs")
+        with database.superuser() as superuser:
+            for statement in statements:
+                superuser.execute(statement)
+        until(lambda: record_of(pipeline, PEOPLE).state == "suspended" or running.done(), "it is noticed")
+        assert reason in record_of(pipeline, PEOPLE).reason
+        database.execute("update plain set n = 3")
+        headwater.wait(pipeline, tables=[PLAIN])
+    if case == "a new column":
+        load_tables(pipeline, PEOPLE, again=True)
+        database.execute("update people set more = 'told' where id = 1")
+        catch_up(pipeline)
+        columns, expected = source_rows(database, REGISTERED.replace("note from", "note, more from"))
+        assert lake_rows(pipeline, PEOPLE, columns) == expected
+    else:
+        load_tables(pipeline, PEOPLE, again=True)
+        database.execute(f"insert into people values (300, 'eu', 'n', '{SECRET}', 'x')")
+        catch_up(pipeline)
+        assert_part_equal(database, pipeline)
+
+
+def test_a_publication_that_a_dba_made_so_is_used_as_it_is(
+    database: Database, spark: SparkSession, tmp_path: Path
+) -> None:
+    database.execute(*SOURCE)
+    database.grant("people", "plain")
+    pipeline = write_pipeline(tmp_path, database, PART, PLAIN)
+    missing = [problem.remedy for problem in check(pipeline).problems if problem.code == "missing_rights"]
+    with database.superuser() as superuser:
+        for remedy in missing:
+            superuser.execute(remedy.removeprefix("a DBA can run: "))
+    assert check(pipeline).ok
+    load_tables(pipeline)
+    database.execute("update people set region = 'us' where id = 2", "update people set name = 'changed' where id = 1")
+    catch_up(pipeline)
+    columns, expected = source_rows(database, REGISTERED)
+    assert lake_rows(pipeline, PEOPLE, columns) == expected
+    other = write_pipeline(tmp_path, database, {**PART, "where": "id > 5"}, PLAIN)
+    (problem,) = [problem for problem in check(other).problems if problem.is_error]
+    assert problem.code == "publication_narrowed"
+    assert "WHERE (id > 5)" in problem.remedy
+
+
+REFUSED: dict[str, tuple[dict[str, Any], list[str], str]] = {
+    "the key": ({"columns": {"exclude": ["id"]}}, [], "excluded_identity"),
+    "a typing error": ({"columns": {"exclude": ["secrets"]}}, [], "unknown_column"),
+    "replica identity full": (
+        {"columns": {"exclude": ["secret"]}},
+        ["alter table people replica identity full"],
+        "excluded_identity",
+    ),
+    "no condition": ({"where": "regoin = 'eu'"}, [], "bad_row_filter"),
+    "no boolean": ({"where": "id + 1"}, [], "bad_row_filter"),
+    "a condition on another column": ({"where": "name = 'x'"}, [], "no_identity"),
+    "a condition that the server does not publish": ({"where": "id > random() * 10"}, [], "bad_row_filter"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_part_that_cannot_be_published_is_refused_and_nothing_changes(
+    database: Database, spark: SparkSession, tmp_path: Path, case: str
+) -> None:
+    options, statements, code = REFUSED[case]
+    database.allow_publishing()
+    database.execute(*SOURCE, *statements)
+    pipeline = write_pipeline(tmp_path, database, {"name": PEOPLE, **options})
+    with pytest.raises(Refused) as refused:
+        load_tables(pipeline)
+    assert code in (refused.value.code, *(p.code for p in check(pipeline).problems if p.is_error))
+    assert database.query("select from pg_publication_rel") == []
+    database.execute("update people set name = 'goes on'")
+
+
+def test_the_partitions_of_a_table_cannot_be_published_in_part(
+    database: Database, spark: SparkSession, tmp_path: Path
+) -> None:
+    database.allow_publishing()
+    database.execute(
+        "create table parts (id int primary key, secret text) partition by range (id)",
+        "create table parts_1 partition of parts for values from (1) to (10)",
+    )
+    wanted = {"name": "public.parts", "columns": {"exclude": ["secret"]}}
+    (problem,) = [p for p in check(write_pipeline(tmp_path, database, wanted)).problems if p.is_error]
+    assert problem.code == "part_of_partitioned"
+    assert check(write_pipeline(tmp_path, database, {**wanted, "name": "public.parts_1"})).ok
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({"where": "true; drop table people"}, r"tables\[0\].where: expected one SQL condition"),
+        ({"where": "true -- all"}, r"tables\[0\].where: expected one SQL condition"),
+        ({"columns": {"hash": ["name"]}}, r"tables\[0\].columns.hash: unknown key; possible here: exclude"),
+        ({"columns": ["secret"]}, r"tables\[0\].columns: expected a mapping with the keys exclude"),
+        ({"name": "public.*", "where": "true"}, "not possible for a pattern"),
+        ({"name": "public.*", "columns": {"exclude": ["secret"]}}, "not possible for a pattern"),
+    ],
+)
+def test_what_is_wrong_in_the_file_is_said_with_its_place(
+    database: Database, tmp_path: Path, options: dict[str, Any], fault: str
+) -> None:
+    with pytest.raises(BadPipelineFile, match=fault):
+        write_pipeline(tmp_path, database, {"name": PEOPLE, **options})
