@@ -166,7 +166,7 @@ def _dags(
         is_paused_upon_creation=False,  # without a schedule it runs only when asked to
         render_template_as_native_obj=True,
         params={
-            "table": Param(None, type="string", title="Table", description="As SQL names it: public.orders"),
+            "table": Param("", type="string", title="Table", description="As SQL names it: public.orders"),
             "partitions": Param(
                 [],
                 type="array",
@@ -174,12 +174,19 @@ def _dags(
                 title="Partitions",
                 description="One a line, as SQL names them; none: the whole table",
             ),
+            "changed": Param(
+                False,
+                type="boolean",
+                title="What has changed",
+                description="Find what may differ by the source's catalog, compare and repair it; no table: in all",
+            ),
         },
         default_args={"retries": 2, "retry_delay": timedelta(seconds=30), **default_args},
         doc_md=_RELOAD_DOC.format(file=pipeline.file, replicate=replicate_id),
         **common,
     ) as reload:
-        ReloadOperator(task_id="reload", table="{{ params.table }}", partitions="{{ params.partitions }}", **arguments)
+        chosen = {name: f"{{{{ params.{name} }}}}" for name in ("table", "partitions", "changed")}
+        ReloadOperator(task_id="reload", **chosen, **arguments)
     with DAG(
         validate_id,
         description=f"Runs the expectation suites of the pipeline {pipeline.name} on a consistent cut",

@@ -164,12 +164,25 @@ def _load(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -
 
 
 def _reload(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:
-    (table,) = _known_tables(pipeline, [args.table])
-    partitions = [_partition(name, table) for name in args.partition]
+    tables = _known_tables(pipeline, args.table)
+    if args.changed or args.propose:
+        if args.partition:
+            raise _usage("--changed finds the partitions by itself", "reload")
+        from headwater.jobs.changed import reload_changed
+
+        result = reload_changed(pipeline, tables, _say, propose=args.propose)
+        return result, EXIT_DONE if args.propose else _unless_suspended(result)
+    if len(tables) != 1:
+        raise _usage("name one table, or say --changed", "reload")
+    partitions = [_partition(name, tables[0]) for name in args.partition]
     from headwater.jobs.reload import reload
 
-    result = reload(pipeline, table, partitions, _say)
+    result = reload(pipeline, tables[0], partitions, _say)
     return result, _unless_suspended(result)
+
+
+def _usage(message: str, command: str) -> Refused:
+    return Refused(message, code="usage", where=f"headwater {command}", remedy=f"headwater {command} --help")
 
 
 def _replicate(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:
@@ -314,8 +327,10 @@ def _parser() -> argparse.ArgumentParser:
     load = command("load", "load tables; loaded ones are skipped, unfinished loads go on", _load, tables=True)
     load.add_argument("--again", action="store_true", help="load the named tables anew")
     text = "replace a table, or some of its partitions, by what the source holds; replication goes on meanwhile"
-    reload = command("reload", text, _reload)
-    reload.add_argument("--table", metavar="T", type=_table, required=True, help="the table, as SQL names it")
+    reload = command("reload", text, _reload, tables=True)
+    text = "instead: find what may differ by the source's catalog (attached, detached, rewritten), compare, and repair"
+    reload.add_argument("--changed", action="store_true", help=text)
+    reload.add_argument("--propose", action="store_true", help="as --changed, but only say what may differ and why")
     text = "a partition, or a subtree of them, as SQL names it; repeatable (default: the whole table)"
     reload.add_argument("--partition", metavar="P", action="append", default=[], help=text)
     replicate = command("replicate", "apply the source's log to the lake until stopped", _replicate)

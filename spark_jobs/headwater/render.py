@@ -7,7 +7,10 @@ from typing import Any, TextIO
 
 _COLUMNS = {
     "load": ("state", "rows", "bytes", "seconds", "capture_lsn"),
-    "reload": ("state", "rows", "replaced_rows", "bytes", "seconds", "capture_lsn"),
+    "reload": (
+        *("state", "rows", "replaced_rows", "bytes", "seconds", "capture_lsn"),
+        *("missing", "extra", "different", "unsettled", "not_repaired", "reasons"),
+    ),
     "replicate": ("state", "changes"),
     "pause": ("state",),
     "resume": ("state",),

@@ -20,6 +20,7 @@ from headwater.source.publication import (
     read_publication,
     remove_table,
 )
+from headwater.source.publication_parts import Part
 from headwater.source.relations import list_relations, read_relations
 
 pytestmark = pytest.mark.postgres
@@ -88,7 +89,7 @@ def test_an_existing_publication_that_cannot_serve_is_refused_with_the_cure(
     with database.superuser() as superuser:
         superuser.execute(statement)
         with pytest.raises(Refused) as refusal:
-            ensure_publications(connection, NAME, pipeline="shop")
+            ensure_publications(connection, NAME, pipeline="shop", wanted={_table("t"): Part()})
         assert refusal.value.code == code
         for cure in refusal.value.remedy.split(", and")[0].split("; "):
             superuser.execute(cure)

@@ -48,7 +48,6 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     "arguments",
     [
         [],
-        ["reload", "x.yaml"],  # of which table?
         ["rebuild", "x.yaml", "--table", "public.a"],  # a command of a later issue
         ["check"],
         ["check", "x.yaml", "--nope"],
@@ -61,6 +60,7 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         ["wait", "x.yaml", "--require", "xyz/1"],
         ["wait", "x.yaml", "--timeout", "1w"],
         ["status", "x.yaml", "--table", "public.a"],
+        ["reload", "x.yaml", "--change"],
     ],
 )
 def test_what_is_not_understood_is_refused_with_usage(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:

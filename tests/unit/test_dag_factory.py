@@ -169,10 +169,11 @@ def test_a_reload_is_asked_for_by_table_and_partitions(tmp_path: Path) -> None:
     reload = headwater_dags(write_pipeline(tmp_path, "shop"))["shop.reload"]
     assert reload.render_template_as_native_obj
     assert reload.max_active_runs > 1
-    assert set(reload.params) == {"table", "partitions"}
+    assert set(reload.params) == {"table", "partitions", "changed"}
     task: Any = reload.get_task("reload")
-    assert {"table", "partitions"} <= set(task.template_fields)
+    assert {"table", "partitions", "changed"} <= set(task.template_fields)
     assert (task.table, task.partitions) == ("{{ params.table }}", "{{ params.partitions }}")
+    assert task.changed == "{{ params.changed }}"
 
 
 def test_a_faulty_file_among_others_is_left_out_and_reported_elsewhere(tmp_path: Path) -> None:

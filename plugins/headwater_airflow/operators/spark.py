@@ -164,23 +164,35 @@ class LoadOperator(HeadwaterSparkOperator):
 
 
 class ReloadOperator(HeadwaterSparkOperator):
-    """Replaces `table`, or some `partitions` of it, by what the source holds, while replication goes on.
+    """Replaces `table`, or some `partitions` of it, by what the source holds, while replication goes on. `changed`:
+    instead, find what may differ by the source's catalog (in `table`, or in all of them), compare, and repair.
 
-    Both may be templates. In a DAG with `render_template_as_native_obj` a template may give the list of partitions;
-    elsewhere it gives the name of one, or nothing for the whole table.
+    All may be templates. In a DAG with `render_template_as_native_obj` a template may give the list of partitions, and
+    the truth of `changed`; elsewhere it gives the name of one, or nothing for the whole table, and `true` or `false`.
     """
 
-    template_fields: Sequence[str] = (*HeadwaterSparkOperator.template_fields, "table", "partitions")
+    template_fields: Sequence[str] = (*HeadwaterSparkOperator.template_fields, "table", "partitions", "changed")
 
-    def __init__(self, *, pipeline: str, table: str, partitions: Sequence[str] | str = (), **arguments: Any) -> None:
+    def __init__(
+        self,
+        *,
+        pipeline: str,
+        table: str = "",
+        partitions: Sequence[str] | str = (),
+        changed: bool | str = False,
+        **arguments: Any,
+    ) -> None:
         super().__init__(pipeline=pipeline, application=entry_script("reload"), **arguments)
         self.table = table
         self.partitions = partitions
+        self.changed = changed
 
     def execute(self, context: Context) -> dict[str, Any] | None:
         names = [self.partitions] if isinstance(self.partitions, str) else list(self.partitions)
         parts = [part for name in names if name for part in ("--partition", name)]
-        self.application_args = [self.pipeline, "--json", "--table", self.table, *parts]
+        table = ["--table", self.table] if self.table else []
+        changed = ["--changed"] if str(self.changed).lower() == "true" else []
+        self.application_args = [self.pipeline, "--json", *table, *parts, *changed]
         return super().execute(context)
 
 

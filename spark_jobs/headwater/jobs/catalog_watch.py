@@ -24,7 +24,6 @@ from headwater.names import quote_ident
 from headwater.source.connection import Connection, errors_named
 from headwater.source.identity import carried_columns, choose_key, identity_remedy, why_writers_would_fail
 from headwater.source.publication import Publication, inserts_name, publication_problems, read_publication, remove_table
-from headwater.source.publication_parts import Part, part_problems
 from headwater.source.relations import ORDINARY, PARTITIONED, Relation, descendants, one_snapshot, read_relations
 from headwater.source.standing import Standing, read_standings, standing_problem
 
@@ -178,11 +177,6 @@ class CatalogWatch:
                 if lossy:
                     message = f"the publication {quote_ident(publication.name)} was changed: {problem.message}"
                     return SchemaChanged(message, where=name, remedy=f"{problem.remedy}; then {again}")
-            part = Part.of(record.schema, record.schema.row_filter)
-            assert standing.now is not None
-            member = publication.members.get(standing.now)
-            for problem in part_problems(publication.name, standing.now, member, part) if member is not None else []:
-                return SchemaChanged(f"the publication was changed: {problem.message}", where=name, remedy=again)
         # The log would show the same names and types as before, and older rows have lost their values.
         root = facts.relations[record.schema.relation_id]
         here = {attribute.attnum: attribute.name for attribute in root.attributes}

@@ -7,17 +7,20 @@ Runs without Spark: imports only what PostgreSQL and the pipeline file need, and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from headwater.config import Pipeline
 from headwater.errors import Refused
 from headwater.lake import storage
 from headwater.lake.paths import registry_path
+from headwater.names import TableName, quote_ident
 from headwater.source.catalog import Catalog, read_catalog
 from headwater.source.connection import Connection, connect, errors_named
 from headwater.source.problems import Problem, error, refuse_errors, warning
-from headwater.source.publishing_rights import filter_problems, publishing_problems
+from headwater.source.publication_parts import Part
+from headwater.source.publishing_rights import publishing_problems
+from headwater.source.row_filters import wanted_parts
 from headwater.source.settings import server_problems, version_problems
 
 __all__ = ["CheckReport", "Problem", "check", "lake_problems", "registry_problems", "require_ok"]
@@ -34,10 +37,12 @@ _HOLD_FROM_A_LOAD_ON = {
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """`problems` in the order server, lake, tables, publications. `catalog` holds what can be replicated."""
+    """`problems` in the order server, lake, tables, publications. `catalog` holds what can be replicated,
+    `parts` what of these tables is to be published."""
 
     problems: tuple[Problem, ...]
     catalog: Catalog
+    parts: dict[TableName, Part] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -60,18 +65,28 @@ def _inspect(connection: Connection, pipeline: Pipeline, lake: str) -> CheckRepo
     if too_old := version_problems(connection):
         return CheckReport(tuple(too_old), Catalog((), ()))  # its catalog lacks what the other checks ask for
     catalog = read_catalog(connection, pipeline)
-    insert_only = [table for table in catalog.tables if table.schema.insert_only]
-    others = [table for table in catalog.tables if not table.schema.insert_only]
+    parts, filter_problems = wanted_parts(connection, catalog.tables)
     problems = [
         *server_problems(connection, pipeline.source.slot, [APPLICATION_NAME]),
         *lake_problems(lake),
         *registry_problems(lake, pipeline.name, catalog),
         *catalog.problems,
-        *filter_problems(connection, catalog.tables),
-        *publishing_problems(connection, pipeline.source.publication, others, insert_only),
+        *_unknown_excluded(catalog),
+        *filter_problems,
+        *publishing_problems(connection, pipeline.source.publication, catalog.tables, parts),
     ]
     # A table may be judged from several sides with the same result.
-    return CheckReport(tuple(dict.fromkeys(problems)), catalog)
+    return CheckReport(tuple(dict.fromkeys(problems)), catalog, parts)
+
+
+def _unknown_excluded(catalog: Catalog) -> list[Problem]:
+    """A typing error here would replicate what must stay at the source."""
+    return [
+        error("unknown_column", str(table.name), f"columns.exclude names {quote_ident(name)}, which it does not have")
+        for table in catalog.tables
+        for name in table.entry.columns.exclude
+        if table.relation.attribute(name) is None
+    ]
 
 
 def require_ok(report: CheckReport) -> None:
@@ -102,8 +117,8 @@ def registry_problems(root: str, pipeline_name: str, catalog: Catalog) -> list[P
         record = registry.tables.get(str(table.name)) if registry is not None else None
         if record is None or record.state not in ("active", "catching up", "suspended") or not record.schemas:
             continue
-        for option, field in _HOLD_FROM_A_LOAD_ON.items():
-            if getattr(record.schema, field) != getattr(table.schema, field):
+        for option, known_as in _HOLD_FROM_A_LOAD_ON.items():
+            if getattr(record.schema, known_as) != getattr(table.schema, known_as):
                 message = f"{option} is another than when the table was loaded, and holds from its next load on"
                 remedy = f"headwater load PIPELINE.yaml --table {table.name} --again"
                 found.append(warning("option_waits_for_load", str(table.name), message, remedy))

@@ -30,6 +30,7 @@ from headwater.jobs.schema_changes import (
     refuse_lost_key,
     refuse_other_table,
 )
+from headwater.jobs.selection import as_registered
 from headwater.lake.apply import damage_named
 from headwater.lake.commits import LostRace
 from headwater.lake.evolve import Columns, evolve, require_possible
@@ -162,6 +163,7 @@ class Evolving:
         if entry is None:
             raise changed(record, f"its columns changed at the source ({differences(record.schema, relation)})")
         alone = self._pipeline.model_copy(update={"tables": (entry.model_copy(update={"name": name}),)})
+        alone = as_registered(alone, [record])
         conninfo = self._pipeline.conninfo()
         # A session of its own: several tables may follow at once.
         session = connect(conninfo, application_name="headwater columns")

@@ -32,6 +32,7 @@ from headwater.jobs.options import on_divergence, on_schema_change
 from headwater.jobs.same_source import CONNECT_THERE, require_same_source
 from headwater.jobs.source_rows import pages
 from headwater.jobs.units import BAD_VALUE, CHANGED, UnitReader, bad_value, cut_units, describe
+from headwater.jobs.wal_ceiling import ceiling_problem
 from headwater.lake import tables as lake_tables
 from headwater.lake.history import history_record, mark_load, prepare
 from headwater.lake.ledger import read_epoch
@@ -43,7 +44,7 @@ from headwater.schema import TableSchema
 from headwater.session import build_session
 from headwater.source.catalog import Catalog, CatalogTable, read_catalog, signature
 from headwater.source.connection import Connection, connect, identify
-from headwater.source.publication import add_tables, ensure_publications, inserts_name
+from headwater.source.publication import add_tables, ensure_publications, inserts_name, remove_table
 from headwater.source.publication_parts import Part
 from headwater.source.slot import SlotState, create_slot, drop_slot, loss_of, read_slot
 from headwater.source.snapshots import CapturePoint, capture_point
@@ -108,8 +109,7 @@ def load(
                 wanted = [t for t in chosen if again or not _is_loaded(registry, t.name)]
                 if is_running(connection, pipeline):
                     _refuse_beside(connection, pipeline, registry, wanted)
-                parts = {table.name: table.part for table in report.catalog.tables}
-                memberships = _prepare_source(connection, pipeline, registry, wanted, parts)
+                memberships = _prepare_source(connection, pipeline, registry, wanted, report.parts)
                 if any(table.entry.where for table in wanted):
                     wanted = _as_published(connection, pipeline, wanted)
             loading = {t.name for t in wanted}
@@ -199,7 +199,10 @@ def _prepare_source(
             where=f"replication slot {source.slot}",
             remedy="headwater load PIPELINE.yaml --again loads all tables anew",
         )
-    if slot is not None and (slot.loss or slot.confirmed_lsn is None):
+    # Where every table is loaded anew nobody needs what a slot past its ceiling keeps.
+    beyond = ceiling_problem(slot, source.wal_ceiling) if slot is not None and not (slot.active or others) else None
+    gap = gap or (beyond.message if beyond is not None and known is not None else "")
+    if slot is not None and (slot.loss or slot.confirmed_lsn is None or beyond):
         drop_slot(connection, source.slot)
         slot = None
     slot = slot or create_slot(connection, source.slot, source.failover)
@@ -220,10 +223,13 @@ def _prepare_source(
             *(record.entered("loading", gap) for record in loaded.values() if gap),
         )
     barrier, members = 0, []
-    for publication, insert_only in ((source.publication, False), (inserts_name(source.publication), True)):
-        joining = [t for t in wanted if t.schema.insert_only == insert_only]
+    both = (source.publication, inserts_name(source.publication))
+    for insert_only, (publication, other) in enumerate((both, (both[1], both[0]))):
+        joining = [t for t in wanted if t.schema.insert_only == bool(insert_only)]
         if joining:
             names = [t.name for t in joining]
+            for name in names:
+                remove_table(connection, other, name)  # it was insert-only before, or is from now on
             barrier = max(barrier, add_tables(connection, publication, names, parts=parts))
             members += [Registered(t.name, t.schema.relation_id, publication) for t in joining]
     reach("load.after_publication")

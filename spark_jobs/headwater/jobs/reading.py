@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.config import Pipeline, load_pipeline
 from headwater.errors import BadValue, Refused, Transient
+from headwater.jobs.selection import as_registered
 from headwater.lake import cuts
 from headwater.lake.registry import Registry
 from headwater.names import TableName
@@ -109,11 +110,12 @@ def _brought(rows: DataFrame, name: str) -> DataFrame:
 def _schemas(pipeline: Pipeline, connection: Connection, names: list[str]) -> dict[str, TableSchema]:
     """The lake's schema of each table, with the leaves that it has at the source now."""
     registry = Registry.open(pipeline.lake_path(), pipeline.name)
-    catalog = read_catalog(connection, pipeline)
+    records = registry.tables if registry is not None else {}
+    catalog = read_catalog(connection, as_registered(pipeline, records.values()))
     found: dict[str, TableSchema] = {}
     for name in names:
         now = catalog.table(TableName.parse(name)).schema
-        record = registry.tables.get(name) if registry is not None else None
+        record = records.get(name)
         if record is None or not record.schemas:
             found[name] = now
             continue

@@ -5,7 +5,7 @@ Whether it still has the columns that the registry knows is `headwater.jobs.sche
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from headwater.errors import SchemaChanged
@@ -98,6 +98,20 @@ def new_leaf(connection: Connection, relation: Relation) -> tuple[int, Leaf] | N
         )
     identity = identity.decode() if isinstance(identity, bytes) else identity
     return int(root), Leaf(relation.relation_id, schema, name, int(filenode), identity)
+
+
+def attached(connection: Connection, relation_ids: Sequence[int]) -> set[int]:
+    """Those of the partitions that were tables before: their pg_inherits entries are younger than they are."""
+    with errors_named("source"):
+        rows = connection.execute(
+            """
+            select i.inhrelid::bigint from pg_catalog.pg_inherits i
+            join pg_catalog.pg_attribute a on a.attrelid = i.inhrelid and a.attname = 'tableoid' and a.attnum < 0
+            where i.inhrelid = any(%s) and i.xmin <> a.xmin
+            """,
+            [list(relation_ids)],
+        ).fetchall()
+    return {int(row[0]) for row in rows}
 
 
 def with_leaf(record: TableRecord, leaf: Leaf) -> TableRecord:

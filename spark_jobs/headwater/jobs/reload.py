@@ -23,8 +23,7 @@ from headwater.jobs.load import load
 from headwater.jobs.partitions_named import Part, part_named
 from headwater.jobs.replacing import Replacing, Report, driver_beside, refuse_state
 from headwater.jobs.same_source import require_same_source
-from headwater.jobs.schema_changes import COLUMNS_CHANGED, FOLLOWS
-from headwater.jobs.source_rows import rows_at
+from headwater.jobs.source_rows import rows_at, schema_now
 from headwater.jobs.units import BAD_VALUE, CHANGED, bad_value
 from headwater.lake.paths import reloaded_path
 from headwater.lake.registry import Registry, TableRecord, now_text
@@ -32,9 +31,9 @@ from headwater.lake.reload_records import Reload
 from headwater.lake.reloaded import row_files, rows_in
 from headwater.names import TableName
 from headwater.position import format_lsn
-from headwater.schema import Leaf, TableSchema
+from headwater.schema import Leaf
 from headwater.session import build_session
-from headwater.source.catalog import read_catalog, signature
+from headwater.source.catalog import signature
 from headwater.source.connection import Connection, connect
 from headwater.source.snapshots import capture_point
 
@@ -64,7 +63,7 @@ def reload(
             result = load(pipeline, [table], again=True, progress=progress)
             return {**result, "seconds": round(time.monotonic() - started, 3)}
         refuse_state(record)
-        part = part_named(connection, record, _now(connection, pipeline, record).leaves, partitions)
+        part = part_named(connection, record, schema_now(connection, pipeline, record).leaves, partitions)
         with driver_beside(connection, pipeline, progress):
             replacing = Replacing(pipeline, connection, registry, record, part.shown, part.leaves, part.unknown)
             done = replacing.run(_Part(pipeline, connection, registry, record, part, progress).read)
@@ -151,7 +150,7 @@ class _Part:
             self.registry.refresh()
             self.record = self.registry.tables[self.record.name]
             try:
-                _now(self.connection, self.pipeline, self.record)
+                schema_now(self.connection, self.pipeline, self.record)
             except Refused:
                 if time.monotonic() > deadline:
                     raise
@@ -160,23 +159,8 @@ class _Part:
                 return
 
     def _leaves_now(self) -> tuple[Leaf, ...]:
-        leaves = _now(self.connection, self.pipeline, self.record).leaves
+        leaves = schema_now(self.connection, self.pipeline, self.record).leaves
         return tuple(leaf for leaf in leaves if self.part.whole or leaf.relation_id in self.part.leaves)
-
-
-def _now(connection: Connection, pipeline: Pipeline, record: TableRecord) -> TableSchema:
-    """The table as it is at the source. Its columns must be the registry's: else those of one would be read as those of
-    the other."""
-    found = [t.schema for t in read_catalog(connection, pipeline).tables if str(t.name) == record.name]
-    if not found or found[0].definition != record.schema.definition:
-        raise Refused(
-            COLUMNS_CHANGED if found else "the source has no such table that can be replicated",
-            code="schema_changed",
-            where=record.name,
-            remedy=f"{FOLLOWS}headwater load PIPELINE.yaml --table {record.name} --again",
-        )
-    # What was declared at its load still holds.
-    return record.schema.with_leaves(found[0].leaves)
 
 
 class _Changed(Exception):

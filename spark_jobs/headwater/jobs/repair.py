@@ -26,7 +26,7 @@ from headwater.jobs.key_reader import ORIGIN, KeyReader
 from headwater.jobs.load import Changed, Report, Target, copy_whole, load, named_error
 from headwater.jobs.planning import Planner
 from headwater.jobs.replacing import Replacing
-from headwater.jobs.source_rows import rows_at
+from headwater.jobs.source_rows import rows_at, schema_now
 from headwater.jobs.units import BAD_VALUE, CHANGED, TableChanged
 from headwater.lake import tables as lake_tables
 from headwater.lake.apply import Applier
@@ -67,8 +67,9 @@ class Repair:
         return count
 
     def _read(self, asked: Reload) -> Reload:
-        schema = self.record.schema
         with capture_point(self.pipeline.conninfo()) as capture:
+            # A partition that was detached is a table still, and its rows are none of this one's.
+            schema = schema_now(self.connection, self.pipeline, self.record)
             signatures = signature(self.connection, [leaf.relation_id for leaf in schema.leaves])
             try:
                 rows, keys = _read_keys(

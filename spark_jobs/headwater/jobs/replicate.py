@@ -34,7 +34,7 @@ from headwater.jobs.same_source import CONNECT_THERE, require_same_source
 from headwater.jobs.staging import Staging
 from headwater.jobs.succession import SuccessorWatch
 from headwater.jobs.take_over import Turn, taking_over
-from headwater.jobs.wal_ceiling import REMEDY, CeilingWatch, ceiling_problem, giving_up
+from headwater.jobs.wal_ceiling import REMEDY, CeilingWatch, giving_up
 from headwater.lake.ledger import Ledger
 from headwater.lake.registry import PipelineRecord, Registry
 from headwater.log.large import STAGE_FROM
@@ -200,8 +200,6 @@ def _continuity(connection: Connection, pipeline: Pipeline, known: PipelineRecor
             where=where,
             remedy="stop the other one, or wait until it ends",
         )
-    if beyond := ceiling_problem(slot, pipeline.source.wal_ceiling):
-        raise beyond
     newest = ledger.newest.position.lsn if ledger.newest else 0
     start = max(newest, known.start_lsn)
     if slot.confirmed_lsn is not None and slot.confirmed_lsn > start:

@@ -140,7 +140,9 @@ class _Reading:
         key = tuple(renamed.get(name, name) for name in self._stored.key)
         # Widening has rewritten the table, and is known: from here on another rewrite is to be told from it.
         leaves = self._leaves_now() if widened and has_columns(self._now, self._relation) else self._stored.leaves
-        schema = replace(self._stored, columns=columns, key=key, last_attnum=last, leaves=leaves)
+        # The server spells a filter with the names of now.
+        spelled = self._now.row_filter or self._stored.row_filter if self._stored.where else ""
+        schema = replace(self._stored, columns=columns, key=key, last_attnum=last, leaves=leaves, row_filter=spelled)
         if not has_columns(schema, self._relation):
             raise self._not_followed("two readings of it are possible")
         return schema

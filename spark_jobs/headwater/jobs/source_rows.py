@@ -7,10 +7,14 @@ from collections.abc import Mapping
 from pyspark.sql import DataFrame, SparkSession
 
 from headwater.config import Pipeline
+from headwater.errors import Refused
+from headwater.jobs.schema_changes import COLUMNS_CHANGED, FOLLOWS
+from headwater.jobs.selection import as_registered
 from headwater.jobs.units import UnitReader, cut_units, describe
+from headwater.lake.registry import TableRecord
 from headwater.lake.tables import struct_type
 from headwater.schema import TableSchema
-from headwater.source.catalog import Signature
+from headwater.source.catalog import Signature, read_catalog
 from headwater.source.connection import Connection, errors_named
 
 
@@ -28,6 +32,22 @@ def rows_at(
     parallel = max(1, min(pipeline.load.connections, len(units)))
     descriptions = spark.sparkContext.parallelize([(describe(unit),) for unit in units], parallel)
     return spark.createDataFrame(descriptions, "unit string").mapInArrow(reader, struct_type(schema))
+
+
+def schema_now(connection: Connection, pipeline: Pipeline, record: TableRecord) -> TableSchema:
+    """The registered table with the leaves that it has at the source. Refused when its columns are not the registry's:
+    those of one would be read as those of the other."""
+    catalog = read_catalog(connection, as_registered(pipeline, [record]))
+    found = [t.schema for t in catalog.tables if str(t.name) == record.name]
+    if not found or found[0].definition != record.schema.definition:
+        raise Refused(
+            COLUMNS_CHANGED if found else "the source has no such table that can be replicated",
+            code="schema_changed",
+            where=record.name,
+            remedy=f"{FOLLOWS}headwater load PIPELINE.yaml --table {record.name} --again",
+        )
+    # What was declared at its load still holds.
+    return record.schema.with_leaves(found[0].leaves)
 
 
 def pages(connection: Connection, relation_id: int) -> int:

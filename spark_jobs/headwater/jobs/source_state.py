@@ -83,7 +83,8 @@ def as_the_source_stands(look: Look, source: SourceState | None, now: Callable[[
 
     `now` gives the tables that follow the log now: what was asked about one that was loaded anew since is void.
     """
-    found = [(s.registered, _problem_of(s, source)) for s in source.standings] if source is not None else []
+    same_log = source is not None and look.log in (None, (source.position.system_id, source.position.timeline))
+    found = [(s.registered, _problem_of(s, source, same_log)) for s in source.standings] if source is not None else []
     if not any(problem for _, problem in found):
         return look
     current, tables = {table.name: table for table in now()}, dict(look.tables)
@@ -94,9 +95,10 @@ def as_the_source_stands(look: Look, source: SourceState | None, now: Callable[[
     return replace(look, tables=tables)
 
 
-def _problem_of(standing: Standing, source: SourceState) -> Problem | None:
-    """What the table lost at the source, or all of them with the slot (which a standby need not have)."""
-    if not source.in_recovery and (loss := loss_of(source.slot)):
+def _problem_of(standing: Standing, source: SourceState, same_log: bool) -> Problem | None:
+    """What the table lost at the source, or all of them with the slot (which a standby need not have, nor another
+    server)."""
+    if same_log and not source.in_recovery and (loss := loss_of(source.slot)):
         return error("slot_gap", str(standing.registered.name), loss, REMEDY)
     return standing_problem(standing)
 

@@ -26,6 +26,7 @@ from headwater.jobs.repair import Repair, repair_suspended
 from headwater.jobs.replacing import driver_beside
 from headwater.jobs.same_source import require_same_source
 from headwater.jobs.schema_changes import COLUMNS_CHANGED
+from headwater.jobs.selection import as_registered
 from headwater.jobs.source_rows import rows_at
 from headwater.jobs.units import BAD_VALUE, CHANGED, TableChanged
 from headwater.jobs.verify_version import DEFAULT_PATIENCE, Patience, StoredVersion, version_holding
@@ -260,7 +261,7 @@ class _Table:
         """The lake's schema of the table with the leaves that it has at the source now."""
         stored = self._record().schema
         name = TableName.parse(self._name)
-        catalog = read_catalog(self._connection, self._pipeline)
+        catalog = read_catalog(self._connection, as_registered(self._pipeline, [self._record()]))
         found = next((table.schema for table in catalog.tables if table.name == name), None)
         if found is None:
             reasons = "; ".join(problem.message for problem in catalog.problems if problem.where == self._name)

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from headwater.config import Pipeline
-from headwater.errors import HeadwaterError, LostLease, SlotGap
-from headwater.source.connection import Connection, connect
+from headwater.errors import LostLease, SlotGap
+from headwater.source.connection import Connection, connect, identify
 from headwater.source.slot import PLUGIN, SlotState, drop_slot, read_slot
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ REMEDY: Final = "headwater load PIPELINE.yaml --again loads all tables anew, wit
 _WARN_SHARE: Final = 0.5
 _WARN_SECONDS: Final = 600.0
 _LOOK_SECONDS: Final = 5.0
+_WORSE: Final = 1.1
 _RELEASE_SECONDS: Final = 10.0
 _LOOK_PAUSE: Final = 0.1
 _FOLLOWED: Final = ("active", "catching up")
@@ -49,10 +50,11 @@ def ceiling_problem(slot: SlotState | None, ceiling: int | None) -> SlotGap | No
 
 
 def give_up_if_beyond(connection: Connection, pipeline: Pipeline, slot: SlotState | None) -> SlotState | None:
-    """`slot` as it stands afterwards: None when it was given up. One that is being read is its reader's to give up.
+    """`slot` as it stands afterwards: None when it was given up. One that is being read is its reader's to give up, and
+    while a load works none is.
 
-    Never raises: whoever looks came for something else. A slot that could not be dropped is said in the log, and by
-    the next who looks.
+    Never raises: whoever looks came for something else. What could not be done is said in the log, and by the next
+    who looks.
     """
     problem = ceiling_problem(slot, pipeline.source.wal_ceiling)
     if problem is None or slot is None or slot.active or slot.plugin != PLUGIN:
@@ -60,30 +62,38 @@ def give_up_if_beyond(connection: Connection, pipeline: Pipeline, slot: SlotStat
     if slot.database != connection.info.dbname:
         return slot
     try:
-        give_up(connection, pipeline, problem)
+        return None if give_up(connection, pipeline, problem) else slot
     except LostLease:
-        return slot  # somebody has begun to read it
-    except HeadwaterError as error:
-        log.error("%s, and that failed: %s", problem.message, error.message)
+        return slot  # somebody has begun to read it, or a load works
+    except Exception as error:
+        log.error("%s; that failed: %s", problem.message, error)
         return slot
-    return None
 
 
-def give_up(connection: Connection, pipeline: Pipeline, problem: SlotGap) -> None:
-    """Drop the slot, then suspend the tables that followed it. LostLease while somebody reads it."""
-    from headwater.lake.registry import Registry  # reads Delta tables: waiting sensors start without that
+def give_up(connection: Connection, pipeline: Pipeline, problem: SlotGap) -> bool:
+    """Drop the slot, then suspend the tables that followed it. False, and nothing done, where the slot is not that of
+    the lake; LostLease while somebody reads it or a load works."""
+    from headwater.jobs.lease import LOAD, refuse_if_held  # reads Delta tables: waiting sensors start without that
+    from headwater.lake.registry import Registry
 
+    registry = Registry.open(pipeline.lake_path(), pipeline.name)
+    known, now = registry.pipeline if registry is not None else None, identify(connection)
+    if registry is None or known is None or now.in_recovery:
+        return False
+    if (known.slot, known.system_id, known.timeline) != (pipeline.source.slot, now.system_id, now.timeline):
+        return False
+    refuse_if_held(connection, registry, LOAD)
+    if ceiling_problem(read_slot(connection, pipeline.source.slot), pipeline.source.wal_ceiling) is None:
+        return False  # it has moved on since, or it is another one
     drop_slot(connection, pipeline.source.slot)
     log.error("%s. What to do: %s", problem.message, problem.remedy)
-    registry = Registry.open(pipeline.lake_path(), pipeline.name)
-    if registry is None:
-        return
 
     def suspended(record: TableRecord) -> TableRecord | None:
         return record.entered("suspended", problem.message, problem.remedy) if record.state in _FOLLOWED else None
 
     for name in list(registry.tables):
         registry.change(name, suspended)
+    return True
 
 
 @contextlib.contextmanager
@@ -97,8 +107,8 @@ def giving_up(pipeline: Pipeline) -> Iterator[None]:
             try:
                 with contextlib.closing(connect(pipeline.conninfo(), application_name="headwater replicate")) as own:
                     _give_up_when_free(own, pipeline, problem)
-            except HeadwaterError as error:
-                log.error("the slot could not be given up: %s", error.message)
+            except Exception as error:  # it must not hide why the driver ends
+                log.error("the slot could not be given up: %s", error)
         raise
 
 
@@ -106,7 +116,8 @@ def _give_up_when_free(connection: Connection, pipeline: Pipeline, problem: Slot
     deadline = time.monotonic() + _RELEASE_SECONDS
     while True:
         try:
-            return give_up(connection, pipeline, problem)
+            give_up(connection, pipeline, problem)
+            return
         except LostLease:  # our own walsender has not ended yet
             if time.monotonic() >= deadline:
                 raise
@@ -114,10 +125,12 @@ def _give_up_when_free(connection: Connection, pipeline: Pipeline, problem: Slot
 
 
 class CeilingWatch:
-    """The running driver's eye on its slot."""
+    """The running driver's eye on its slot. A driver that starts with more than the ceiling, since nobody has looked or
+    a load took its time, may catch up: it ends when it falls further behind."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._slot, self._ceiling = pipeline.source.slot, pipeline.source.wal_ceiling
+        self._least: int | None = None
         self._next_look = self._next_word = 0.0
 
     def look(self, connection: Connection) -> SlotGap | None:
@@ -126,16 +139,23 @@ class CeilingWatch:
         if self._ceiling is None or now < self._next_look:
             return None
         self._next_look = now + _LOOK_SECONDS
-        slot = read_slot(connection, self._slot)
+        return self.judge(read_slot(connection, self._slot), now)
+
+    def judge(self, slot: SlotState | None, now: float) -> SlotGap | None:
+        """The same of `slot` as it was at `now`, of a monotonic clock."""
         kept = slot.retained_wal_bytes if slot is not None else None
-        if kept is not None and kept > self._ceiling * _WARN_SHARE and now >= self._next_word:
+        if kept is None or self._ceiling is None:
+            return None
+        self._least = kept if self._least is None else min(self._least, kept)
+        if kept > self._ceiling * _WARN_SHARE and now >= self._next_word:
             self._next_word = now + _WARN_SECONDS
             log.warning(
                 "the source keeps %s of its log for the slot; past %s (source.wal_ceiling) it is given up",
                 _size(kept),
                 _size(self._ceiling),
             )
-        return ceiling_problem(slot, self._ceiling)
+        catching_up = self._least > self._ceiling and kept <= self._least * _WORSE
+        return None if catching_up else ceiling_problem(slot, self._ceiling)
 
 
 def _size(size: int) -> str:

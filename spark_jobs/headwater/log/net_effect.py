@@ -22,6 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headwater.changes import Deletions, NetChanges
+from headwater.errors import Diverged
 from headwater.log.blocks import INSERT, UPDATE, Block, Truncate
 from headwater.log.decoded_changes import DecodedChanges, decode_changes
 from headwater.log.key_codes import key_codes
@@ -29,6 +30,7 @@ from headwater.log.net_parts import PartsOnDisk
 from headwater.log.partitions import partitioned
 from headwater.log.spill import Spilled, SpillStore
 from headwater.log.wire import booleans, fixed
+from headwater.names import TableName
 from headwater.schema import TableSchema
 from headwater.stages import stage
 
@@ -101,6 +103,14 @@ class _UnchangedAcrossParts(Exception):
 def _net(schema: TableSchema, decoded: DecodedChanges, cuts: _Cuts) -> NetChanges:
     if cuts.start >= 0:
         decoded = decoded.at(decoded.sequence > cuts.start)
+    if decoded.unchanged and (row := _unchanged_in_inserts(decoded)):
+        # A row filter lets a row into view by an INSERT without the values that its UPDATE left alone. They may have
+        # changed out of view: neither the batch nor a stored row can be trusted to have them.
+        raise Diverged(
+            f"{row} rows that came into view keep values that the log does not carry",
+            where=str(TableName(schema.schema, schema.name)),
+            remedy=f"headwater load PIPELINE.yaml --table {TableName(schema.schema, schema.name)} --again",
+        )
     truncated, changes = cuts.start >= 0, len(decoded.sequence)
     if not schema.key:
         return _insert_only(schema, decoded, changes, truncated=truncated, partial=cuts.partial)
@@ -129,9 +139,13 @@ def _net_in_parts(
     return parts.joined()
 
 
-def _unchanged_in_inserts(decoded: DecodedChanges) -> bool:
+def _unchanged_in_inserts(decoded: DecodedChanges) -> int:
+    """How many inserted rows lack values."""
     inserted = decoded.new[decoded.operation == INSERT]
-    return any(bool(mask[inserted].any()) for mask in decoded.unchanged.values())
+    lacking = np.zeros(len(inserted), dtype=np.bool_)
+    for mask in decoded.unchanged.values():
+        lacking |= mask[inserted]
+    return int(lacking.sum())
 
 
 def _insert_only(

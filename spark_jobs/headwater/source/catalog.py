@@ -26,7 +26,6 @@ from headwater.source.matching import match_entries
 from headwater.source.pg_types import read_types
 from headwater.source.problems import Problem, error, refuse_errors, warning
 from headwater.source.publication import Publication, inserts_name, read_publication
-from headwater.source.publication_parts import Part
 from headwater.source.relations import (
     FOREIGN,
     KINDS,
@@ -57,11 +56,6 @@ class CatalogTable:
     @property
     def name(self) -> TableName:
         return self.relation.name
-
-    @property
-    def part(self) -> Part:
-        """What of it is to be published."""
-        return Part.of(self.schema, self.entry.where)
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,7 +155,6 @@ def _unknown_columns(relation: Relation, entry: TableEntry) -> list[Problem]:
         "partition_by": entry.partition_by,
         "types": entry.types,
         "on_bad_value": per_column,
-        "columns.exclude": entry.columns.exclude,
     }
     return [
         error("unknown_column", where, f"{option} names {quote_ident(name)}, which the table does not have")

@@ -120,8 +120,8 @@ def create_statement(name: str, version: int, tables: Mapping[TableName, Part] |
 
 
 def publication_problems(publication: Publication, wanted: Mapping[TableName, Part] | None = None) -> list[Problem]:
-    """Why an existing publication cannot serve, each with the statement that changes it. `wanted`: tables of which a
-    load sees to it that their parts are published, if the role may alter the publication."""
+    """Why an existing publication cannot serve, each with the statement that changes it. `wanted`: what of its tables
+    is to be published; a publication of our own is altered by a load, so nothing is said of its parts."""
     name, where = quote_ident(publication.name), f"publication {quote_ident(publication.name)}"
     needed = _INSERTS if publication.name.endswith(INSERTS_SUFFIX) else _ALL
     again = f"DROP PUBLICATION {name}, and let Headwater create it (or create it for the listed tables only)"
@@ -140,10 +140,10 @@ def publication_problems(publication: Publication, wanted: Mapping[TableName, Pa
         message = "publish_via_partition_root is on, which hides the partition that a row lies in"
         remedy = f"ALTER PUBLICATION {name} SET (publish_via_partition_root = false)"
         problems.append(error("publication_via_root", where, message, remedy))
-    for table, member in sorted(publication.members.items()):
-        part = (wanted or {}).get(table)
-        if part is None or not publication.owned:
-            problems += part_problems(name, table, member, part or Part())
+    for table, part in sorted((wanted or {}).items()):
+        member = publication.members.get(table)
+        if member is not None and not publication.owned:
+            problems += part_problems(name, table, member, part)
     return problems
 
 
@@ -217,7 +217,10 @@ def add_tables(
             if "update" in current.operations:
                 refuse_errors(_writers_that_would_fail(connection, current, sorted(missing)))
 
-        _alter(connection, f"{alter} ADD TABLE {member_list(missing)}", sorted(missing), add, wait_seconds)
+        other, _ = differing()
+        away = f"{alter} DROP TABLE {', '.join(f'ONLY {table}' for table in other)}; " if other else ""
+        statement = f"{away}{alter} ADD TABLE {member_list(missing)}"
+        _alter(connection, statement, sorted(missing), add, wait_seconds)
     row = connection.execute("select pg_snapshot_xmax(pg_current_snapshot())::text::bigint").fetchone()
     assert row is not None
     return int(row[0])

@@ -5,18 +5,12 @@ PostgreSQL documentation, "Row Filters" and "Column Lists". What is left out nev
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from headwater.names import TableName, quote_ident
-from headwater.schema import Column, TableSchema
+from headwater.schema import Column
 from headwater.source.problems import Problem, error
-
-_TYPED: Final = re.compile(
-    r"('(?:[^']|'')*')::(?:character varying|double precision|timestamp with(?:out)? time zone|\w+)(?:\(\d+\))?"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +24,11 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What is to be published of a table: `columns` (None: all of them) and the rows that `row_filter` is true for."""
+    """What is to be published of a table: `columns` (None: all of them) and the rows that `row_filter` is true for, an
+    expression as the server writes it."""
 
     columns: tuple[Column, ...] | None = None
     row_filter: str = ""
-
-    @classmethod
-    def of(cls, schema: TableSchema, row_filter: str) -> Part:
-        return cls(schema.columns if schema.excluded else None, row_filter)
 
     @property
     def clause(self) -> str:
@@ -48,7 +39,7 @@ class Part:
     def is_published_by(self, member: Member) -> bool:
         """Column lists are compared by attnum: names change, and the server keeps to the columns."""
         wanted = frozenset(column.attnum for column in self.columns) if self.columns is not None else None
-        return wanted == member.columns and _plain(self.row_filter) == _plain(member.row_filter)
+        return wanted == member.columns and self.row_filter == member.row_filter
 
 
 def member_list(tables: Mapping[TableName, Part]) -> str:
@@ -69,23 +60,3 @@ def part_problems(publication: str, table: TableName, member: Member, part: Part
     again = f"ALTER PUBLICATION {publication} ADD TABLE ONLY {table}{part.clause}"
     remedy = f"ALTER PUBLICATION {publication} DROP TABLE ONLY {table}; {again}"
     return [error("publication_narrowed", f"publication {publication}", message, remedy)]
-
-
-def _plain(expression: str) -> str:
-    """Without what the server adds: the brackets around all of it, and the types of quoted constants."""
-    text = _TYPED.sub(r"\1", expression).strip()
-    while text.startswith("(") and text.endswith(")") and _closes_at_end(text):
-        text = text[1:-1].strip()
-    return text
-
-
-def _closes_at_end(text: str) -> bool:
-    depth, quoted = 0, ""
-    for at, character in enumerate(text):
-        if quoted or character in "'\"":
-            quoted = "" if character == quoted else quoted or character
-            continue
-        depth += (character == "(") - (character == ")")
-        if depth == 0:
-            return at == len(text) - 1
-    return False

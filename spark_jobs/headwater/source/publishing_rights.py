@@ -2,58 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
-import psycopg
+from collections.abc import Iterable, Mapping, Sequence
 
 from headwater.names import TableName, quote_ident
 from headwater.source.catalog import CatalogTable
 from headwater.source.connection import Connection, errors_named
 from headwater.source.problems import Problem, error
 from headwater.source.publication import create_statement, inserts_name, publication_problems, read_publication
-from headwater.source.publication_parts import member_list
+from headwater.source.publication_parts import Part, member_list
 
 
 @errors_named("source")
 def publishing_problems(
-    connection: Connection, name: str, tables: Sequence[CatalogTable], insert_only: Sequence[CatalogTable]
+    connection: Connection, name: str, tables: Iterable[CatalogTable], parts: Mapping[TableName, Part]
 ) -> list[Problem]:
-    """What stands in the way of publishing `tables` by `name` and `insert_only` by its companion."""
+    """What stands in the way of publishing the `parts` of `tables`, by `name` or by its companion for inserts."""
+    insert_only = [table for table in tables if table.schema.insert_only and table.name in parts]
+    others = [table for table in tables if not table.schema.insert_only and table.name in parts]
     return [
-        *_one(connection, name, tables),
-        *_one(connection, inserts_name(name), insert_only),
+        *_one(connection, name, others, parts),
+        *_one(connection, inserts_name(name), insert_only, parts),
         *_updates_published(connection, name, insert_only),
     ]
 
 
-def filter_problems(connection: Connection, tables: Iterable[CatalogTable]) -> list[Problem]:
-    """Row filters that are no conditions on their tables."""
-    problems = []
-    for table in tables:
-        if not table.entry.where:
-            continue
-        try:
-            with connection.transaction():
-                connection.execute("set transaction read only")
-                connection.execute(f"select from only {table.name} where ({table.entry.where}) limit 0")
-        except (psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError) as reason:
-            message = f"where is no condition on it: {reason.diag.message_primary}"
-            problems.append(error("bad_row_filter", str(table.name), message, "correct it in the pipeline file"))
-    return problems
-
-
-def _one(connection: Connection, name: str, tables: Sequence[CatalogTable]) -> list[Problem]:
+def _one(
+    connection: Connection, name: str, tables: Sequence[CatalogTable], every_part: Mapping[TableName, Part]
+) -> list[Problem]:
     publication = read_publication(connection, name)
+    parts = {table.name: every_part[table.name] for table in tables}
     if publication is None:
-        return _creation(connection, name, tables)
-    problems = publication_problems(publication, {table.name: table.part for table in tables})
+        return _creation(connection, name, tables, parts)
+    problems = publication_problems(publication, parts)
     missing = [table for table in tables if table.name not in publication.members]
     # FOR ALL TABLES is refused by itself: its tables are no members to be added.
     if missing and not (publication.for_all_tables or publication.for_schemas):
         foreign = [table.name for table in missing if not table.relation.owned]
         if foreign or not publication.owned:
             what = "the role does not own the publication" if not publication.owned else _not_owned(foreign)
-            members = member_list({table.name: table.part for table in missing})
+            members = member_list({table.name: parts[table.name] for table in missing})
             remedy = f"a DBA can run: ALTER PUBLICATION {quote_ident(name)} ADD TABLE {members}"
             problems.append(
                 error("missing_rights", f"publication {quote_ident(name)}", f"tables are missing and {what}", remedy)
@@ -76,7 +63,9 @@ def _updates_published(connection: Connection, name: str, insert_only: Sequence[
     ]
 
 
-def _creation(connection: Connection, name: str, tables: Sequence[CatalogTable]) -> list[Problem]:
+def _creation(
+    connection: Connection, name: str, tables: Sequence[CatalogTable], parts: Mapping[TableName, Part]
+) -> list[Problem]:
     row = connection.execute(
         "select pg_catalog.has_database_privilege(current_database(), 'CREATE'), current_database()"
     ).fetchone()
@@ -86,7 +75,6 @@ def _creation(connection: Connection, name: str, tables: Sequence[CatalogTable])
     if may_create and not foreign:
         return []
     what = _not_owned(foreign) if may_create else f"the role may not create publications in {quote_ident(database)}"
-    parts = {table.name: table.part for table in tables}
     remedy = f"a DBA can run: {create_statement(name, connection.info.server_version, parts)}"
     return [error("missing_rights", f"publication {quote_ident(name)}", f"it does not exist and {what}", remedy)]
 

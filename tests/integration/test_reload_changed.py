@@ -1,0 +1,155 @@
+"""`reload --changed`: what the log does not tell is found, compared, and put right; the rest is left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from deltalake import DeltaTable
+
+from fixtures.jobs import assert_equal, catch_up, following, lake_path_of, load_tables, record_of
+from fixtures.pipelines import write_pipeline
+from fixtures.postgres import Database
+from fixtures.waiting import until
+from headwater.cli import main
+from headwater.config import Pipeline
+from headwater.errors import EXIT_DONE, EXIT_REFUSED
+from headwater.jobs.changed import reload_changed
+from headwater.jobs.status import status
+from headwater.jobs.verify import verify
+from headwater.names import TableName
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.postgres]
+
+PLAIN, PARTED, EVENTS, MARKED = "public.plain", "public.parted", "public.events", "public.marked"
+SOURCE = [
+    "create table plain (id int primary key, n int)",
+    "insert into plain select g, g from generate_series(1, 50) g",
+    "create table parted (id int, region text, primary key (id, region)) partition by list (region)",
+    "create table parted_eu partition of parted for values in ('eu')",
+    "create table parted_us partition of parted for values in ('us')",
+    "insert into parted select g, case when g % 2 = 0 then 'eu' else 'us' end from generate_series(1, 20) g",
+    "create table events (n int)",
+    "insert into events select generate_series(1, 9)",
+    "create table marked (id int primary key, n int)",
+    "insert into marked values (1, 1), (2, 2)",
+]
+
+
+@pytest.fixture
+def pipeline(database: Database, spark: SparkSession, tmp_path: Path) -> Pipeline:
+    database.allow_publishing()
+    database.execute(*SOURCE)
+    events, marked = {"name": EVENTS, "insert_only": True}, {"name": MARKED, "soft_delete": True}
+    made = write_pipeline(tmp_path, database, PLAIN, PARTED, events, marked)
+    load_tables(made)
+    catch_up(made)
+    return made
+
+
+def changed(pipeline: Pipeline, *names: str, propose: bool = False) -> dict[str, dict[str, Any]]:
+    tables = [TableName.parse(name) for name in names]
+    found: dict[str, dict[str, Any]] = reload_changed(pipeline, tables, print, propose=propose)["tables"]
+    return found
+
+
+def differing(found: dict[str, Any]) -> tuple[int, int, int]:
+    return found["missing"], found["extra"], found["different"]
+
+
+def test_values_that_were_rewritten_without_the_log_are_found_and_only_they_are_written(
+    database: Database, pipeline: Pipeline, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert changed(pipeline) == {}
+    capfd.readouterr()
+    database.execute(
+        "alter table plain alter n type int using case when id < 4 then n * 10 else n end",
+        "vacuum full parted_eu",
+        "insert into plain values (100, 100)",
+    )
+    catch_up(pipeline)
+    version = DeltaTable(lake_path_of(pipeline, PARTED)).version()
+    assert main(["reload", pipeline.file, "--propose", "--json"]) == EXIT_DONE
+    proposed = json.loads(capfd.readouterr().out)["tables"]
+    assert {name: found["reasons"] for name, found in proposed.items()} == {
+        PLAIN: ["public.plain has new files: it was rewritten or truncated"],
+        PARTED: ["public.parted_eu has new files: it was rewritten or truncated"],
+    }
+    assert main(["reload", pipeline.file, "--changed", "--json"]) == EXIT_DONE
+    found = json.loads(capfd.readouterr().out)["tables"]
+    assert (differing(found[PLAIN]), found[PLAIN]["replaced_rows"]) == ((0, 0, 3), 3)
+    assert (differing(found[PARTED]), found[PARTED]["replaced_rows"]) == ((0, 0, 0), 0)
+    assert DeltaTable(lake_path_of(pipeline, PARTED)).version() == version
+    assert_equal(database, pipeline, PLAIN)
+    assert changed(pipeline) == {}
+    database.execute("update plain set n = 7", "truncate parted_us", "insert into parted values (500, 'us')")
+    catch_up(pipeline)
+    assert list(changed(pipeline, propose=True)) == [PARTED]
+    assert differing(changed(pipeline)[PARTED]) == (0, 0, 0)
+    assert_equal(database, pipeline, PLAIN)
+
+
+def test_partitions_that_come_and_go_are_put_right_beside_the_driver(database: Database, pipeline: Pipeline) -> None:
+    with following(pipeline) as running:
+        until(lambda: status(pipeline)["running"] or running.done(), "the driver runs")
+        database.execute(
+            "create table more (id int, region text, primary key (id, region))",
+            "insert into more select g, 'asia' from generate_series(100, 110) g",
+            "alter table parted attach partition more for values in ('asia')",
+            "alter table parted detach partition parted_us",
+            "create table parted_new partition of parted for values in ('new')",
+        )
+        found = changed(pipeline, PARTED)[PARTED]
+        assert found["reasons"] == [
+            "the partition public.more was attached",
+            "the partition public.parted_us was detached or dropped",
+        ]
+        assert found["replaced_rows"] == 11 + 10
+        assert found["state"] == "active"
+        database.execute("insert into parted values (111, 'asia'), (1, 'new')")
+        database.execute("update parted set id = 112 where id = 2")
+        assert not running.done()
+    catch_up(pipeline)
+    for seen in verify(pipeline, [TableName.parse(PARTED)])["tables"].values():
+        assert differing(seen) == (0, 0, 0)
+    assert record_of(pipeline, PARTED).state == "active"
+    assert changed(pipeline) == {}
+
+
+def test_what_cannot_be_repaired_by_key_is_reloaded_or_said(database: Database, pipeline: Pipeline) -> None:
+    for table in ("events", "marked"):
+        database.execute(f"alter table {table} alter n type int using n + 1")
+    catch_up(pipeline)
+    found = changed(pipeline)
+    assert found[EVENTS]["replaced_rows"] == 9
+    assert "load PIPELINE.yaml --table public.marked --again" in found[MARKED]["not_repaired"]
+    assert_equal(database, pipeline, EVENTS)
+    assert list(changed(pipeline, propose=True)) == [MARKED]
+    load_tables(pipeline, MARKED, again=True)
+    assert changed(pipeline) == {}
+
+
+def test_a_suspended_table_is_a_candidate_and_comes_back(database: Database, pipeline: Pipeline) -> None:
+    database.execute("alter table plain alter n type text using 'n' || n", "insert into plain values (200, 'x')")
+    catch_up(pipeline)
+    assert record_of(pipeline, PLAIN).state == "suspended"
+    found = changed(pipeline)[PLAIN]
+    assert found["reasons"][0].startswith("it is suspended: ")
+    assert found["state"] in ("active", "catching up")
+    catch_up(pipeline)
+    assert_equal(database, pipeline, PLAIN)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--changed", "--partition", "parted_eu"], [], ["--table", PLAIN, "--table", PARTED]]
+)
+def test_what_makes_no_sense_is_refused(
+    pipeline: Pipeline, capfd: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    assert main(["reload", pipeline.file, *arguments]) == EXIT_REFUSED
+    assert "headwater reload --help" in capfd.readouterr().err
