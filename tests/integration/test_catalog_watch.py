@@ -6,6 +6,7 @@ harmed while it runs.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -229,6 +230,14 @@ def test_a_publication_of_somebody_else_is_left_alone_with_an_alarm_and_the_exac
     assert len(alarms) == 1
     watched.database.execute(statement)
     watched.database.execute("update orders set n = 1")
+
+
+def test_new_files_are_told_of_once_and_suspend_nothing(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assert watched.found("vacuum full orders") == {}
+    assert watched.found("alter table quiet add more int") == {}  # looks again
+    told = [record.getMessage() for record in caplog.records if "has new files" in record.getMessage()]
+    assert [message.split(":")[0] for message in told] == ["public.orders"]
 
 
 @pytest.mark.parametrize("watched", [True, False], indirect=True)

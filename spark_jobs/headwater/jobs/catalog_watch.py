@@ -34,8 +34,8 @@ _REPLICATED = ("active", "catching up")
 
 _DIGEST = """
 select md5(concat_ws('|',
-    (select string_agg(concat_ws(',', c.oid, n.nspname, c.relname, c.relreplident, c.relpersistence, c.relnatts), ';'
-                       order by c.oid)
+    (select string_agg(concat_ws(',', c.oid, n.nspname, c.relname, c.relreplident, c.relpersistence, c.relnatts,
+                                 c.relfilenode), ';' order by c.oid)
      from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
      where c.oid = any(%(ids)s::oid[])),
     (select string_agg(concat_ws(',', i.indexrelid, i.indisprimary, i.indimmediate, i.indisvalid, i.indislive,
@@ -83,6 +83,7 @@ class CatalogWatch:
         self._digest: str | None = None
         self._known: set[str] = set()  # found already: one finding a table is enough
         self._alarms: dict[str, float] = {}
+        self._files: dict[int, int] = {}  # new files that were told of, by relation
         self._again = False
         self._complained = 0.0
         self._lock = threading.Lock()
@@ -147,6 +148,7 @@ class CatalogWatch:
     def _judge_all(self, connection: Connection, tables: Mapping[str, TableRecord], facts: _Facts) -> None:
         failing = set()
         for (name, record), standing in zip(tables.items(), facts.standings, strict=True):
+            self._tell_of_new_files(name, record, facts)
             problem = self._silence(name, record, standing, facts)
             # Also of a table that is suspended or was removed: as long as we publish it, its writers fail.
             keyless = _key_problem(record, standing, facts)
@@ -163,6 +165,20 @@ class CatalogWatch:
                 with self._lock:
                     self._found.append((name, finding))
         self._alarms = {name: at for name, at in self._alarms.items() if name in failing}
+
+    def _tell_of_new_files(self, name: str, record: TableRecord, facts: _Facts) -> None:
+        """The log does not say what a rewrite made of values, and most rewrites change none."""
+        for leaf in record.schema.leaves:
+            relation = facts.relations.get(leaf.relation_id)
+            if relation is None or relation.filenode in (leaf.relfilenode, self._files.get(leaf.relation_id)):
+                continue
+            self._files[leaf.relation_id] = relation.filenode
+            log.info(
+                "%s: %s has new files, by TRUNCATE, VACUUM FULL, or a rewrite whose values the log does not carry; "
+                "headwater reload PIPELINE.yaml --changed compares it",
+                name,
+                relation.name,
+            )
 
     def _silence(self, name: str, record: TableRecord, standing: Standing, facts: _Facts) -> SchemaChanged | None:
         """Why changes of the table do not come, or have not come, through the log."""

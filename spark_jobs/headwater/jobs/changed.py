@@ -1,7 +1,7 @@
 """`headwater reload --changed`: what the log does not tell, found in the source's catalog, compared, and put right.
 
 A table may hold other rows than the log has told: a partition was attached, detached or dropped, or the table's files
-were written anew (InSync 4.3, "Change Detection"). New files prove nothing: VACUUM FULL makes them, and so does every
+were written anew (change detection of InSync 3.3). New files prove nothing: VACUUM FULL makes them, and so does every
 TRUNCATE, which the log tells. So a candidate is compared with the source, and only what differs is written. What was
 found equal, or was made so, is noted by its files: what is not noted when this job ends early is a candidate again.
 """
