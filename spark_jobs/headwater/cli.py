@@ -171,7 +171,10 @@ def _reload(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event)
         from headwater.jobs.changed import reload_changed
 
         result = reload_changed(pipeline, tables, _say, propose=args.propose)
-        return result, EXIT_DONE if args.propose else _unless_suspended(result)
+        if any(table.get("not_repaired") or table.get("unsettled") for table in result["tables"].values()):
+            return result, EXIT_DIFFERENCES
+        compared = args.propose or all(table.get("compared", True) for table in result["tables"].values())
+        return result, EXIT_DONE if compared else EXIT_SUSPENDED
     if len(tables) != 1:
         raise _usage("name one table, or say --changed", "reload")
     partitions = [_partition(name, tables[0]) for name in args.partition]

@@ -92,13 +92,15 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One relation that holds rows: the table itself, or a leaf partition of it."""
+    """One relation that holds rows: the table itself, or a leaf partition of it. `link`: the transaction (32 bits) that
+    attached it, or a tree above it, as far as its rows were compared since; 0: nobody had to."""
 
     relation_id: int
     schema: str
     name: str
     relfilenode: int
     replica_identity: str = "d"
+    link: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from deltalake import DeltaTable
 
-from fixtures.jobs import assert_equal, catch_up, following, lake_path_of, load_tables, record_of
+from fixtures.jobs import assert_equal, catch_up, following, lake_path_of, lake_rows, load_tables, record_of
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from fixtures.waiting import until
 from headwater.cli import main
 from headwater.config import Pipeline
-from headwater.errors import EXIT_DONE, EXIT_REFUSED
+from headwater.errors import EXIT_DONE, EXIT_REFUSED, EXIT_SUSPENDED
+from headwater.jobs import verify as verify_module
 from headwater.jobs.changed import reload_changed
 from headwater.jobs.status import status
 from headwater.jobs.verify import verify
@@ -121,6 +122,64 @@ def test_partitions_that_come_and_go_are_put_right_beside_the_driver(database: D
     assert changed(pipeline) == {}
 
 
+def test_rows_that_came_below_a_tree_or_changed_out_of_sight_are_found(database: Database, pipeline: Pipeline) -> None:
+    database.execute(
+        "create table tree (id int, region text, primary key (id, region)) partition by list (region)",
+        "create table tree_asia partition of tree for values in ('asia')",
+        "insert into tree values (300, 'asia'), (301, 'asia')",
+        "alter table parted attach partition tree for values in ('asia', 'africa')",
+        "create table tree_africa partition of tree for values in ('africa')",
+        "alter table parted detach partition parted_us",
+        "delete from parted_us where id = 1",
+        "insert into parted_us values (400, 'us')",
+        "alter table parted attach partition parted_us for values in ('us')",
+    )
+    catch_up(pipeline)
+    found = changed(pipeline)[PARTED]
+    assert found["reasons"] == [
+        "the partition public.parted_us was attached",
+        "the partition public.tree_asia was attached",
+    ]
+    database.execute("insert into parted values (302, 'asia'), (303, 'africa'), (401, 'us')")
+    catch_up(pipeline)
+    assert record_of(pipeline, PARTED).state == "active"
+    for seen in verify(pipeline, [TableName.parse(PARTED)])["tables"].values():
+        assert differing(seen) == (0, 0, 0)
+    assert changed(pipeline) == {}
+
+
+def test_the_first_change_below_a_tree_that_was_attached_suspends_the_table(
+    database: Database, pipeline: Pipeline
+) -> None:
+    database.execute(
+        "create table tree (id int, region text, primary key (id, region)) partition by list (region)",
+        "create table tree_asia partition of tree for values in ('asia')",
+        "insert into tree values (300, 'asia')",
+        "alter table parted attach partition tree for values in ('asia')",
+        "insert into parted values (301, 'asia')",
+    )
+    catch_up(pipeline)
+    assert "tree_asia was attached" in record_of(pipeline, PARTED).reason
+
+
+def test_one_table_that_cannot_be_compared_keeps_no_other(database: Database, pipeline: Pipeline) -> None:
+    database.execute("alter table plain alter n type int using n + 1", "drop table events")
+    found = changed(pipeline)
+    assert (found[EVENTS]["compared"], found[PLAIN]["replaced_rows"]) == (False, 50)
+    assert main(["reload", pipeline.file, "--changed"]) == EXIT_SUSPENDED
+
+
+def test_more_than_a_repair_takes_is_reloaded(
+    database: Database, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify_module, "_CANDIDATES", 5)
+    database.execute("alter table plain alter n type int using n + 1")
+    assert changed(pipeline)[PLAIN]["unsettled"] == 0
+    catch_up(pipeline)
+    assert_equal(database, pipeline, PLAIN)
+    assert changed(pipeline) == {}
+
+
 def test_what_cannot_be_repaired_by_key_is_reloaded_or_said(database: Database, pipeline: Pipeline) -> None:
     for table in ("events", "marked"):
         database.execute(f"alter table {table} alter n type int using n + 1")
@@ -143,6 +202,17 @@ def test_a_suspended_table_is_a_candidate_and_comes_back(database: Database, pip
     assert found["state"] in ("active", "catching up")
     catch_up(pipeline)
     assert_equal(database, pipeline, PLAIN)
+
+
+def test_deleted_rows_that_are_kept_are_not_forgotten(database: Database, pipeline: Pipeline) -> None:
+    database.execute("delete from marked where id = 2")
+    catch_up(pipeline)
+    database.execute("alter table marked alter n type text using 'n' || n", "insert into marked values (3, 'x')")
+    catch_up(pipeline)
+    assert record_of(pipeline, MARKED).state == "suspended"
+    found = changed(pipeline)[MARKED]
+    assert "--table public.marked --again" in found["not_repaired"]
+    assert len(lake_rows(pipeline, MARKED)) == 2
 
 
 @pytest.mark.parametrize(

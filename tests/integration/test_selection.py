@@ -277,6 +277,27 @@ def test_what_the_source_changes_about_the_selection_suspends_that_table_alone(
         assert_part_equal(database, pipeline)
 
 
+@pytest.mark.parametrize("what", ["a filter", "a column list"])
+def test_an_identity_that_no_longer_fits_takes_the_table_out_of_the_publication(
+    database: Database, pipeline: Pipeline, tmp_path: Path, what: str
+) -> None:
+    if what == "a filter":
+        database.execute("alter table people replica identity full")
+        other = write_pipeline(tmp_path, database, {"name": PEOPLE, "where": "name <> 'x'"}, FILTERED, PLAIN)
+        change = "alter table people replica identity default"
+    else:
+        other = write_pipeline(tmp_path, database, {**PART, "where": "id > 0"}, FILTERED, PLAIN)
+        change = "alter table people replica identity full"
+    load_tables(other, PEOPLE, again=True)
+    catch_up(other)
+    with following(other) as running:
+        until(lambda: status(other)["running"] or running.done(), "the driver runs")
+        database.execute(change)
+        until(lambda: record_of(other, PEOPLE).state == "suspended" or running.done(), "it is noticed")
+        assert "taken out of the publication" in record_of(other, PEOPLE).reason
+        database.execute("update people set name = 'the source goes on'", "delete from people where id = 1")
+
+
 def test_a_publication_that_a_dba_made_so_is_used_as_it_is(
     database: Database, spark: SparkSession, tmp_path: Path
 ) -> None:

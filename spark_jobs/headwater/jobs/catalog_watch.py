@@ -24,6 +24,7 @@ from headwater.names import quote_ident
 from headwater.source.connection import Connection, errors_named
 from headwater.source.identity import carried_columns, choose_key, identity_remedy, why_writers_would_fail
 from headwater.source.publication import Publication, inserts_name, publication_problems, read_publication, remove_table
+from headwater.source.publication_parts import Narrowed, narrowed_members
 from headwater.source.relations import ORDINARY, PARTITIONED, Relation, descendants, one_snapshot, read_relations
 from headwater.source.standing import Standing, read_standings, standing_problem
 
@@ -65,6 +66,7 @@ class _Facts:
     relations: dict[int, Relation]
     below: dict[int, tuple[int, ...]]
     publications: dict[str, Publication | None]
+    narrowed: dict[int, Narrowed]
 
     def holders(self, root: Relation) -> list[Relation]:
         if root.kind != PARTITIONED:
@@ -81,7 +83,7 @@ class CatalogWatch:
         self._records = records
         self._both = (pipeline.source.publication, inserts_name(pipeline.source.publication))
         self._digest: str | None = None
-        self._known: set[str] = set()  # found already: one finding a table is enough
+        self._known: set[tuple[str, int]] = set()  # found already, by incarnation: one finding a table is enough
         self._alarms: dict[str, float] = {}
         self._files: dict[int, int] = {}  # new files that were told of, by relation
         self._again = False
@@ -143,6 +145,7 @@ class CatalogWatch:
                 read_relations(connection, ids),
                 below,
                 {name: read_publication(connection, name) for name in self._both},
+                narrowed_members(connection, self._both[0]),  # the other publishes inserts, which have no old rows
             )
 
     def _judge_all(self, connection: Connection, tables: Mapping[str, TableRecord], facts: _Facts) -> None:
@@ -159,8 +162,9 @@ class CatalogWatch:
                     failing.add(name)
                     self._alarm(name, keyless)
             finding = problem or (keyless.error(name) if keyless is not None else None)
-            if finding is not None and record.state in _REPLICATED and name not in self._known:
-                self._known.add(name)
+            seen = (name, record.incarnation)
+            if finding is not None and record.state in _REPLICATED and seen not in self._known:
+                self._known.add(seen)
                 log.warning("%s: found in the source's catalog: %s", name, finding.message)
                 with self._lock:
                     self._found.append((name, finding))
@@ -282,6 +286,9 @@ def _key_problem(record: TableRecord, standing: Standing, facts: _Facts) -> _Key
     key = tuple(present[attnum] for attnum in (schema.column(name).attnum for name in schema.key) if attnum in present)
     holders = facts.holders(root)
     for holder in holders:
+        narrowed = facts.narrowed.get(holder.relation_id)
+        if narrowed is not None and (reason := narrowed.why_writers_would_fail(holder)) is not None:
+            return _Keyless(f"{holder.name}: {reason}", "give it back the replica identity that it had", True)
         if why_writers_would_fail(holder, facts.version, publication.publishes_generated) is not None:
             message = f"the key of {holder.name} was dropped at the source, or its replica identity does not name one"
             return _Keyless(message, _cure(holder if holder.indexes else root, key), True)

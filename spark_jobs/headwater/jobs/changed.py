@@ -11,11 +11,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headwater.config import Pipeline
-from headwater.errors import Refused
+from headwater.errors import HeadwaterError, Refused
 from headwater.jobs.relations import attached
 from headwater.jobs.reload import reload
 from headwater.jobs.replacing import Report
@@ -24,22 +24,28 @@ from headwater.jobs.selection import as_registered
 from headwater.jobs.verify import verify
 from headwater.lake.registry import Registry, TableRecord
 from headwater.names import TableName
-from headwater.schema import Leaf
+from headwater.schema import Leaf, TableSchema
 from headwater.source.catalog import read_catalog
 from headwater.source.connection import Connection, connect
+from headwater.source.snapshots import VisibilitySnapshot
 
 _FOLLOWED = ("active", "catching up", "suspended")
+_KINDS = ("missing", "extra", "different", "unsettled")
+_SHOWN = (*_KINDS, "rows", "compared", "not_repaired", "written_anew")
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A table that may differ. `attached`: partitions whose rows the log does not carry. `files`: relfilenode by the
-    relation id of each leaf, as they were when it became one; 0: it is no partition any more."""
+    """A table that may differ. `attached`: partitions whose rows the log does not carry. `files`, `links`: what is
+    registered of its leaves, by relation id, once it was compared (`headwater.schema.Leaf`; 0: it is no partition any
+    more). `missing`: the source has no such table that can be compared."""
 
     record: TableRecord
     reasons: tuple[str, ...]
-    attached: tuple[TableName, ...]
-    files: Mapping[int, int]
+    attached: tuple[TableName, ...] = ()
+    files: Mapping[int, int] = field(default_factory=dict)
+    links: Mapping[int, int] = field(default_factory=dict)
+    missing: bool = False
 
 
 def reload_changed(
@@ -47,7 +53,8 @@ def reload_changed(
 ) -> dict[str, Any]:
     """Compare and put right the tables among `tables` (none: all) that may differ; `propose`: only say which these are.
 
-    The JSON of interface "reload", for candidates alone, each with its `reasons`. Refused for what is not loaded.
+    The JSON of interface "reload", for candidates alone, each with its `reasons`; what keeps one from being compared
+    keeps no other. Refused for what is not loaded.
     """
     started = time.monotonic()
     with contextlib.closing(connect(pipeline.conninfo(), application_name="headwater reload")) as connection:
@@ -57,7 +64,15 @@ def reload_changed(
     for candidate in found:
         name = candidate.record.name
         progress(f"{name}: {'; '.join(candidate.reasons)}")
-        done: dict[str, Any] = {} if propose else _put_right(pipeline, registry, candidate, progress)
+        done: dict[str, Any] = {}
+        if candidate.missing:
+            done = {"compared": False}
+        elif not propose:
+            try:
+                done = _put_right(pipeline, registry, candidate, progress)
+            except HeadwaterError as error:
+                progress(f"{name}: {error.message}")
+                done = {"compared": False, "reason": error.message}
         registry.refresh()
         results[name] = {"state": registry.tables[name].state, "reasons": list(candidate.reasons), **done}
     if not found:
@@ -69,35 +84,51 @@ def candidates(
     connection: Connection, pipeline: Pipeline, registry: Registry, tables: Sequence[TableName] = ()
 ) -> list[Candidate]:
     """The tables among `tables` (none: all) that the source's catalog does not show as they are registered."""
-    registered = as_registered(pipeline, registry.tables.values())
-    catalog = {str(table.name): table for table in read_catalog(connection, registered).tables}
-    wanted = {str(table) for table in tables} or set(registry.tables)
+    catalog = read_catalog(connection, as_registered(pipeline, registry.tables.values()))
+    there = {str(table.name): table.schema for table in catalog.tables}
     found = []
-    for name in sorted(wanted & set(catalog)):
+    for name in sorted({str(table) for table in tables} or set(registry.tables)):
         record = registry.tables[name]
         if record.state not in _FOLLOWED or not record.schemas:
             continue
-        leaves = {leaf.relation_id: leaf for leaf in catalog[name].schema.leaves}
-        if (candidate := _candidate(connection, record, leaves)) is not None:
+        if name not in there:
+            why = "; ".join(p.message for p in catalog.problems if p.is_error and p.where.startswith(name))
+            found.append(Candidate(record, (why or "the source has no such table any more",), missing=True))
+        elif (candidate := _candidate(connection, record, there[name])) is not None:
             found.append(candidate)
     return found
 
 
-def _candidate(connection: Connection, record: TableRecord, now: Mapping[int, Leaf]) -> Candidate | None:
-    known = {leaf.relation_id: leaf for leaf in record.schema.leaves}
-    came = attached(connection, sorted(set(now) - set(known)))
-    gone = [leaf for leaf in known.values() if leaf.relation_id not in now and leaf.relfilenode]
-    rewritten = [leaf for leaf in known.values() if leaf.relation_id in now and _file(now, leaf) != leaf.relfilenode]
+def _candidate(connection: Connection, record: TableRecord, now: TableSchema) -> Candidate | None:
+    leaves, known = ({leaf.relation_id: leaf for leaf in schema.leaves} for schema in (now, record.schema))
+    came = _attached_since(connection, record, sorted(leaves)) if now.partitioned else {}
+    gone = [leaf for leaf in known.values() if leaf.relation_id not in leaves and leaf.relfilenode]
+    rewritten = [leaf for leaf in known.values() if _file(leaves, leaf) not in (0, leaf.relfilenode)]
     reasons = [
         *([f"it is suspended: {record.reason}"] if record.state == "suspended" else []),
-        *(f"the partition {_name(now[leaf])} was attached" for leaf in sorted(came)),
+        *(f"the partition {_name(leaves[leaf])} was attached" for leaf in came),
         *(f"the partition {_name(leaf)} was detached or dropped" for leaf in gone),
         *(f"{_name(leaf)} has new files: it was rewritten or truncated" for leaf in rewritten),
     ]
     if not reasons:
         return None
-    files = {leaf.relation_id: _file(now, leaf) for leaf in known.values()}
-    return Candidate(record, tuple(reasons), tuple(_name(now[leaf]) for leaf in sorted(came)), files)
+    files = {leaf.relation_id: _file(leaves, leaf) for leaf in known.values()}
+    return Candidate(record, tuple(reasons), tuple(_name(leaves[leaf]) for leaf in came), files, came)
+
+
+def _attached_since(connection: Connection, record: TableRecord, leaves: Sequence[int]) -> dict[int, int]:
+    """Partitions that came with rows, and the transaction that attached them: those that the lake has not met, and
+    those that were away for a while since the table was loaded and were not compared after that."""
+    known = {leaf.relation_id: leaf for leaf in record.schema.leaves}
+    loaded = VisibilitySnapshot.parse(record.capture.snapshot) if record.capture is not None else None
+
+    def is_new(relation: int, xid: int) -> bool:
+        if relation not in known:
+            return True
+        return known[relation].link != xid and loaded is not None and loaded.visible_mask([xid]) == [False]
+
+    found = attached(connection, leaves)
+    return {relation: xid for relation, xid in sorted(found.items()) if is_new(relation, xid)}
 
 
 def _file(leaves: Mapping[int, Leaf], leaf: Leaf) -> int:
@@ -126,17 +157,22 @@ def _open(pipeline: Pipeline, connection: Connection, tables: Sequence[TableName
 def _put_right(pipeline: Pipeline, registry: Registry, candidate: Candidate, progress: Report) -> dict[str, Any]:
     record = candidate.record
     table, replaced = TableName.parse(record.name), 0
-    whole = record.state != "suspended"
-    if candidate.attached and whole:
+    # What a repair would change there is in no transaction of the source, and a load forgets the rows that are gone.
+    as_it_is = record.schema.soft_delete or record.schema.history
+    if candidate.attached and not as_it_is and record.state != "suspended":
         replaced += _reloaded(pipeline, table, candidate.attached, progress)
-    seen = verify(pipeline, [table], repair=True)["tables"][record.name]
-    if seen.get("not_repaired") and not (record.schema.soft_delete or record.schema.history):
-        progress(f"{record.name}: {seen['not_repaired']}")
+    seen = verify(pipeline, [table], repair=not as_it_is)["tables"][record.name]
+    if not as_it_is and (seen.get("not_repaired") or seen.get("more")):
+        progress(f"{record.name}: {seen.get('not_repaired') or 'too much differs to be repaired by key'}")
         replaced += _reloaded(pipeline, table, (), progress)
-        seen.pop("not_repaired")
-    differing = ("missing", "extra", "different", "unsettled")
-    done = {name: seen[name] for name in (*differing, "rows", "compared", "not_repaired") if name in seen}
-    if seen["compared"] and not seen.get("unsettled") and "not_repaired" not in seen:
+        seen = {**seen, "not_repaired": None, "unsettled": 0}
+    if as_it_is and (record.state == "suspended" or any(seen[kind] for kind in _KINDS)):
+        again = f"headwater load PIPELINE.yaml --table {record.name} --again"
+        seen["not_repaired"] = f"it keeps deleted rows or every change, which only a load may put aside: {again}"
+    done = {name: seen[name] for name in _SHOWN if seen.get(name) is not None}
+    if not seen["compared"]:
+        done["reason"] = seen["reason"]
+    elif not seen.get("unsettled") and not seen.get("not_repaired"):
         _note(registry, candidate)
     return {**done, "replaced_rows": replaced + (seen.get("repaired") or 0)}
 
@@ -147,18 +183,20 @@ def _reloaded(pipeline: Pipeline, table: TableName, partitions: Sequence[TableNa
 
 
 def _note(registry: Registry, candidate: Candidate) -> None:
-    """The leaves with the files that were compared. Loaded anew since: its load knows them."""
+    """The leaves as they were compared. Loaded anew or with other columns since: they are known by that."""
+
+    def seen_to(leaf: Leaf) -> Leaf:
+        files = candidate.files.get(leaf.relation_id, leaf.relfilenode)
+        return replace(leaf, relfilenode=files, link=candidate.links.get(leaf.relation_id, leaf.link))
 
     def noted(record: TableRecord) -> TableRecord | None:
-        if record.incarnation != candidate.record.incarnation:
-            return None
-        leaves = tuple(
-            replace(leaf, relfilenode=candidate.files.get(leaf.relation_id, leaf.relfilenode))
-            for leaf in record.schema.leaves
-        )
-        if leaves == record.schema.leaves:
+        before = candidate.record
+        if (record.incarnation, len(record.schemas)) != (before.incarnation, len(before.schemas)):
             return None
         lsn, schema = record.schemas[-1]
+        leaves = tuple(map(seen_to, schema.leaves))
+        if leaves == schema.leaves:
+            return None
         return replace(record, schemas=(*record.schemas[:-1], (lsn, schema.with_leaves(leaves))))
 
     registry.refresh()

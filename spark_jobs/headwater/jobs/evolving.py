@@ -30,7 +30,7 @@ from headwater.jobs.schema_changes import (
     refuse_lost_key,
     refuse_other_table,
 )
-from headwater.jobs.selection import as_registered
+from headwater.jobs.selection import as_registered, registered_columns
 from headwater.lake.apply import damage_named
 from headwater.lake.commits import LostRace
 from headwater.lake.evolve import Columns, evolve, require_possible
@@ -159,7 +159,7 @@ class Evolving:
 
     def _catalog(self, record: TableRecord, relation: Relation) -> tuple[TableSchema, ColumnFacts]:
         name = TableName.parse(record.name)
-        entry = next((entry for entry in self._pipeline.tables if entry.covers(name)), None)
+        entry = self._pipeline.entry_for(name)
         if entry is None:
             raise changed(record, f"its columns changed at the source ({differences(record.schema, relation)})")
         alone = self._pipeline.model_copy(update={"tables": (entry.model_copy(update={"name": name}),)})
@@ -169,7 +169,7 @@ class Evolving:
         session = connect(conninfo, application_name="headwater columns")
         with contextlib.closing(session) as connection, one_snapshot(connection):
             catalog = read_catalog(connection, alone)
-            found = next((table.schema for table in catalog.tables if table.name == name), None)
+            found = next((registered_columns(t.schema, record) for t in catalog.tables if t.name == name), None)
             if found is None:
                 reasons = "; ".join(problem.message for problem in catalog.problems if problem.is_error)
                 what = differences(record.schema, relation)

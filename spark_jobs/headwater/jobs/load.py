@@ -44,7 +44,13 @@ from headwater.schema import TableSchema
 from headwater.session import build_session
 from headwater.source.catalog import Catalog, CatalogTable, read_catalog, signature
 from headwater.source.connection import Connection, connect, identify
-from headwater.source.publication import add_tables, ensure_publications, inserts_name, remove_table
+from headwater.source.publication import (
+    add_tables,
+    ensure_publications,
+    inserts_name,
+    published_tables,
+    remove_table,
+)
 from headwater.source.publication_parts import Part
 from headwater.source.slot import SlotState, create_slot, drop_slot, loss_of, read_slot
 from headwater.source.snapshots import CapturePoint, capture_point
@@ -228,7 +234,7 @@ def _prepare_source(
         joining = [t for t in wanted if t.schema.insert_only == bool(insert_only)]
         if joining:
             names = [t.name for t in joining]
-            for name in names:
+            for name in published_tables(connection, other).intersection(names):
                 remove_table(connection, other, name)  # it was insert-only before, or is from now on
             barrier = max(barrier, add_tables(connection, publication, names, parts=parts))
             members += [Registered(t.name, t.schema.relation_id, publication) for t in joining]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.config import Pipeline, load_pipeline
 from headwater.errors import BadValue, Refused, Transient
-from headwater.jobs.selection import as_registered
+from headwater.jobs.selection import as_registered, registered_columns
 from headwater.lake import cuts
 from headwater.lake.registry import Registry
 from headwater.names import TableName
@@ -119,7 +119,7 @@ def _schemas(pipeline: Pipeline, connection: Connection, names: list[str]) -> di
         if record is None or not record.schemas:
             found[name] = now
             continue
-        stored = record.schema
+        stored, now = record.schema, registered_columns(now, record)
         if now.definition != stored.definition:
             raise Refused(
                 "its columns at the source are not those of the lake any more",

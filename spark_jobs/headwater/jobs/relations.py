@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Final
 
 from headwater.errors import SchemaChanged
 from headwater.lake.registry import TableRecord
@@ -14,6 +15,11 @@ from headwater.log.blocks import Relation
 from headwater.names import TableName
 from headwater.schema import Leaf
 from headwater.source.connection import Connection, errors_named
+
+_LINKED_LATER: Final = """
+exists (select from pg_catalog.pg_partition_ancestors(c.oid) up (relid)
+        join pg_catalog.pg_inherits i on i.inhrelid = up.relid where age(i.xmin) < age(a.xmin))
+"""
 
 
 class Relations:
@@ -69,18 +75,18 @@ class Relations:
 def new_leaf(connection: Connection, relation: Relation) -> tuple[int, Leaf] | None:
     """(root's relation id, leaf) when the unknown `relation` is a partition that was created as one.
 
-    An attached table brings rows that the log never carried: it is told apart by its pg_inherits entry being younger
-    than the relation itself, and SchemaChanged asks for a reload. None: the relation is no partition.
+    An attached table brings rows that the log never carried, and so does one below a tree that was attached: it is told
+    apart by a pg_inherits entry that is younger than the relation, and SchemaChanged asks for a reload. None: the
+    relation is no partition.
     """
     with errors_named("source"):
         row = connection.execute(
-            """
+            f"""
             select root.oid::bigint, above.nspname, root.relname, n.nspname, c.relname,
                    coalesce(pg_relation_filenode(c.oid), 0)::bigint, c.relreplident,
-                   i.xmin = a.xmin as created_as_partition
+                   not {_LINKED_LATER} as created_as_partition
             from pg_catalog.pg_class c
             join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-            join pg_catalog.pg_inherits i on i.inhrelid = c.oid
             join pg_catalog.pg_class root on root.oid = pg_partition_root(c.oid)
             join pg_catalog.pg_namespace above on above.oid = root.relnamespace
             join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attname = 'tableoid' and a.attnum < 0
@@ -100,18 +106,22 @@ def new_leaf(connection: Connection, relation: Relation) -> tuple[int, Leaf] | N
     return int(root), Leaf(relation.relation_id, schema, name, int(filenode), identity)
 
 
-def attached(connection: Connection, relation_ids: Sequence[int]) -> set[int]:
-    """Those of the partitions that were tables before: their pg_inherits entries are younger than they are."""
+def attached(connection: Connection, relation_ids: Sequence[int]) -> dict[int, int]:
+    """Those of the partitions that were tables before, or stand below a tree that was attached, with the transaction
+    (32 bits) that did so last."""
     with errors_named("source"):
         rows = connection.execute(
-            """
-            select i.inhrelid::bigint from pg_catalog.pg_inherits i
-            join pg_catalog.pg_attribute a on a.attrelid = i.inhrelid and a.attname = 'tableoid' and a.attnum < 0
-            where i.inhrelid = any(%s) and i.xmin <> a.xmin
+            f"""
+            select c.oid::bigint, (
+                select i.xmin::text::bigint from pg_catalog.pg_partition_ancestors(c.oid) up (relid)
+                join pg_catalog.pg_inherits i on i.inhrelid = up.relid order by age(i.xmin) limit 1)
+            from pg_catalog.pg_class c
+            join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attname = 'tableoid' and a.attnum < 0
+            where c.oid = any(%s) and c.relispartition and {_LINKED_LATER}
             """,
             [list(relation_ids)],
         ).fetchall()
-    return {int(row[0]) for row in rows}
+    return {int(relation): int(xid) for relation, xid in rows}
 
 
 def with_leaf(record: TableRecord, leaf: Leaf) -> TableRecord:

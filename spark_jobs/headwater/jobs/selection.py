@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from headwater.config import Columns, Pipeline
 from headwater.lake.registry import TableRecord
 from headwater.names import TableName
+from headwater.schema import TableSchema
+
+
+def registered_columns(schema: TableSchema, record: TableRecord) -> TableSchema:
+    """`schema`, of the source as it is now, without the columns that were left out when the table was loaded, under
+    whatever names they are there by now."""
+    known = {column.attnum for column in record.schema.columns}
+    if not record.schema.excluded:
+        return schema
+    last = record.schema.last_attnum
+    return replace(schema, columns=tuple(c for c in schema.columns if c.attnum in known or c.attnum > last))
 
 
 def as_registered(pipeline: Pipeline, records: Iterable[TableRecord]) -> Pipeline:

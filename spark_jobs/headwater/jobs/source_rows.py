@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from headwater.config import Pipeline
 from headwater.errors import Refused
 from headwater.jobs.schema_changes import COLUMNS_CHANGED, FOLLOWS
-from headwater.jobs.selection import as_registered
+from headwater.jobs.selection import as_registered, registered_columns
 from headwater.jobs.units import UnitReader, cut_units, describe
 from headwater.lake.registry import TableRecord
 from headwater.lake.tables import struct_type
@@ -38,7 +38,7 @@ def schema_now(connection: Connection, pipeline: Pipeline, record: TableRecord) 
     """The registered table with the leaves that it has at the source. Refused when its columns are not the registry's:
     those of one would be read as those of the other."""
     catalog = read_catalog(connection, as_registered(pipeline, [record]))
-    found = [t.schema for t in catalog.tables if str(t.name) == record.name]
+    found = [registered_columns(t.schema, record) for t in catalog.tables if str(t.name) == record.name]
     if not found or found[0].definition != record.schema.definition:
         raise Refused(
             COLUMNS_CHANGED if found else "the source has no such table that can be replicated",

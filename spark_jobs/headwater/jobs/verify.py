@@ -26,7 +26,7 @@ from headwater.jobs.repair import Repair, repair_suspended
 from headwater.jobs.replacing import driver_beside
 from headwater.jobs.same_source import require_same_source
 from headwater.jobs.schema_changes import COLUMNS_CHANGED
-from headwater.jobs.selection import as_registered
+from headwater.jobs.selection import as_registered, registered_columns
 from headwater.jobs.source_rows import rows_at
 from headwater.jobs.units import BAD_VALUE, CHANGED, TableChanged
 from headwater.jobs.verify_version import DEFAULT_PATIENCE, Patience, StoredVersion, version_holding
@@ -262,7 +262,8 @@ class _Table:
         stored = self._record().schema
         name = TableName.parse(self._name)
         catalog = read_catalog(self._connection, as_registered(self._pipeline, [self._record()]))
-        found = next((table.schema for table in catalog.tables if table.name == name), None)
+        record = self._record()
+        found = next((registered_columns(t.schema, record) for t in catalog.tables if t.name == name), None)
         if found is None:
             reasons = "; ".join(problem.message for problem in catalog.problems if problem.where == self._name)
             raise _NotCompared(reasons or "the source has no such table any more")
@@ -324,6 +325,7 @@ class _Table:
             "repaired": 0,
             "keys": [{"key": candidates.shown(i), "kind": differing[i].kind} for i in listed] if candidates else [],
             "unsettled": (len(settled.unsettled) if settled else 0) + (candidates.more if candidates else 0),
+            **({"more": candidates.more} if candidates and candidates.more else {}),
             "compared": rows is not None,
             "state": state,
             "reason": reason,

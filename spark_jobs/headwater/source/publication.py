@@ -21,14 +21,13 @@ from headwater.names import TableName, quote_ident
 from headwater.source.connection import Connection, errors_named
 from headwater.source.identity import (
     GENERATED_PUBLISHED_SINCE,
-    carried_columns,
     identity_remedy,
     why_writers_would_fail,
 )
 from headwater.source.problems import Problem, error, refuse_errors
 from headwater.source.publication_lock import run_with_lock_timeout
-from headwater.source.publication_parts import Member, Part, member_list, part_problems
-from headwater.source.relations import PARTITIONED, Listed, Relation, descendants, list_relations, read_relations
+from headwater.source.publication_parts import Member, Part, member_list, narrowed_members, part_problems
+from headwater.source.relations import PARTITIONED, Listed, descendants, list_relations, read_relations
 
 INSERTS_SUFFIX = "_inserts"
 _MARK = "made by headwater, pipeline "
@@ -301,35 +300,19 @@ def _writers_that_would_fail(
     roots = [listed[name].relation_id for name in names if name in listed]
     below = descendants(connection, [i for i in roots if _is_partitioned(listed.values(), i)])
     relations = read_relations(connection, [*roots, *(leaf for leaves in below.values() for leaf in leaves)])
+    narrowed = narrowed_members(connection, publication.name)
     problems = []
     for relation in relations.values():
         if relation.kind == PARTITIONED:
             continue
         version = connection.info.server_version
         reason = why_writers_would_fail(relation, version, publication.publishes_generated)
-        reason = reason or _why_filter_would_fail(connection, publication, relation)
+        if reason is None and relation.relation_id in narrowed:
+            reason = narrowed[relation.relation_id].why_writers_would_fail(relation)
         if reason:
             message = f"published, its UPDATE and DELETE would fail at the source: {reason}"
             problems.append(error("no_identity", str(relation.name), message, identity_remedy(relation)))
     return problems
-
-
-def _why_filter_would_fail(connection: Connection, publication: Publication, relation: Relation) -> str | None:
-    """The old row of an UPDATE or DELETE has its identity's columns only: the server refuses to guess the others."""
-    rows = connection.execute(
-        """
-        select distinct a.attname::text
-        from pg_catalog.pg_publication_rel r join pg_catalog.pg_publication p on p.oid = r.prpubid
-        cross join regexp_matches(r.prqual::text, ':varattno ([0-9]+)', 'g') as used (attnum)
-        join pg_catalog.pg_attribute a on a.attrelid = r.prrelid and a.attnum = used.attnum[1]::int2
-        where p.pubname = %s and r.prrelid = %s
-        """,
-        [publication.name, relation.relation_id],
-    )
-    lost = sorted({name for (name,) in rows} - carried_columns(relation))
-    if not lost:
-        return None
-    return f"its row filter uses columns that its replica identity does not carry ({', '.join(lost)})"
 
 
 def _is_partitioned(listed: Iterable[Listed], relation_id: int) -> bool:

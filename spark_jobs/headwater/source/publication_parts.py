@@ -10,7 +10,10 @@ from dataclasses import dataclass
 
 from headwater.names import TableName, quote_ident
 from headwater.schema import Column
+from headwater.source.connection import Connection
+from headwater.source.identity import carried_columns
 from headwater.source.problems import Problem, error
+from headwater.source.relations import Relation
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +63,46 @@ def part_problems(publication: str, table: TableName, member: Member, part: Part
     again = f"ALTER PUBLICATION {publication} ADD TABLE ONLY {table}{part.clause}"
     remedy = f"ALTER PUBLICATION {publication} DROP TABLE ONLY {table}; {again}"
     return [error("publication_narrowed", f"publication {publication}", message, remedy)]
+
+
+@dataclass(frozen=True, slots=True)
+class Narrowed:
+    """The columns that a member's row filter uses, and those of its column list (None: it has none)."""
+
+    filtered_by: frozenset[str]
+    listed: frozenset[str] | None
+
+    def why_writers_would_fail(self, relation: Relation) -> str | None:
+        """The old row of an UPDATE or DELETE has its identity's columns only, and all of these have to be published."""
+        carried = carried_columns(relation)
+        if lost := sorted(self.filtered_by - carried):
+            return f"its row filter uses columns that its replica identity does not carry ({', '.join(lost)})"
+        if self.listed is None:
+            return None
+        if relation.replica_identity == "f":
+            return "it has a column list, and REPLICA IDENTITY FULL wants all columns"
+        if lost := sorted(carried - self.listed):
+            return f"its column list lacks columns of its replica identity ({', '.join(lost)})"
+        return None
+
+
+def narrowed_members(connection: Connection, publication_name: str) -> dict[int, Narrowed]:
+    """The members with a row filter or a column list, by relation id."""
+    rows = connection.execute(
+        """
+        select r.prrelid::bigint,
+               array(select distinct a.attname::text
+                     from regexp_matches(r.prqual::text, ':varattno ([0-9]+)', 'g') as used (attnum)
+                     join pg_catalog.pg_attribute a on a.attrelid = r.prrelid and a.attnum = used.attnum[1]::int2),
+               case when r.prattrs is not null then
+                    array(select a.attname::text from pg_catalog.pg_attribute a
+                          where a.attrelid = r.prrelid and a.attnum = any(r.prattrs::int2[])) end
+        from pg_catalog.pg_publication_rel r join pg_catalog.pg_publication p on p.oid = r.prpubid
+        where p.pubname = %s and (r.prqual is not null or r.prattrs is not null)
+        """,
+        [publication_name],
+    )
+    return {
+        relation: Narrowed(frozenset(used), frozenset(listed) if listed is not None else None)
+        for relation, used, listed in rows
+    }

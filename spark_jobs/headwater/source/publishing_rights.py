@@ -59,7 +59,7 @@ def _updates_published(connection: Connection, name: str, insert_only: Sequence[
             f"ALTER PUBLICATION {quote_ident(name)} DROP TABLE ONLY {table.name}",
         )
         for table in insert_only
-        if publication is not None and table.name in publication.members
+        if publication is not None and not publication.owned and table.name in publication.members
     ]
 
 
