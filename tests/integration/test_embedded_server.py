@@ -48,11 +48,11 @@ if "exit" not in sys.argv:
 def gone(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except (ProcessLookupError, FileNotFoundError):  # the latter when it ends between the two
         return True
     except PermissionError:
         return False
-    return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
 
 
 def no_memory_left(identifier: str) -> bool:
