@@ -15,13 +15,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headwater.config import Pipeline
-from headwater.errors import HeadwaterError, Refused
+from headwater.errors import HeadwaterError
 from headwater.jobs.relations import attached
 from headwater.jobs.reload import reload
 from headwater.jobs.replacing import Report
-from headwater.jobs.same_source import require_same_source
 from headwater.jobs.selection import as_registered
-from headwater.jobs.verify import verify
+from headwater.jobs.verify import COMPARED, open_compared, verify
 from headwater.lake.registry import Registry, TableRecord
 from headwater.names import TableName
 from headwater.schema import Leaf, TableSchema
@@ -29,7 +28,6 @@ from headwater.source.catalog import read_catalog
 from headwater.source.connection import Connection, connect
 from headwater.source.snapshots import VisibilitySnapshot
 
-_FOLLOWED = ("active", "catching up", "suspended")
 _KINDS = ("missing", "extra", "different", "unsettled")
 _SHOWN = (*_KINDS, "rows", "compared", "not_repaired", "written_anew")
 
@@ -58,7 +56,7 @@ def reload_changed(
     """
     started = time.monotonic()
     with contextlib.closing(connect(pipeline.conninfo(), application_name="headwater reload")) as connection:
-        registry = _open(pipeline, connection, tables)
+        registry = open_compared(pipeline, connection, tables)
         found = candidates(connection, pipeline, registry, tables)
     results: dict[str, dict[str, Any]] = {}
     for candidate in found:
@@ -89,7 +87,7 @@ def candidates(
     found = []
     for name in sorted({str(table) for table in tables} or set(registry.tables)):
         record = registry.tables[name]
-        if record.state not in _FOLLOWED or not record.schemas:
+        if record.state not in COMPARED or not record.schemas:
             continue
         if name not in there:
             why = "; ".join(p.message for p in catalog.problems if p.is_error and p.where.startswith(name))
@@ -137,21 +135,6 @@ def _file(leaves: Mapping[int, Leaf], leaf: Leaf) -> int:
 
 def _name(leaf: Leaf) -> TableName:
     return TableName(leaf.schema, leaf.name)
-
-
-def _open(pipeline: Pipeline, connection: Connection, tables: Sequence[TableName]) -> Registry:
-    registry = Registry.open(pipeline.lake_path(), pipeline.name)
-    followed = {n for n, r in registry.tables.items() if r.state in _FOLLOWED} if registry is not None else set()
-    missing = sorted({str(table) for table in tables} - followed)
-    if registry is None or registry.pipeline is None or not followed or missing:
-        raise Refused(
-            f"not loaded: {', '.join(missing)}" if missing else "no table is loaded",
-            code="nothing_loaded",
-            where=f"pipeline {pipeline.name}",
-            remedy="headwater load PIPELINE.yaml",
-        )
-    require_same_source(connection, registry.pipeline)
-    return registry
 
 
 def _put_right(pipeline: Pipeline, registry: Registry, candidate: Candidate, progress: Report) -> dict[str, Any]:

@@ -46,7 +46,7 @@ SHOWN_KEYS = 20
 _CANDIDATES = 100_000
 _KEYS_PER_READ = 2_000
 _ATTEMPTS = 5
-_COMPARED = ("active", "catching up", "suspended")
+COMPARED = ("active", "catching up", "suspended")
 
 Found = TypeVar("Found")
 
@@ -85,7 +85,7 @@ def verify(
         contextlib.closing(connect(pipeline.conninfo(), application_name="headwater verify")) as connection,
         driver_beside(connection, pipeline, log.info) if repair else contextlib.nullcontext(),
     ):
-        registry = _open(pipeline, connection, tables)
+        registry = open_compared(pipeline, connection, tables)
         names = [str(name) for name in tables]
         if not tables:
             known = {str(table.name) for table in read_catalog(connection, pipeline).tables}
@@ -101,9 +101,10 @@ def verify(
     }
 
 
-def _open(pipeline: Pipeline, connection: Connection, tables: Sequence[TableName]) -> Registry:
+def open_compared(pipeline: Pipeline, connection: Connection, tables: Sequence[TableName]) -> Registry:
+    """The registry, with tables that can be compared, all `tables` among them: Refused else, and for another source."""
     registry = Registry.open(pipeline.lake_path(), pipeline.name)
-    loaded = [] if registry is None else [n for n, r in registry.tables.items() if r.state in _COMPARED]
+    loaded = [] if registry is None else [n for n, r in registry.tables.items() if r.state in COMPARED]
     missing = [str(name) for name in tables if str(name) not in loaded]
     if registry is None or registry.pipeline is None or not loaded or missing:
         raise Refused(
@@ -134,7 +135,7 @@ class _Table:
 
     def run(self) -> dict[str, Any]:
         record = self._registry.tables.get(self._name)
-        if record is None or record.state not in _COMPARED:
+        if record is None or record.state not in COMPARED:
             return self._result(record.state if record else "new", record.reason if record else "it was never loaded")
         if self._is_to_be_loaded():
             return self._repaired_by_load()
