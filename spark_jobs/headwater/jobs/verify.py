@@ -260,10 +260,9 @@ class _Table:
 
     def _schema_now(self) -> TableSchema:
         """The lake's schema of the table with the leaves that it has at the source now."""
-        stored = self._record().schema
-        name = TableName.parse(self._name)
-        catalog = read_catalog(self._connection, as_registered(self._pipeline, [self._record()]))
         record = self._record()
+        stored, name = record.schema, TableName.parse(self._name)
+        catalog = read_catalog(self._connection, as_registered(self._pipeline, [record]))
         found = next((registered_columns(t.schema, record) for t in catalog.tables if t.name == name), None)
         if found is None:
             reasons = "; ".join(problem.message for problem in catalog.problems if problem.where == self._name)

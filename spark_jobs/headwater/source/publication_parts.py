@@ -27,8 +27,8 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What is to be published of a table: `columns` (None: all of them) and the rows that `row_filter` is true for, an
-    expression as the server writes it."""
+    """What is to be published of a table: `columns` (None: all of them) and the rows that `row_filter` is true for, in
+    the server's words where the same is published, else in those of the pipeline file."""
 
     columns: tuple[Column, ...] | None = None
     row_filter: str = ""
