@@ -240,3 +240,18 @@ def test_a_full_folder_is_no_end_of_an_index(tmp_path: Path, monkeypatch: pytest
     for number in range(3):
         put_all(index, number, range(100))
     assert files_of(index, 99) == [2]
+
+
+def test_what_waits_for_a_merge_beside_the_writer_is_not_all_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_index, "_ON_DISK_ABOVE", 1000)
+    monkeypatch.setattr(key_index, "_AT_ONCE", 100)
+    later = Later()
+    index = KeyIndex(beside=later)
+    for number in range(20):
+        put_all(index, number, range(number * 250, number * 250 + 500))
+        in_memory = [run for run in index._runs if run.mapping is None]
+        assert sum(map(len, in_memory)) <= 1000 + 1000, "those that are being merged, and those that wait"
+    assert files_of(index, 0, 249, 250, 4999, 5249) == [0, 0, 1, 19, 19]
+    while later.waiting:
+        later.run()
+        assert files_of(index, 0, 249, 250, 4999, 5249, 5250) == [0, 0, 1, 19, 19, NOWHERE]

@@ -2,29 +2,25 @@
 
 The arguments are the trigger's whole state: the pipeline file, the pinned target, the deadline as a moment. So a
 triggerer that restarts, or another one that takes over, resumes the same wait. Secrets are not among them: the
-pipeline file and the source's connection are read where the trigger runs. Every look happens in a thread; outages
-of source, store and Airflow's own connection service are waited out, up to the deadline, which is enforced here.
+pipeline file and the source's connection are read where the trigger runs. All waits of a pipeline look together
+(`waits`); outages of source, store and Airflow's own connection service are waited out, up to the deadline.
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
-import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk.exceptions import AirflowNotFoundException, AirflowRuntimeError
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from headwater_airflow.hooks.source import async_connection_environment
+from headwater_airflow.triggers import waits
+from headwater_airflow.triggers.waits import End, Wait
 
 if TYPE_CHECKING:
+    from headwater.config import Pipeline
+    from headwater.jobs.lookout import SharedLookout
     from headwater.jobs.wait import Waiter
-
-_OUTAGE_SECONDS = 2.0
-_QUESTION_SECONDS, _WORD_SECONDS = 1.0, 30.0
 
 
 class FreshnessTrigger(BaseTrigger):
@@ -77,66 +73,25 @@ class FreshnessTrigger(BaseTrigger):
         )
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        from headwater.errors import HeadwaterError, Refused, Transient
-
-        waiter: Waiter | None = None
-        said, blocker = "", ""
-        next_question = next_word = 0.0
-        while True:
-            try:
-                if waiter is None:
-                    environ = await async_connection_environment(self.conn_id) if self.conn_id else {}
-                    waiter = await asyncio.to_thread(self._waiter, environ)
-                result = await asyncio.to_thread(waiter.look)
-            except Transient as error:
-                outage: HeadwaterError = error
-            except HeadwaterError as error:
-                yield _event(error.to_json(), error.exit_status)
-                return
-            except AirflowNotFoundException as error:
-                gone = Refused(
-                    str(error), code="no_connection", where="source.connection", remedy="create the connection"
-                )
-                yield _event(gone.to_json(), gone.exit_status)
-                return
-            except AirflowRuntimeError as error:  # the API server, which is asked for the connection
-                outage = Transient(str(error))
-            except OSError as error:  # the lake's store, or the pipeline file on it
-                outage = Transient(f"{type(error).__name__}: {error.strerror or error}")
+        wait = Wait(self._waiter, self._remaining, self.look_seconds)
+        async for told in waits.told(self.pipeline, self.conn_id, wait):
+            if isinstance(told, End):
+                yield TriggerEvent({**told.result, "exit_status": told.exit_status})  # type: ignore[no-untyped-call]
+            elif told.trouble:
+                self.log.warning("pipeline %s, waiting on: %s", self.pipeline, told.text)
             else:
-                if result is not None:
-                    yield _event(result.to_json(), result.exit_status)
-                    return
-                said = ""
-                if (now := time.monotonic()) >= next_question:
-                    next_question = now + _QUESTION_SECONDS
-                    progress = waiter.progress
-                    # Positions move with every look; what holds the wait up seldom changes.
-                    held = progress.blocker.partition(";")[0] if progress is not None else ""
-                    if progress is not None and (now >= next_word or held != blocker):
-                        blocker, next_word = held, now + _WORD_SECONDS
-                        self.log.info("pipeline %s, %s", self.pipeline, progress)
-                await asyncio.sleep(min(self.look_seconds, max(self._remaining(), 0.01)))
-                continue
-            if self._remaining() <= 0:
-                yield _event(outage.to_json(), outage.exit_status)
-                return
-            if str(outage) != said:
-                said = str(outage)
-                self.log.warning("pipeline %s, looking again in %s s: %s", self.pipeline, _OUTAGE_SECONDS, said)
-            await asyncio.sleep(min(_OUTAGE_SECONDS, max(self._remaining(), 0.01)))
+                self.log.info("pipeline %s, %s", self.pipeline, told.text)
 
     def _remaining(self) -> float:
         return (datetime.fromisoformat(self.deadline) - datetime.now(UTC)).total_seconds()
 
-    def _waiter(self, environ: dict[str, str]) -> Waiter:
-        from headwater.config import load_pipeline
+    def _waiter(self, pipeline: Pipeline, lookout: SharedLookout) -> Waiter:
         from headwater.jobs.wait import Waiter
         from headwater.lake.freshness import Target
         from headwater.names import TableName
 
         return Waiter(
-            load_pipeline(self.pipeline, {**os.environ, **environ}),
+            pipeline,
             Target.from_json(self.target),
             timeout=max(0.0, self._remaining()),
             keep=self.keep_seconds,
@@ -144,8 +99,5 @@ class FreshnessTrigger(BaseTrigger):
             tables=[TableName.parse(name) for name in self.tables],
             ignore_suspended=self.ignore_suspended,
             give_up_early=self.give_up_early,
+            lookout=lookout,
         )
-
-
-def _event(result: dict[str, Any], exit_status: int) -> TriggerEvent:
-    return TriggerEvent({**result, "exit_status": exit_status})  # type: ignore[no-untyped-call]

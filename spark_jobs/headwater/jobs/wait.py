@@ -1,10 +1,11 @@
 """Wait until the lake is fresh enough, and hand out the cut that is: for the shell, Python, the sensor, the trigger.
 
 A `Waiter` takes its target once, and from then on `look` compares it with the lake: one small file and one stat
-of the registry per look. The source is visited only to take the target, and every few seconds while the target is
-not met: to ask whether the driver lives and the wanted tables still are what was loaded, and to write a marker into
-the log, without which an idle source's log would never pass a position that lies just above its last record. `look`
-blocks for one look and never sleeps: the caller paces it. No Spark. Times are seconds of the monotonic clock.
+of the registry per look, for all the waits that share a lookout. The source is visited only to take the target, and
+every few seconds while the target is not met: to ask whether the driver lives and the wanted tables still are what was
+loaded, and to write a marker into the log, without which an idle source's log would never pass a position that lies
+just above its last record. `look` blocks for one look and never sleeps: the caller paces it. No Spark. Times are
+seconds of the monotonic clock.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from typing import TYPE_CHECKING, Literal
 
 from headwater.config import Pipeline, load_pipeline
 from headwater.errors import Refused, Transient
+from headwater.jobs.lookout import Lookout
 from headwater.jobs.progress import Progress, progress
-from headwater.jobs.source_state import SourceState, as_the_source_stands, ask_source, followed
 from headwater.jobs.wait_result import NotFresh, WaitResult
 from headwater.lake import freshness
 from headwater.lake.cuts import Cut, pin_cut, release_pin, take_cut
@@ -39,13 +40,12 @@ from headwater.lake.freshness import (
     Verdict,
 )
 from headwater.lake.position_file import PositionFile
-from headwater.lake.status import LakeReader
 from headwater.names import TableName
 from headwater.position import Position
 from headwater.quantities import parse_duration
-from headwater.source.standing import Registered
 
 if TYPE_CHECKING:
+    from headwater.jobs.source_state import SourceState
     from headwater.jobs.validated_cuts import Validations
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,8 @@ class Waiter:
 
     `keep`: for how many seconds the cut is pinned, in the name of `owner`. `give_up_early`: end as timed out as soon as
     the time that is still to wait, as estimated, exceeds what is left. `validated`: only what has passed a validation
-    counts, of every table; a `Target` says by itself of which.
+    counts, of every table; a `Target` says by itself of which. `lookout`: shared with other waits, and then refreshed
+    by whoever owns it.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Waiter:
         ignore_suspended: bool = False,
         give_up_early: bool = False,
         validated: bool = False,
+        lookout: Lookout | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._requirement = requirement
@@ -84,13 +86,13 @@ class Waiter:
         self._give_up_early = give_up_early
         self._validated = validated
         self._validations: Validations | None = None
-        self._lake = LakeReader(pipeline.lake_path(), pipeline.name)
+        self._shared = lookout is not None
+        self._lookout = lookout or Lookout(pipeline)
+        self._lake = self._lookout.lake
         self._began = time.monotonic()
         self._deadline = self._began + timeout
         self._visits, self._next_visit = 0, self._began
-        self._source: SourceState | None = None
-        self._outage = ""
-        self._ledger_asked = False
+        self._asked = self._unanswered = self._ledger_asked = False
         self._last_file: PositionFile | None = None
         self._seen_alive = False
         self.target: Target | None = requirement if isinstance(requirement, Target) else None
@@ -103,27 +105,30 @@ class Waiter:
         """How the wait stands as of the last look; None before the first."""
         if self.target is None or self._seen is None:
             return None
-        return progress(self.target, self.waiting, self._seen, self._source, self._outage)
+        return progress(self.target, self.waiting, self._seen, self._lookout.source, self._lookout.outage)
 
     def look(self) -> WaitResult | None:
         """One look; None while waiting may still help (`waiting` then says why it is not met)."""
+        if not self._shared:
+            self._lookout.refresh()
         if self.target is None and (failed := self._take_target()) is not None:
             return self._end(failed, Look(None, {}))
-        seen = self._lake.look()
+        look = self._lookout.look()
         if self.tables is None:
-            self.tables = wanted_tables(self._pipeline, None, seen)
+            self.tables = wanted_tables(self._pipeline, None, look)
         if self._validated and self.target is not None:
             self.target = replace(self.target, validated=self.tables)
-        self._resolve_moment(seen)
-        look = self._as_the_source_stands(seen)
+        self._resolve_moment(look)
         self._notice_life(look)
         judged = self._judge(look)
         late = time.monotonic() >= self._deadline
         if judged.outcome is None and (time.monotonic() >= self._next_visit or (late and not self._seen_alive)):
             refused = self._visit()
-            self._resolve_moment(seen)
-            look = self._as_the_source_stands(seen)
+            look = self._lookout.look()
+            self._resolve_moment(look)
             judged = refused or self._judge(look)
+            # Whether a driver lives is being asked for: at the deadline, too, that is worth the answer.
+            late = late and not self._unanswered
         if judged.outcome is None and not late and self._give_up_early:
             judged = freshness.hopeless(judged, self._deadline - time.monotonic())
         if judged.outcome is None and late:
@@ -146,7 +151,6 @@ class Waiter:
             self._ask()
         except Transient as error:
             return self._without_source(error)
-        assert self._source is not None
         position = self._source.position
         if isinstance(requirement, Now):
             self.target = Target(position.lsn, position.timeline, position.system_id)
@@ -186,9 +190,8 @@ class Waiter:
                 earlier = self._lake.first_sample(target.since)
                 samples += [earlier] if earlier is not None else []
             target = target.resolved(samples, look.log)
-        if self._source is not None:
-            position = self._source.position
-            target = target.resolved([self._source.sample], (position.system_id, position.timeline))
+        if (source := self._lookout.source) is not None:
+            target = target.resolved([source.sample], (source.position.system_id, source.position.timeline))
         self.target = target
 
     def _without_source(self, error: Transient) -> Verdict | None:
@@ -200,32 +203,39 @@ class Waiter:
             return None
         return Verdict(Outcome.SOURCE_UNREACHABLE, f"the source does not answer: {error.message}", error.remedy)
 
-    def _ask(self) -> None:
+    @property
+    def _source(self) -> SourceState:
+        """What the source has answered this wait."""
+        assert self._lookout.source is not None
+        return self._lookout.source
+
+    def _ask(self) -> bool:
+        """Have the source answer; False while it is being asked."""
         # Counted before the question: a source that does not answer is not asked again at each look.
         pause = _VISIT_SECONDS[min(self._visits, len(_VISIT_SECONDS) - 1)]
         self._visits += 1
+        self._unanswered = False
         try:
-            asked = self._registered()
-            self._source = ask_source(self._pipeline, asked)
-            self._outage = ""
-        except Transient as error:
-            self._outage = error.message
-            raise
+            answered = self._lookout.ask(self.tables or (), self._began, pause)
         finally:
             self._next_visit = time.monotonic() + pause
+        if not answered:
+            self._visits, self._next_visit, self._unanswered = self._visits - 1, 0.0, True
+            return False
         slot = self._source.slot
+        self._asked = True
         self._seen_alive = self._seen_alive or (slot is not None and slot.active)
+        return True
 
     def _visit(self) -> Verdict | None:
         """Go to the source once more; a verdict when it says that the target can never be met."""
         try:
-            self._ask()
+            answered = self._ask()
         except Transient:
             return None  # an outage of the source: the lake may still get there, and the deadline holds
-        return self._refusal()
+        return self._refusal() if answered else None
 
     def _refusal(self) -> Verdict | None:
-        assert self._source is not None
         assert self.target is not None
         position = self._source.position
         insert_lsn = None if self._source.in_recovery else position.lsn
@@ -250,12 +260,13 @@ class Waiter:
     def _verdict(self, look: Look, samples: Sequence[tuple[datetime, int]] = ()) -> Verdict:
         assert self.target is not None
         assert self.tables is not None
+        source = self._lookout.source
         return freshness.verdict(
             self.target,
             look,
             self.tables,
-            source_now=self._source.now() if self._source is not None else None,
-            samples=[*samples, *([self._source.sample] if self._source is not None else [])],
+            source_now=source.now() if source is not None else None,
+            samples=[*samples, *([source.sample] if source is not None else [])],
             ignore_suspended=self._ignore_suspended,
         )
 
@@ -267,19 +278,13 @@ class Waiter:
             self._validations = Validations(self._pipeline.lake_path(), self._lake)
         return self._validations.judge(fresh, look, self.target.validated, self._verdict)
 
-    def _registered(self) -> list[Registered]:
-        return followed(self._lake.registry(), self._pipeline.source.publication, self.tables or ())
-
     def _loaded_since(self, names: Iterable[str]) -> str | None:
         """A table whose relation at the source is another one than the source was asked about."""
-        if self._source is None:
+        if not self._asked:
             return None
         asked = {standing.registered for standing in self._source.standings}
-        new = [str(table.name) for table in self._registered() if table not in asked]
+        new = [str(table.name) for table in self._lookout.registered(self.tables or ()) if table not in asked]
         return next((name for name in names if name in new), None)
-
-    def _as_the_source_stands(self, look: Look) -> Look:
-        return as_the_source_stands(look, self._source, self._registered)
 
     def _notice_life(self, look: Look) -> None:
         if self._last_file is not None and look.file != self._last_file:
@@ -289,7 +294,7 @@ class Waiter:
     def _at_deadline(self, judged: Verdict) -> Verdict:
         target = self.target
         by_clock = target is not None and (target.max_staleness is not None or target.by_table or target.open)
-        if by_clock and self._source is None:
+        if by_clock and self._lookout.source is None:
             return replace(judged, outcome=Outcome.SOURCE_UNREACHABLE, remedy="check the source's connection")
         return freshness.at_deadline(judged, seen_alive=self._seen_alive, pipeline_file=self._pipeline.file)
 

@@ -106,7 +106,7 @@ class Pin:
 def pin_cut(root: str, cut: Cut, owner: str, expiry: datetime) -> Pin:
     """Keep the versions of `cut` until `expiry`. Refused when the lake cannot be written here."""
     pin = Pin(uuid.uuid4().hex, cut, owner, expiry)
-    text = json.dumps({"cut": cut, "owner": owner, "expiry": time_text(expiry)}, indent=1)
+    text = json.dumps({"cut": cut, "owner": owner, "expiry": time_text(expiry)})
     try:
         storage.make_folder(pins_path(root))
         # Whole or not at all: maintenance must never meet half a pin and take the cut for free.

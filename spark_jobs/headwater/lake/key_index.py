@@ -26,7 +26,9 @@ log = logging.getLogger(__name__)
 
 _ROW_BITS = 32
 _ON_DISK_ABOVE = 1 << 21
-"""Entries of a run that are kept on disk: mapped, so that the memory is the page cache's to give and to take."""
+"""More entries than so many are kept on disk: mapped, so that the memory is the page cache's to give and to take."""
+_LOOKED_UP = 1 << 16
+"""Keys after which the mapped pages that their look-ups have touched are let go."""
 _AT_ONCE = 1 << 17
 """Entries that are merged in the writer's turn: some ten milliseconds."""
 
@@ -62,6 +64,7 @@ class KeyIndex:
         self._merge: _Merge | None = None
         self._pinned: set[str] = set()  # files that the saved state needs, or one that is being saved
         self._closed = False
+        self._looked_up = 0
 
     def work_beside(self, beside: Executor, folder: Callable[[], str | None]) -> None:
         """From now on large runs are merged in `beside` and get files in `folder`."""
@@ -115,6 +118,11 @@ class KeyIndex:
             open_ = open_[sorted_found[open_] == NOWHERE]
         found = np.empty(len(codes), dtype=np.int64)
         found[order] = sorted_found
+        self._looked_up += len(codes)
+        if self._looked_up >= _LOOKED_UP:
+            self._looked_up = 0
+            for run in self._runs:
+                run.let_pages_go()
         return found
 
     def capture(self) -> list[Run]:
@@ -146,6 +154,18 @@ class KeyIndex:
         while self._ripe() and sum(len(run) for run in self._runs[-2:]) <= _AT_ONCE:
             self._runs[-2:] = [self._merged(self._runs[-2:])]
         self._begin_merge()
+        # A large commit puts faster than runs are merged beside it.
+        waiting = self._waiting_in_memory()
+        if sum(map(len, waiting)) > _ON_DISK_ABOVE:
+            self._runs[-len(waiting) :] = [self._merged(waiting, on_disk=True)]
+
+    def _waiting_in_memory(self) -> list[Run]:
+        """The newest runs that are neither on disk nor being merged."""
+        first = len(self._runs)
+        merging = self._merge.runs if self._merge is not None else []
+        while first > 0 and self._runs[first - 1].mapping is None and self._runs[first - 1] not in merging:
+            first -= 1
+        return self._runs[first:]
 
     def _named(self) -> set[str]:
         return {run.stored.name for run in self._runs if run.stored is not None}

@@ -19,7 +19,7 @@ import stat
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ def path_of(place: str) -> str:
     return place if place.startswith("/") else local_path(place)
 
 
+@lru_cache(maxsize=4096)  # every cut has those of its tables
 def uri_of(place: str) -> str:
     """The URI of a place, as other programs may be told it."""
     return Path(path_of(place)).as_uri()

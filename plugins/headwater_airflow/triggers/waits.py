@@ -1,0 +1,249 @@
+"""The waits of a pipeline in a triggerer, which look together: however many there are, a tick reads the position file
+once, and the source is asked one question for all of them.
+
+A tick runs in a thread. So does a question, beside the ticks, since it may take long. What a wait has to say, and how
+it ends, goes through a queue to its trigger, so that Airflow finds it in the log where it belongs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from airflow.sdk.exceptions import AirflowNotFoundException, AirflowRuntimeError
+
+from headwater_airflow.hooks.source import async_connection_environment
+
+if TYPE_CHECKING:
+    from headwater.config import Pipeline
+    from headwater.errors import HeadwaterError
+    from headwater.jobs.lookout import Question, SharedLookout
+    from headwater.jobs.wait import Waiter
+
+_AT_LEAST_SECONDS = 0.05
+"""Between two ticks, however many waits come and go."""
+_TELL_SECONDS = 0.02
+_OUTAGE_SECONDS = 2.0
+_PROGRESS_SECONDS, _WORD_SECONDS = 1.0, 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What a wait says while it goes on; `trouble`: something does not answer."""
+
+    text: str
+    trouble: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a wait has ended."""
+
+    result: dict[str, Any]
+    exit_status: int
+
+
+Told = Word | End | Exception
+
+
+@dataclass(slots=True, eq=False)
+class Wait:
+    """One of the waits. `remaining`: seconds to its deadline, which holds whatever does not answer."""
+
+    build: Callable[[Pipeline, SharedLookout], Waiter]
+    remaining: Callable[[], float]
+    look_seconds: float
+    told: asyncio.Queue[Told] = field(default_factory=asyncio.Queue)
+    ended: bool = False
+    _waiter: Waiter | None = None
+    _trouble: str = ""
+    _blocker: str = ""
+    _next_progress: float = 0.0
+    _next_word: float = 0.0
+
+    def look(self, pipeline: Pipeline, lookout: SharedLookout) -> Word | End | None:
+        """One look; what there is to tell of it."""
+        if self._waiter is None:
+            self._waiter = self.build(pipeline, lookout)
+        result = self._waiter.look()
+        if result is not None:
+            return End(result.to_json(), result.exit_status)
+        self._trouble = ""
+        now = time.monotonic()
+        if now < self._next_progress:
+            return None
+        self._next_progress = now + _PROGRESS_SECONDS
+        progress = self._waiter.progress
+        # Positions move with every look; what holds the wait up seldom changes.
+        held = progress.blocker.partition(";")[0] if progress is not None else ""
+        if progress is None or (now < self._next_word and held == self._blocker):
+            return None
+        self._blocker, self._next_word = held, now + _WORD_SECONDS
+        return Word(str(progress))
+
+    def failed(self, error: HeadwaterError) -> Word | End | None:
+        """What an error is for this wait: an outage is waited out, up to the deadline."""
+        from headwater.errors import Transient
+
+        if not isinstance(error, Transient) or self.remaining() <= 0:
+            return End(error.to_json(), error.exit_status)
+        if str(error) == self._trouble:
+            return None
+        self._trouble = str(error)
+        return Word(self._trouble, trouble=True)
+
+
+class Waits:
+    """Those of the pipeline file `path`, whose source is the Airflow connection `conn_id`, if it names one."""
+
+    def __init__(self, path: str, conn_id: str | None) -> None:
+        self._path, self._conn_id = path, conn_id
+        self._waits: list[Wait] = []
+        self._ready: tuple[Pipeline, SharedLookout] | None = None
+        self._event_loop = asyncio.get_running_loop()
+        self._wanted = asyncio.Event()
+        self._ticking: asyncio.Task[None] | None = None
+        self._asking: asyncio.Task[None] | None = None
+
+    def join(self, wait: Wait) -> None:
+        self._waits.append(wait)
+        self._wanted.set()
+        if self._ticking is None:
+            self._ticking = self._event_loop.create_task(self._run())
+
+    def leave(self, wait: Wait) -> bool:
+        """Whether it was the last one."""
+        self._waits.remove(wait)
+        if self._waits:
+            return False
+        for task in (self._ticking, self._asking):
+            if task is not None:
+                task.cancel()
+        return True
+
+    async def _run(self) -> None:
+        while True:
+            self._wanted.clear()
+            waits = [wait for wait in self._waits if not wait.ended]
+            question, outage = await asyncio.to_thread(self._tick, waits)
+            if question is not None and (self._asking is None or self._asking.done()):
+                self._asking = self._event_loop.create_task(self._ask(question))
+            await asyncio.sleep(_AT_LEAST_SECONDS)
+            seconds = [_OUTAGE_SECONDS if outage else wait.look_seconds for wait in waits]
+            seconds += [wait.remaining() for wait in waits]
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wanted.wait(), max(min(seconds, default=0) - _AT_LEAST_SECONDS, 0.001))
+
+    def _tick(self, waits: Iterable[Wait]) -> tuple[Question | None, bool]:
+        """One look for all `waits`: what is to be asked of the source, and whether the lake did not answer."""
+        from headwater.errors import HeadwaterError
+
+        known = (HeadwaterError, OSError)
+        try:
+            pipeline, lookout = self._ready = self._ready or self._begun()
+            lookout.refresh()
+            lookout.look()
+        except Exception as error:
+            found = [(wait, wait.failed(_named(error)) if isinstance(error, known) else error) for wait in waits]
+            self._tell(found)
+            return None, True
+        found, since = [], time.monotonic()
+        for wait in waits:
+            told: Told | None
+            try:
+                told = wait.look(pipeline, lookout)
+            except known as error:
+                told = wait.failed(_named(error))
+            except Exception as error:
+                told = error
+            found.append((wait, told))
+            # Not one by one: the event loop's thread would be woken, and take its turn, for each.
+            if time.monotonic() - since >= _TELL_SECONDS:
+                self._tell(found)
+                found, since = [], time.monotonic()
+        self._tell(found)
+        return lookout.question(), False
+
+    def _begun(self) -> tuple[Pipeline, SharedLookout]:
+        from headwater.config import load_pipeline
+        from headwater.jobs.lookout import SharedLookout
+
+        pipeline = load_pipeline(self._path)
+        return pipeline, SharedLookout(pipeline)
+
+    def _tell(self, found: Iterable[tuple[Wait, Told | None]]) -> None:
+        there_is = [(wait, told) for wait, told in found if told is not None]
+        for wait, told in there_is:
+            wait.ended = wait.ended or isinstance(told, End | Exception)
+        if there_is:
+            self._event_loop.call_soon_threadsafe(_put, there_is)
+
+    async def _ask(self, question: Question) -> None:
+        """Credentials are fetched for every question: they may have changed since the last one."""
+        from headwater.config import load_pipeline
+        from headwater.errors import HeadwaterError
+
+        assert self._ready is not None
+        lookout = self._ready[1]
+        try:
+            environ = await async_connection_environment(self._conn_id) if self._conn_id is not None else {}
+            pipeline = await asyncio.to_thread(load_pipeline, self._path, {**os.environ, **environ})
+            await asyncio.to_thread(lookout.answer, question, pipeline)
+        except (HeadwaterError, AirflowNotFoundException, AirflowRuntimeError, OSError) as error:
+            lookout.bring(question, _named(error))
+        self._wanted.set()
+
+
+def _put(found: Iterable[tuple[Wait, Told]]) -> None:
+    for wait, told in found:
+        wait.told.put_nowait(told)
+
+
+def _named(error: Exception) -> HeadwaterError:
+    from headwater.errors import HeadwaterError, Refused, Transient
+
+    if isinstance(error, HeadwaterError):
+        return error
+    if isinstance(error, AirflowNotFoundException):
+        remedy = "create the connection"
+        return Refused(str(error), code="no_connection", where="source.connection", remedy=remedy)
+    if isinstance(error, OSError):  # the lake's store, or the pipeline file on it
+        return Transient(f"{type(error).__name__}: {error.strerror or error}")
+    return Transient(str(error))  # the API server, which is asked for the connection
+
+
+_groups: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, Waits]] = WeakKeyDictionary()
+
+
+async def told(path: str, conn_id: str | None, wait: Wait) -> AsyncIterator[Word | End]:
+    """What `wait` says among those of the same pipeline; the last of it is its End."""
+    # A file that has changed is another pipeline: waits that began before keep what they began with.
+    key = path, conn_id, await asyncio.to_thread(_stamp, path)
+    groups = _groups.setdefault(asyncio.get_running_loop(), {})
+    group = groups.setdefault(key, Waits(path, conn_id))
+    group.join(wait)
+    try:
+        while True:
+            word = await wait.told.get()
+            if isinstance(word, Exception):
+                raise word
+            yield word
+            if isinstance(word, End):
+                return
+    finally:
+        if group.leave(wait):
+            del groups[key]
+
+
+def _stamp(path: str) -> Hashable:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None  # each wait is told so when it is read
+    return found.st_mtime_ns, found.st_size

@@ -1,0 +1,127 @@
+"""What the waits of one pipeline see: its lake, and the source as it answered last.
+
+A wait of its own has a `Lookout` of its own, which asks when it is told to. The waits of a triggerer share one: until
+`refresh`, one look at the lake is for all of them, and so is an answer of the source. A source may take its time to
+answer while most waits only need the lake: there questions are left to the lookout's owner.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from headwater.config import Pipeline
+from headwater.errors import HeadwaterError, Transient
+from headwater.jobs.source_state import SourceState, as_the_source_stands, ask_source, followed
+from headwater.lake.freshness import Look
+from headwater.lake.status import LakeReader
+from headwater.source.standing import Registered
+
+
+class Lookout:
+    """For one wait. `source`: the last answer; `outage`: why the last question had none."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self.lake = LakeReader(pipeline.lake_path(), pipeline.name)
+        self.source: SourceState | None = None
+        self.outage = ""
+        self._seen: Look | None = None
+        self._standing: tuple[Look, SourceState | None, Look] | None = None
+
+    def refresh(self) -> None:
+        """The next look is a new one."""
+        self._seen = None
+
+    def look(self) -> Look:
+        """The lake, and its tables as the source stands."""
+        if self._seen is None:
+            self._seen = self.lake.look()
+        if self._standing is None or self._standing[0] is not self._seen or self._standing[1] is not self.source:
+            standing = as_the_source_stands(self._seen, self.source, self.registered)
+            self._standing = self._seen, self.source, standing
+        return self._standing[2]
+
+    def registered(self, tables: Collection[str] = ()) -> list[Registered]:
+        """What the source is asked about those of `tables` (none: all) that follow the log now."""
+        return followed(self.lake.registry(), self._pipeline.source.publication, tables)
+
+    def ask(self, tables: Collection[str], not_before: float, pause: float) -> bool:
+        """Have `source` be an answer about `tables` that was asked for after the moment `not_before` and is not older
+        than `pause` seconds; False as long as that is under way. SourceUnreachable, other Transient, or Refused."""
+        question = self.registered(tables)
+        try:
+            self._take(ask_source(self._pipeline, question))
+        except HeadwaterError as error:
+            self._take(error)
+            raise
+        return True
+
+    def _take(self, answer: SourceState | HeadwaterError) -> None:
+        if isinstance(answer, SourceState):
+            self.source, self.outage = answer, ""
+        elif isinstance(answer, Transient):
+            self.outage = answer.message
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """About the tables of so many waits that it is asked once for all of them."""
+
+    tables: frozenset[str]
+    registered: list[Registered]
+    asked_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    question: Question
+    answered_at: float
+    content: SourceState | HeadwaterError
+
+
+class SharedLookout(Lookout):
+    """For many waits in one thread, whose questions wait in `question` for the lookout's owner."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        super().__init__(pipeline)
+        self._wanted: frozenset[str] = frozenset()
+        self._asked = False
+        self._brought: _Answer | None = None
+        self._answer: _Answer | None = None
+
+    def refresh(self) -> None:
+        super().refresh()
+        if self._brought is not self._answer and self._brought is not None:
+            self._answer = self._brought
+            self._take(self._answer.content)
+
+    def ask(self, tables: Collection[str], not_before: float, pause: float) -> bool:
+        known = self._answer
+        if known is not None and time.monotonic() - known.answered_at <= pause:
+            if isinstance(known.content, HeadwaterError):
+                raise known.content
+            if known.question.asked_at >= not_before and known.question.tables.issuperset(tables):
+                return True
+        self._wanted |= frozenset(tables)
+        self._asked = True
+        return False
+
+    def question(self) -> Question | None:
+        """What is to be asked now, if anything; from the waits' thread."""
+        if not self._asked:
+            return None
+        self._asked = False
+        return Question(self._wanted, self.registered(self._wanted), time.monotonic())
+
+    def answer(self, question: Question, pipeline: Pipeline) -> None:
+        """Ask the source, as `pipeline` names it now. From any thread."""
+        try:
+            self.bring(question, ask_source(pipeline, question.registered))
+        except HeadwaterError as error:
+            self.bring(question, error)
+
+    def bring(self, question: Question, content: SourceState | HeadwaterError) -> None:
+        """An answer; it counts from the next `refresh` on."""
+        self._brought = _Answer(question, time.monotonic(), content)

@@ -1,0 +1,198 @@
+"""A thousand deferred sensors on one pipeline: what their waiting costs, when they wake up, and whether replication
+goes slower for them.
+
+A backlog of the mixed load is drained by a driver of its own process, with HEADWATER_BENCH_SENSORS (1,000) triggers in
+this process that wait for its end, and without any, in turns. First nobody drains and the triggers only wait: then the
+sessions that the source sees, the reads of the position file and this process's time are counted, beside those of one
+trigger. `wake`: from the moment at which the position file shows the target, by a look of its own every 2 ms, to each
+event. The triggerer of Airflow around them is measured by `freshness_airflow.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mixed_load import make_mixed_tables, pipeline, report, server
+
+from headwater.config import Pipeline
+from headwater.embedded import EmbeddedServer
+from headwater.jobs.load import load
+from headwater.jobs.source_state import ask_source
+from headwater.lake import status
+from headwater.lake.freshness import Target
+from headwater.lake.position_file import PositionFile, read_position_file
+
+SENSORS = int(os.environ.get("HEADWATER_BENCH_SENSORS", "1000"))
+CHANGES = int(os.environ.get("HEADWATER_BENCH_CHANGES", "100000"))
+ROUNDS = int(os.environ.get("HEADWATER_BENCH_ROUNDS", "3"))
+IDLE_SECONDS = 10.0
+
+
+class Reads:
+    """How often the position file is read for waits."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        vars(status)["read_position_file"] = self
+
+    def __call__(self, root: str) -> PositionFile | None:
+        self.count += 1
+        return read_position_file(root)
+
+
+def sessions(source: EmbeddedServer) -> int:
+    with source.connect("postgres") as connection:
+        row = connection.execute("select sessions from pg_stat_database where datname = 'postgres'").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def trigger(wanted: Pipeline, tables: list[str], target: Target, number: int) -> Any:
+    from headwater_airflow.triggers.freshness import FreshnessTrigger
+
+    return FreshnessTrigger(
+        pipeline=wanted.file,
+        tables=tables,
+        target=target.to_json(),
+        deadline=(datetime.now(UTC) + timedelta(hours=1)).isoformat(),
+        keep_seconds=600,
+        owner=f"sensor {number}",
+    )
+
+
+async def woken(waiting: Any) -> float:
+    (event,) = [event async for event in waiting.run()]
+    moment = time.perf_counter()
+    assert event.payload["outcome"] == "satisfied", event.payload
+    return moment
+
+
+def shown(root: str, lsn: int) -> float:
+    """When the position file shows `lsn` as published."""
+    while (file := read_position_file(root)) is None or file.position.lsn < lsn:
+        time.sleep(0.002)
+    return time.perf_counter()
+
+
+def write(source: EmbeddedServer, wanted: Pipeline) -> Target:
+    """A backlog; its end."""
+    with source.connect("postgres") as connection:
+        connection.execute("set synchronous_commit = off")
+        connection.execute(f"call mixed({CHANGES})")
+    position = ask_source(wanted).position
+    return Target(position.lsn, position.timeline, position.system_id)
+
+
+def replicate(wanted: Pipeline, until: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "headwater.cli", "replicate", wanted.file, "--until", until]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def idle(source: EmbeddedServer, wanted: Pipeline, tables: list[str], reads: Reads, sensors: int) -> None:
+    """What `sensors` triggers cost that only wait: nobody replicates."""
+    target = write(source, wanted)
+
+    async def scenario() -> None:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        tasks = [asyncio.create_task(woken(trigger(wanted, tables, target, number))) for number in range(sensors)]
+        await asyncio.sleep(IDLE_SECONDS)  # they begin
+        memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / sensors
+        asked, read, cpu, started = sessions(source), reads.count, time.process_time(), time.perf_counter()
+        await asyncio.sleep(IDLE_SECONDS)
+        seconds = time.perf_counter() - started
+        report(
+            "freshness_sensors",
+            step="waiting",
+            sensors=sensors,
+            source_sessions_per_second=round((sessions(source) - asked) / seconds, 2),
+            position_reads_per_second=round((reads.count - read) / seconds, 2),
+            cpu_percent_of_a_core=round(100 * (time.process_time() - cpu) / seconds, 1),
+            kib_per_sensor=round(memory, 1),
+        )
+        for task in tasks:
+            task.cancel()
+
+    asyncio.run(scenario())
+
+
+def drain(source: EmbeddedServer, wanted: Pipeline, tables: list[str], sensors: int) -> tuple[float, list[float]]:
+    """Seconds from a driver's first epoch to the end of a backlog, and each sensor's seconds to wake up."""
+    target = write(source, wanted)
+    assert target.lsn is not None
+    root, found = wanted.lake_path(), {}
+
+    def watch() -> None:
+        before = read_position_file(root)
+        while read_position_file(root) == before:
+            time.sleep(0.002)
+        found["first"] = time.perf_counter()
+        found["end"] = shown(root, target.lsn or 0)
+
+    async def scenario() -> list[float]:
+        tasks = [asyncio.create_task(woken(trigger(wanted, tables, target, number))) for number in range(sensors)]
+        await asyncio.sleep(3.0)
+        watching = threading.Thread(target=watch)
+        watching.start()
+        driver = replicate(wanted, "now")
+        try:
+            moments = await asyncio.gather(*tasks)
+            await asyncio.to_thread(watching.join)
+        finally:
+            await asyncio.to_thread(driver.wait)
+        return [moment - found["end"] for moment in moments]
+
+    wakes = asyncio.run(scenario())
+    return found["end"] - found["first"], wakes
+
+
+def main() -> None:
+    with server() as source, tempfile.TemporaryDirectory(prefix="headwater-bench-") as scratch:
+        os.environ["AIRFLOW_HOME"] = scratch
+        os.environ["AIRFLOW__LOGGING__LOGGING_LEVEL"] = (
+            "ERROR"  # a thousand triggers say a thousand times why they wait
+        )
+        tables = make_mixed_tables(source)
+        wanted = pipeline(Path(scratch), source, *tables)
+        load(wanted)
+        replicate(wanted, "now").wait()
+        reads = Reads()
+        idle(source, wanted, tables, reads, 1)
+        idle(source, wanted, tables, reads, SENSORS)
+        drain(source, wanted, tables, 0)  # and what was written for the idle ones
+        seconds: dict[int, list[float]] = {0: [], SENSORS: []}
+        for _ in range(ROUNDS):
+            for sensors in (0, SENSORS):
+                took, wakes = drain(source, wanted, tables, sensors)
+                seconds[sensors].append(took)
+                if wakes:
+                    low, high = np.percentile(wakes, [50, 99])
+                    report(
+                        "freshness_sensors",
+                        step="woken",
+                        sensors=sensors,
+                        wake_p50_seconds=round(float(low), 3),
+                        wake_p99_seconds=round(float(high), 3),
+                    )
+        report(
+            "freshness_sensors",
+            step="drain",
+            sensors=SENSORS,
+            changes_per_second=round(CHANGES / float(np.median(seconds[SENSORS]))),
+            reference="no sensor",
+            reference_changes_per_second=round(CHANGES / float(np.median(seconds[0]))),
+        )
+
+
+if __name__ == "__main__":
+    main()

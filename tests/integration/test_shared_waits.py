@@ -1,0 +1,181 @@
+"""Many deferred sensors on one pipeline look together: what the source is asked, and that none is told wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fixtures.lakes import HandLake
+from fixtures.pipelines import write_pipeline
+from fixtures.postgres import Database
+from headwater.config import Pipeline
+from headwater.jobs.source_state import ask_source
+from headwater.lake import status
+from headwater.lake.cuts import list_pins
+from headwater.lake.freshness import Target
+from headwater.lake.position_file import PositionFile, read_position_file
+
+if TYPE_CHECKING:
+    from headwater_airflow.triggers.freshness import FreshnessTrigger
+
+pytestmark = [pytest.mark.postgres, pytest.mark.usefixtures("airflow_home")]
+
+A, B = "public.a", "public.b"
+MANY = 200
+Events = list[dict[str, Any]]
+
+
+@pytest.fixture
+def pipeline(database: Database, tmp_path: Path) -> Pipeline:
+    database.execute("create table a (id int primary key)", "create table b (id int primary key)")
+    database.publish("headwater_shop", "a", "b")
+    pipeline = write_pipeline(tmp_path, database, A, B)
+    with database.superuser() as connection:
+        connection.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (pipeline.source.slot,))
+    return pipeline
+
+
+@pytest.fixture
+def lake(pipeline: Pipeline) -> HandLake:
+    start = ask_source(pipeline).position
+    lake = HandLake(Path(pipeline.lake_path()), start, [A, B])
+    lake.publish(start.lsn)
+    return lake
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """One entry for each time that the position file was read."""
+    found: list[str] = []
+
+    def counted(root: str) -> PositionFile | None:
+        found.append(root)
+        return read_position_file(root)
+
+    monkeypatch.setattr(status, "read_position_file", counted)
+    return found
+
+
+def trigger(pipeline: Pipeline, target: Target, number: int = 0, seconds: float = 120) -> FreshnessTrigger:
+    from headwater_airflow.triggers.freshness import FreshnessTrigger
+
+    return FreshnessTrigger(
+        pipeline=pipeline.file,
+        tables=[A, B][: 1 + number % 2],
+        target=target.to_json(),
+        deadline=(datetime.now(UTC) + timedelta(seconds=seconds)).isoformat(),
+        keep_seconds=60,
+        owner=f"sensor {number}",
+    )
+
+
+def target_now(pipeline: Pipeline) -> Target:
+    position = ask_source(pipeline).position
+    return Target(position.lsn, position.timeline, position.system_id)
+
+
+async def event_of(waiting: FreshnessTrigger) -> dict[str, Any]:
+    (event,) = [event.payload async for event in waiting.run()]
+    assert isinstance(event, dict)
+    return event
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+def sessions(database: Database) -> int:
+    """How many the server has had in this database, those that have ended and reported it."""
+    with database.superuser() as connection:
+        row = connection.execute("select sessions from pg_stat_database where datname = current_database()").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def test_many_waits_cost_the_source_and_the_lake_what_a_few_do_and_each_gets_its_own_cut(
+    pipeline: Pipeline, lake: HandLake, database: Database, reads: list[str]
+) -> None:
+    target = target_now(pipeline)
+    before = sessions(database)
+    reads.clear()
+
+    async def scenario() -> Events:
+        waiting = [asyncio.create_task(event_of(trigger(pipeline, target, number))) for number in range(MANY)]
+        await until(lambda: len(reads) > 12)
+        assert not any(task.done() for task in waiting)
+        await asyncio.to_thread(lake.publish, target.lsn or 0, A)
+        return await asyncio.gather(*waiting)
+
+    events = asyncio.run(scenario())
+    assert [event["outcome"] for event in events] == ["satisfied"] * MANY
+    assert {pin.owner for pin in list_pins(lake.root)} == {f"sensor {number}" for number in range(MANY)}
+    assert {tuple(sorted(event["tables"])) for event in events} == {(A,), (A, B)}
+    assert len(reads) < MANY / 4
+    assert sessions(database) - before <= len(reads)
+
+
+def test_an_answer_from_before_a_target_was_taken_does_not_put_it_into_the_future(
+    pipeline: Pipeline, lake: HandLake, database: Database, reads: list[str]
+) -> None:
+    async def scenario() -> Events:
+        first = asyncio.create_task(event_of(trigger(pipeline, await asyncio.to_thread(target_now, pipeline))))
+        await until(lambda: len(reads) > 3)
+        later = []
+        for number in range(5):  # each has a target that no answer so far has known of
+            await asyncio.to_thread(database.execute, f"insert into a values ({number})")
+            target = await asyncio.to_thread(target_now, pipeline)
+            later.append(asyncio.create_task(event_of(trigger(pipeline, target))))
+            count = len(reads)
+            await until(lambda count=count: len(reads) > count + 1)  # type: ignore[misc]
+        assert not any(task.done() for task in (first, *later))
+        await asyncio.to_thread(lake.publish, target.lsn or 0, A)
+        return await asyncio.gather(first, *later)
+
+    assert [event["outcome"] for event in asyncio.run(scenario())] == ["satisfied"] * 6
+
+
+def test_each_deadline_holds_and_a_wait_that_goes_away_leaves_the_others(
+    pipeline: Pipeline, lake: HandLake, reads: list[str]
+) -> None:
+    target = target_now(pipeline)
+
+    async def scenario() -> tuple[dict[str, Any], dict[str, Any]]:
+        cancelled = asyncio.create_task(event_of(trigger(pipeline, target)))
+        patient = asyncio.create_task(event_of(trigger(pipeline, target)))
+        hasty = await event_of(trigger(pipeline, target, seconds=0.3))
+        cancelled.cancel()
+        count = len(reads)
+        await until(lambda: len(reads) > count + 2)
+        assert not patient.done()
+        await asyncio.to_thread(lake.publish, target.lsn or 0, A)
+        return hasty, await patient
+
+    hasty, patient = asyncio.run(scenario())
+    assert (hasty["outcome"], patient["outcome"]) == ("not_running", "satisfied")
+
+
+def test_a_pipeline_file_that_changes_is_read_by_the_waits_that_begin_then(
+    pipeline: Pipeline, lake: HandLake, reads: list[str]
+) -> None:
+    target = target_now(pipeline)
+
+    async def scenario() -> tuple[dict[str, Any], dict[str, Any]]:
+        before = asyncio.create_task(event_of(trigger(pipeline, target)))
+        await until(lambda: len(reads) > 2)
+        file = Path(pipeline.file)
+        text = file.read_text()
+        file.write_text(text + "unknown: 1\n")
+        refused = await event_of(trigger(pipeline, target))
+        file.write_text(text)
+        await asyncio.to_thread(lake.publish, target.lsn or 0, A)
+        return refused, await before
+
+    refused, satisfied = asyncio.run(scenario())
+    assert (refused["exit_status"], satisfied["outcome"]) == (2, "satisfied")
