@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from headwater import cli
+from headwater.arguments import parser
 from headwater.errors import HeadwaterError, SourceUnreachable
 from headwater.secrets_filter import Scrubber
 
@@ -131,9 +132,8 @@ def test_nothing_but_the_json_object_reaches_stdout_and_no_password_anything(pip
 
 def test_an_unreachable_source_is_3_for_wait_and_1_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
     error = SourceUnreachable("nobody listens")
-    parser = cli._parser()
     for command, expected in (("wait", 3), ("status", 1)):
-        args = parser.parse_args([command, "x.yaml"])
+        args = parser().parse_args([command, "x.yaml"])
         assert cli._report(error, args, Scrubber(), sys.stdout) == expected
     assert "nobody listens" in capsys.readouterr().err
 
@@ -141,7 +141,7 @@ def test_an_unreachable_source_is_3_for_wait_and_1_elsewhere(capsys: pytest.Capt
 def test_an_unexpected_error_is_one_sentence_without_the_password(capsys: pytest.CaptureFixture[str]) -> None:
     scrubber = Scrubber()
     scrubber.learn("postgresql://shop:hunter2%27hidden@db/shop")
-    args = cli._parser().parse_args(["status", "x.yaml", "--json"])
+    args = parser().parse_args(["status", "x.yaml", "--json"])
     text = f"cannot use {SECRET}, hunter2%27hidden, password='other' or postgres://a:b@c/d"
     assert cli._report(RuntimeError(text), args, scrubber, sys.stdout) == 1
     out, err = capsys.readouterr()
@@ -156,7 +156,7 @@ def test_the_exit_status_of_an_error_is_its_own(capsys: pytest.CaptureFixture[st
     class Odd(HeadwaterError):
         exit_status = 4
 
-    assert cli._report(Odd("x"), cli._parser().parse_args(["load", "x.yaml"]), Scrubber(), sys.stdout) == 4
+    assert cli._report(Odd("x"), parser().parse_args(["load", "x.yaml"]), Scrubber(), sys.stdout) == 4
     assert capsys.readouterr().err == "headwater load: x\n"
 
 

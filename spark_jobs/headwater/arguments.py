@@ -1,0 +1,138 @@
+"""The command line's grammar: commands, their options, and what each of these may be. Imports no job."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from headwater.errors import EXIT_REFUSED, Refused
+from headwater.names import BadName, TableName
+from headwater.position import parse_lsn
+from headwater.quantities import parse_duration
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """What `arguments` ask for; SystemExit where they cannot be understood, or ask for help."""
+    _Parser.as_json = "--json" in arguments
+    return parser().parse_args(arguments)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Usage errors are refusals like any other: a sentence on stderr, with --json the error object on stdout."""
+
+    as_json = False
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        if _Parser.as_json:
+            print(json.dumps(Refused(message, code="usage", remedy=f"{self.prog} --help").to_json()))
+        self.exit(EXIT_REFUSED, f"{self.prog}: {message}\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    made = _Parser(
+        prog="headwater",
+        allow_abbrev=False,
+        description="Keeps a Delta lake in step with a PostgreSQL database.",
+        epilog="Exit status: 0 done, 1 failed (try again), 2 refused (a person must act), 3 not fresh in time, "
+        "4 some tables are suspended, 5 verify found differences or a validation failed.",
+    )
+    commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, text: str, *, tables: bool = False) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
+        sub.add_argument("pipeline", metavar="PIPELINE.yaml", help="the pipeline file")
+        sub.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+        if tables:
+            text = "a table, as SQL names it; repeatable (default: every table)"
+            sub.add_argument("--table", metavar="T", action="append", type=_table, default=[], help=text)
+        return sub
+
+    command("check", "check configuration, source settings, rights and replica identities")
+    load = command("load", "load tables; loaded ones are skipped, unfinished loads go on", tables=True)
+    load.add_argument("--again", action="store_true", help="load the named tables anew")
+    text = "replace a table, or some of its partitions, by what the source holds; replication goes on meanwhile"
+    reload = command("reload", text, tables=True)
+    text = "instead: find what may differ by the source's catalog (attached, detached, rewritten), compare, and repair"
+    reload.add_argument("--changed", action="store_true", help=text)
+    reload.add_argument("--propose", action="store_true", help="as --changed, but only say what may differ and why")
+    text = "a partition, or a subtree of them, as SQL names it; repeatable (default: the whole table)"
+    reload.add_argument("--partition", metavar="P", action="append", default=[], help=text)
+    replicate = command("replicate", "apply the source's log to the lake until stopped")
+    replicate.add_argument("--until", metavar="now|LSN", type=_now_or_lsn, help="stop once all up to there is in")
+    replicate.add_argument("--max-seconds", metavar="N", type=_seconds, help="stop after so long")
+    text = "take the running replicate's place without a pause, as soon as everything is ready"
+    replicate.add_argument("--take-over", action="store_true", help=text)
+    wait = command("wait", "wait until tables are fresh enough and print the cut", tables=True)
+    wait.add_argument(
+        "--require",
+        metavar="now|LSN|30s|TIME|default",
+        type=_requirement,
+        default="now",
+        help="what to wait for: a position, a greatest staleness, everything committed before a time"
+        " (2026-03-01T00:00:00Z), or what the file's `freshness` says (default: now)",
+    )
+    wait.add_argument("--timeout", metavar="60s", type=_seconds, default=60.0, help="how long (default: 60s)")
+    wait.add_argument("--ignore-suspended", action="store_true", help="leave suspended tables out")
+    text = "only a cut that has passed `headwater validate` will do; it is the one that is printed"
+    wait.add_argument("--validated", action="store_true", help=text)
+    command("status", "show state, position and lag of every table, and the slot")
+    verify = command("verify", "compare source and lake row by row", tables=True)
+    verify.add_argument("--repair", action="store_true", help="put the rows right that differ, in one commit a table")
+    validate = command("validate", "run expectation suites on a consistent cut", tables=True)
+    text = "the cut: a file with what `wait --json` printed, or the newest one (default: newest)"
+    validate.add_argument("--cut", metavar="FILE|newest", default="newest", help=text)
+    text = "look only at rows that came since the last validation, where that says the same"
+    validate.add_argument("--incremental", action="store_true", help=text)
+    text = "where to write the HTML pages (default: in the lake)"
+    validate.add_argument("--pages", metavar="FOLDER", type=os.path.abspath, help=text)
+    text = "how long a cut that has passed stays readable (default: 24h, or lake.keep_cuts if that is longer)"
+    validate.add_argument("--keep", metavar="24h", type=_seconds, help=text)
+    command("maintain", "compact files, write checkpoints, remove what no cut needs any more", tables=True)
+    pausing = "single tables: their changes are not kept, resume loads them anew (default: the pipeline)"
+    for name, text in (
+        ("pause", "let no replicate run until resume; the source keeps its log"),
+        ("resume", "end a pause"),
+    ):
+        command(name, text).add_argument("--table", metavar="T", action="append", type=_table, default=[], help=pausing)
+    command("drop", "remove slot and publication at the source; the lake stays")
+    # Only listed here: `main` hands its arguments over unread.
+    commands.add_parser("demo", help="the whole way on an embedded PostgreSQL", add_help=False)
+    return made
+
+
+def _table(text: str) -> TableName:
+    try:
+        return TableName.parse(text, default_schema="public")
+    except BadName as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _seconds(text: str) -> float:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+
+
+def _now_or_lsn(text: str) -> str:
+    if text != "now":
+        try:
+            parse_lsn(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{error}, or now") from None
+    return text
+
+
+def _requirement(text: str) -> str:
+    from headwater.lake.freshness import parse_requirement
+
+    try:
+        parse_requirement(text)
+    except Refused as refused:
+        raise argparse.ArgumentTypeError(f"{refused.message}: {refused.remedy}") from None
+    return text

@@ -1,0 +1,213 @@
+"""The commands: what was parsed, to the job that does it, and from its result to the exit status.
+
+A job is imported only when it runs, so that `check`, `wait`, `status` and `drop` start without Spark, pandas or Arrow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from headwater.errors import EXIT_DIFFERENCES, EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_SUSPENDED, Refused
+from headwater.names import BadName, TableName
+
+if TYPE_CHECKING:
+    from headwater.config import Pipeline
+
+Result = tuple[dict[str, Any], int]
+"""What a command gives: its JSON object and its exit status."""
+
+
+def run(args: argparse.Namespace, stop: threading.Event, learn: Callable[[str], None]) -> Result:
+    """Run the command that `args` names. `stop` asks replicate for its end; `learn` is told each connection string
+    before it is used."""
+    from headwater.config import load_pipeline
+
+    pipeline = load_pipeline(args.pipeline)
+    learn(pipeline.conninfo())
+    return _COMMANDS[args.command](pipeline, args, stop)
+
+
+def _check(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:
+    from headwater.jobs.check import check
+
+    report = check(pipeline)
+    return report.to_json(), EXIT_DONE if report.ok else EXIT_REFUSED
+
+
+def _load(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:
+    tables = _known_tables(pipeline, args.table)
+    from headwater.jobs.load import load
+
+    result = load(pipeline, tables, args.again, _say)
+    return result, _unless_suspended(result)
+
+
+def _reload(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:
+    tables = _known_tables(pipeline, args.table)
+    if args.changed or args.propose:
+        if args.partition:
+            raise _usage("--changed finds the partitions by itself", "reload")
+        from headwater.jobs.changed import reload_changed
+
+        result = reload_changed(pipeline, tables, _say, propose=args.propose)
+        if any(table.get("not_repaired") or table.get("unsettled") for table in result["tables"].values()):
+            return result, EXIT_DIFFERENCES
+        compared = args.propose or all(table.get("compared", True) for table in result["tables"].values())
+        return result, EXIT_DONE if compared else EXIT_SUSPENDED
+    if len(tables) != 1:
+        raise _usage("name one table, or say --changed", "reload")
+    partitions = [_partition(name, tables[0]) for name in args.partition]
+    from headwater.jobs.reload import reload
+
+    result = reload(pipeline, tables[0], partitions, _say)
+    return result, _unless_suspended(result)
+
+
+def _usage(message: str, command: str) -> Refused:
+    return Refused(message, code="usage", where=f"headwater {command}", remedy=f"headwater {command} --help")
+
+
+def _replicate(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:
+    from headwater.jobs.replicate import replicate
+
+    result = replicate(pipeline, args.until, args.max_seconds, stop, args.take_over)
+    return result, _unless_suspended(result)
+
+
+def _wait(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:
+    from headwater.jobs.wait import wait
+
+    result = wait(pipeline, args.table, args.require, args.timeout, args.ignore_suspended, validated=args.validated)
+    return result.to_json(), result.exit_status
+
+
+def _status(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:
+    from headwater.jobs.status import status
+
+    result = status(pipeline)
+    return result, _unless_suspended(result)
+
+
+def _verify(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:
+    tables = _known_tables(pipeline, args.table)
+    from headwater.jobs.verify import verify
+
+    result = verify(pipeline, tables, args.repair)
+    kinds = ("missing", "extra", "different")
+    if any(any(table[kind] for kind in kinds) and not table["repaired"] for table in result["tables"].values()):
+        return result, EXIT_DIFFERENCES
+    # A table that could not be compared is no clean bill of health.
+    return result, EXIT_DONE if all(t.get("compared", True) for t in result["tables"].values()) else EXIT_SUSPENDED
+
+
+def _validate(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:
+    tables = _known_tables(pipeline, args.table)
+    cut = None if args.cut == "newest" else _cut_in(args.cut)
+    from headwater.jobs.validate import validate
+
+    result = validate(
+        pipeline,
+        tables,
+        cut=cut,
+        incremental=args.incremental,
+        pages=args.pages,
+        keep=args.keep,
+        progress=_say,
+    )
+    if not result["success"]:
+        return result, EXIT_DIFFERENCES
+    left_out = any(table["success"] is None for table in result["tables"].values())
+    return result, EXIT_SUSPENDED if left_out else EXIT_DONE
+
+
+def _cut_in(file: str) -> Any:
+    """The JSON in `file`; whether it is a cut, the job says."""
+    try:
+        with open(file, encoding="utf-8") as stream:
+            return json.load(stream)
+    except (OSError, ValueError) as error:
+        raise Refused(
+            f"there is no cut in it: {getattr(error, 'strerror', None) or error}",
+            code="bad_cut",
+            where=f"--cut {file}",
+            remedy="give the file into which `headwater wait --json` wrote its cut, or newest",
+        ) from None
+
+
+def _maintain(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:
+    tables = _known_tables(pipeline, args.table)
+    from headwater.jobs.maintain import maintain
+
+    result = maintain(pipeline, tables, _say)
+    failed = any(table["error"] for table in result["tables"].values())
+    return result, EXIT_FAILED if failed else EXIT_DONE
+
+
+def _pause(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:
+    from headwater.jobs.pausing import pause
+
+    return pause(pipeline, _known_tables(pipeline, args.table)), EXIT_DONE
+
+
+def _resume(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:
+    tables = _known_tables(pipeline, args.table)
+    from headwater.jobs.pausing import resume
+
+    result = resume(pipeline, tables, _say)
+    return result, _unless_suspended(result)
+
+
+def _drop(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:
+    from headwater.jobs.drop import drop
+
+    return drop(pipeline), EXIT_DONE
+
+
+def _unless_suspended(result: dict[str, Any]) -> int:
+    suspended = any(table.get("state") == "suspended" for table in result["tables"].values())
+    return EXIT_SUSPENDED if suspended else EXIT_DONE
+
+
+def _known_tables(pipeline: Pipeline, tables: list[TableName]) -> list[TableName]:
+    unknown = [str(table) for table in tables if pipeline.entry_for(table) is None]
+    if unknown:
+        raise Refused(
+            f"{', '.join(unknown)}: not among the tables of the pipeline",
+            code="not_replicated",
+            where=pipeline.file,
+            remedy="name a table of the pipeline file, or add it there",
+        )
+    return tables
+
+
+def _partition(text: str, table: TableName) -> TableName:
+    try:
+        return TableName.parse(text, default_schema=table.schema)
+    except BadName as error:
+        raise Refused(str(error), code="usage", where="--partition", remedy="headwater reload --help") from None
+
+
+def _say(line: str) -> None:
+    """Progress of a job: a person's business, so never on stdout."""
+    print(line, file=sys.stderr, flush=True)
+
+
+_COMMANDS: dict[str, Callable[[Pipeline, argparse.Namespace, threading.Event], Result]] = {
+    "check": _check,
+    "load": _load,
+    "reload": _reload,
+    "replicate": _replicate,
+    "wait": _wait,
+    "status": _status,
+    "verify": _verify,
+    "validate": _validate,
+    "maintain": _maintain,
+    "pause": _pause,
+    "resume": _resume,
+    "drop": _drop,
+}
