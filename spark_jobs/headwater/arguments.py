@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from headwater.errors import EXIT_REFUSED, Refused
+from headwater.lake.wait_log import KEPT_DAYS
 from headwater.names import BadName, TableName
 from headwater.position import parse_lsn
 from headwater.quantities import parse_duration
@@ -80,6 +81,9 @@ def parser() -> argparse.ArgumentParser:
     wait.add_argument("--ignore-suspended", action="store_true", help="leave suspended tables out")
     text = "only a cut that has passed `headwater validate` will do; it is the one that is printed"
     wait.add_argument("--validated", action="store_true", help=text)
+    waits = command("waits", "show how long sensors and other waits took, and how they ended")
+    text = f"look back so far (default: 7d; {KEPT_DAYS} days are kept)"
+    waits.add_argument("--last", metavar="7d", type=_seconds, default=7 * 86400.0, help=text)
     command("status", "show state, position and lag of every table, and the slot")
     verify = command("verify", "compare source and lake row by row", tables=True)
     verify.add_argument("--repair", action="store_true", help="put the rows right that differ, in one commit a table")

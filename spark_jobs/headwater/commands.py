@@ -10,6 +10,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from headwater.errors import EXIT_DIFFERENCES, EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_SUSPENDED, Refused
@@ -84,6 +85,15 @@ def _wait(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -
 
     result = wait(pipeline, args.table, args.require, args.timeout, args.ignore_suspended, validated=args.validated)
     return result.to_json(), result.exit_status
+
+
+def _waits(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:
+    from headwater.lake.cuts import time_text
+    from headwater.lake.wait_log import waits_since
+
+    since = datetime.now(UTC) - timedelta(seconds=args.last)
+    found = [waits.to_json() for waits in waits_since(pipeline.lake_path(), since)]
+    return {"pipeline": pipeline.name, "since": time_text(since), "waits": found}, EXIT_DONE
 
 
 def _status(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:
@@ -203,6 +213,7 @@ _COMMANDS: dict[str, Callable[[Pipeline, argparse.Namespace, threading.Event], R
     "reload": _reload,
     "replicate": _replicate,
     "wait": _wait,
+    "waits": _waits,
     "status": _status,
     "verify": _verify,
     "validate": _validate,

@@ -29,6 +29,7 @@ _COLUMNS = {
         "error",
     ),
     "validate": ("success", "rows", "mode", "failed", "keys", "state", "reason"),
+    "waits": ("runs", "satisfied", "p50", "p95", "longest", "last", "last_at"),
     "verify": ("rows", "missing", "extra", "different", "repaired", "not_repaired", "keys"),
 }
 
@@ -45,12 +46,14 @@ def render(command: str, result: dict[str, Any], out: TextIO) -> None:
         return
     tables = result.get("tables") or {}
     grids = {"table": (tables, _COLUMNS.get(command, ()))}
+    if result.get("waits"):
+        grids["wait"] = ({_wait_of(one): one for one in result["waits"]}, _COLUMNS["waits"])
     if result.get("stages"):
         grids["stage"] = (result["stages"], ("rate", "busy", "latency_seconds"))
     summary = [
         f"{key}: {_cell(value)}"
         for key, value in result.items()
-        if key not in ("tables", "stages") and value not in (None, {})
+        if key not in ("tables", "stages", "waits") and value not in (None, {})
     ]
     for first, (rows, wanted) in grids.items():
         columns = [column for column in wanted if any(row.get(column) is not None for row in rows.values())]
@@ -70,6 +73,10 @@ def _render_check(console: Any, result: dict[str, Any]) -> None:
         if problem["remedy"]:
             console.print(f"  what to do: {problem['remedy']}", soft_wrap=True)
     console.print("ready" if result["ok"] else "not ready")
+
+
+def _wait_of(one: dict[str, Any]) -> str:
+    return f"{one['who']}: {one['requirement']} of {', '.join(one['tables']) or 'all tables'}"
 
 
 def _texts(values: Iterable[Any]) -> Iterable[Any]:

@@ -20,6 +20,7 @@ from fixtures.lakes import HandLake, position_at, utc
 from headwater.lake import validations
 from headwater.lake.cuts import list_pins
 from headwater.lake.validations import SuiteResult, TableResult, Validation
+from headwater.lake.wait_log import waits_since
 from headwater.position import Position
 
 if TYPE_CHECKING:
@@ -91,7 +92,16 @@ def stored_and_restored(trigger: BaseTrigger) -> FreshnessTrigger:
 
 
 async def events(trigger: BaseTrigger) -> list[dict[str, Any]]:
-    return [event.payload async for event in trigger.run()]
+    """The payloads; of an event that ends the task in the triggerer, its XCom as the task would have been given it."""
+    from airflow.triggers.base import TaskSuccessEvent
+
+    found = []
+    async for event in trigger.run():
+        if isinstance(event, TaskSuccessEvent):
+            found.append({**cast("dict[str, Any]", (event.xcoms or {})["return_value"]), "exit_status": 0})
+        else:
+            found.append(event.payload)
+    return found
 
 
 def at(lake: HandLake, lsn: int) -> dict[str, Any]:
@@ -163,6 +173,54 @@ def record_validation(lake: HandLake, success: bool) -> None:
     until = now + timedelta(hours=1)
     run = Validation(f"{now}", "shop", newest.epoch, lake.position, None, tables, now, now, until, "1.24")
     validations.record(lake.root, run)
+
+
+def test_each_wait_is_in_the_log_of_waits_with_the_time_since_the_task_began(lake: HandLake, pipeline: str) -> None:
+    for _ in range(2):
+        sensor(pipeline, tables=[A], require=at(lake, 0x180)).execute(CONTEXT)
+    task = sensor(pipeline, require=at(lake, 0x300), max_wait=60)
+    trigger = stored_and_restored(deferred(task))
+    trigger.began = (datetime.now(UTC) - timedelta(seconds=40)).isoformat()
+    lake.publish(0x300, A)
+    asyncio.run(events(trigger))
+    asyncio.run(events(stored_and_restored(deferred(sensor(pipeline, require=at(lake, 0x400), max_wait="300ms")))))
+    found = waits_since(lake.root, datetime.now(UTC) - timedelta(hours=1))
+    assert {(one.who, one.requirement) for one in found} == {("dag.fresh", "a position")}
+    by_tables = {one.tables: one for one in found}
+    assert (by_tables[A,].runs, by_tables[A,].satisfied) == (2, 2)
+    assert (by_tables[A, B].runs, by_tables[A, B].satisfied, by_tables[A, B].last) == (2, 1, "not_running")
+    assert (by_tables[A, B].longest or 0) >= 40
+
+
+@pytest.mark.parametrize("left", ["nothing", "an asset", "a task mapped over it", "no XCom"])
+def test_a_satisfied_wait_needs_no_worker_unless_something_is_left_for_one(
+    lake: HandLake, pipeline: str, left: str
+) -> None:
+    from airflow.sdk import DAG, Asset, task
+    from airflow.triggers.base import TaskSuccessEvent
+
+    @task
+    def read(cut: dict[str, Any]) -> None:
+        pass
+
+    with DAG("dag"):
+        outlets = [Asset("orders")] if left == "an asset" else []
+        waiting = sensor(pipeline, require=at(lake, 0x300), outlets=outlets, do_xcom_push=left != "no XCom")
+        if left == "a task mapped over it":
+            read.expand(cut=waiting.output)
+        elif left == "nothing":
+            read(cast("dict[str, Any]", waiting.output))
+    trigger = stored_and_restored(deferred(waiting))
+    assert trigger.ends_task == (left == "nothing")
+    lake.publish(0x300, A)
+
+    async def last() -> Any:
+        return [event async for event in trigger.run()][-1]
+
+    event = asyncio.run(last())
+    assert isinstance(event, TaskSuccessEvent) == (left == "nothing")
+    if isinstance(event, TaskSuccessEvent):
+        assert json.loads(event.model_dump_json())["xcoms"]["return_value"]["outcome"] == "satisfied"
 
 
 def test_the_trigger_carries_the_pinned_target_and_no_secret(lake: HandLake, pipeline: str) -> None:

@@ -133,12 +133,13 @@ class FreshnessSensor(BaseSensorOperator):
         return conn_id, load_pipeline(self.pipeline, {**os.environ, **connection_environment(conn_id)})
 
     def _waiter(self, pipeline: Pipeline, settings: Settings, context: Context) -> Waiter:
-        from headwater.jobs.wait import Waiter, parse_table
+        from headwater.jobs.wait import Asker, Waiter, parse_table
         from headwater.lake.freshness import parse_requirement
 
+        requirement = parse_requirement(settings.require)
         return Waiter(
             pipeline,
-            parse_requirement(settings.require),
+            requirement,
             timeout=settings.max_wait.total_seconds(),
             keep=settings.keep_cut.total_seconds(),
             owner=_owner(context),
@@ -146,7 +147,11 @@ class FreshnessSensor(BaseSensorOperator):
             ignore_suspended=settings.ignore_suspended,
             give_up_early=settings.on_timeout == "fallback",
             validated=settings.validated,
+            asker=Asker(_who(context), self._called(str(requirement))),
         )
+
+    def _called(self, requirement: str) -> str:
+        return INTERVAL_END if self.require == INTERVAL_END else requirement
 
     def _defer(
         self, waiter: Waiter, conn_id: str | None, deadline: datetime, settings: Settings, context: Context
@@ -166,18 +171,30 @@ class FreshnessSensor(BaseSensorOperator):
                 conn_id=conn_id,
                 ignore_suspended=settings.ignore_suspended,
                 give_up_early=settings.on_timeout == "fallback",
+                ends_task=self._ends_without_worker(),
+                who=_who(context),
+                requirement=waiter.requirement,
+                began=(deadline - settings.max_wait).isoformat(),
             ),
             method_name="execute_complete",
             timeout=settings.max_wait + _GRACE,
         )
 
+    def _ends_without_worker(self) -> bool:
+        """Whether a satisfied wait leaves nothing to do that only a worker does: assets, the lengths that mapped tasks
+        are made by, an XCom backend of the deployment's own."""
+        from airflow.sdk.bases.xcom import BaseXCom
+        from airflow.sdk.execution_time.xcom import XCom
+
+        has_dag: bool = self.has_dag()  # type: ignore[no-untyped-call]
+        mapped = has_dag and next(self.iter_mapped_dependants(), None) is not None
+        return XCom is BaseXCom and bool(self.do_xcom_push) and not (self.outlets or mapped)
+
     def _ended(self, event: dict[str, Any], context: Context) -> dict[str, Any]:
         """The cut, or what `on_timeout` makes of a wait that ended otherwise, or the exception that fits."""
         outcome = event.get("outcome")
         if outcome == "satisfied":
-            self.log.info(
-                "fresh: epoch %s at %s, waited %s s", event["epoch"], event["position"]["lsn"], event["waited_seconds"]
-            )
+            self.log.info("%s", fresh(event))
             return {name: value for name, value in event.items() if name != "exit_status"}
         settings = self._settings(context)
         if settings.on_timeout == "skip" and outcome in _SKIPPED_ON_TIMEOUT:
@@ -211,6 +228,11 @@ class FreshnessSensor(BaseSensorOperator):
         return found
 
 
+def _who(context: Context) -> str:
+    """Who waits, the same for each run."""
+    return f"{context['ti'].dag_id}.{context['ti'].task_id}"
+
+
 def _owner(context: Context) -> str:
     """In whose name the cut is pinned."""
     instance = context["ti"]
@@ -223,6 +245,11 @@ def _failure(event: dict[str, Any]) -> AirflowException:
 
     final = event["exit_status"] in (EXIT_REFUSED, EXIT_SUSPENDED)
     return (AirflowFailException if final else AirflowException)(sentence(event))
+
+
+def fresh(event: dict[str, Any]) -> str:
+    """What a wait was satisfied by, for the log."""
+    return f"fresh: epoch {event['epoch']} at {event['position']['lsn']}, waited {event['waited_seconds']} s"
 
 
 def sentence(event: dict[str, Any]) -> str:

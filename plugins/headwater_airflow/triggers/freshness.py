@@ -12,8 +12,9 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from airflow.triggers.base import BaseTrigger, TriggerEvent
+from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
+from headwater_airflow.sensors.freshness import fresh
 from headwater_airflow.triggers import waits
 from headwater_airflow.triggers.waits import End, Wait
 
@@ -27,6 +28,8 @@ class FreshnessTrigger(BaseTrigger):
     """Waits for `target` (`Target.to_json()`) on `tables`, until `deadline` (ISO 8601).
 
     The event's payload is the wait's JSON with `exit_status` beside it; a refusal is `{"error": ..., "exit_status"}`.
+    `ends_task`: a wait that is satisfied ends the task here, with the cut as its XCom, and no worker is asked for.
+    `who`, `requirement`, `began`: for the log of waits, the last one by the worker's clock.
     """
 
     def __init__(
@@ -42,6 +45,10 @@ class FreshnessTrigger(BaseTrigger):
         ignore_suspended: bool = False,
         give_up_early: bool = False,
         look_seconds: float = 0.25,
+        ends_task: bool = False,
+        who: str = "",
+        requirement: str = "",
+        began: str | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.pipeline = pipeline
@@ -54,6 +61,10 @@ class FreshnessTrigger(BaseTrigger):
         self.ignore_suspended = ignore_suspended
         self.give_up_early = give_up_early
         self.look_seconds = look_seconds
+        self.ends_task = ends_task
+        self.who = who
+        self.requirement = requirement
+        self.began = began
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return (
@@ -69,13 +80,20 @@ class FreshnessTrigger(BaseTrigger):
                 "ignore_suspended": self.ignore_suspended,
                 "give_up_early": self.give_up_early,
                 "look_seconds": self.look_seconds,
+                "ends_task": self.ends_task,
+                "who": self.who,
+                "requirement": self.requirement,
+                "began": self.began,
             },
         )
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         wait = Wait(self._waiter, self._remaining, self.look_seconds)
         async for told in waits.told(self.pipeline, self.conn_id, wait):
-            if isinstance(told, End):
+            if isinstance(told, End) and told.exit_status == 0 and self.ends_task:
+                self.log.info("%s", fresh(told.result))
+                yield TaskSuccessEvent(xcoms={"return_value": told.result})
+            elif isinstance(told, End):
                 yield TriggerEvent({**told.result, "exit_status": told.exit_status})  # type: ignore[no-untyped-call]
             elif told.trouble:
                 self.log.warning("pipeline %s, waiting on: %s", self.pipeline, told.text)
@@ -86,10 +104,11 @@ class FreshnessTrigger(BaseTrigger):
         return (datetime.fromisoformat(self.deadline) - datetime.now(UTC)).total_seconds()
 
     def _waiter(self, pipeline: Pipeline, lookout: SharedLookout) -> Waiter:
-        from headwater.jobs.wait import Waiter
+        from headwater.jobs.wait import Asker, Waiter
         from headwater.lake.freshness import Target
         from headwater.names import TableName
 
+        began = datetime.fromisoformat(self.began) if self.began is not None else None
         return Waiter(
             pipeline,
             Target.from_json(self.target),
@@ -100,4 +119,5 @@ class FreshnessTrigger(BaseTrigger):
             ignore_suspended=self.ignore_suspended,
             give_up_early=self.give_up_early,
             lookout=lookout,
+            asker=Asker(self.who, self.requirement, began),
         )

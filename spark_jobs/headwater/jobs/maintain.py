@@ -19,7 +19,7 @@ from typing import Any
 from headwater.config import Pipeline
 from headwater.errors import LostLease, Refused, SourceChanged, Transient
 from headwater.jobs import lease
-from headwater.lake import log_files, storage
+from headwater.lake import log_files, storage, wait_log
 from headwater.lake.cleanup import ORPHAN_SECONDS, clean
 from headwater.lake.commits import write_checkpoint
 from headwater.lake.compaction import ENOUGH, compact_directly, optimize, worth_optimizing
@@ -63,6 +63,7 @@ def maintain(
         _refuse_other_source(connection, registry.pipeline.system_id)
         with lease.hold(conninfo, registry, lease.MAINTAIN):
             pins = remove_expired(root)
+            wait_log.remove_old(root)
             job = _Maintenance(pipeline, registry, connection)
             results: dict[str, dict[str, Any]] = {}
             for name in [str(table) for table in tables] or sorted(registry.tables):

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from headwater.config import Pipeline
@@ -28,6 +28,7 @@ from headwater.lake.recent_epochs import RecentEpoch, RecentEpochs
 from headwater.lake.registry import Registry
 from headwater.lake.status import LakeReader
 from headwater.lake.validations import recent_results
+from headwater.lake.wait_log import waits_since
 from headwater.names import TableName
 from headwater.position import format_lsn
 
@@ -37,6 +38,8 @@ _ANEW_SECONDS = 600.0
 _ALIVE_SECONDS = 3.0  # a living driver replaces its position file at least once a second
 _SHOWN = 20
 _POINTS = 60
+WAITS_DAYS, _WAITS_SECONDS = 7, 15.0
+"""Of how many days waits are shown, and how old what is shown of them may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,8 @@ class PipelineWatch:
         self._lock = threading.RLock()
         self._seen: _Seen | None = None
         self._looked_at = float("-inf")
+        self._waits_seen: list[dict[str, Any]] = []
+        self._waits_read_at = float("-inf")
         self._file: tuple[Any, float, bool] | None = None  # content, since when, whether we saw it change
         self._begin_anew()
 
@@ -128,6 +133,7 @@ class PipelineWatch:
                     if lease.session
                 ],
                 "reloads": [one for one in reloads_of(seen.registry) if one["running"]] if seen.registry else [],
+                "waits": self._waits(),
             }
 
     def table_rows(self) -> list[dict[str, Any]]:
@@ -193,6 +199,15 @@ class PipelineWatch:
         self._seen = _Seen(look, registry, answer, Lags(look, state), running, datetime.now(UTC))
         self._looked_at = time.monotonic()
         return self._seen
+
+    def _waits(self) -> list[dict[str, Any]]:
+        """Of the last days; a thousand sensors write a line each time, so they are not read at every look."""
+        now = time.monotonic()
+        if now - self._waits_read_at > _WAITS_SECONDS:
+            since = datetime.now(UTC) - timedelta(days=WAITS_DAYS)
+            self._waits_seen = [one.to_json() for one in waits_since(self.pipeline.lake_path(), since)]
+            self._waits_read_at = now
+        return self._waits_seen
 
     def _file_moves(self, look: Look) -> bool | None:
         """Whether a driver lives, as far as the lake alone can tell; None: it has not been watched long enough."""

@@ -16,7 +16,7 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal
 
@@ -26,7 +26,7 @@ from headwater.jobs.lookout import Lookout
 from headwater.jobs.progress import Progress, progress
 from headwater.jobs.wait_result import NotFresh, WaitResult
 from headwater.lake import freshness
-from headwater.lake.cuts import Cut, pin_cut, release_pin, take_cut
+from headwater.lake.cuts import Cut, pin_cut, release_pin, take_cut, time_text
 from headwater.lake.freshness import (
     AsConfigured,
     AtPosition,
@@ -40,6 +40,7 @@ from headwater.lake.freshness import (
     Verdict,
 )
 from headwater.lake.position_file import PositionFile
+from headwater.lake.wait_log import Waited, record
 from headwater.names import TableName
 from headwater.position import Position
 from headwater.quantities import parse_duration
@@ -52,7 +53,18 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.05
 _FIRST_WORD_SECONDS, _WORD_SECONDS = 2.0, 30.0
+_NO_END = frozenset({Outcome.FUTURE_POSITION, Outcome.NOT_REPLICATED, Outcome.TIMELINE_CHANGED})
+"""Outcomes of questions that were wrong: nobody waited."""
 _VISIT_SECONDS = (1.0, 2.0, 4.0)  # between two visits to the source; the last one is repeated
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Who waits, the same for each run: for the log of waits. `began`: when, if another process did."""
+
+    who: str
+    requirement: str
+    began: datetime | None = None
 
 
 class Waiter:
@@ -62,7 +74,7 @@ class Waiter:
     `keep`: for how many seconds the cut is pinned, in the name of `owner`. `give_up_early`: end as timed out as soon as
     the time that is still to wait, as estimated, exceeds what is left. `validated`: only what has passed a validation
     counts, of every table; a `Target` says by itself of which. `lookout`: shared with other waits, and then refreshed
-    by whoever owns it.
+    by whoever owns it. `asker`: the wait is to be in the log of waits.
     """
 
     def __init__(
@@ -78,10 +90,11 @@ class Waiter:
         give_up_early: bool = False,
         validated: bool = False,
         lookout: Lookout | None = None,
+        asker: Asker | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._requirement = requirement
-        self._keep, self._owner = keep, owner
+        self._keep, self._owner, self._asker = keep, owner, asker
         self._ignore_suspended = ignore_suspended
         self._give_up_early = give_up_early
         self._validated = validated
@@ -99,6 +112,11 @@ class Waiter:
         self.tables: tuple[str, ...] | None = tuple(sorted(set(map(str, tables)))) if tables else None
         self.waiting = Verdict(None, "no look has been taken yet")
         self._seen: Look | None = None
+
+    @property
+    def requirement(self) -> str:
+        """As it was asked for, for the log of waits."""
+        return self._asker.requirement if self._asker is not None else ""
 
     @property
     def progress(self) -> Progress | None:
@@ -306,13 +324,14 @@ class Waiter:
         result = WaitResult(
             judged.outcome,
             self.target,
-            time.monotonic() - self._began,
+            self._waited_seconds(),
             judged,
             self._pipeline.name,
             {name: table.applied_lsn for name, table in epoch.tables.items()} if epoch is not None else {},
             progress=self.progress if judged.outcome is not Outcome.SATISFIED else None,
         )
         if judged.outcome is not Outcome.SATISFIED:
+            self._record(result)
             return result
         assert epoch is not None
         assert self.tables is not None
@@ -322,7 +341,21 @@ class Waiter:
         if self._validations is not None and self._validations.is_gone(cut):
             release_pin(root, pin.id)
             return None
+        self._record(result)
         return replace(result, cut=cut, pin=pin)
+
+    def _waited_seconds(self) -> float:
+        began = self._asker.began if self._asker is not None else None
+        if began is None:
+            return time.monotonic() - self._began
+        return max(0.0, (datetime.now(UTC) - began).total_seconds())
+
+    def _record(self, result: WaitResult) -> None:
+        if self._asker is None or result.outcome in _NO_END:
+            return
+        at, seconds = time_text(datetime.now(UTC)), round(result.waited_seconds, 3)
+        asked = self._asker.who, self._asker.requirement, self.tables or ()
+        record(self._pipeline.lake_path(), Waited(at, *asked, str(result.outcome), seconds))
 
 
 def wanted_tables(pipeline: Pipeline, tables: Iterable[TableName] | None, look: Look) -> tuple[str, ...]:
@@ -344,9 +377,10 @@ def wait(
 ) -> WaitResult:
     """The command `headwater wait`: blocks until the wait has ended, at most about `timeout` seconds. While it waits it
     says why, in the log."""
+    requirement = freshness.parse_requirement(require)
     waiter = Waiter(
         pipeline,
-        freshness.parse_requirement(require),
+        requirement,
         timeout=timeout,
         keep=pipeline.lake.keep_cuts,
         owner=_process(),
@@ -354,6 +388,7 @@ def wait(
         ignore_suspended=ignore_suspended,
         give_up_early=give_up_early,
         validated=validated,
+        asker=Asker(f"wait on {socket.gethostname()}", str(requirement)),
     )
     next_word = time.monotonic() + _FIRST_WORD_SECONDS
     while (result := waiter.look()) is None:
@@ -432,6 +467,7 @@ def seconds(duration: float | str | timedelta) -> float:
 
 __all__ = [
     "LOOK_SECONDS",
+    "Asker",
     "NotFresh",
     "WaitResult",
     "Waiter",

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from headwater.lake import log_files
+from headwater.lake import log_files, wait_log
 from headwater.lake.cleanup import ORPHAN_SECONDS, Cleaned, clean
 from headwater.lake.control_tables import keep_ledger, keep_registry, keep_validations
 from headwater.lake.cuts import remove_expired
@@ -174,6 +174,7 @@ class Caretaker:
 
     def _pins(self) -> bool:
         remove_expired(self._root)
+        wait_log.remove_old(self._root)
         return True
 
     def _orphans_before(self) -> float | None:

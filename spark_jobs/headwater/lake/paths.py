@@ -21,6 +21,10 @@ def pins_path(root: str) -> str:
     return join(root, CONTROL, "pins")
 
 
+def waits_path(root: str) -> str:
+    return join(root, CONTROL, "waits")
+
+
 def staged_path(root: str) -> str:
     """Below it a folder for each generation, in that one for each open transaction: see `headwater.lake.staging`."""
     return join(root, CONTROL, "staged")

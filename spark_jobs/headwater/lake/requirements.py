@@ -24,6 +24,9 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d[T ]")
 class Now:
     """Every transaction committed at the source before the question was asked."""
 
+    def __str__(self) -> str:
+        return "now"
+
 
 @dataclass(frozen=True, slots=True)
 class AtPosition:
@@ -33,12 +36,18 @@ class AtPosition:
     timeline: int | None = None
     system_id: str | None = None
 
+    def __str__(self) -> str:
+        return "a position"
+
 
 @dataclass(frozen=True, slots=True)
 class MaxStaleness:
     """Everything committed up to `seconds` ago, by the source's clock; judged anew at each look."""
 
     seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.seconds:g}s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +59,20 @@ class Since:
 
     moment: datetime
 
+    def __str__(self) -> str:
+        return "a moment"
+
 
 @dataclass(frozen=True, slots=True)
 class AsConfigured:
     """What the pipeline file says: each table's `freshness`; `now` for tables without one."""
 
+    def __str__(self) -> str:
+        return "default"
+
 
 Requirement = Now | AtPosition | MaxStaleness | Since | AsConfigured
+"""As text: what a person would call it, the same for each run of a task."""
 _REQUIREMENTS = (Now, AtPosition, MaxStaleness, Since, AsConfigured)
 
 

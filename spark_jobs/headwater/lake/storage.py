@@ -132,6 +132,16 @@ def replace(place: str, data: bytes) -> None:
     _files().move(scratch, path)
 
 
+def append(place: str, data: bytes) -> None:
+    """Add a line to a file that may not be there yet; lines of several processes do not mix. Another store would have
+    to make an object of it."""
+    descriptor = os.open(path_of(place), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        os.write(descriptor, data)
+    finally:
+        os.close(descriptor)
+
+
 def put_if_absent(place: str, data: bytes) -> None:
     """Write a file, whole, unless there is one: FileExistsError, then nothing has changed. Of several writers, on
     whatever machines, exactly one succeeds.

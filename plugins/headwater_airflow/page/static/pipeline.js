@@ -50,6 +50,7 @@ export function show(one, place, again) {
     h("div.line", null, h("span.muted", null, "commit to visible "), sparkline(one.latency.map((point) => point[1]), "from commit to visible", { width: 320, height: 36 })),
     loads(one),
     sensors(one),
+    waits(one, again),
     tables(one, again),
     stages(one),
     epochs(one, again));
@@ -105,6 +106,24 @@ function sensors(one) {
       { name: "of", wrap: true, show: (task) => wanted(task.rendered_fields.tables) },
       { name: "why it waits", wrap: true, show: (task) => why(one, task) || held || "it is not reached yet; the task's log says how far it is" },
     ], one.waiting, { rowKey: (task) => task.id, empty: "", caption: "waiting sensors" }));
+}
+
+function waits(one, again) {
+  if (!one.waits.length) return null;
+  const long = (value) => (value === null ? "–" : seconds(value));
+  return h("section", null, h("h2", null, "Waits of the last seven days"),
+    h("p.muted", null, "How long those waited that got what they wanted: half of them at most as long as the median, and so on."),
+    sortable(`waits:${one.pipeline}`, [
+      { name: "who", value: (wait) => wait.who, show: (wait) => wait.who },
+      { name: "wants", show: (wait) => wait.requirement },
+      { name: "of", wrap: true, show: (wait) => wanted(wait.tables) },
+      { name: "waits", number: true, value: (wait) => wait.runs, show: (wait) => count(wait.runs) },
+      { name: "satisfied", number: true, value: (wait) => wait.satisfied, show: (wait) => count(wait.satisfied) },
+      { name: "median", number: true, value: (wait) => wait.p50, show: (wait) => long(wait.p50) },
+      { name: "95 %", number: true, value: (wait) => wait.p95, show: (wait) => long(wait.p95) },
+      { name: "longest", number: true, value: (wait) => wait.longest, show: (wait) => long(wait.longest) },
+      { name: "last", show: (wait) => [wait.last.replaceAll("_", " "), ", ", ago(wait.last_at, one.at)] },
+    ], one.waits, { rowKey: (wait) => `${wait.who}:${wait.requirement}:${wait.tables}`, empty: "", again, caption: "waits of the last seven days" }));
 }
 
 const wanted = (tables) => (Array.isArray(tables) && tables.length ? tables.join(", ") : "all tables");
