@@ -5,7 +5,7 @@ A backlog of the mixed load is drained by a driver of its own process, with HEAD
 this process that wait for its end, and without any, in turns. First nobody drains and the triggers only wait: then the
 sessions that the source sees, the reads of the position file and this process's time are counted, beside those of one
 trigger. `wake`: from the moment at which the position file shows the target, by a look of its own every 2 ms, to each
-event. The triggerer of Airflow around them is measured by `freshness_airflow.py`.
+event; without Airflow's way from there to the next task.
 """
 
 from __future__ import annotations
