@@ -6,14 +6,17 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from typing import Final, NoReturn, TypeVar
 
 from headwater.errors import EXIT_REFUSED, Refused
 from headwater.lake.wait_log import KEPT_DAYS
-from headwater.names import BadName, TableName
+from headwater.names import TableName, TablePattern, parse_name_or_pattern
 from headwater.position import parse_lsn
 from headwater.quantities import parse_duration
+
+_T = TypeVar("_T")
+_INIT: Final = "write a pipeline file from what the source holds, and say what the source still needs"
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -53,6 +56,9 @@ def parser() -> argparse.ArgumentParser:
             sub.add_argument("--table", metavar="T", action="append", type=_table, default=[], help=text)
         return sub
 
+    _add_init(
+        commands.add_parser("init", help=_INIT, description=_INIT[0].upper() + _INIT[1:] + ".", allow_abbrev=False)
+    )
     command("check", "check configuration, source settings, rights and replica identities")
     load = command("load", "load tables; loaded ones are skipped, unfinished loads go on", tables=True)
     load.add_argument("--again", action="store_true", help="load the named tables anew")
@@ -109,11 +115,61 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def _table(text: str) -> TableName:
+def _add_init(init: argparse.ArgumentParser) -> None:
+    init.add_argument("pipeline", metavar="PIPELINE.yaml", nargs="?", help="the file to write (default: NAME.yaml)")
+    text = "where the tables are, as libpq says it (default: HEADWATER_SOURCE); the file names only the variable"
+    init.add_argument("--source", metavar="CONNINFO", type=_connection, help=text)
+    init.add_argument(
+        "--lake", metavar="ROOT", type=_root, help="where the lake will be: file:/// and an absolute path"
+    )
+    init.add_argument("--name", metavar="NAME", type=_pipeline_name, help="of the pipeline (default: the database's)")
+    text = "a table or, with *, a pattern for several; repeatable (default: every table)"
+    init.add_argument("--table", metavar="PATTERN", action="append", type=_name_or_pattern, default=[], help=text)
+    text = "tables to leave out; repeatable"
+    init.add_argument("--exclude", metavar="PATTERN", action="append", type=_name_or_pattern, default=[], help=text)
+    text = "whom the pipeline works as (default: the connection's user; headwater, if that is a superuser)"
+    init.add_argument("--role", metavar="R", help=text)
+    text = "print only the SQL that the source needs, of the file as it is if it exists; write nothing"
+    init.add_argument("--sql", action="store_true", help=text)
+    init.add_argument("--force", action="store_true", help="write over a file that is there")
+    init.add_argument("--yes", action="store_true", help="ask nothing")
+    init.add_argument("--json", action="store_true", help="print one JSON object on stdout; asks nothing")
+
+
+def _connection(text: str) -> str:
+    from headwater.pipeline_values import is_conninfo
+
+    if not is_conninfo(text):  # it is a secret, and not repeated
+        raise argparse.ArgumentTypeError("neither a libpq URI (postgresql://user@host:port/database) nor key=value")
+    return text
+
+
+def _root(text: str) -> str:
+    from headwater.pipeline_values import root_value
+
+    return _reasoned(root_value, text)
+
+
+def _pipeline_name(text: str) -> str:
+    from headwater.pipeline_values import pipeline_name
+
+    return _reasoned(pipeline_name, text)
+
+
+def _reasoned(read: Callable[[str], _T], text: str) -> _T:
+    """argparse shows the reason of its own errors only."""
     try:
-        return TableName.parse(text, default_schema="public")
-    except BadName as error:
+        return read(text)
+    except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _name_or_pattern(text: str) -> TableName | TablePattern:
+    return _reasoned(parse_name_or_pattern, text)
+
+
+def _table(text: str) -> TableName:
+    return _reasoned(lambda name: TableName.parse(name, default_schema="public"), text)
 
 
 def _seconds(text: str) -> float:

@@ -28,9 +28,33 @@ def run(args: argparse.Namespace, stop: threading.Event, learn: Callable[[str], 
     before it is used."""
     from headwater.config import load_pipeline
 
+    if args.command == "init":
+        return _init(args, learn)
     pipeline = load_pipeline(args.pipeline)
     learn(pipeline.conninfo())
     return _COMMANDS[args.command](pipeline, args, stop)
+
+
+def _init(args: argparse.Namespace, learn: Callable[[str], None]) -> Result:
+    from headwater.jobs.init import Wishes, init
+
+    questions = None
+    if not (args.yes or args.json or args.sql) and sys.stdin.isatty() and sys.stderr.isatty():
+        from headwater.jobs.questions import Questions
+
+        questions = Questions()
+    wishes = Wishes(
+        file=args.pipeline,
+        source=args.source,
+        lake=args.lake,
+        name=args.name,
+        tables=tuple(args.table),
+        exclude=tuple(args.exclude),
+        role=args.role,
+        force=args.force,
+        only_sql=args.sql,
+    )
+    return init(wishes, questions, learn), EXIT_DONE
 
 
 def _check(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:

@@ -262,15 +262,20 @@ class Pipeline(_Section):
 def load_pipeline(path: str | os.PathLike[str], environ: Mapping[str, str] | None = None) -> Pipeline:
     """The pipeline in the file at `path`; BadPipelineFile lists all that is wrong with it."""
     file = os.fspath(path)
-    environ = os.environ if environ is None else environ
     try:
         with open(file, "rb") as stream:
-            document = yaml_file.parse(stream.read(), environ)
+            text = stream.read()
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or "not a usable path"
         raise BadConfiguration(
             f"the pipeline file cannot be read: {reason}", where=file, remedy="name an existing YAML file"
         ) from None
+    return parse_pipeline(text, file, os.environ if environ is None else environ)
+
+
+def parse_pipeline(text: bytes, file: str, environ: Mapping[str, str]) -> Pipeline:
+    """The same of what a file holds, or is going to hold."""
+    document = yaml_file.parse(text, environ)
     pipeline: Pipeline | None = None
     if not isinstance(document.data, dict):
         if not document.problems:

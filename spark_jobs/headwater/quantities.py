@@ -44,3 +44,12 @@ def _scale(value: str | float, units: Mapping[str, float], form: str) -> float:
     if not math.isfinite(scaled):
         raise ValueError(f"expected {form}")
     return scaled
+
+
+def size_text(size: float) -> str:
+    """Bytes, for a person: `1.5 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

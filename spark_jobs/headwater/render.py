@@ -1,21 +1,25 @@
-"""Results of commands for a person: one table per command, made from the same object that `--json` prints."""
+"""Results of commands for a person, made from the same object that `--json` prints: one table per command that fits the
+terminal. What is said in sentences (reasons, remedies) stands below it, where it is neither cut nor folded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TextIO
 
+from headwater.quantities import size_text
+
 _COLUMNS = {
+    "init": ("size", "rows", "identity", "text in the lake"),
     "load": ("state", "rows", "bytes", "seconds", "capture_lsn"),
     "reload": (
         *("state", "rows", "replaced_rows", "bytes", "seconds", "capture_lsn"),
-        *("missing", "extra", "different", "unsettled", "not_repaired", "reasons"),
+        *("missing", "extra", "different", "unsettled"),
     ),
     "replicate": ("state", "changes"),
     "pause": ("state",),
     "resume": ("state",),
-    "wait": ("state", "version", "applied_lsn", "gap_bytes", "reason"),
-    "status": ("state", "applied_lsn", "version", "rows", "lag_bytes", "lag_seconds", "reason", "remedy"),
+    "wait": ("state", "version", "applied_lsn", "gap_bytes"),
+    "status": ("state", "applied_lsn", "version", "rows", "lag_bytes", "lag_seconds"),
     "maintain": (
         "files_before",
         "files_after",
@@ -24,46 +28,45 @@ _COLUMNS = {
         "log_entries_removed",
         "checkpoint",
         "horizon",
-        "kept_for",
-        "skipped",
-        "error",
     ),
-    "validate": ("success", "rows", "mode", "failed", "keys", "state", "reason"),
+    "validate": ("success", "rows", "mode", "state"),
     "waits": ("runs", "satisfied", "p50", "p95", "longest", "last", "last_at"),
-    "verify": ("rows", "missing", "extra", "different", "repaired", "not_repaired", "keys"),
+    "verify": ("rows", "missing", "extra", "different", "repaired"),
+}
+_SENTENCES = {
+    "init": ("reason", "remedy", "notes"),
+    "reload": ("reasons", "not_repaired"),
+    "wait": ("reason",),
+    "status": ("reason", "remedy"),
+    "maintain": ("kept_for", "skipped", "error"),
+    "validate": ("failed", "keys", "reason"),
+    "verify": ("not_repaired", "keys"),
 }
 
 
 def render(command: str, result: dict[str, Any], out: TextIO) -> None:
     """Writes `result` of `command` to `out`."""
     from rich.console import Console
-    from rich.table import Table
 
     # Into a file or pipe nothing is cut or folded: there is no width to respect.
     console = Console(file=out, highlight=False, markup=False, width=None if out.isatty() else 1000)
     if command == "check":
         _render_check(console, result)
-        return
+    elif command == "init":
+        _render_init(console, result)
+    else:
+        _render_tables(console, command, result)
+
+
+def _render_tables(console: Any, command: str, result: dict[str, Any]) -> None:
     tables = result.get("tables") or {}
-    grids = {"table": (tables, _COLUMNS.get(command, ()))}
-    if result.get("waits"):
-        grids["wait"] = ({_wait_of(one): one for one in result["waits"]}, _COLUMNS["waits"])
-    if result.get("stages"):
-        grids["stage"] = (result["stages"], ("rate", "busy", "latency_seconds"))
-    summary = [
-        f"{key}: {_cell(value)}"
-        for key, value in result.items()
-        if key not in ("tables", "stages", "waits") and value not in (None, {})
-    ]
-    for first, (rows, wanted) in grids.items():
-        columns = [column for column in wanted if any(row.get(column) is not None for row in rows.values())]
-        grid = Table(first, *columns, box=None, pad_edge=False)
-        for name, row in rows.items():
-            grid.add_row(*_texts([name, *(row.get(column) for column in columns)]))
-        if rows:
-            console.print(grid)
-    for line in summary:
-        console.print(line, soft_wrap=True)
+    _grid(console, "table", tables, _COLUMNS.get(command, ()))
+    _sentences(console, tables, _SENTENCES.get(command, ()))
+    _grid(console, "wait", {_wait_of(one): one for one in result.get("waits", ())}, _COLUMNS["waits"])
+    _grid(console, "stage", result.get("stages") or {}, ("rate", "busy", "latency_seconds"))
+    for key, value in result.items():
+        if key not in ("tables", "stages", "waits") and value not in (None, {}):
+            console.print(f"{key}: {_cell(value)}", soft_wrap=True)
 
 
 def _render_check(console: Any, result: dict[str, Any]) -> None:
@@ -79,11 +82,53 @@ def _wait_of(one: dict[str, Any]) -> str:
     return f"{one['who']}: {one['requirement']} of {', '.join(one['tables']) or 'all tables'}"
 
 
-def _texts(values: Iterable[Any]) -> Iterable[Any]:
+def _render_init(console: Any, result: dict[str, Any]) -> None:
+    """The tables, what the source still needs, and what comes next; each as far as `result` has it."""
+    tables = {
+        name: {**table, "size": size_text(table["bytes"]), "text in the lake": ", ".join(table["as_text"])}
+        for name, table in result.get("tables", {}).items()
+    }
+    _grid(console, "table", tables, _COLUMNS["init"])
+    for name, table in tables.items():
+        for column, why in table["as_text"].items():
+            console.print(f"{name}: {column} is text in the lake, since it is {why}", soft_wrap=True)
+    _sentences(console, tables, _SENTENCES["init"])
+    if any(table["may_not_fit"] for table in tables.values()):
+        console.print(
+            "Values that a date, time, decimal or array of the lake cannot hold (infinity, NaN, two dimensions) suspend"
+            " their table, unless on_bad_value says otherwise.",
+            soft_wrap=True,
+        )
+    if "sql" in result:
+        console.print(result["sql"], end="", soft_wrap=True)
+    if result.get("file"):
+        console.print(f"\nWritten: {result['file']}", soft_wrap=True)
+        console.print("Next, when the SQL above has been run (headwater init FILE --sql prints it again):")
+        console.print(f'  export HEADWATER_SOURCE="{result["source"]}"   # with the password', soft_wrap=True)
+        for command in ("check", "load", "replicate"):
+            console.print(f"  headwater {command} {result['file']}", soft_wrap=True)
+
+
+def _grid(console: Any, first: str, rows: Mapping[str, Mapping[str, Any]], wanted: Iterable[str]) -> None:
+    from rich.table import Table
     from rich.text import Text
 
-    # Text, not str: a table may be called [bold].
-    return (Text(_cell(value)) for value in values)
+    columns = [column for column in wanted if any(row.get(column) not in (None, "") for row in rows.values())]
+    grid = Table(box=None, pad_edge=False)
+    for column in (first, *columns):
+        grid.add_column(column, overflow="fold")  # a narrow terminal folds, and loses nothing
+    for name, row in rows.items():
+        # Text, not str: a table may be called [bold].
+        grid.add_row(*(Text(_cell(value)) for value in (name, *(row.get(column) for column in columns))))
+    if rows:
+        console.print(grid)
+
+
+def _sentences(console: Any, rows: Mapping[str, Mapping[str, Any]], wanted: Iterable[str]) -> None:
+    for name, row in rows.items():
+        for what in wanted:
+            if row.get(what):
+                console.print(f"{name}: {what.replace('_', ' ')}: {_cell(row[what])}", soft_wrap=True)
 
 
 def _cell(value: Any) -> str:

@@ -62,6 +62,10 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         ["wait", "x.yaml", "--timeout", "1w"],
         ["status", "x.yaml", "--table", "public.a"],
         ["reload", "x.yaml", "--change"],
+        ["init", "x.yaml", "--source", "neither URI nor keys"],
+        ["init", "x.yaml", "--lake", "s3://bucket"],
+        ["init", "x.yaml", "--name", "No Name"],
+        ["init", "x.yaml", "--table", "orders"],
     ],
 )
 def test_what_is_not_understood_is_refused_with_usage(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
@@ -81,7 +85,7 @@ def test_a_usage_error_is_an_error_object_too(capsys: pytest.CaptureFixture[str]
 def test_help_ends_with_0(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     out = capsys.readouterr().out
-    for command in ("check", "load", "replicate", "wait", "status", "verify", "drop", "demo"):
+    for command in ("init", "check", "load", "replicate", "wait", "status", "verify", "drop", "demo"):
         assert command in out
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from headwater.config import Pipeline
 from headwater.errors import LostLease, SlotGap
+from headwater.quantities import size_text
 from headwater.source.connection import Connection, connect, identify
 from headwater.source.slot import PLUGIN, SlotState, drop_slot, read_slot
 
@@ -41,8 +42,8 @@ def ceiling_problem(slot: SlotState | None, ceiling: int | None) -> SlotGap | No
     if kept is None or ceiling is None or kept <= ceiling:
         return None
     return SlotGap(
-        f"the source keeps {_size(kept)} of its log for the slot, more than source.wal_ceiling ({_size(ceiling)}) "
-        "allows: the slot is given up",
+        f"the source keeps {size_text(kept)} of its log for the slot, more than source.wal_ceiling "
+        f"({size_text(ceiling)}) allows: the slot is given up",
         code="wal_ceiling",
         where=f"replication slot {slot.name}" if slot is not None else "",
         remedy=REMEDY,
@@ -151,12 +152,8 @@ class CeilingWatch:
             self._next_word = now + _WARN_SECONDS
             log.warning(
                 "the source keeps %s of its log for the slot; past %s (source.wal_ceiling) it is given up",
-                _size(kept),
-                _size(self._ceiling),
+                size_text(kept),
+                size_text(self._ceiling),
             )
         catching_up = self._least > self._ceiling and kept <= self._least * _WORSE
         return None if catching_up else ceiling_problem(slot, self._ceiling)
-
-
-def _size(size: int) -> str:
-    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.1f} MiB"

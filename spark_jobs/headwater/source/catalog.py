@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from headwater.config import Pipeline, TableEntry
 from headwater.names import TableName, quote_ident
-from headwater.schema import Leaf, TableSchema
+from headwater.schema import Column, Leaf, TableSchema
 from headwater.source.columns import column_problems, part_problems, replicated_columns
 from headwater.source.connection import Connection, errors_named
 from headwater.source.identity import (
@@ -59,11 +59,25 @@ class CatalogTable:
 
 
 @dataclass(frozen=True, slots=True)
+class Judged:
+    """What was found out about a table, also one that cannot be replicated: then `table` is None."""
+
+    relation: Relation
+    entry: TableEntry
+    holders: tuple[Relation, ...]
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+    problems: tuple[Problem, ...]
+    table: CatalogTable | None
+
+
+@dataclass(frozen=True, slots=True)
 class Catalog:
-    """`tables` in order of their names; `problems` of these and of those that are missing from them."""
+    """`tables` in order of their names; `problems` of these and of those that are missing from them; `judged`: both."""
 
     tables: tuple[CatalogTable, ...]
     problems: tuple[Problem, ...]
+    judged: tuple[Judged, ...] = ()
 
     def table(self, name: TableName) -> CatalogTable:
         """The table `name`; `Refused` with what is wrong with it when it is not among `tables`."""
@@ -100,7 +114,7 @@ def read_catalog(connection: Connection, pipeline: Pipeline) -> Catalog:
         types = read_types(
             connection, {column.type_oid for relation in found.values() for column in relation.attributes}
         )
-    tables = []
+    judged = []
     for relation, entry in listed:
         if relation.relation_id not in found:
             continue
@@ -112,11 +126,10 @@ def read_catalog(connection: Connection, pipeline: Pipeline) -> Catalog:
             version=version,
             publication=publications[bool(entry.insert_only)],
         )
-        table = reader.read([found[i] for i in below.get(relation.relation_id, ()) if i in found], types)
-        problems += reader.problems
-        if table is not None:
-            tables.append(table)
-    return Catalog(tuple(sorted(tables, key=lambda table: table.name)), tuple(problems))
+        judged.append(reader.read([found[i] for i in below.get(relation.relation_id, ()) if i in found], types))
+        problems += judged[-1].problems
+    judged.sort(key=lambda one: one.relation.name)
+    return Catalog(tuple(one.table for one in judged if one.table is not None), tuple(problems), tuple(judged))
 
 
 @errors_named("source")
@@ -162,7 +175,7 @@ class _TableReader:
         self.where = str(relation.name)
         self.problems: list[Problem] = []
 
-    def read(self, below: list[Relation], types: dict[int, PgType]) -> CatalogTable | None:
+    def read(self, below: list[Relation], types: dict[int, PgType]) -> Judged:
         relation, entry = self.relation, self.entry
         partitioned = relation.kind == PARTITIONED
         holders = [r for r in below if r.kind != PARTITIONED] if partitioned else [relation]
@@ -185,8 +198,19 @@ class _TableReader:
                 f"other tables inherit from it ({', '.join(map(str, children))}): only its own rows are replicated"
             )
             self.problems.append(warning("inheritance_parent", self.where, message, "list the children as well"))
-        if any(problem.is_error for problem in self.problems):
-            return None
+        table = None
+        if not any(problem.is_error for problem in self.problems):
+            table = self._table(holders, columns, key, children)
+        return Judged(relation, entry, tuple(holders), columns, key, tuple(self.problems), table)
+
+    def _table(
+        self,
+        holders: list[Relation],
+        columns: tuple[Column, ...],
+        key: tuple[str, ...],
+        children: tuple[TableName, ...],
+    ) -> CatalogTable:
+        relation, entry = self.relation, self.entry
         leaves = tuple(Leaf(r.relation_id, r.name.schema, r.name.name, r.filenode, r.replica_identity) for r in holders)
         schema = TableSchema(
             relation_id=relation.relation_id,
@@ -195,8 +219,8 @@ class _TableReader:
             columns=columns,
             key=key,
             leaves=leaves,
-            partitioned=partitioned,
-            insert_only=insert_only,
+            partitioned=relation.kind == PARTITIONED,
+            insert_only=bool(entry.insert_only),
             partition_by=tuple(entry.partition_by),
             soft_delete=bool(entry.soft_delete),
             history=bool(entry.history),

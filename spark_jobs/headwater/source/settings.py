@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from headwater.names import quote_ident
 from headwater.source.connection import Connection, errors_named, identify
@@ -14,9 +15,26 @@ from headwater.source.problems import Problem, error, warning
 from headwater.source.slot import PLUGIN, SlotState, read_slot
 
 OLDEST_VERSION = 150000
-_RESTART = "and restart the server"
-# The roles by which managed services hand out REPLICATION.
-_REPLICATION_ROLES = ("rds_replication",)
+REPLICATION_ROLES = ("rds_replication",)
+"""Roles by which managed services hand out REPLICATION."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A setting that stands in the way, or is worth a warning, and the statement that changes it."""
+
+    code: str
+    setting: str
+    message: str
+    statement: str
+    restart: bool = False
+    only_warning: bool = False
+
+    @property
+    def problem(self) -> Problem:
+        made = warning if self.only_warning else error
+        then = ", and restart the server" if self.restart else ", then SELECT pg_reload_conf()"
+        return made(self.code, self.setting, self.message, self.statement + then)
 
 
 @errors_named("source")
@@ -25,7 +43,7 @@ def server_problems(connection: Connection, slot_name: str, application_names: I
     slot = read_slot(connection, slot_name)
     return [
         *_database_problems(connection),
-        *_wal_problems(connection, slot),
+        *(change.problem for change in setting_changes(connection, slot)),
         *_role_problems(connection),
         *_standby_problems(connection, [*application_names, slot_name]),
         *_slot_problems(connection, slot),
@@ -52,12 +70,22 @@ def _database_problems(connection: Connection) -> list[Problem]:
     return problems
 
 
-def _wal_problems(connection: Connection, slot: SlotState | None) -> list[Problem]:
-    problems = []
+@errors_named("source")
+def setting_changes(connection: Connection, slot: SlotState | None) -> list[Change]:
+    """The settings of the log that have to be, or should be, others. `slot`: the pipeline's, if it is there."""
+    changes = []
     level = _setting(connection, "wal_level")
     if level != "logical":
         message = f"wal_level is {level}: the log does not hold what logical decoding needs"
-        problems.append(error("wal_level", "wal_level", message, f"ALTER SYSTEM SET wal_level = logical, {_RESTART}"))
+        changes.append(
+            Change(
+                code="wal_level",
+                setting="wal_level",
+                message=message,
+                statement="ALTER SYSTEM SET wal_level = logical",
+                restart=True,
+            )
+        )
     row = connection.execute(
         """
         select (select count(*) from pg_catalog.pg_replication_slots),
@@ -66,30 +94,54 @@ def _wal_problems(connection: Connection, slot: SlotState | None) -> list[Proble
     ).fetchone()
     assert row is not None
     if slot is None:
-        problems += _room(connection, "max_replication_slots", row[0], "replication slots")
+        changes += _room(connection, "max_replication_slots", row[0], "replication slots")
     if slot is None or not slot.active:
-        problems += _room(connection, "max_wal_senders", row[1], "log connections")
+        changes += _room(connection, "max_wal_senders", row[1], "log connections")
     if _setting(connection, "max_slot_wal_keep_size") == "-1":
         message = "max_slot_wal_keep_size is -1: while nothing replicates, retained WAL may fill the source's disk"
-        remedy = "ALTER SYSTEM SET max_slot_wal_keep_size = '20GB', then SELECT pg_reload_conf()"
-        problems.append(warning("slot_wal_unlimited", "max_slot_wal_keep_size", message, remedy))
+        statement = "ALTER SYSTEM SET max_slot_wal_keep_size = '20GB'"
+        changes.append(
+            Change(
+                code="slot_wal_unlimited",
+                setting="max_slot_wal_keep_size",
+                message=message,
+                statement=statement,
+                only_warning=True,
+            )
+        )
     row = connection.execute(
         "select setting, unit from pg_catalog.pg_settings"
         " where name = 'idle_replication_slot_timeout' and setting <> '0'"
     ).fetchone()
     if row is not None:
         message = f"a slot that nobody reads for {row[0]} {row[1]} is given up: a pipeline must not pause longer"
-        remedy = "ALTER SYSTEM SET idle_replication_slot_timeout = 0, then SELECT pg_reload_conf()"
-        problems.append(warning("slot_idle_timeout", "idle_replication_slot_timeout", message, remedy))
-    return problems
+        statement = "ALTER SYSTEM SET idle_replication_slot_timeout = 0"
+        changes.append(
+            Change(
+                code="slot_idle_timeout",
+                setting="idle_replication_slot_timeout",
+                message=message,
+                statement=statement,
+                only_warning=True,
+            )
+        )
+    return changes
 
 
-def _room(connection: Connection, setting: str, used: int, what: str) -> list[Problem]:
+def _room(connection: Connection, setting: str, used: int, what: str) -> list[Change]:
     limit = int(_setting(connection, setting))
     if used < limit:
         return []
     message = f"all {limit} {what} are in use"
-    return [error(setting, setting, message, f"ALTER SYSTEM SET {setting} = {limit + 10}, {_RESTART}")]
+    return [
+        Change(
+            code=setting,
+            setting=setting,
+            message=message,
+            statement=f"ALTER SYSTEM SET {setting} = {limit + 10}",
+            restart=True,
+        )
+    ]
 
 
 def _role_problems(connection: Connection) -> list[Problem]:
@@ -100,7 +152,7 @@ def _role_problems(connection: Connection) -> list[Problem]:
             (r.rolname = current_user and (r.rolsuper or r.rolreplication))
             or (r.rolname = any(%s) and pg_catalog.pg_has_role(current_user, r.oid, 'USAGE')))
         """,
-        [list(_REPLICATION_ROLES)],
+        [list(REPLICATION_ROLES)],
     ).fetchone()
     assert row is not None
     role, may_replicate = row

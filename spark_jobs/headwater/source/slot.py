@@ -93,14 +93,21 @@ def wal_bound(connection: Connection) -> int | None:
     return row[0] << 20 if row is not None and row[0] >= 0 else None  # in MB
 
 
+def create_statement(name: str, version: int, failover: Literal["auto", "on", "off"] = "auto") -> str:
+    """The statement that creates the slot as `create_slot` does, on a server of this version."""
+    arguments = [f"'{name.replace(chr(39), chr(39) * 2)}'", f"'{PLUGIN}'", "false", "false"]
+    if version >= _FAILOVER_SINCE and failover != "off":
+        arguments.append("true" if failover == "on" else "NOT pg_is_in_recovery()")
+    return f"SELECT pg_create_logical_replication_slot({', '.join(arguments)})"
+
+
 def create_slot(connection: Connection, name: str, failover: Literal["auto", "on", "off"] = "auto") -> SlotState:
     """A permanent `pgoutput` slot in the connection's database; waits for the transactions open now, as long as
     the session's `statement_timeout` lets it (then `Transient`, code "timeout", and nothing is left).
 
     `auto` makes it a failover slot where the server can: since 17, on a primary.
     """
-    capable = connection.info.server_version >= _FAILOVER_SINCE
-    if failover == "on" and not capable:
+    if failover == "on" and connection.info.server_version < _FAILOVER_SINCE:
         raise Refused(
             "failover slots need PostgreSQL 17 or newer",
             code="no_failover_slots",
@@ -109,13 +116,7 @@ def create_slot(connection: Connection, name: str, failover: Literal["auto", "on
         )
     with errors_named(_where(name)):
         try:
-            if capable and failover != "off":
-                connection.execute(
-                    "select pg_create_logical_replication_slot(%s, %s, false, false, %s or not pg_is_in_recovery())",
-                    (name, PLUGIN, failover == "on"),
-                )
-            else:
-                connection.execute("select pg_create_logical_replication_slot(%s, %s, false, false)", (name, PLUGIN))
+            connection.execute(create_statement(name, connection.info.server_version, failover))
             refusal = None
         except (
             server_errors.DuplicateObject,

@@ -125,7 +125,7 @@ def value_type(pg: PgType, override: str | None = None, on_bad_value: str = "sus
     value = _declared(pg)
     if override is not None:
         value = _overridden(pg, value, override, where)
-    if on_bad_value == "string" and _can_be_bad(value):
+    if on_bad_value == "string" and can_be_bad(value):
         if override is not None:
             raise Refused(
                 f"`types` asks for {value.lake} and `on_bad_value` for text where a value does not fit; "
@@ -194,7 +194,7 @@ def _as_text(value: ValueType) -> ValueType:
     return ValueType(value.wire, "string", element=element)
 
 
-def _can_be_bad(value: ValueType) -> bool:
+def can_be_bad(value: ValueType) -> bool:
     return value.lake in _CAN_BE_BAD or value.lake.startswith(("decimal(", "array<"))
 
 
