@@ -91,6 +91,7 @@ def parser() -> argparse.ArgumentParser:
     text = f"look back so far (default: 7d; {KEPT_DAYS} days are kept)"
     waits.add_argument("--last", metavar="7d", type=_seconds, default=7 * 86400.0, help=text)
     command("status", "show state, position and lag of every table, and the slot")
+    command("doctor", "explain what is wrong with a pipeline, how that is known and what to do; changes nothing")
     verify = command("verify", "compare source and lake row by row", tables=True)
     verify.add_argument("--repair", action="store_true", help="put the rows right that differ, in one commit a table")
     validate = command("validate", "run expectation suites on a consistent cut", tables=True)

@@ -127,6 +127,12 @@ def _status(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event)
     return result, _unless_suspended(result)
 
 
+def _doctor(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:
+    from headwater.jobs.doctor import doctor
+
+    return doctor(pipeline)
+
+
 def _verify(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:
     tables = _known_tables(pipeline, args.table)
     from headwater.jobs.verify import verify
@@ -239,6 +245,7 @@ _COMMANDS: dict[str, Callable[[Pipeline, argparse.Namespace, threading.Event], R
     "wait": _wait,
     "waits": _waits,
     "status": _status,
+    "doctor": _doctor,
     "verify": _verify,
     "validate": _validate,
     "maintain": _maintain,

@@ -54,6 +54,8 @@ def render(command: str, result: dict[str, Any], out: TextIO) -> None:
         _render_check(console, result)
     elif command == "init":
         _render_init(console, result)
+    elif command == "doctor":
+        _render_doctor(console, result)
     else:
         _render_tables(console, command, result)
 
@@ -109,14 +111,49 @@ def _render_init(console: Any, result: dict[str, Any]) -> None:
             console.print(f"  headwater {command} {result['file']}", soft_wrap=True)
 
 
+def _render_doctor(console: Any, result: dict[str, Any]) -> None:
+    """What to do first, then what is in order, then the positions side by side."""
+    for number, finding in enumerate(result["findings"], 1):
+        where = f"{finding['where']}: " if finding["where"] else ""
+        console.print(
+            f"{number}. {finding['severity']}: {where}{finding['message']} [{finding['code']}]", soft_wrap=True
+        )
+        console.print(f"   known by: {finding['evidence']}", soft_wrap=True)
+        if finding["remedy"]:
+            console.print(f"   what to do: {finding['remedy']}", soft_wrap=True)
+    for sentence in result["in_order"]:
+        console.print(f"in order: {sentence}", soft_wrap=True)
+    positions = result["positions"]
+    source, slot, ledger = positions["source"] or {}, positions["slot"] or {}, positions["ledger"] or {}
+    points = {
+        "the source's log ends at": source.get("lsn"),
+        "read from the log up to": positions["read_lsn"],
+        f"ledger, epoch {ledger.get('epoch')} of generation {ledger.get('generation')}": ledger.get("lsn"),
+        "slot, confirmed up to": slot.get("confirmed_lsn"),
+        "slot, keeps the log from": slot.get("restart_lsn"),
+        **{f"applied to {name}": lsn for name, lsn in positions["applied"].items()},
+    }
+    _grid(
+        console, "where it stands", {what: {"position": lsn or "unknown"} for what, lsn in points.items()}, ["position"]
+    )
+    for lease in result["leases"]:
+        alive = {True: "held", False: "left behind", None: "held or left behind"}[lease["alive"]]
+        console.print(
+            f"lease {lease['name']}: {alive}, since {lease['since']}, host {lease['host']}, process {lease['pid']}",
+            soft_wrap=True,
+        )
+    console.print("nothing is wrong" if not result["findings"] else f"{len(result['findings'])} findings")
+
+
 def _grid(console: Any, first: str, rows: Mapping[str, Mapping[str, Any]], wanted: Iterable[str]) -> None:
     from rich.table import Table
     from rich.text import Text
 
     columns = [column for column in wanted if any(row.get(column) not in (None, "") for row in rows.values())]
-    grid = Table(box=None, pad_edge=False)
+    grid = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for column in (first, *columns):
-        grid.add_column(column, overflow="fold")  # a narrow terminal folds, and loses nothing
+        # A narrow terminal folds, the widest first, and loses nothing; headings fold between their words.
+        grid.add_column(column.replace("_", " "), overflow="fold")
     for name, row in rows.items():
         # Text, not str: a table may be called [bold].
         grid.add_row(*(Text(_cell(value)) for value in (name, *(row.get(column) for column in columns))))

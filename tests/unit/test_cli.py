@@ -169,12 +169,12 @@ def test_help_imports_neither_an_engine_nor_the_file_reader(arguments: list[str]
     assert _imported(arguments, (*HEAVY, "pydantic", "psycopg", "yaml", "rich")) == []
 
 
-@pytest.mark.parametrize("command", ["check", "drop"])
+@pytest.mark.parametrize("command", ["check", "drop", "init"])
 def test_commands_for_people_start_without_an_engine(pipeline_file: Path, command: str) -> None:
     assert _imported([command, str(pipeline_file)], ("pyspark", "pandas", "deltalake", "pyarrow")) == []
 
 
-@pytest.mark.parametrize("command", ["wait", "status"])
+@pytest.mark.parametrize("command", ["wait", "status", "doctor"])
 def test_commands_that_poll_the_lake_start_without_spark(pipeline_file: Path, command: str) -> None:
     arguments = [command, str(pipeline_file), *(["--timeout", "0s"] if command == "wait" else [])]
     assert _imported(arguments, ("pyspark", "py4j", "pandas", "delta", "multiprocessing.process")) == []

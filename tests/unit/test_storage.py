@@ -41,6 +41,8 @@ OF_A_PLACE: dict[str, Callable[[str], Any]] = {
     "delete": storage.delete,
     "delete_folder": storage.delete_folder,
     "is_folder": storage.is_folder,
+    "existing_folder": storage.existing_folder,
+    "free": storage.free,
     "why_not_writable": storage.why_not_writable,
     "uri_of": storage.uri_of,
 }

@@ -57,11 +57,12 @@ def check(pipeline: Pipeline) -> CheckReport:
     """All that is wrong with source, lake and file together. See the module for what is raised instead."""
     conninfo, lake = pipeline.conninfo(), pipeline.lake_path()
     with connect(conninfo, application_name=APPLICATION_NAME, statement_timeout=60.0) as connection:
-        return _inspect(connection, pipeline, lake)
+        return inspect(connection, pipeline, lake)
 
 
 @errors_named("source")
-def _inspect(connection: Connection, pipeline: Pipeline, lake: str) -> CheckReport:
+def inspect(connection: Connection, pipeline: Pipeline, lake: str) -> CheckReport:
+    """`check` over a session that is there; `lake`: the path of its root."""
     if too_old := version_problems(connection):
         return CheckReport(tuple(too_old), Catalog((), ()))  # its catalog lacks what the other checks ask for
     catalog = read_catalog(connection, pipeline)

@@ -256,7 +256,7 @@ def _gap(slot: SlotState | None, registry: Registry, pipeline: Pipeline) -> str:
         return loss_of(slot) or "the slot has no position"
     newest = read_epoch(pipeline.lake_path())
     start = max(known.start_lsn, newest.position.lsn if newest else 0)
-    if slot.confirmed_lsn > start:
+    if slot.has_passed(start):
         return f"the slot was moved to {format_lsn(slot.confirmed_lsn)}, past the lake's {format_lsn(start)}"
     return ""
 

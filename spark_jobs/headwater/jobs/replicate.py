@@ -202,7 +202,7 @@ def _continuity(connection: Connection, pipeline: Pipeline, known: PipelineRecor
         )
     newest = ledger.newest.position.lsn if ledger.newest else 0
     start = max(newest, known.start_lsn)
-    if slot.confirmed_lsn is not None and slot.confirmed_lsn > start:
+    if slot.confirmed_lsn is not None and slot.has_passed(start):
         raise SlotGap(
             f"the slot stands at {format_lsn(slot.confirmed_lsn)}, past the ledger's {format_lsn(start)}: somebody "
             "else has read from it, and the changes in between are lost to the lake",

@@ -121,13 +121,18 @@ def ask_source(pipeline: Pipeline, registered: Iterable[Registered] = ()) -> Sou
         return state
 
 
-def read_source_state(connection: Connection, pipeline: Pipeline, registered: Iterable[Registered] = ()) -> SourceState:
-    """The answers alone: nothing is written. A slot past its ceiling is given up, and then there is none."""
+def read_source_state(
+    connection: Connection, pipeline: Pipeline, registered: Iterable[Registered] = (), *, look_only: bool = False
+) -> SourceState:
+    """The answers alone: nothing is written. A slot past its ceiling is given up, unless this is to `look_only`, and
+    then there is none."""
     in_recovery = identify(connection).in_recovery
     position = insert_position(connection)
     asked_at = time.monotonic()
     sample = take_sample(connection)
     clock = (sample.time, sample.lsn)
-    found = give_up_if_beyond(connection, pipeline, read_slot(connection, pipeline.source.slot))
+    found = read_slot(connection, pipeline.source.slot)
+    if not look_only:
+        found = give_up_if_beyond(connection, pipeline, found)
     standings = read_standings(connection, registered)
     return SourceState(position, in_recovery, clock, asked_at, found, standings, tuple(open_now(connection)))

@@ -40,7 +40,7 @@ def status(pipeline: Pipeline) -> dict[str, Any]:
     tables = followed(lake.registry(), pipeline.source.publication)
     source, listed, unreachable = _ask(pipeline, tables)
     look = as_the_source_stands(look, source, lambda: tables)
-    running = source.slot is not None and source.slot.active if source is not None else _file_moves(lake, look)
+    running = is_running(source, lake, look)
     file = look.file
     newest = file.read_position if file is not None else None
     lags = Lags(look, source)
@@ -55,7 +55,7 @@ def status(pipeline: Pipeline) -> dict[str, Any]:
         "read_position": format_lsn(newest) if newest is not None else None,
         "lag_bytes": lag_bytes,
         "lag_seconds": lag_seconds,
-        "tables": _tables(pipeline, lake, look, listed, lags, running),
+        "tables": tables_of(pipeline, lake, look, listed, lags, running),
         "slot": slot_of(pipeline, source, unreachable),
         **speed(file.rates if file is not None else {}, lag_bytes, lag_seconds, running=running),
     }
@@ -76,6 +76,13 @@ def _ask(pipeline: Pipeline, tables: list[Registered]) -> tuple[SourceState | No
         return None, set(), f"the source does not answer: {error.message}"
 
 
+def is_running(source: SourceState | None, lake: LakeReader, look: Look) -> bool:
+    """Whether a driver lives: by the slot, or by its position file where the source does not answer."""
+    if source is None:
+        return _file_moves(lake, look)
+    return source.slot is not None and source.slot.active
+
+
 def _file_moves(lake: LakeReader, look: Look) -> bool:
     """Whether a driver lives, as far as the lake alone can tell."""
     if look.file is None:
@@ -88,9 +95,10 @@ def _file_moves(lake: LakeReader, look: Look) -> bool:
     return False
 
 
-def _tables(
+def tables_of(
     pipeline: Pipeline, lake: LakeReader, look: Look, listed: set[str], lags: Lags, running: bool
 ) -> dict[str, dict[str, Any]]:
+    """The tables as `status` shows them. `listed`: those that the entries of the file match at the source now."""
     from headwater.lake.row_count import row_count
 
     named = {str(entry.name) for entry in pipeline.tables if isinstance(entry.name, TableName)}

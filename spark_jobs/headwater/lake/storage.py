@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import stat
 import uuid
 from collections.abc import Callable, Iterator
@@ -196,7 +197,7 @@ def delete_folder(folder: str) -> None:
         _files().delete_dir(path_of(folder))
 
 
-# For `headwater check`, which does without pyarrow
+# For `headwater check` and `doctor`, which do without pyarrow
 
 
 def is_folder(place: str) -> bool:
@@ -204,12 +205,23 @@ def is_folder(place: str) -> bool:
     return os.path.isdir(path_of(place))
 
 
-def why_not_writable(root: str) -> str:
-    """Why no files can be made below `root`, judged by the nearest folder that exists; '' when they can. Makes
-    nothing. Another store would be asked for the rights of its credentials."""
+def existing_folder(root: str) -> str:
+    """The path of `root`, or of what it would be made in: the nearest above it that is there."""
     folder = path_of(root)
     while not os.path.lexists(folder) and folder != os.path.dirname(folder):
         folder = os.path.dirname(folder)
+    return folder
+
+
+def free(root: str) -> int:
+    """Bytes that are free where files below `root` would lie. Another store has no such bound."""
+    return shutil.disk_usage(existing_folder(root)).free
+
+
+def why_not_writable(root: str) -> str:
+    """Why no files can be made below `root`, judged by the nearest folder that exists; '' when they can. Makes
+    nothing. Another store would be asked for the rights of its credentials."""
+    folder = existing_folder(root)
     if not os.path.isdir(folder):
         return f"{folder} is not a folder"
     # The superuser passes every access check; a folder that nobody may write to is meant so all the same.

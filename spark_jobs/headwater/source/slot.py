@@ -46,6 +46,10 @@ class SlotState:
             return f"the server has given the slot up ({self.invalidation_reason or 'lost'})"
         return ""
 
+    def has_passed(self, lsn: int) -> bool:
+        """Whether somebody has confirmed more than `lsn`: what lies in between can never be had again."""
+        return self.confirmed_lsn is not None and self.confirmed_lsn > lsn
+
 
 def loss_of(slot: SlotState | None) -> str:
     """Why nothing that was committed since the last confirmation can be had; empty: it can."""
