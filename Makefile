@@ -9,8 +9,8 @@ PYTEST_ARGS ?=
 SEEDS ?= 20
 # Where versions differ: catalogs, markers, binary forms, hand-over. The rest does not ask for the version.
 ON_15 := $(addprefix tests/integration/test_,source_connection.py source_positions.py source_snapshots.py source_slots.py \
-	catalog.py publication.py selection.py check.py types_against_postgresql.py wait.py handover.py never_early.py log_streaming.py \
-	log_reconnect.py)
+	catalog.py publication.py selection.py check.py init.py types_against_postgresql.py wait.py handover.py never_early.py \
+	log_streaming.py log_reconnect.py)
 # The protocol's version 4 came with 16, which a wheel carries; no wheel carries a 17, which differs less from both sides.
 ON_16 := $(addprefix tests/integration/test_,source_slots.py types_against_postgresql.py log_streaming.py log_reconnect.py)
 

@@ -6,8 +6,8 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import Final, NoReturn, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NoReturn, TypeVar
 
 from headwater.errors import EXIT_REFUSED, Refused
 from headwater.lake.wait_log import KEPT_DAYS
@@ -16,7 +16,51 @@ from headwater.position import parse_lsn
 from headwater.quantities import parse_duration
 
 _T = TypeVar("_T")
-_INIT: Final = "write a pipeline file from what the source holds, and say what the source still needs"
+EXAMPLES: Final = {
+    "init": (
+        "headwater init shop.yaml                                          # asks",
+        "headwater init shop.yaml --lake file:///data/lake --table 'public.*' --yes",
+        "headwater init shop.yaml --sql > for_the_dba.sql",
+    ),
+    "check": ("headwater check shop.yaml",),
+    "load": (
+        "headwater load shop.yaml",
+        "headwater load shop.yaml --table public.orders --again",
+    ),
+    "reload": (
+        "headwater reload shop.yaml --table public.orders --partition orders_2026_01",
+        "headwater reload shop.yaml --changed",
+    ),
+    "replicate": (
+        "headwater replicate shop.yaml                                     # until SIGTERM or Ctrl-C",
+        "headwater replicate shop.yaml --until now",
+        "headwater replicate shop.yaml --max-seconds 10m --take-over",
+    ),
+    "wait": (
+        "headwater wait shop.yaml --require now --json > cut.json",
+        "headwater wait shop.yaml --table public.orders --require 30s --timeout 2m",
+    ),
+    "status": ("headwater status shop.yaml --json | jq '.tables[].lag_seconds'",),
+    "doctor": ("headwater doctor shop.yaml",),
+    "verify": ("headwater verify shop.yaml --table public.orders --repair",),
+    "validate": ("headwater validate shop.yaml --cut cut.json --incremental",),
+    "maintain": ("headwater maintain shop.yaml",),
+    "pause": (
+        "headwater pause shop.yaml",
+        "headwater pause shop.yaml --table public.orders                   # the others go on",
+    ),
+    "resume": ("headwater resume shop.yaml",),
+    "drop": ("headwater drop shop.yaml",),
+}
+"""Of each command, as its help shows them."""
+
+
+def complete() -> None:
+    """Answers a shell that wants to complete a command line, and ends the process; returns if none does."""
+    if "_ARGCOMPLETE" in os.environ:
+        import argcomplete
+
+        argcomplete.autocomplete(parser())
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -47,23 +91,32 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def command(name: str, text: str, *, tables: bool = False) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
-        sub.add_argument("pipeline", metavar="PIPELINE.yaml", help="the pipeline file")
+    def bare(name: str, text: str) -> argparse.ArgumentParser:
+        return commands.add_parser(
+            name,
+            help=text,
+            description=text[0].upper() + text[1:] + ".",
+            epilog="\n  ".join(["examples:", *EXAMPLES[name]]),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def command(name: str, text: str, *, tables: str = "") -> argparse.ArgumentParser:
+        sub = bare(name, text)
+        _completed(sub.add_argument("pipeline", metavar="PIPELINE.yaml", help="the pipeline file"), _yaml_files)
         sub.add_argument("--json", action="store_true", help="print one JSON object on stdout")
         if tables:
-            text = "a table, as SQL names it; repeatable (default: every table)"
-            sub.add_argument("--table", metavar="T", action="append", type=_table, default=[], help=text)
+            option = sub.add_argument("--table", metavar="T", action="append", type=_table, default=[], help=tables)
+            _completed(option, _tables_in_file)
         return sub
 
-    _add_init(
-        commands.add_parser("init", help=_INIT, description=_INIT[0].upper() + _INIT[1:] + ".", allow_abbrev=False)
-    )
+    each = "a table, as SQL names it; repeatable (default: every table)"
+    _add_init(bare("init", "write a pipeline file from what the source holds, and say what the source still needs"))
     command("check", "check configuration, source settings, rights and replica identities")
-    load = command("load", "load tables; loaded ones are skipped, unfinished loads go on", tables=True)
+    load = command("load", "load tables; loaded ones are skipped, unfinished loads go on", tables=each)
     load.add_argument("--again", action="store_true", help="load the named tables anew")
     text = "replace a table, or some of its partitions, by what the source holds; replication goes on meanwhile"
-    reload = command("reload", text, tables=True)
+    reload = command("reload", text, tables=each)
     text = "instead: find what may differ by the source's catalog (attached, detached, rewritten), compare, and repair"
     reload.add_argument("--changed", action="store_true", help=text)
     reload.add_argument("--propose", action="store_true", help="as --changed, but only say what may differ and why")
@@ -74,7 +127,7 @@ def parser() -> argparse.ArgumentParser:
     replicate.add_argument("--max-seconds", metavar="N", type=_seconds, help="stop after so long")
     text = "take the running replicate's place without a pause, as soon as everything is ready"
     replicate.add_argument("--take-over", action="store_true", help=text)
-    wait = command("wait", "wait until tables are fresh enough and print the cut", tables=True)
+    wait = command("wait", "wait until tables are fresh enough and print the cut", tables=each)
     wait.add_argument(
         "--require",
         metavar="now|LSN|30s|TIME|default",
@@ -92,9 +145,9 @@ def parser() -> argparse.ArgumentParser:
     waits.add_argument("--last", metavar="7d", type=_seconds, default=7 * 86400.0, help=text)
     command("status", "show state, position and lag of every table, and the slot")
     command("doctor", "explain what is wrong with a pipeline, how that is known and what to do; changes nothing")
-    verify = command("verify", "compare source and lake row by row", tables=True)
+    verify = command("verify", "compare source and lake row by row", tables=each)
     verify.add_argument("--repair", action="store_true", help="put the rows right that differ, in one commit a table")
-    validate = command("validate", "run expectation suites on a consistent cut", tables=True)
+    validate = command("validate", "run expectation suites on a consistent cut", tables=each)
     text = "the cut: a file with what `wait --json` printed, or the newest one (default: newest)"
     validate.add_argument("--cut", metavar="FILE|newest", default="newest", help=text)
     text = "look only at rows that came since the last validation, where that says the same"
@@ -103,21 +156,45 @@ def parser() -> argparse.ArgumentParser:
     validate.add_argument("--pages", metavar="FOLDER", type=os.path.abspath, help=text)
     text = "how long a cut that has passed stays readable (default: 24h, or lake.keep_cuts if that is longer)"
     validate.add_argument("--keep", metavar="24h", type=_seconds, help=text)
-    command("maintain", "compact files, write checkpoints, remove what no cut needs any more", tables=True)
+    command("maintain", "compact files, write checkpoints, remove what no cut needs any more", tables=each)
     pausing = "single tables: their changes are not kept, resume loads them anew (default: the pipeline)"
     for name, text in (
         ("pause", "let no replicate run until resume; the source keeps its log"),
         ("resume", "end a pause"),
     ):
-        command(name, text).add_argument("--table", metavar="T", action="append", type=_table, default=[], help=pausing)
+        command(name, text, tables=pausing)
     command("drop", "remove slot and publication at the source; the lake stays")
     # Only listed here: `main` hands its arguments over unread.
     commands.add_parser("demo", help="the whole way on an embedded PostgreSQL", add_help=False)
     return made
 
 
+def _completed(option: argparse.Action, by: Callable[..., Iterable[str]]) -> None:
+    """Tells argcomplete how to complete the values of `option`."""
+    option.completer = by  # type: ignore[attr-defined]
+
+
+def _yaml_files(prefix: str, **known: Any) -> Iterable[str]:
+    from argcomplete.completers import FilesCompleter
+
+    return FilesCompleter(("yaml", "yml"))(prefix, **known)
+
+
+def _tables_in_file(parsed_args: argparse.Namespace, **known: Any) -> list[str]:
+    """The tables that the pipeline file names, also where its environment is not set."""
+    import yaml
+
+    try:
+        with open(parsed_args.pipeline, encoding="utf-8") as stream:
+            entries = yaml.safe_load(stream)["tables"]
+        return [entry["name"] if isinstance(entry, dict) else str(entry) for entry in entries]
+    except (OSError, yaml.YAMLError, KeyError, TypeError):
+        return []  # no file was named yet, or it is none
+
+
 def _add_init(init: argparse.ArgumentParser) -> None:
-    init.add_argument("pipeline", metavar="PIPELINE.yaml", nargs="?", help="the file to write (default: NAME.yaml)")
+    text = "the file to write (default: NAME.yaml)"
+    _completed(init.add_argument("pipeline", metavar="PIPELINE.yaml", nargs="?", help=text), _yaml_files)
     text = "where the tables are, as libpq says it (default: HEADWATER_SOURCE); the file names only the variable"
     init.add_argument("--source", metavar="CONNINFO", type=_connection, help=text)
     init.add_argument(

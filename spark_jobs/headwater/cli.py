@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any, TextIO
 
 from headwater import commands
-from headwater.arguments import parse
+from headwater.arguments import complete, parse
 from headwater.errors import EXIT_DONE, EXIT_FAILED, EXIT_NOT_FRESH, HeadwaterError, SourceUnreachable
 from headwater.secrets_filter import Scrubber, ScrubbingFormatter
 
@@ -36,6 +36,7 @@ class _Stopped(BaseException):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; the exit status."""
+    complete()
     arguments = list(sys.argv[1:] if argv is None else argv)
     stop = threading.Event()
     scrubber = Scrubber()

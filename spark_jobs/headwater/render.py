@@ -133,16 +133,16 @@ def _render_doctor(console: Any, result: dict[str, Any]) -> None:
         "slot, keeps the log from": slot.get("restart_lsn"),
         **{f"applied to {name}": lsn for name, lsn in positions["applied"].items()},
     }
-    _grid(
-        console, "where it stands", {what: {"position": lsn or "unknown"} for what, lsn in points.items()}, ["position"]
-    )
+    known = {what: {"position": lsn} for what, lsn in points.items() if lsn}
+    _grid(console, "where it stands", known, ["position"])
     for lease in result["leases"]:
         alive = {True: "held", False: "left behind", None: "held or left behind"}[lease["alive"]]
         console.print(
             f"lease {lease['name']}: {alive}, since {lease['since']}, host {lease['host']}, process {lease['pid']}",
             soft_wrap=True,
         )
-    console.print("nothing is wrong" if not result["findings"] else f"{len(result['findings'])} findings")
+    if not result["findings"]:
+        console.print("nothing is wrong")
 
 
 def _grid(console: Any, first: str, rows: Mapping[str, Mapping[str, Any]], wanted: Iterable[str]) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from headwater import cli
-from headwater.arguments import parser
+from headwater.arguments import EXAMPLES, parser
 from headwater.errors import HeadwaterError, SourceUnreachable
+from headwater.render import render
 from headwater.secrets_filter import Scrubber
 
 SECRET = "hunter2'hidden"
@@ -162,6 +166,78 @@ def test_the_exit_status_of_an_error_is_its_own(capsys: pytest.CaptureFixture[st
 
     assert cli._report(Odd("x"), parser().parse_args(["load", "x.yaml"]), Scrubber(), sys.stdout) == 4
     assert capsys.readouterr().err == "headwater load: x\n"
+
+
+@pytest.mark.parametrize("command", EXAMPLES)
+def test_every_command_shows_examples_that_it_understands(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    assert cli.main([command, "--help"]) == 0
+    shown = capsys.readouterr().out.partition("examples:\n")[2].strip().splitlines()
+    assert shown
+    for line in shown:
+        words = shlex.split(re.split(r" [|>] ", line)[0], comments=True)
+        assert words[:2] == ["headwater", command]
+        assert parser().parse_args(words[1:]).command == command
+
+
+def test_every_command_takes_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    commands = re.findall(r"^    (\w+)", capsys.readouterr().out, re.MULTILINE)
+    assert {*EXAMPLES, "demo"} == set(commands)
+    for command in commands:
+        assert cli.main([command, "--help"]) == 0
+        assert "--json" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("headwater st", {"status"}),
+        ("headwater wait --requ", {"--require"}),
+        ("headwater status ", {"shop.yaml"}),
+        ("headwater load shop.yaml --table public.o", {"public.orders", "public.other"}),
+    ],
+)
+def test_the_shell_completes_commands_options_files_and_tables(tmp_path: Path, line: str, expected: set[str]) -> None:
+    text = "pipeline: shop\nsource: {connection: '${NOT_SET}'}\ntables: [public.orders, {name: public.other}, shop.*]\n"
+    (tmp_path / "shop.yaml").write_text(text)
+    (tmp_path / "notes.txt").touch()
+    asked = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE": "1"}
+    answer = tmp_path / "answer"
+    subprocess.run(
+        [sys.executable, "-m", "headwater.cli"],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            **asked,
+            "_ARGCOMPLETE_STDOUT_FILENAME": str(answer),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        },
+        timeout=60,
+        check=True,
+    )
+    assert {word.strip() for word in answer.read_text().split("\n")} - {"--help", "-h", "--json"} == expected
+
+
+def test_tables_fit_a_terminal_and_lose_nothing() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    reason = "its columns changed at the source: " + "a long story, " * 20
+    name = "public.a_rather_long_name_of_a_table"
+    table = {"state": "suspended", "applied_lsn": "16/B374D848", "version": 123456, "rows": 1234567890}
+    lags = {"lag_bytes": 12345678901, "lag_seconds": 12345.678, "reason": reason, "remedy": "headwater load x.yaml"}
+    out = Terminal()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "80")
+        patch.setenv("TERM", "dumb")
+        render("status", {"pipeline": "shop", "tables": {name: {**table, **lags}}}, out)
+    grid, _, below = out.getvalue().partition(f"{name}: reason: ")
+    assert max(map(len, grid.splitlines())) <= 80
+    assert re.sub(r"\s", "", "".join(line[:15] for line in grid.splitlines()[1:])) == name
+    assert "suspended 16/B374D848 123456  1234567890 12345678901 12345.678" in grid
+    assert below.startswith(reason.rstrip())
+    assert "remedy: headwater load x.yaml" in below
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["check", "--help"], ["wait", "--help"]])

@@ -98,4 +98,4 @@ def _in_order(seen: Examined, codes: set[str], found: list[Finding]) -> Iterator
         yield f"{in_step} of {len(seen.tables)} tables are in step"
     for what, (folder, free) in seen.free.items():
         if not any(finding.code == "disk_low" and finding.where == folder for finding in found):
-            yield f"{size_text(free)} are free for {what} ({folder})"
+            yield f"{size_text(free)} are free for the {what} ({folder})"

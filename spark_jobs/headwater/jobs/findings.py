@@ -91,7 +91,7 @@ def _source(seen: Examined) -> Iterator[Finding]:
             code=seen.failure.code,
             severity="error",
             where=seen.failure.where,
-            message=f"the source does not answer: {seen.failure.message}",
+            message=f"no session at the source: {seen.failure.message}",
             evidence="a session was asked for; what follows is what the lake alone knows",
             remedy=seen.failure.remedy,
         )
@@ -327,7 +327,7 @@ def _disk(seen: Examined) -> Iterator[Finding]:
                 code="disk_low",
                 severity="warning",
                 where=folder,
-                message=f"only {size_text(free)} are free for {what}",
+                message=f"only {size_text(free)} are free for the {what}",
                 evidence="statvfs, on this machine",
                 remedy="make room there; headwater maintain PIPELINE.yaml removes what no cut needs"
                 if what == "lake"
