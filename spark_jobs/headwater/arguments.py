@@ -40,6 +40,7 @@ EXAMPLES: Final = {
         "headwater wait shop.yaml --require now --json > cut.json",
         "headwater wait shop.yaml --table public.orders --require 30s --timeout 2m",
     ),
+    "waits": ("headwater waits shop.yaml --last 24h",),
     "status": ("headwater status shop.yaml --json | jq '.tables[].lag_seconds'",),
     "doctor": ("headwater doctor shop.yaml",),
     "verify": ("headwater verify shop.yaml --table public.orders --repair",),
