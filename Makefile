@@ -15,7 +15,7 @@ ON_15 := $(addprefix tests/integration/test_,source_connection.py source_positio
 ON_16 := $(addprefix tests/integration/test_,source_slots.py types_against_postgresql.py log_streaming.py log_reconnect.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down check test soak bench
+.PHONY: help setup dist demo up down check test soak bench
 
 # What must be there before anything is fetched: one sentence, or nothing.
 missing = $(shell $(PYTHON) -c 'import sys; raise SystemExit(sys.version_info[:2] != (3, 11))' 2>/dev/null \
@@ -29,6 +29,10 @@ help:  ## this list
 
 setup:  ## the environment in .venv and the jars in .jars
 	@$(eval sentence := $(missing))$(if $(sentence),$(error $(sentence)))$(PYTHON) requirements/install.py
+
+dist: setup  ## source distribution and wheel in dist/, the wheel made from the source distribution
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
 
 demo: setup  ## the whole way on an embedded PostgreSQL and a local Airflow, in two to three minutes
 	@$(BIN)/headwater demo

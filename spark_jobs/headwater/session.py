@@ -76,7 +76,8 @@ def submit_conf() -> dict[str, str]:
         "spark.jars": ",".join(jar_paths()),
         "spark.driver.memory": os.environ.get("HEADWATER_DRIVER_MEMORY", "1g"),
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_log4j_file()}",
-        "spark.pyspark.python": sys.executable,
+        "spark.pyspark.python": _executor_python(),
+        "spark.pyspark.driver.python": sys.executable,
         "spark.sql.extensions": _DELTA_EXTENSION,
         **_REQUIRED,
         **_TUNING,
@@ -93,7 +94,12 @@ def submit_environment() -> dict[str, str]:
     path = os.environ.get("PATH", os.defpath)
     if path.split(os.pathsep)[0] != folder:
         path = folder + os.pathsep + path
-    return {"PATH": path, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    return {"PATH": path, "PYSPARK_PYTHON": _executor_python(), "PYSPARK_DRIVER_PYTHON": sys.executable}
+
+
+def _executor_python() -> str:
+    """Of executors on other machines, where ours may lie elsewhere; their minor version must be this one's."""
+    return os.environ.get("HEADWATER_EXECUTOR_PYTHON") or sys.executable
 
 
 def build_session(pipeline_name: str | None = None, app_name: str = "headwater") -> SparkSession:
@@ -141,8 +147,12 @@ def build_session(pipeline_name: str | None = None, app_name: str = "headwater")
         for name in ("spark.driver.host", "spark.driver.bindAddress"):
             if name not in given:
                 settings[name] = "127.0.0.1"
+    elif "spark.dynamicAllocation.enabled" not in given:
+        # A driver that replicates for hours needs executors now and then: they are free for others in between.
+        settings["spark.dynamicAllocation.enabled"] = "true"
     work = _work_folder()
-    settings["spark.sql.warehouse.dir"] = Path(work, "warehouse").as_uri()
+    if "spark.sql.warehouse.dir" not in given:
+        settings["spark.sql.warehouse.dir"] = Path(work, "warehouse").as_uri()
     if "spark.local.dir" not in given:
         settings["spark.local.dir"] = work
     # Registered before the start: a start that fails must leave nothing behind either.

@@ -25,18 +25,19 @@ from headwater.failpoints import reach
 from headwater.jobs import lease
 from headwater.jobs.check import check, require_ok
 from headwater.jobs.driver_answers import await_answer, is_running
+from headwater.jobs.executors import lacking
 from headwater.jobs.handovers import finish_handovers
 from headwater.jobs.keeper import load_name
 from headwater.jobs.log_format import may_be_binary
 from headwater.jobs.options import on_divergence, on_schema_change
 from headwater.jobs.same_source import CONNECT_THERE, require_same_source
-from headwater.jobs.source_rows import pages
-from headwater.jobs.units import BAD_VALUE, CHANGED, UnitReader, bad_value, cut_units, describe
+from headwater.jobs.source_rows import rows_at
+from headwater.jobs.units import BAD_VALUE, CHANGED, bad_value
 from headwater.jobs.wal_ceiling import ceiling_problem
 from headwater.lake import tables as lake_tables
 from headwater.lake.history import history_record, mark_load, prepare
 from headwater.lake.ledger import read_epoch
-from headwater.lake.paths import table_path
+from headwater.lake.paths import registry_path, table_path
 from headwater.lake.registry import Capture, PipelineRecord, Registry, TableRecord, now_text
 from headwater.names import TableName
 from headwater.position import format_lsn
@@ -396,13 +397,9 @@ def copy_whole(spark: SparkSession, target: Target) -> tuple[int, int]:
     """Read all units and commit them as the table's whole content. Returns (rows, bytes)."""
     pipeline, record, path = target.pipeline, target.record, target.path
     schema = record.schema
-    units = [u for leaf in schema.leaves for u in cut_units(leaf, pages(target.connection, leaf.relation_id))]
-    reader = UnitReader(pipeline.conninfo(), target.capture.snapshot_id, schema, target.signatures)
-    parallel = max(1, min(pipeline.load.connections, len(units)))
-    descriptions = spark.sparkContext.parallelize([(describe(u),) for u in _dealt(units, parallel)], parallel)
-    frame = spark.createDataFrame(descriptions, "unit string").mapInArrow(
-        reader, lake_tables.struct_type(schema.without_marks())
-    )
+    snapshot, here = target.capture.snapshot_id, registry_path(pipeline.lake_path())
+    read = schema.without_marks()
+    frame = rows_at(spark, pipeline, target.connection, read, snapshot, target.signatures, writes_to=here)
     if schema.soft_delete:
         frame = frame.selectExpr("*", *lake_tables.LIVING)
     lake_tables.create(spark, path, schema, pipeline.lake.keep_cuts)
@@ -422,11 +419,6 @@ def copy_whole(spark: SparkSession, target: Target) -> tuple[int, int]:
     return int(metrics.get("numOutputRows", 0)), int(metrics.get("numOutputBytes", 0))
 
 
-def _dealt(units: list[Any], hands: int) -> list[Any]:
-    """Reordered so that consecutive shares of the list hold every `hands`-th unit: big tables end evenly."""
-    return [unit for hand in range(hands) for unit in units[hand::hands]]
-
-
 def named_error(error: PySparkException | Py4JJavaError, record: TableRecord) -> Exception:
     """What a failure of Spark over a table's units means."""
     text = str(error)
@@ -434,4 +426,4 @@ def named_error(error: PySparkException | Py4JJavaError, record: TableRecord) ->
         return Changed("it was rewritten, truncated or altered during the load")
     if BAD_VALUE in text:
         return bad_value(text, record.name, record.schema)
-    return error
+    return lacking(text) or error

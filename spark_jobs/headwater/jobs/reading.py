@@ -91,6 +91,7 @@ def _brought(rows: DataFrame, name: str) -> DataFrame:
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
+    from headwater.jobs.executors import lacking
     from headwater.jobs.units import BAD_VALUE, CHANGED
 
     try:
@@ -104,6 +105,8 @@ def _brought(rows: DataFrame, name: str) -> DataFrame:
                 where=name,
                 remedy="set on_bad_value for its column, and load the table again",
             ) from error
+        if (problem := lacking(str(error))) is not None:
+            raise problem from error
         raise
 
 

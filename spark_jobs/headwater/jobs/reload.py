@@ -19,13 +19,14 @@ from pyspark.errors import PySparkException
 from headwater.config import Pipeline
 from headwater.errors import Refused, Transient
 from headwater.failpoints import reach
+from headwater.jobs.executors import lacking
 from headwater.jobs.load import load
 from headwater.jobs.partitions_named import Part, part_named
 from headwater.jobs.replacing import Replacing, Report, driver_beside, refuse_state
 from headwater.jobs.same_source import require_same_source
 from headwater.jobs.source_rows import rows_at, schema_now
 from headwater.jobs.units import BAD_VALUE, CHANGED, bad_value
-from headwater.lake.paths import reloaded_path
+from headwater.lake.paths import registry_path, reloaded_path
 from headwater.lake.registry import Registry, TableRecord, now_text
 from headwater.lake.reload_records import Reload
 from headwater.lake.reloaded import row_files, rows_in
@@ -121,7 +122,15 @@ class _Part:
             signatures = signature(self.connection, ids)
             reach("reload.after_capture")
             self.progress(f"{asked.table}: reading {asked.shown} at {format_lsn(capture.position.lsn)}")
-            frame = rows_at(spark, self.pipeline, self.connection, chosen, capture.snapshot_id, signatures)
+            frame = rows_at(
+                spark,
+                self.pipeline,
+                self.connection,
+                chosen,
+                capture.snapshot_id,
+                signatures,
+                writes_to=registry_path(root),
+            )
             try:
                 frame.write.mode("overwrite").option("compression", "snappy").parquet(folder)
             except PySparkException as error:
@@ -129,6 +138,8 @@ class _Part:
                     raise _Changed("it was rewritten, truncated or altered") from error
                 if BAD_VALUE in str(error):
                     raise bad_value(str(error), asked.table, schema) from error
+                if (problem := lacking(str(error))) is not None:
+                    raise problem from error
                 raise
             if signature(self.connection, ids) != signatures:
                 raise _Changed("it was rewritten, truncated or altered")

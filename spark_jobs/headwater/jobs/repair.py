@@ -101,7 +101,7 @@ def _read_keys(
     batches = []
     for start in range(0, len(numbers), _KEYS_PER_READ):
         texts = candidates.texts(numbers[start : start + _KEYS_PER_READ])
-        batches += list(KeyReader(pipeline.conninfo(), snapshot_id, schema, signatures, texts).read())
+        batches += list(KeyReader(pipeline.conninfo(), snapshot_id, schema, signatures, keys=texts).read())
     kind = lake_schema(schema).append(pa.field(ORIGIN, pa.int64()))
     rows = pa.Table.from_batches(batches).cast(kind) if batches else kind.empty_table()
     typed = candidates.keys.select(candidates.key_columns).take(pa.array(numbers, pa.int64()))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
 from headwater.config import Pipeline
 from headwater.errors import Refused
+from headwater.jobs.executors import share_engine
 from headwater.jobs.schema_changes import COLUMNS_CHANGED, FOLLOWS
 from headwater.jobs.selection import as_registered, registered_columns
 from headwater.jobs.units import UnitReader, cut_units, describe
@@ -25,13 +27,21 @@ def rows_at(
     schema: TableSchema,
     snapshot_id: str,
     signatures: Mapping[int, Signature],
+    writes_to: str = "",
 ) -> DataFrame:
-    """The rows with the columns of `schema`; evaluated while the snapshot is held, or not at all."""
+    """The rows with the columns of `schema`; evaluated while the snapshot is held, or not at all. `writes_to`: see
+    `headwater.jobs.units.UnitReader`."""
+    share_engine(spark)
     units = [unit for leaf in schema.leaves for unit in cut_units(leaf, pages(connection, leaf.relation_id))]
-    reader = UnitReader(pipeline.conninfo(), snapshot_id, schema, dict(signatures))
+    reader = UnitReader(pipeline.conninfo(), snapshot_id, schema, dict(signatures), writes_to)
     parallel = max(1, min(pipeline.load.connections, len(units)))
-    descriptions = spark.sparkContext.parallelize([(describe(unit),) for unit in units], parallel)
+    descriptions = spark.sparkContext.parallelize([(describe(unit),) for unit in _dealt(units, parallel)], parallel)
     return spark.createDataFrame(descriptions, "unit string").mapInArrow(reader, struct_type(schema))
+
+
+def _dealt(units: list[Any], hands: int) -> list[Any]:
+    """Reordered so that consecutive shares of the list hold every `hands`-th unit: big tables end evenly."""
+    return [unit for hand in range(hands) for unit in units[hand::hands]]
 
 
 def schema_now(connection: Connection, pipeline: Pipeline, record: TableRecord) -> TableSchema:

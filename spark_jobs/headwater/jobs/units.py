@@ -19,6 +19,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from headwater.errors import BadValue, HeadwaterError
+from headwater.jobs.executors import require_folder
 from headwater.log.decode import decode_copy_rows, mark_lost_in_partitions
 from headwater.schema import PARTITION_COLUMN, SERVER_TEXT, Column, Leaf, TableSchema
 from headwater.source.catalog import Signature, signature
@@ -54,18 +55,24 @@ def cut_units(leaf: Leaf, pages: int) -> list[Unit]:
 
 @dataclass(frozen=True)
 class UnitReader:
-    """What a Spark task needs to read units; travels pickled, never as text."""
+    """What a Spark task needs to read units; travels pickled, never as text.
+
+    `writes_to`: a folder that is there if the task sees the lake that it writes to; empty: it writes nothing there.
+    """
 
     conninfo: str
     snapshot_id: str
     schema: TableSchema
     signatures: dict[int, Signature]
+    writes_to: str = ""
 
     def __repr__(self) -> str:  # the connection string holds a password
         return f"UnitReader({self.schema.schema}.{self.schema.name})"
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """For `mapInArrow`: record batches of unit descriptions in, rows of the table out."""
+        if self.writes_to:
+            require_folder(self.writes_to)
         with (
             contextlib.closing(connect(self.conninfo, application_name="headwater load unit")) as reading,
             contextlib.closing(connect(self.conninfo, application_name="headwater load unit")) as looking,

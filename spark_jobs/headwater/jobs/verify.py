@@ -299,7 +299,7 @@ class _Table:
                 look.capture.snapshot_id,
                 look.schema,
                 look.signatures,
-                candidates.texts(part),
+                keys=candidates.texts(part),
             )
             rows = comparison.frame(list(reader.read()))
             states |= comparison.look_again(rows, lake, comparison.numbered(candidates, part))

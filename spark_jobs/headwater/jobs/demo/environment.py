@@ -114,8 +114,7 @@ def _create_shop(server: EmbeddedServer, password: str) -> shop.Connection:
     connection.execute("grant create on database shop to shop")
     connection.execute("grant usage, create on schema public to shop")
     connection.execute("set role shop")
-    connection.execute(shop.SCHEMA)
-    connection.execute(shop.FILL)
+    connection.execute(shop.CREATE.encode())
     connection.execute("reset role")
     # Its own publications need the tables' owner; everything else needs SELECT and REPLICATION only.
     connection.execute(sql.SQL("grant shop to {}").format(sql.Identifier(_ROLE)))

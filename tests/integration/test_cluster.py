@@ -1,0 +1,111 @@
+"""A Spark cluster whose executors are processes of their own, started as docker/compose.yaml starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from fixtures.compose import Stack
+from fixtures.postgres import Database
+from headwater.errors import Refused
+from headwater.jobs.executors import lacking
+from headwater.jobs.units import UnitReader
+from headwater.schema import TableSchema
+from headwater.session import SHORT_LIVED_JVM
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+ELSEWHERE = os.path.realpath(sys.executable)
+"""A Python whose path is not the driver's, and that finds libraries as the cluster's own environment says."""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Executors that find every library, and nothing of Headwater."""
+    libraries = sysconfig.get_path("purelib")
+    looked = [ELSEWHERE, "-c", "import psycopg, pyarrow; import headwater.errors"]
+    found = subprocess.run(looked, env={"PYTHONPATH": libraries}, capture_output=True, text=True)
+    assert "No module named 'headwater.errors'" in found.stderr
+    programs = Path(sysconfig.get_path("scripts"))
+    with Stack(tmp_path_factory.mktemp("cluster"), programs, {"PYTHONPATH": libraries}) as stack:
+        stack.start("spark-worker")
+        yield stack
+
+
+def headwater(cluster: Stack, database: Database, lake: Path, *command: str) -> tuple[int, dict[str, Any]]:
+    """A command beside the cluster, its driver in a process of its own: exit status and JSON."""
+    file = lake.with_suffix(".yaml")
+    file.write_text(
+        "pipeline: shop\nsource: {connection: '${HEADWATER_SOURCE}'}\n"
+        f"lake: {{root: 'file://{lake}'}}\ntables: [public.orders]\n"
+    )
+    environment = {
+        **os.environ,
+        "HEADWATER_SOURCE": database.conninfo,
+        "HEADWATER_SPARK_MASTER": cluster.here("spark://spark-master:7077"),
+        "HEADWATER_EXECUTOR_PYTHON": ELSEWHERE,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "JDK_JAVA_OPTIONS": SHORT_LIVED_JVM,
+    }
+    program = [sys.executable, "-m", "headwater.cli", command[0], str(file), *command[1:], "--json"]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.stdout, done.stderr[-3000:]
+    return done.returncode, json.loads(done.stdout)
+
+
+@pytest.fixture
+def orders(database: Database) -> Database:
+    database.allow_publishing()
+    database.execute(
+        "create table orders (id int primary key, amount numeric(10,2), tags text[])",
+        "insert into orders select i, i / 7.0, array['a', i::text] from generate_series(1, 5000) i",
+    )
+    return database
+
+
+def test_a_cluster_that_has_never_heard_of_headwater_loads_and_verifies(
+    cluster: Stack, orders: Database, tmp_path: Path
+) -> None:
+    status, loaded = headwater(cluster, orders, tmp_path / "lake", "load")
+    assert (status, loaded["tables"]["public.orders"]["rows"]) == (0, 5000)
+    orders.execute("update orders set tags = null where id % 2 = 0", "delete from orders where id > 4000")
+    assert headwater(cluster, orders, tmp_path / "lake", "replicate", "--until", "now")[0] == 0
+    status, verified = headwater(cluster, orders, tmp_path / "lake", "verify")
+    assert (status, verified["tables"]["public.orders"]["rows"]) == (0, 4000)
+    assert "headwater load" in (cluster.folder / "spark-master.log").read_text()
+
+
+def failure(spark: SparkSession, task: Callable[[Iterator[Any]], Iterator[Any]]) -> Refused | None:
+    """What a job says whose executors fail in `task`."""
+    with pytest.raises(PySparkException) as failed:
+        spark.range(1).mapInArrow(task, "id bigint").collect()
+    return lacking(str(failed.value))
+
+
+def test_an_executor_that_does_not_see_the_lake_ends_the_load(spark: SparkSession, tmp_path: Path) -> None:
+    reader = UnitReader("", "", TableSchema(1, "public", "orders", (), ()), {}, writes_to=str(tmp_path / "not here"))
+    refused = failure(spark, reader)
+    assert refused is not None
+    assert (refused.code, refused.where) == ("lake_not_shared", str(tmp_path / "not here"))
+
+
+def test_a_python_that_lacks_a_library_is_named_with_what_it_lacks(spark: SparkSession) -> None:
+    def task(batches: Iterator[Any]) -> Iterator[Any]:
+        import a_library_that_nobody_has  # type: ignore[import-not-found]
+
+        yield from a_library_that_nobody_has.read(batches)
+
+    refused = failure(spark, task)
+    assert refused is not None
+    assert refused.code == "executor_python"
+    assert "a_library_that_nobody_has" in refused.message
