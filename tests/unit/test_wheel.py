@@ -1,21 +1,23 @@
-"""Headwater as an installed package: what the wheel holds is enough, no checkout stands beside it."""
+"""`make dist`: what it makes, installed beside Airflow and Spark, is found by them without a checkout."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
-import sys
+import tarfile
 import zipfile
-from configparser import ConfigParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from fixtures.installed import ROOT, distributions, install
 
-INSTALLED = """
-import json, runpy, sys
+PAGE = "headwater_airflow/page/static"
+
+FOUND = """
+import json, runpy
 from pathlib import Path
 import headwater
 from headwater.jobs.demo.airflow_server import checkout, example_dags
@@ -24,72 +26,81 @@ dags = {
     name for file in sorted(example_dags().glob("*.py"))
     for value in runpy.run_path(str(file)).values() if isinstance(name := getattr(value, "dag_id", None), str)
 }
-jobs = ("load", "replicate", "verify", "validate", "maintain", "example_aggregate")
-scripts = {job: Path(entry_script(job)).is_file() for job in jobs}
+jobs = ("load", "replicate", "reload", "verify", "validate", "maintain", "example_aggregate")
+scripts = {job: entry_script(job) for job in jobs if Path(entry_script(job)).is_file()}
 found = {"package": headwater.__file__, "checkout": checkout() is not None, "dags": sorted(dags), "scripts": scripts}
 print(json.dumps(found))
 """
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel's content, as an installer would lay it out."""
-    folder = tmp_path_factory.mktemp("wheel")
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
-        check=True,
-        cwd=ROOT,
-        capture_output=True,
-    )
-    (wheel,) = folder.glob("*.whl")
-    zipfile.ZipFile(wheel).extractall(folder / "site")
-    return folder / "site"
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With `dist`, and an environment in which the wheel is installed."""
+    folder = tmp_path_factory.mktemp("installed")
+    _, wheel = distributions(folder / "dist")
+    install(wheel, folder / "environment")
+    return folder
 
 
-def test_the_wheel_holds_the_pages_with_their_scripts_and_styles(site: Path) -> None:
-    page = Path("headwater_airflow/page/static")
-    held = {file.name for file in (site / page).iterdir()}
-    assert {"index.html", "page.js", "page.css"} <= held
-    assert held == {file.name for file in (ROOT / "plugins" / page).iterdir()}
-
-
-def run(site: Path, *arguments: str, **environment: str) -> str:
+def run(folder: Path, program: str, *arguments: str, **environment: str) -> str:
+    """What a program of the environment prints; nothing leads it to the checkout."""
+    programs = folder / "environment" / "bin"
     done = subprocess.run(
-        [sys.executable, *arguments],
-        env={**os.environ, "PYTHONPATH": str(site), **environment},
-        cwd=site,
+        [programs / program, *arguments],
+        env={"PATH": f"{programs}:{os.defpath}", "AIRFLOW_HOME": str(folder / "airflow"), **environment},
+        cwd=folder,
         capture_output=True,
         text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
 
-def test_the_dags_and_their_jobs_are_found_without_a_checkout(site: Path, tmp_path: Path) -> None:
-    pipelines = tmp_path / "pipelines"
-    pipelines.mkdir()
-    (pipelines / "shop.yaml").write_text(
+def test_the_dags_and_their_jobs_are_found_without_a_checkout(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "shop.yaml").write_text(
         "pipeline: shop\nsource: {connection: 'postgresql://nobody@127.0.0.1:1/nowhere'}\n"
         f"lake: {{root: 'file://{tmp_path}/lake'}}\ntables: [public.a]\n"
     )
-    found = json.loads(
-        run(site, "-c", INSTALLED, HEADWATER_PIPELINES=str(pipelines), AIRFLOW_HOME=str(tmp_path / "airflow"))
-        .strip()
-        .splitlines()[-1]
-    )
-    assert Path(found["package"]).is_relative_to(site)
+    answer = run(folder, "python", "-c", FOUND, HEADWATER_PIPELINES=str(tmp_path))
+    found = json.loads(answer.strip().splitlines()[-1])
     assert found["checkout"] is False
+    assert len(found["scripts"]) == 7
+    places = [found["package"], *found["scripts"].values()]
+    assert all(Path(place).is_relative_to(folder / "environment") for place in places), places
     of_the_pipeline = [f"shop.{job}" for job in ("load", "maintain", "reload", "replicate", "validate")]
     assert found["dags"] == ["headwater_example_downstream", *of_the_pipeline]
-    assert all(found["scripts"].values()), found["scripts"]
 
 
-def test_the_command_starts_and_airflow_would_find_plugin_and_provider(site: Path) -> None:
-    assert "replicate" in run(site, "-m", "headwater.cli", "--help")
-    (file,) = site.glob("headwater-*.dist-info/entry_points.txt")
-    points = ConfigParser()
-    points.read(file)
-    assert dict(points["console_scripts"]) == {"headwater": "headwater.cli:main"}
-    assert points["airflow.plugins"]["headwater"] == "headwater_airflow.plugin:HeadwaterPlugin"
-    assert points["apache_airflow_provider"]["provider_info"] == "headwater_airflow.provider_info:get_provider_info"
+def test_airflow_lists_the_provider_and_the_plugin_and_the_command_starts(folder: Path) -> None:
+    def listed(*command: str) -> list[dict[str, Any]]:
+        answer = run(folder, "airflow", *command, "--output", "json")
+        return list(json.loads(answer[answer.index("[{") :]))
+
+    provider = [found for found in listed("providers", "list") if found["package_name"] == "headwater"]
+    assert [found["version"] for found in provider] == ["0.1.0"]
+    plugin = [found for found in listed("plugins") if found["name"] == "headwater"]
+    assert [app["url_prefix"] for app in plugin[0]["fastapi_apps"]] == ["/headwater"]
+    assert "replicate" in run(folder, "headwater", "--help")
+
+
+def test_the_wheel_holds_the_pages_with_their_scripts_and_styles(folder: Path) -> None:
+    (wheel,) = folder.glob("dist/*.whl")
+    held = {name.removeprefix(f"{PAGE}/") for name in zipfile.ZipFile(wheel).namelist() if name.startswith(PAGE)}
+    assert {"index.html", "page.js", "page.css"} <= held
+    assert held == {file.name for file in (ROOT / "plugins" / PAGE).iterdir()}
+
+
+def test_the_source_distribution_holds_what_the_compose_file_needs(folder: Path) -> None:
+    (source,) = folder.glob("dist/*.tar.gz")
+    with tarfile.open(source) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    needed = {"docker/compose.yaml", "docker/Dockerfile", "docker/.env.example", "requirements/runtime.txt", "Makefile"}
+    assert needed <= held
+
+
+def test_the_image_gets_the_versions_that_the_tests_run_with() -> None:
+    def pinned(name: str) -> set[str]:
+        text = (ROOT / "requirements" / name).read_text().replace("\\\n", "")
+        return {" ".join(line.split()) for line in text.splitlines() if line}
+
+    assert pinned("runtime.txt") <= pinned("dev.txt")
