@@ -124,6 +124,7 @@ def replicate(
             lease.refuse_if_held(connection, registry, lease.SET_UP)
             refuse_late_text(registry.tables, binary=options.binary)
             ledger.begin_generation(position.at(start))
+            registry.upgrade()  # a driver of an older Headwater, which would end now, is out already
             reach("replicate.after_generation")
             preapply.begin(ledger.generation, reader.spill_folder, lambda: _is_behind(pipeline, reader))
             tables.use(preapply)

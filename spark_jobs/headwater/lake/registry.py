@@ -3,6 +3,8 @@
 One record per thing: the pipeline, each table, each lease, each reload and what a driver keeps for a job. A change
 appends the record's next revision in one exclusive commit; readers keep the highest revision per (kind, name).
 `format_version` guards against a lake that a newer Headwater wrote, `pipeline` against two pipelines under one root.
+It stands for all files of the lake. A reader takes older formats as they are; the first writer stores every record in
+its own format, at once: from then on no older Headwater opens the lake and misses what it does not know.
 
 Who sets a table's state: `load` new -> loading -> catching up; `replicate` catching up -> active, any ->
 suspended; `load --again` suspended -> loading. "removed" is set when a table has left the pipeline file. A running
@@ -12,6 +14,7 @@ driver follows all of it within a second (`headwater.jobs.following`), so each r
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -27,8 +30,11 @@ from headwater.lake.reload_records import Keeping, Reload, is_past
 from headwater.schema import Leaf, TableSchema
 
 FORMAT_VERSION = 4
-"""1 knew neither reloads nor what is kept for them, 2 no columns that come and go while a table is replicated."""
+"""1 knew neither reloads nor what is kept for them, 2 no columns that come and go while a table is replicated, 3 no
+columns and rows that stay at the source."""
 _COMPACT_ABOVE = 200  # files: past it the next write replaces the content by the live records
+
+log = logging.getLogger(__name__)
 
 State = Literal["new", "loading", "catching up", "active", "suspended", "removed"]
 
@@ -152,6 +158,7 @@ class Registry:
         # Tables are applied in parallel, and each may have something to say about its state.
         self._lock = threading.RLock()
         self._revisions: dict[tuple[str, str], int] = {}
+        self._format = FORMAT_VERSION  # the oldest that a record is stored in
         self.pipeline: PipelineRecord | None = None
         self.tables: dict[str, TableRecord] = {}
         self.leases: dict[str, Lease] = {}
@@ -205,6 +212,12 @@ class Registry:
             while (record := how(self.tables[name])) is not None and not self._stored([record]):
                 pass
 
+    def upgrade(self) -> None:
+        """Store every record in this Headwater's format, if one is in an older format; each write does so, too."""
+        with self._lock:
+            while self._format < FORMAT_VERSION and not self._stored([]):
+                pass
+
     def _revisions_of(self, records: Sequence[Record]) -> list[int]:
         return [self._revisions.get(_key_of(record), 0) for record in records]
 
@@ -221,7 +234,7 @@ class Registry:
         return True
 
     def _commit(self, rows: list[dict[str, Any]]) -> None:
-        if len(self._table.file_uris()) <= _COMPACT_ABOVE:
+        if len(self._table.file_uris()) <= _COMPACT_ABOVE and self._format == FORMAT_VERSION:
             append_once(self._table, rows, _SCHEMA)
             return
         written = {(row["kind"], row["name"]) for row in rows}
@@ -234,6 +247,9 @@ class Registry:
         ]
         kept = [self._row(r, self._revisions[_key_of(r)]) for r in live if _key_of(r) not in written]
         replace_once(self._table, kept + rows, _SCHEMA)
+        if self._format < FORMAT_VERSION:
+            log.info("pipeline %s: format %d of the lake is now %d", self._pipeline, self._format, FORMAT_VERSION)
+            self._format = FORMAT_VERSION
 
     def _row(self, record: Record, revision: int | None = None) -> dict[str, Any]:
         kind, name = _key_of(record)
@@ -260,6 +276,7 @@ class Registry:
                 revisions[key] = row["revision"]
                 newest[key] = row
         self._revisions = revisions
+        self._format = min((row["format_version"] for row in newest.values()), default=FORMAT_VERSION)
         for kind, records in self._mappings.items():
             for name in [name for name in records if (kind, name) not in newest]:
                 del records[name]
