@@ -6,6 +6,7 @@ The public surface, loaded on first use, so that importing a part of the package
     tables = headwater.read(spark, cut)
     changes = headwater.history(spark, cut, "public.orders")   # of a table with `history: true`
     views = headwater.views(spark, "pipeline.yaml")       # of all tables at the newest epoch, for plain readers
+    tables = headwater.register(spark, "pipeline.yaml")   # in the session's catalog, under their names
     position = headwater.commit_position(connection)      # of one's own commit, to wait for it elsewhere
 """
 
@@ -16,19 +17,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headwater.jobs.reading import read as read
+    from headwater.jobs.views import register as register
     from headwater.jobs.views import views as views
     from headwater.jobs.wait import NotFresh as NotFresh
     from headwater.jobs.wait import wait_for_cut as wait
     from headwater.lake.history import history as history
     from headwater.source.samples import commit_position as commit_position
 
-__all__ = ["NotFresh", "commit_position", "history", "read", "views", "wait"]
+__all__ = ["NotFresh", "commit_position", "history", "read", "register", "views", "wait"]
 
 _WHERE = {
     "NotFresh": ("headwater.jobs.wait", "NotFresh"),
     "commit_position": ("headwater.source.samples", "commit_position"),
     "history": ("headwater.lake.history", "history"),
     "read": ("headwater.jobs.reading", "read"),
+    "register": ("headwater.jobs.views", "register"),
     "views": ("headwater.jobs.views", "views"),
     "wait": ("headwater.jobs.wait", "wait_for_cut"),
 }

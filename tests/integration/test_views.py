@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,3 +128,47 @@ def test_a_pipeline_stands_for_all_its_tables_at_the_newest_epoch(session: Spark
         lake.publish(0x2000 + epoch, "public.orders")
         session.range(10).coalesce(1).write.format("delta").mode("append").save(path)  # no epoch tells of it
         assert counts(session, headwater.views(session, file)) == {"public.orders": 10 * (epoch + 1)}
+
+
+def test_registered_tables_are_read_by_name_at_their_newest_version(session: SparkSession, cut: dict[str, Any]) -> None:
+    tables = headwater.register(session, cut)
+    assert tables["public.orders"] == "`public`.`orders`"
+    more(session, cut)
+    assert headwater.register(session, cut) == tables
+    assert counts(build_session().newSession(), tables) == {name: rows + 100 for name, rows in TABLES.items()}
+    session.sql("drop table public.orders")
+    session.sql("create view public.orders as select 1 as id")
+    with pytest.raises(Refused, match=r"`public`\.`orders` is a view") as refused:
+        headwater.register(session, cut)
+    assert refused.value.code == "name_taken"
+    session.sql("drop view public.orders")
+    session.sql(f"create table public.orders using delta location '{cut['tables']['archive.orders']['path']}'")
+    with pytest.raises(Refused, match=r"`public`.`orders` is a table in file:.*, not public\.orders"):
+        headwater.register(session, cut)
+    assert headwater.read(session, cut)["public.orders"].count() == TABLES["public.orders"]
+
+
+_HIVE = """
+import json, sys
+import headwater
+from headwater.session import build_session
+spark = build_session(app_name="headwater hive test")
+assert spark.conf.get("spark.sql.catalogImplementation") == "hive"
+if sys.argv[1:]:
+    headwater.register(spark, json.loads(sys.argv[1]), database="shop")
+print(spark.sql("select count(*) from shop.orders").first()[0])
+"""
+
+
+def test_a_hive_metastore_keeps_what_was_registered(cut: dict[str, Any], tmp_path: Path) -> None:
+    del cut["tables"]["archive.orders"]
+    (tmp_path / "spark-defaults.conf").write_text(
+        "spark.sql.catalogImplementation hive\n"
+        f"spark.hadoop.javax.jdo.option.ConnectionURL jdbc:derby:;databaseName={tmp_path}/metastore;create=true\n"
+    )
+    environment = {**os.environ, "SPARK_CONF_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    for arguments in ([json.dumps(cut)], []):  # the second process knows the name only
+        program = [sys.executable, "-c", _HIVE, *arguments]
+        done = subprocess.run(program, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert int(done.stdout) == TABLES["public.orders"]

@@ -1,4 +1,5 @@
-"""`headwater.views`: published views at a pipeline's newest epoch, or at a cut that the caller has."""
+"""`headwater.views`, `headwater.register`: views of a pipeline's newest epoch, or of a cut that the caller has, and its
+tables, in the catalog of a Spark session."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from headwater.errors import Refused
 from headwater.lake.cuts import Cut, take_cut
 from headwater.lake.status import LakeReader
 from headwater.lake.views import publish
+from headwater.lake.views import register as register_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,8 +28,22 @@ def views(
 ) -> dict[str, str]:
     """Make or replace a view for each table of a cut: the one given, or that of all tables at the newest epoch of the
     pipeline (file). See `headwater.lake.views.publish`."""
-    cut = pipeline_or_cut if isinstance(pipeline_or_cut, Mapping) else newest_cut(pipeline_or_cut)
-    return publish(spark, cut, database=database, temporary=temporary, allow_behind=allow_behind)
+    return publish(spark, _cut(pipeline_or_cut), database=database, temporary=temporary, allow_behind=allow_behind)
+
+
+def register(
+    spark: SparkSession,
+    pipeline_or_cut: str | os.PathLike[str] | Pipeline | Mapping[str, Any],
+    *,
+    database: str | None = None,
+) -> dict[str, str]:
+    """Make a table in the session's catalog for each table of a pipeline (file) or of a cut. See
+    `headwater.lake.views.register`."""
+    return register_tables(spark, _cut(pipeline_or_cut), database=database)
+
+
+def _cut(pipeline_or_cut: str | os.PathLike[str] | Pipeline | Mapping[str, Any]) -> Mapping[str, Any]:
+    return pipeline_or_cut if isinstance(pipeline_or_cut, Mapping) else newest_cut(pipeline_or_cut)
 
 
 def newest_cut(pipeline: str | os.PathLike[str] | Pipeline) -> Cut:

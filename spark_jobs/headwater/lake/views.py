@@ -1,7 +1,8 @@
-"""Views of one cut for plain readers: SQL users who know neither cuts nor versions.
+"""Views and tables in a catalog, for plain readers: SQL users who know neither cuts nor paths.
 
-One call makes or replaces the views of all tables at the versions of one epoch. Spark has no transaction over several
-views: while the call runs, a reader of two of them may meet two epochs; each single one is always whole.
+Views: one call makes or replaces those of all tables at the versions of one epoch. Spark has no transaction over
+several: while the call runs, a reader of two of them may meet two epochs; each single one is always whole.
+Tables: what a catalog says of them is the name and the folder. They are read at their newest versions, not at one cut.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.errors import Refused
 from headwater.lake.cuts import allow_old_versions, read
+from headwater.lake.storage import path_of
 from headwater.names import TableName
 
 if TYPE_CHECKING:
@@ -46,6 +48,33 @@ def publish(
         spark.sql(f"CREATE DATABASE IF NOT EXISTS {folder}")
     for name in frames:
         spark.sql(_statement(cut, name, named[name]))
+    return named
+
+
+def register(spark: SparkSession, cut: Mapping[str, Any], *, database: str | None = None) -> dict[str, str]:
+    """Make a table in the session's catalog for each table of `cut`, at the folder that it has; leaves those that are
+    there. Returns the table of each, named as views are, as SQL names it.
+
+    Dropped from the catalog, the folder stays. Refused when a view, or a table of another folder, has the name.
+    """
+    named = _names(cut, [name for name, table in cut["tables"].items() if table["state"] != "absent"], database)
+    for folder in sorted({table.rpartition(".")[0] for table in named.values()}):
+        spark.sql(f"CREATE DATABASE IF NOT EXISTS {folder}")
+    for name, table in named.items():
+        path = path_of(cut["tables"][name]["path"])
+        place = path.replace("\\", "\\\\").replace("'", "\\'")
+        spark.sql(f"CREATE TABLE IF NOT EXISTS {table} USING delta LOCATION '{place}'")
+        described = {
+            row["col_name"]: row["data_type"] for row in spark.sql(f"DESCRIBE TABLE EXTENDED {table}").collect()
+        }
+        there = described.get("Location", "")
+        if not there or path_of(there) != path:
+            raise Refused(
+                f"{table} is {f'a table in {there}' if there else 'a view'}, not {name}",
+                code="name_taken",
+                where=f"pipeline {cut['pipeline']}",
+                remedy="drop it from the catalog, or name another `database`",
+            )
     return named
 
 
