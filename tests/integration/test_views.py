@@ -169,6 +169,6 @@ def test_a_hive_metastore_keeps_what_was_registered(cut: dict[str, Any], tmp_pat
     environment = {**os.environ, "SPARK_CONF_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     for arguments in ([json.dumps(cut)], []):  # the second process knows the name only
         program = [sys.executable, "-c", _HIVE, *arguments]
-        done = subprocess.run(program, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+        done = subprocess.run(program, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr[-3000:]
         assert int(done.stdout) == TABLES["public.orders"]
