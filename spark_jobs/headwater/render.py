@@ -49,7 +49,7 @@ def render(command: str, result: dict[str, Any], out: TextIO) -> None:
     from rich.console import Console
 
     # Into a file or pipe nothing is cut or folded: there is no width to respect.
-    console = Console(file=out, highlight=False, markup=False, width=None if out.isatty() else 1000)
+    console = Console(file=out, highlight=False, markup=False, emoji=False, width=None if out.isatty() else 1000)
     if command == "check":
         _render_check(console, result)
     elif command == "init":
@@ -102,7 +102,7 @@ def _render_init(console: Any, result: dict[str, Any]) -> None:
             soft_wrap=True,
         )
     if "sql" in result:
-        console.print(result["sql"], end="", soft_wrap=True)
+        console.file.write(result["sql"])  # not one character of it is to be changed
     if result.get("file"):
         console.print(f"\nWritten: {result['file']}", soft_wrap=True)
         console.print("Next, when the SQL above has been run (headwater init FILE --sql prints it again):")

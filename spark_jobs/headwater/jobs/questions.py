@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 class Questions:
     def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False, markup=False)
+        self._console = Console(stderr=True, highlight=False, markup=False, emoji=False)
 
     def ask(self, question: str, read: Callable[[str], _T], default: str = "") -> _T:
         """What `read` makes of the answer; its ValueError is said, and the question comes again."""
