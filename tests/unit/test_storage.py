@@ -203,6 +203,7 @@ BESIDE = {
     "lake/index_cache.py": "the cache of indexes on local disk",
     "lake/key_runs.py": "runs of keys, mapped from local disk",
     "lake/written_keys.py": "keys of a commit that wait on local disk",
+    "jobs/init.py": "the pipeline file that it writes",
     "jobs/chunk_pipe.py": "memory without a name, from one process to the other",
     "jobs/suites.py": "suites of expectations, which lie beside the pipeline file",
     "jobs/demo": "a server and a scheduler of its own, in a folder of its own",

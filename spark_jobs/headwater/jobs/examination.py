@@ -6,8 +6,6 @@ other look gives up. Without Spark.
 from __future__ import annotations
 
 import re
-import shutil
-import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -33,6 +31,7 @@ from headwater.lake.ledger import Epoch, read_epoch
 from headwater.lake.paths import log_path, table_path
 from headwater.lake.registry import Lease, PipelineRecord, Registry, TableRecord
 from headwater.lake.status import LakeReader
+from headwater.log import spill
 from headwater.source.connection import connect
 from headwater.source.problems import Problem
 from headwater.source.slot import wal_bound
@@ -156,5 +155,4 @@ def _unchecked(root: str, records: Iterable[TableRecord]) -> dict[str, int]:
 
 def _free(root: str) -> dict[str, tuple[str, int]]:
     """By use: the folder, and what is free there."""
-    spill = tempfile.gettempdir()
-    return {"lake": (root, storage.free(root)), "spilled changes": (spill, shutil.disk_usage(spill).free)}
+    return {"lake": (root, storage.free(root)), "spilled changes": spill.free()}

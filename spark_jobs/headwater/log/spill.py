@@ -51,6 +51,12 @@ class SpillFolder:
         os.close(self._lock)
 
 
+def free() -> tuple[str, int]:
+    """Where a driver that is started like this process would spill, and the bytes that are free there."""
+    parent = tempfile.gettempdir()
+    return parent, shutil.disk_usage(parent).free
+
+
 def sweep(parent: str) -> list[str]:
     """Remove folders of drivers that are gone; returns them. Those of other users and of living drivers stay."""
     swept = []
