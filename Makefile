@@ -7,6 +7,7 @@ BIN := .venv/bin
 WORKERS ?= 2
 PYTEST_ARGS ?=
 SEEDS ?= 20
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 # Where versions differ: catalogs, markers, binary forms, hand-over. The rest does not ask for the version.
 ON_15 := $(addprefix tests/integration/test_,source_connection.py source_positions.py source_snapshots.py source_slots.py \
 	catalog.py publication.py selection.py check.py init.py types_against_postgresql.py wait.py handover.py never_early.py \
@@ -15,7 +16,7 @@ ON_15 := $(addprefix tests/integration/test_,source_connection.py source_positio
 ON_16 := $(addprefix tests/integration/test_,source_slots.py types_against_postgresql.py log_streaming.py log_reconnect.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dist demo up down check test soak bench
+.PHONY: help setup dist demo up down check test test-18 test-16 test-15 soak bench
 
 # What must be there before anything is fetched: one sentence, or nothing.
 missing = $(shell $(PYTHON) -c 'import sys; raise SystemExit(sys.version_info[:2] != (3, 11))' 2>/dev/null \
@@ -50,15 +51,22 @@ check: setup  ## format, lint, types, import contracts
 	$(BIN)/lint-imports
 
 test: check  ## check, then all tests; those that speak to the server once more on 16, and on 15 where it is installed
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
-	HEADWATER_TEST_POSTGRES=16 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS) $(ON_16)
-	@if [ -x /usr/lib/postgresql/15/bin/postgres ]; then set -x; \
-		HEADWATER_TEST_POSTGRES=15 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS) $(ON_15); \
+	@$(MAKE) --no-print-directory --keep-going test-18 test-16 test-15
+
+test-18:
+	$(PYTEST)
+
+test-16:
+	HEADWATER_TEST_POSTGRES=16 $(PYTEST) $(ON_16)
+
+test-15:
+	@if [ -x /usr/lib/postgresql/15/bin/postgres ]; then set -x; HEADWATER_TEST_POSTGRES=15 $(PYTEST) $(ON_15); \
 	else echo "PostgreSQL 15 is not installed: its part of the tests is left out"; fi
 
-soak: setup  ## slices in Airflow, then random operations: SEEDS=20 seeds (hours on two cores), or the one of SEED=
+soak: setup  ## slices in Airflow, then random operations and logs: SEEDS=20 seeds (hours on two cores), or the one of SEED=
 	HEADWATER_SOAK=1 HEADWATER_SOAK_SEEDS=$(SEEDS) $(if $(SEED),HEADWATER_SEED=$(SEED)) $(BIN)/python -m pytest $(PYTEST_ARGS) \
-		tests/end_to_end/test_slices.py tests/integration/test_random_operations.py
+		tests/end_to_end/test_slices.py tests/integration/test_random_operations.py \
+		$(addprefix tests/unit/test_,net_effect.py marks.py every_change.py)
 
 bench: setup  ## the figures of docs/benchmarks.md, each beside its reference
 	@set -e; for program in tests/benchmarks/bench_*.py tests/benchmarks/log_*.py tests/benchmarks/apply_*.py tests/benchmarks/page_*.py; do echo "== $$program"; $(BIN)/python $$program; done
