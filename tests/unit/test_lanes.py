@@ -80,6 +80,7 @@ def test_a_table_is_never_in_two_threads(slow: Work) -> None:
         lanes.submit(3, {"other": share(3)}, batch_at(30).transactions())
         until(lambda: slow.has_seen("other", 30), "the other table's share")
         assert len([name for name, _ in slow.seen if name == "slow"]) == 1
+        slow.free["slow"].set()  # lanes end when their shares have
 
 
 def test_lanes_are_crowded_while_a_share_waits_for_a_thread_but_not_for_its_own_table() -> None:
