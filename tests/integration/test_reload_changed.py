@@ -219,7 +219,8 @@ def test_deleted_rows_that_are_kept_are_not_forgotten(database: Database, pipeli
     "arguments", [["--changed", "--partition", "parted_eu"], [], ["--table", PLAIN, "--table", PARTED]]
 )
 def test_what_makes_no_sense_is_refused(
-    pipeline: Pipeline, capfd: pytest.CaptureFixture[str], arguments: list[str]
+    database: Database, tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
+    pipeline = write_pipeline(tmp_path, database, PLAIN, PARTED)
     assert main(["reload", pipeline.file, *arguments]) == EXIT_REFUSED
     assert "headwater reload --help" in capfd.readouterr().err
