@@ -24,6 +24,7 @@ from fixtures.oracle import Oracle, assert_every_cut_is_a_state_the_source_had, 
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from fixtures.random_writers import INSERT_ONLY, KEYS, KINDS, TABLES, RandomWriters, create_tables
+from fixtures.soak import SOAK
 from headwater.config import Pipeline
 from headwater.jobs.load import load
 from headwater.jobs.replicate import replicate
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.postgres]
 
-SOAK = os.environ.get("HEADWATER_SOAK") == "1"
 ROUNDS, SLICES, TRANSACTIONS = (8, 12, 400) if SOAK else (2, 2, 40)
 SEEDS = int(os.environ.get("HEADWATER_SOAK_SEEDS", "20")) if SOAK else 1
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fixtures.soak import examples
 from headwater.history_columns import history_schema
 from headwater.log import every_change as every_change_module
 from headwater.log.blocks import Chunk
@@ -55,7 +56,9 @@ def replayed(shape: Shape, stored: dict[Key, Row], rows: list[Row]) -> dict[Key,
     return table
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
 @given(logs(), st.data())
 def test_the_history_replayed_is_the_table(log: Log, data: st.DataObject) -> None:
     above = data.draw(st.integers(0, len(log.history)))

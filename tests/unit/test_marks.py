@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fixtures.soak import examples
 from headwater.changes import NetChanges
 from headwater.log.blocks import Chunk
 from headwater.log.marks import marked
@@ -77,7 +78,9 @@ def applied(shape: Shape, stored: Stored, changes: NetChanges) -> Stored:
     return result
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
 @given(logs(), st.data())
 def test_wherever_batches_are_cut_the_table_holds_every_key_as_it_was_last(log: Log, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(log.history)), max_size=3)))

@@ -22,6 +22,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fixtures.soak import examples
 from headwater.changes import NetChanges
 from headwater.errors import BadValue, HeadwaterError
 from headwater.log import decoded_changes as decoded_changes_module
@@ -258,7 +259,9 @@ def net(shape: Shape, chunk: Chunk, above: int) -> NetChanges:
     return net_effect(shape.schema, blocks, truncates, str)
 
 
-@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
 @given(logs(), st.data())
 def test_applying_the_net_effect_gives_what_replaying_every_change_gives(log: Log, data: st.DataObject) -> None:
     above = data.draw(st.integers(0, len(log.history)))
