@@ -205,6 +205,7 @@ BESIDE = {
     "lake/written_keys.py": "keys of a commit that wait on local disk",
     "jobs/init.py": "the pipeline file that it writes",
     "jobs/chunk_pipe.py": "memory without a name, from one process to the other",
+    "jobs/executors.py": "the engine's own modules, packed for executors",
     "jobs/suites.py": "suites of expectations, which lie beside the pipeline file",
     "jobs/demo": "a server and a scheduler of its own, in a folder of its own",
 }

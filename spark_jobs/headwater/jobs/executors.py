@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import headwater
 from headwater.errors import Refused
+from headwater.lake import storage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,7 +38,7 @@ def share_engine(spark: SparkSession) -> None:
 
 def require_folder(folder: str) -> None:
     """For a task that is about to write below `folder`: elsewhere its files would be lost without an error."""
-    if not os.path.isdir(folder):
+    if not storage.is_folder(folder):
         raise FileNotFoundError(f"{NO_FOLDER}: {folder}")
 
 
