@@ -35,6 +35,7 @@ OF_A_PLACE: dict[str, Callable[[str], Any]] = {
     "write": lambda place: storage.write(place, b""),
     "replace": lambda place: storage.replace(place, b""),
     "put_if_absent": lambda place: storage.put_if_absent(place, b""),
+    "append": lambda place: storage.append(place, b""),
     "link": lambda place: storage.link("/nowhere", place),
     "make_folder": storage.make_folder,
     "parquet_writer": lambda place: storage.parquet_writer(place, pa.schema([("a", pa.int64())])),
