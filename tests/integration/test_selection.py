@@ -71,13 +71,22 @@ def assert_secret_is_nowhere(folder: Path, spark: SparkSession, pipeline: Pipeli
 
 
 @pytest.fixture
-def pipeline(database: Database, spark: SparkSession, tmp_path: Path) -> Pipeline:
+def source(database: Database, spark: SparkSession) -> Database:
     database.allow_publishing()
     database.execute(*SOURCE)
-    made = write_pipeline(tmp_path, database, PART, FILTERED, PLAIN)
+    return database
+
+
+def replicated(folder: Path, source: Database, *tables: str | dict[str, Any]) -> Pipeline:
+    made = write_pipeline(folder, source, *tables)
     load_tables(made)
     catch_up(made)
     return made
+
+
+@pytest.fixture
+def pipeline(source: Database, tmp_path: Path) -> Pipeline:
+    return replicated(tmp_path, source, PART, FILTERED, PLAIN)
 
 
 def test_what_is_left_out_is_nowhere_and_the_rest_is_exact(
@@ -147,28 +156,24 @@ def test_another_selection_holds_from_the_next_load_on(database: Database, pipel
     assert lake_rows(whole, PEOPLE, columns) == expected
 
 
-@pytest.mark.parametrize("batches", [1, 3])
-@pytest.mark.parametrize("marked", [False, True])
+@pytest.mark.parametrize(("batches", "marked"), [(1, False), (1, True), (3, True)])
 def test_a_row_that_left_and_came_back_has_no_value_of_before(
-    database: Database, pipeline: Pipeline, tmp_path: Path, batches: int, marked: bool
+    source: Database, tmp_path: Path, batches: int, marked: bool
 ) -> None:
-    wanted = {"name": PEOPLE, "where": "region = 'eu'", "soft_delete": marked}
-    shown = write_pipeline(tmp_path, database, wanted, FILTERED, PLAIN)
-    load_tables(shown, PEOPLE, again=True)
-    catch_up(shown)
+    shown = replicated(tmp_path, source, {"name": PEOPLE, "where": "region = 'eu'", "soft_delete": marked})
     for statement in (
         "update people set region = 'us' where id = 1",
         "update people set note = repeat('unseen', 1000) where id = 1",
         "update people set region = 'eu' where id = 1",
     ):
-        database.execute(statement)
+        source.execute(statement)
         if batches > 1:
             catch_up(shown)
     catch_up(shown)
     assert "values that the log does not carry" in record_of(shown, PEOPLE).reason
     load_tables(shown, PEOPLE, again=True)
     catch_up(shown)
-    columns, expected = source_rows(database, "(select * from people where region = 'eu') as people")
+    columns, expected = source_rows(source, "(select * from people where region = 'eu') as people")
     assert lake_rows(shown, PEOPLE, columns) == expected
 
 
@@ -218,14 +223,13 @@ def test_until_its_next_load_a_table_keeps_the_selection_that_it_was_loaded_with
 
 @pytest.mark.parametrize("full", [False, True])
 def test_a_row_that_comes_into_view_without_all_of_its_values_is_never_guessed(
-    database: Database, pipeline: Pipeline, tmp_path: Path, full: bool
+    source: Database, tmp_path: Path, full: bool
 ) -> None:
     """The server makes an INSERT of such an UPDATE, and leaves out what it leaves out of every UPDATE."""
-    shown = write_pipeline(tmp_path, database, {"name": PEOPLE, "where": "region = 'eu'"}, FILTERED, PLAIN)
     if full:
-        database.execute("alter table people replica identity full")
-    load_tables(shown, PEOPLE, again=True)
-    database.execute("update people set region = 'eu' where id = 6", "update plain set n = 3")
+        source.execute("alter table people replica identity full")
+    shown = replicated(tmp_path, source, {"name": PEOPLE, "where": "region = 'eu'"}, PLAIN)
+    source.execute("update people set region = 'eu' where id = 6", "update plain set n = 3")
     catch_up(shown)
     assert record_of(shown, PLAIN).state == "active"
     if not full:
@@ -233,7 +237,7 @@ def test_a_row_that_comes_into_view_without_all_of_its_values_is_never_guessed(
         load_tables(shown, PEOPLE, again=True)
         catch_up(shown)
     assert record_of(shown, PEOPLE).state == "active"
-    columns, expected = source_rows(database, "(select * from people where region = 'eu') as people")
+    columns, expected = source_rows(source, "(select * from people where region = 'eu') as people")
     assert lake_rows(shown, PEOPLE, columns) == expected
 
 
@@ -279,23 +283,21 @@ def test_what_the_source_changes_about_the_selection_suspends_that_table_alone(
 
 @pytest.mark.parametrize("what", ["a filter", "a column list"])
 def test_an_identity_that_no_longer_fits_takes_the_table_out_of_the_publication(
-    database: Database, pipeline: Pipeline, tmp_path: Path, what: str
+    source: Database, tmp_path: Path, what: str
 ) -> None:
     if what == "a filter":
-        database.execute("alter table people replica identity full")
-        other = write_pipeline(tmp_path, database, {"name": PEOPLE, "where": "name <> 'x'"}, FILTERED, PLAIN)
+        source.execute("alter table people replica identity full")
+        pipeline = replicated(tmp_path, source, {"name": PEOPLE, "where": "name <> 'x'"})
         change = "alter table people replica identity default"
     else:
-        other = write_pipeline(tmp_path, database, {**PART, "where": "id > 0"}, FILTERED, PLAIN)
+        pipeline = replicated(tmp_path, source, {**PART, "where": "id > 0"})
         change = "alter table people replica identity full"
-    load_tables(other, PEOPLE, again=True)
-    catch_up(other)
-    with following(other) as running:
-        until(lambda: status(other)["running"] or running.done(), "the driver runs")
-        database.execute(change)
-        until(lambda: record_of(other, PEOPLE).state == "suspended" or running.done(), "it is noticed")
-        assert "taken out of the publication" in record_of(other, PEOPLE).reason
-        database.execute("update people set name = 'the source goes on'", "delete from people where id = 1")
+    with following(pipeline) as running:
+        until(lambda: status(pipeline)["running"] or running.done(), "the driver runs")
+        source.execute(change)
+        until(lambda: record_of(pipeline, PEOPLE).state == "suspended" or running.done(), "it is noticed")
+        assert "taken out of the publication" in record_of(pipeline, PEOPLE).reason
+        source.execute("update people set name = 'the source goes on'", "delete from people where id = 1")
 
 
 def test_a_publication_that_a_dba_made_so_is_used_as_it_is(
