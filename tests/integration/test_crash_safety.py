@@ -23,7 +23,7 @@ from fixtures.postgres import Database, new_database
 from headwater.config import Pipeline
 from headwater.embedded import EmbeddedServer
 from headwater.failpoints import NAMES
-from headwater.lake.ledger import read_epoch
+from headwater.lake.position_file import read_position_file
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,6 +58,12 @@ class Bank:
     pipeline: Pipeline
     writer: Writer
     checked_epoch: int = 0
+
+    @property
+    def epoch(self) -> int:
+        """The newest one's number, by the file that pollers read."""
+        file = read_position_file(self.pipeline.lake_path())
+        return file.epoch if file is not None else 0
 
     def recover(self) -> None:
         """What the next run makes of it: everything, exactly."""
@@ -102,7 +108,7 @@ def test_a_part_killed_under_load_takes_the_others_with_it_and_the_next_run_goes
     # What becomes of a JVM matters where driver or JVM die: there it is one of their own.
     with Job(bank.pipeline, "replicate", spark=spark if victim == "reader" else None) as job:
         with writing(bank.database, seed=len(victim), pace=0.1):
-            until(lambda: _epoch(bank.pipeline) > before or job.process.poll() is not None, "it publishes", 300)
+            until(lambda: bank.epoch > before or job.process.poll() is not None, "it publishes", 300)
             pid = job.pid if victim == "driver" else job.child(READER if victim == "reader" else JVM)
             os.kill(pid, signal.SIGKILL)
             status = job.wait(90)
@@ -111,8 +117,3 @@ def test_a_part_killed_under_load_takes_the_others_with_it_and_the_next_run_goes
             assert "error" in job.result
         until(lambda: not job.left, f"nothing of it is left: {job.left}", GONE_SECONDS)
     bank.recover()
-
-
-def _epoch(pipeline: Pipeline) -> int:
-    newest = read_epoch(pipeline.lake_path())
-    return newest.epoch if newest is not None else 0

@@ -22,7 +22,6 @@ from headwater.config import Pipeline
 from headwater.embedded import EmbeddedServer
 from headwater.errors import Transient
 from headwater.jobs.replicate import replicate
-from headwater.lake.ledger import read_all
 from headwater.lake.position_file import read_position_file
 
 if TYPE_CHECKING:
@@ -45,6 +44,11 @@ class Bank:
         running = in_thread(lambda: replicate(self.pipeline, None, None, threading.Event()))
         until(lambda: self._generation() > before or running.done(), "it publishes")
         return running
+
+    @property
+    def epoch(self) -> int:
+        file = read_position_file(self.pipeline.lake_path())
+        return file.epoch if file is not None else 0
 
     def _generation(self) -> int:
         file = read_position_file(self.pipeline.lake_path())
@@ -115,10 +119,10 @@ def test_a_server_stops_promptly_under_an_idle_replicate(bank: Bank) -> None:
 
 def test_a_server_stops_promptly_under_a_busy_replicate(bank: Bank) -> None:
     running = bank.start()
-    before = read_all(bank.pipeline.lake_path())[-1].epoch
+    before = bank.epoch
     with _writing_until_the_server_goes(bank.database) as wrote:
         assert wrote.wait(30)
-        until(lambda: read_all(bank.pipeline.lake_path())[-1].epoch > before or running.done(), "epochs come")
+        until(lambda: bank.epoch > before or running.done(), "epochs come")
         assert bank.stop_server() < PROMPT_SECONDS
     _ended(running)
     bank.recover()
