@@ -267,7 +267,7 @@ def make_twins(
 @pytest.mark.parametrize("kind", KEYS)
 def test_the_same_batches_leave_the_same_rows_for_every_reader(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     twins = make_twins(spark, tmp_path, kind, seed=random.randrange(1 << 30))
-    for _ in range(4):
+    for _ in range(3):
         direct, merged = twins.apply(twins.batch())
         assert (direct.divergence, merged.divergence) == (0, 0), (direct, merged)
         twins.assert_as_the_model()
@@ -315,7 +315,7 @@ def test_a_net_effect_in_parts_on_disk_comes_to_the_same_on_both_ways(
     twins = make_twins(spark, tmp_path, "text and date", seed=random.randrange(1 << 30), on_divergence=policy)
     spill = tmp_path / "spill"
     spill.mkdir()
-    for _ in range(3):
+    for _ in range(2):
         direct, merged = twins.apply(on_disk(twins.batch(), spill, 3))
         assert (direct.divergence, merged.divergence) == (0, 0), (direct, merged)
         twins.assert_as_the_model()
@@ -573,7 +573,7 @@ def test_a_table_that_is_partitioned_by_columns_comes_out_as_by_merge(
     spark: SparkSession, tmp_path: Path, kind: str, partition_by: tuple[str, ...]
 ) -> None:
     twins = make_twins(spark, tmp_path, kind, seed=random.randrange(1 << 30), partition_by=partition_by)
-    for _ in range(3):
+    for _ in range(2):
         direct, merged = twins.apply(twins.batch())
         assert (direct.divergence, merged.divergence) == (0, 0), (direct, merged)
         twins.assert_as_the_model()

@@ -55,7 +55,7 @@ def test_a_table_with_a_feature_that_is_not_known_here_goes_by_merge(
         )
     for change in changes:
         spark.sql(f"alter table delta.`{folder}` {change}")
-    for _ in range(3):
+    for _ in range(2):
         batch = twins.batch()
         version = DeltaTable(str(folder)).version()
         because = twins.applier.why_by_engine(twins.record, str(folder), version)
