@@ -92,16 +92,7 @@ def stored_and_restored(trigger: BaseTrigger) -> FreshnessTrigger:
 
 
 async def events(trigger: BaseTrigger) -> list[dict[str, Any]]:
-    """The payloads; of an event that ends the task in the triggerer, its XCom as the task would have been given it."""
-    from airflow.triggers.base import TaskSuccessEvent
-
-    found = []
-    async for event in trigger.run():
-        if isinstance(event, TaskSuccessEvent):
-            found.append({**cast("dict[str, Any]", (event.xcoms or {})["return_value"]), "exit_status": 0})
-        else:
-            found.append(event.payload)
-    return found
+    return [event.payload async for event in trigger.run()]
 
 
 def at(lake: HandLake, lsn: int) -> dict[str, Any]:
@@ -192,12 +183,26 @@ def test_each_wait_is_in_the_log_of_waits_with_the_time_since_the_task_began(lak
     assert (by_tables[A, B].longest or 0) >= 40
 
 
-@pytest.mark.parametrize("left", ["nothing", "an asset", "a task mapped over it", "no XCom"])
+@pytest.mark.parametrize(
+    "left", ["nothing", "an asset", "a task mapped over it", "no XCom", "an API server that answers"]
+)
 def test_a_satisfied_wait_needs_no_worker_unless_something_is_left_for_one(
-    lake: HandLake, pipeline: str, left: str
+    lake: HandLake, pipeline: str, left: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from airflow.sdk import DAG, Asset, task
+    from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
+    from airflow.sdk.execution_time.comms import ErrorResponse
+    from airflow.sdk.execution_time.xcom import XCom
     from airflow.triggers.base import TaskSuccessEvent
+
+    stored = []
+
+    async def store(key: str, value: Any, **place: Any) -> None:
+        if left == "an API server that answers":
+            raise AirflowRuntimeError(ErrorResponse(error=ErrorType.API_SERVER_ERROR))
+        stored.append((key, json.loads(json.dumps(value)), place))
+
+    monkeypatch.setattr(XCom, "aset", store)
 
     @task
     def read(cut: dict[str, Any]) -> None:
@@ -208,10 +213,12 @@ def test_a_satisfied_wait_needs_no_worker_unless_something_is_left_for_one(
         waiting = sensor(pipeline, require=at(lake, 0x300), outlets=outlets, do_xcom_push=left != "no XCom")
         if left == "a task mapped over it":
             read.expand(cut=waiting.output)
-        elif left == "nothing":
+        else:
             read(cast("dict[str, Any]", waiting.output))
     trigger = stored_and_restored(deferred(waiting))
-    assert trigger.ends_task == (left == "nothing")
+    assert trigger.ends_task == (left in ("nothing", "an API server that answers"))
+    instance: Any = SimpleNamespace(dag_id="dag", task_id="fresh", run_id="run", map_index=3)
+    trigger.task_instance = instance
     lake.publish(0x300, A)
 
     async def last() -> Any:
@@ -220,7 +227,10 @@ def test_a_satisfied_wait_needs_no_worker_unless_something_is_left_for_one(
     event = asyncio.run(last())
     assert isinstance(event, TaskSuccessEvent) == (left == "nothing")
     if isinstance(event, TaskSuccessEvent):
-        assert json.loads(event.model_dump_json())["xcoms"]["return_value"]["outcome"] == "satisfied"
+        ((key, cut, place),) = stored
+        assert (key, cut["outcome"], cut["epoch"], place) == ("return_value", "satisfied", 2, vars(instance))
+    else:
+        assert event.payload["outcome"] == "satisfied"
 
 
 def test_the_trigger_carries_the_pinned_target_and_no_secret(lake: HandLake, pipeline: str) -> None:

@@ -181,14 +181,11 @@ class FreshnessSensor(BaseSensorOperator):
         )
 
     def _ends_without_worker(self) -> bool:
-        """Whether a satisfied wait leaves nothing to do that only a worker does: assets, the lengths that mapped tasks
-        are made by, an XCom backend of the deployment's own."""
-        from airflow.sdk.bases.xcom import BaseXCom
-        from airflow.sdk.execution_time.xcom import XCom
-
+        """Whether a satisfied wait leaves nothing to do that only a worker does: events of assets, the lengths that
+        mapped tasks are made by."""
         has_dag: bool = self.has_dag()  # type: ignore[no-untyped-call]
         mapped = has_dag and next(self.iter_mapped_dependants(), None) is not None
-        return XCom is BaseXCom and bool(self.do_xcom_push) and not (self.outlets or mapped)
+        return bool(self.do_xcom_push) and not (self.outlets or mapped)
 
     def _ended(self, event: dict[str, Any], context: Context) -> dict[str, Any]:
         """The cut, or what `on_timeout` makes of a wait that ended otherwise, or the exception that fits."""

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from airflow.sdk.exceptions import AirflowRuntimeError
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
 from headwater_airflow.sensors.freshness import fresh
@@ -90,15 +91,33 @@ class FreshnessTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         wait = Wait(self._waiter, self._remaining, self.look_seconds)
         async for told in waits.told(self.pipeline, self.conn_id, wait):
-            if isinstance(told, End) and told.exit_status == 0 and self.ends_task:
-                self.log.info("%s", fresh(told.result))
-                yield TaskSuccessEvent(xcoms={"return_value": told.result})
+            if isinstance(told, End) and told.exit_status == 0 and await self._has_handed_on(told.result):
+                yield TaskSuccessEvent()
             elif isinstance(told, End):
                 yield TriggerEvent({**told.result, "exit_status": told.exit_status})  # type: ignore[no-untyped-call]
             elif told.trouble:
                 self.log.warning("pipeline %s, waiting on: %s", self.pipeline, told.text)
             else:
                 self.log.info("pipeline %s, %s", self.pipeline, told.text)
+
+    async def _has_handed_on(self, cut: dict[str, Any]) -> bool:
+        """Whether the task's XCom is `cut` now, so that it needs no worker any more.
+
+        As a worker would have stored it: an XCom that goes with the event is encoded once more, and comes as text.
+        """
+        from airflow.sdk.execution_time.xcom import XCom
+
+        one = self.task_instance
+        if not self.ends_task or one is None:
+            return False
+        try:
+            place = {"dag_id": one.dag_id, "task_id": one.task_id, "run_id": one.run_id, "map_index": one.map_index}
+            await XCom.aset("return_value", cut, **place)
+        except AirflowRuntimeError as error:  # the API server
+            self.log.warning("the cut is handed on by a worker: %s", error)
+            return False
+        self.log.info("%s", fresh(cut))
+        return True
 
     def _remaining(self) -> float:
         return (datetime.fromisoformat(self.deadline) - datetime.now(UTC)).total_seconds()
