@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,10 +15,12 @@ from fixtures.lakes import HandLake
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.config import Pipeline
+from headwater.jobs import wait
+from headwater.jobs.lookout import SharedLookout
 from headwater.jobs.source_state import ask_source
 from headwater.lake import status
 from headwater.lake.cuts import list_pins
-from headwater.lake.freshness import Target
+from headwater.lake.freshness import Look, Target
 from headwater.lake.position_file import PositionFile, read_position_file
 
 if TYPE_CHECKING:
@@ -179,3 +182,72 @@ def test_a_pipeline_file_that_changes_is_read_by_the_waits_that_begin_then(
 
     refused, satisfied = asyncio.run(scenario())
     assert (refused["exit_status"], satisfied["outcome"]) == (2, "satisfied")
+
+
+def test_a_source_that_does_not_answer_holds_no_wait_up_that_the_lake_can_end(
+    pipeline: Pipeline, lake: HandLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, over = target_now(pipeline), threading.Event()
+
+    def silent(self: SharedLookout, question: object, now: object) -> None:
+        over.wait(60)
+
+    monkeypatch.setattr(SharedLookout, "answer", silent)
+    monkeypatch.setattr(wait, "_ANSWER_SECONDS", 0.3)
+
+    async def scenario() -> tuple[dict[str, Any], dict[str, Any]]:
+        patient = asyncio.create_task(event_of(trigger(pipeline, target)))
+        hasty = await asyncio.wait_for(event_of(trigger(pipeline, target, seconds=0.3)), 60)
+        assert not patient.done()
+        await asyncio.to_thread(lake.publish, target.lsn or 0, A)
+        try:
+            return hasty, await asyncio.wait_for(patient, 60)
+        finally:
+            over.set()
+
+    hasty, patient = asyncio.run(scenario())
+    assert (hasty["outcome"], patient["outcome"]) == ("not_running", "satisfied")
+
+
+def test_a_lake_that_does_not_answer_ends_the_wait_behind_its_deadline(
+    pipeline: Pipeline, lake: HandLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, over = target_now(pipeline), threading.Event()
+
+    def silent(self: status.LakeReader) -> Look:
+        over.wait(60)
+        raise OSError("it was silent")
+
+    from headwater_airflow.triggers import waits
+
+    monkeypatch.setattr(status.LakeReader, "look", silent)
+    monkeypatch.setattr(waits, "_ANSWER_SECONDS", 0.3)
+
+    async def scenario() -> dict[str, Any]:
+        try:
+            return await asyncio.wait_for(event_of(trigger(pipeline, target, seconds=0.3)), 60)
+        finally:
+            over.set()
+
+    event = asyncio.run(scenario())
+    assert event["exit_status"] == 1
+    assert "does not answer" in event["error"]["message"]
+
+
+def test_what_nobody_expects_ends_the_waits_that_met_it_and_the_next_ones_work(
+    pipeline: Pipeline, lake: HandLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = target_now(pipeline)
+    lake.publish(target.lsn or 0, A)
+
+    async def scenario() -> dict[str, Any]:
+        with monkeypatch.context() as patched:
+            patched.setattr(SharedLookout, "question", lambda self: 1 / 0)
+            waiting = [asyncio.create_task(event_of(trigger(pipeline, later))) for _ in range(2)]
+            for one in waiting:
+                with pytest.raises(ZeroDivisionError):
+                    await asyncio.wait_for(one, 60)
+        return await asyncio.wait_for(event_of(trigger(pipeline, target)), 60)
+
+    later = Target((target.lsn or 0) + 1, target.timeline, target.system_id)
+    assert asyncio.run(scenario())["outcome"] == "satisfied"

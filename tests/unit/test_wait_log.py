@@ -10,7 +10,7 @@ import pytest
 
 from headwater.lake.cuts import time_text
 from headwater.lake.paths import waits_path
-from headwater.lake.wait_log import KEPT_DAYS, Waited, record, remove_old, waits_since
+from headwater.lake.wait_log import KEPT_DAYS, Waited, WaitLog, record, remove_old, waits_since
 
 NOW = datetime.now(UTC)
 
@@ -46,7 +46,14 @@ def test_lines_of_many_writers_do_not_mix_and_half_a_line_is_left_out(tmp_path: 
     (day,) = Path(waits_path(root)).iterdir()
     with day.open("a") as file:
         file.write('{"at": "2026-')
-    assert [found.runs for found in waits_since(root, NOW - timedelta(hours=1))] == [50] * 8
+    reader = WaitLog(root)
+    assert [found.runs for found in reader.since(NOW - timedelta(hours=1))] == [50] * 8
+    record(root, waited(1.0, who="dag.0"))
+    with day.open("a") as file:
+        file.write('[1]\n{"at": "soon", "who": "x"}\n')
+    expected = [50] * 7 + [51]
+    assert sorted(found.runs for found in reader.since(NOW - timedelta(hours=1))) == expected, "it reads on"
+    assert sorted(found.runs for found in waits_since(root, NOW - timedelta(hours=1))) == expected
 
 
 def test_old_days_go_and_young_ones_stay(tmp_path: Path) -> None:

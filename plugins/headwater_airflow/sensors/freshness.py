@@ -181,11 +181,18 @@ class FreshnessSensor(BaseSensorOperator):
         )
 
     def _ends_without_worker(self) -> bool:
-        """Whether a satisfied wait leaves nothing to do that only a worker does: events of assets, the lengths that
-        mapped tasks are made by."""
+        """Whether a satisfied wait leaves nothing to do that only a worker does: callbacks and listeners, events of
+        assets, the lengths that mapped tasks are made by, a deployment's own XCom backend, and more XComs than one."""
+        from airflow.sdk.bases.xcom import BaseXCom
+        from airflow.sdk.execution_time.xcom import XCom
+        from airflow.sdk.listener import get_listener_manager
+
         has_dag: bool = self.has_dag()  # type: ignore[no-untyped-call]
         mapped = has_dag and next(self.iter_mapped_dependants(), None) is not None
-        return bool(self.do_xcom_push) and not (self.outlets or mapped)
+        told = self.on_success_callback or self._post_execute_hook or get_listener_manager().has_listeners
+        plain = XCom is BaseXCom and self.do_xcom_push and not self.multiple_outputs
+        own = type(self).execute_complete is not FreshnessSensor.execute_complete
+        return bool(plain) and not (told or own or self.outlets or mapped)
 
     def _ended(self, event: dict[str, Any], context: Context) -> dict[str, Any]:
         """The cut, or what `on_timeout` makes of a wait that ended otherwise, or the exception that fits."""

@@ -2,18 +2,20 @@
 once, and the source is asked one question for all of them.
 
 A tick runs in a thread. So does a question, beside the ticks, since it may take long. What a wait has to say, and how
-it ends, goes through a queue to its trigger, so that Airflow finds it in the log where it belongs.
+it ends, goes through a queue to its trigger, so that Airflow finds it in the log where it belongs. A lake or a source
+that does not answer at all holds a wait no longer than half a minute past its deadline.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from airflow.sdk.exceptions import AirflowNotFoundException, AirflowRuntimeError
@@ -30,6 +32,8 @@ _AT_LEAST_SECONDS = 0.05
 """Between two ticks, however many waits come and go."""
 _TELL_SECONDS = 0.02
 _OUTAGE_SECONDS = 2.0
+_ANSWER_SECONDS = 30.0
+"""A source that takes longer for an answer, or a lake for a look, does not answer."""
 _PROGRESS_SECONDS, _WORD_SECONDS = 1.0, 30.0
 
 
@@ -50,11 +54,12 @@ class End:
 
 
 Told = Word | End | Exception
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True, eq=False)
 class Wait:
-    """One of the waits. `remaining`: seconds to its deadline, which holds whatever does not answer."""
+    """One of the waits. `remaining`: seconds to its deadline."""
 
     build: Callable[[Pipeline, SharedLookout], Waiter]
     remaining: Callable[[], float]
@@ -114,8 +119,9 @@ class Waits:
     def join(self, wait: Wait) -> None:
         self._waits.append(wait)
         self._wanted.set()
-        if self._ticking is None:
-            self._ticking = self._event_loop.create_task(self._run())
+        if self._ticking is None or self._ticking.done():
+            # In no trigger's context: what is logged for all must not end up in the log of the first.
+            self._ticking = self._event_loop.create_task(self._run(), context=contextvars.Context())
 
     def leave(self, wait: Wait) -> bool:
         """Whether it was the last one."""
@@ -128,6 +134,13 @@ class Waits:
         return True
 
     async def _run(self) -> None:
+        try:
+            await self._look_on()
+        except Exception as error:
+            _put([(wait, error) for wait in self._waits])
+            raise
+
+    async def _look_on(self) -> None:
         while True:
             self._wanted.clear()
             waits = [wait for wait in self._waits if not wait.ended]
@@ -168,7 +181,10 @@ class Waits:
                 self._tell(found)
                 found, since = [], time.monotonic()
         self._tell(found)
-        return lookout.question(), False
+        try:
+            return lookout.question(), False
+        except known:
+            return None, True  # the next look meets it as well, and says so
 
     def _begun(self) -> tuple[Pipeline, SharedLookout]:
         from headwater.config import load_pipeline
@@ -187,17 +203,21 @@ class Waits:
     async def _ask(self, question: Question) -> None:
         """Credentials are fetched for every question: they may have changed since the last one."""
         from headwater.config import load_pipeline
-        from headwater.errors import HeadwaterError
+        from headwater.errors import Transient
 
         assert self._ready is not None
         lookout = self._ready[1]
         try:
-            environ = await async_connection_environment(self._conn_id) if self._conn_id is not None else {}
-            pipeline = await asyncio.to_thread(load_pipeline, self._path, {**os.environ, **environ})
-            await asyncio.to_thread(lookout.answer, question, pipeline)
-        except (HeadwaterError, AirflowNotFoundException, AirflowRuntimeError, OSError) as error:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                environ = await async_connection_environment(self._conn_id) if self._conn_id is not None else {}
+                pipeline = await asyncio.to_thread(load_pipeline, self._path, {**os.environ, **environ})
+                await asyncio.to_thread(lookout.answer, question, pipeline)
+        except TimeoutError:
+            lookout.bring(question, Transient(f"it has not answered for {_ANSWER_SECONDS:g} s", where="source"))
+        except Exception as error:
             lookout.bring(question, _named(error))
-        self._wanted.set()
+        finally:
+            self._wanted.set()
 
 
 def _put(found: Iterable[tuple[Wait, Told]]) -> None:
@@ -215,7 +235,9 @@ def _named(error: Exception) -> HeadwaterError:
         return Refused(str(error), code="no_connection", where="source.connection", remedy=remedy)
     if isinstance(error, OSError):  # the lake's store, or the pipeline file on it
         return Transient(f"{type(error).__name__}: {error.strerror or error}")
-    return Transient(str(error))  # the API server, which is asked for the connection
+    if isinstance(error, AirflowRuntimeError):  # the API server, which is asked for the connection
+        return Transient(str(error))
+    return HeadwaterError(f"{type(error).__name__}: {error}", code="failed", where="source")
 
 
 _groups: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, Waits]] = WeakKeyDictionary()
@@ -223,14 +245,23 @@ _groups: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, Waits]] = W
 
 async def told(path: str, conn_id: str | None, wait: Wait) -> AsyncIterator[Word | End]:
     """What `wait` says among those of the same pipeline; the last of it is its End."""
-    # A file that has changed is another pipeline: waits that began before keep what they began with.
-    key = path, conn_id, await asyncio.to_thread(_stamp, path)
+    try:
+        # A file that has changed is another pipeline: waits that began before keep what they began with.
+        stamp = await _in_time(wait, asyncio.to_thread(_stamp, path))
+    except TimeoutError:
+        yield _silent("the pipeline file")
+        return
     groups = _groups.setdefault(asyncio.get_running_loop(), {})
+    key = path, conn_id, stamp
     group = groups.setdefault(key, Waits(path, conn_id))
     group.join(wait)
     try:
         while True:
-            word = await wait.told.get()
+            try:
+                word = await _in_time(wait, wait.told.get())
+            except TimeoutError:
+                yield _silent("the lake")
+                return
             if isinstance(word, Exception):
                 raise word
             yield word
@@ -239,6 +270,17 @@ async def told(path: str, conn_id: str | None, wait: Wait) -> AsyncIterator[Word
     finally:
         if group.leave(wait):
             del groups[key]
+
+
+async def _in_time(wait: Wait, coming: Awaitable[_T]) -> _T:
+    return await asyncio.wait_for(coming, max(wait.remaining(), 0.0) + _ANSWER_SECONDS)
+
+
+def _silent(what: str) -> End:
+    from headwater.errors import Transient
+
+    error = Transient(f"{what} cannot be read: it does not answer", remedy="see whether its storage is reachable")
+    return End(error.to_json(), error.exit_status)
 
 
 def _stamp(path: str) -> Hashable:

@@ -18,17 +18,24 @@ from headwater.lake.freshness import Look
 from headwater.lake.status import LakeReader
 from headwater.source.standing import Registered
 
+_ANEW_SECONDS = 600.0
+"""A reader follows what it has read, and would never see a lake that is made anew: waits that overlap could keep one
+for ever."""
+
 
 class Lookout:
     """For one wait. `source`: the last answer; `outage`: why the last question had none."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        self.lake = LakeReader(pipeline.lake_path(), pipeline.name)
+        self.lake = self._new_reader()
         self.source: SourceState | None = None
         self.outage = ""
         self._seen: Look | None = None
         self._standing: tuple[Look, SourceState | None, Look] | None = None
+
+    def _new_reader(self) -> LakeReader:
+        return LakeReader(self._pipeline.lake_path(), self._pipeline.name)
 
     def refresh(self) -> None:
         """The next look is a new one."""
@@ -90,19 +97,26 @@ class SharedLookout(Lookout):
         self._asked = False
         self._brought: _Answer | None = None
         self._answer: _Answer | None = None
+        self._is_new = False
+        self._began_at = time.monotonic()
 
     def refresh(self) -> None:
         super().refresh()
-        if self._brought is not self._answer and self._brought is not None:
+        if time.monotonic() - self._began_at > _ANEW_SECONDS:
+            self.lake, self._began_at = self._new_reader(), time.monotonic()
+        self._is_new = self._brought is not self._answer
+        if self._is_new and self._brought is not None:
             self._answer = self._brought
             self._take(self._answer.content)
 
     def ask(self, tables: Collection[str], not_before: float, pause: float) -> bool:
         known = self._answer
-        if known is not None and time.monotonic() - known.answered_at <= pause:
-            if isinstance(known.content, HeadwaterError):
-                raise known.content
-            if known.question.asked_at >= not_before and known.question.tables.issuperset(tables):
+        # One that has just come counts however long the look takes in which it is judged.
+        if known is not None and (self._is_new or time.monotonic() - known.answered_at <= pause):
+            mine = known.question.asked_at >= not_before
+            if isinstance(known.content, HeadwaterError) and (mine or isinstance(known.content, Transient)):
+                raise known.content.with_traceback(None)  # by many waits, each time with more of it
+            if isinstance(known.content, SourceState) and mine and known.question.tables.issuperset(tables):
                 return True
         self._wanted |= frozenset(tables)
         self._asked = True

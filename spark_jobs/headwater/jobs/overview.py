@@ -7,6 +7,7 @@ for some (`headwater.jobs.source_watch`); without the source everything is there
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter
@@ -28,9 +29,11 @@ from headwater.lake.recent_epochs import RecentEpoch, RecentEpochs
 from headwater.lake.registry import Registry
 from headwater.lake.status import LakeReader
 from headwater.lake.validations import recent_results
-from headwater.lake.wait_log import waits_since
+from headwater.lake.wait_log import WaitLog
 from headwater.names import TableName
 from headwater.position import format_lsn
+
+log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 # Readers follow log entry after log entry, and these go after an hour, or with a lake that is made anew.
@@ -64,6 +67,7 @@ class PipelineWatch:
         self._lock = threading.RLock()
         self._seen: _Seen | None = None
         self._looked_at = float("-inf")
+        self._wait_log, self._waits_lock = WaitLog(pipeline.lake_path()), threading.Lock()
         self._waits_seen: list[dict[str, Any]] = []
         self._waits_read_at = float("-inf")
         self._file: tuple[Any, float, bool] | None = None  # content, since when, whether we saw it change
@@ -120,6 +124,7 @@ class PipelineWatch:
 
     def details(self) -> dict[str, Any]:
         """The overview with its tables, newest epochs, running loads and leases."""
+        waits = self._waits()
         with self._lock:
             overview, seen = self.overview(), self._look()
             leases = seen.registry.leases.values() if seen.registry is not None else ()
@@ -133,7 +138,7 @@ class PipelineWatch:
                     if lease.session
                 ],
                 "reloads": [one for one in reloads_of(seen.registry) if one["running"]] if seen.registry else [],
-                "waits": self._waits(),
+                "waits": waits,
             }
 
     def table_rows(self) -> list[dict[str, Any]]:
@@ -201,13 +206,17 @@ class PipelineWatch:
         return self._seen
 
     def _waits(self) -> list[dict[str, Any]]:
-        """Of the last days; a thousand sensors write a line each time, so they are not read at every look."""
-        now = time.monotonic()
-        if now - self._waits_read_at > _WAITS_SECONDS:
-            since = datetime.now(UTC) - timedelta(days=WAITS_DAYS)
-            self._waits_seen = [one.to_json() for one in waits_since(self.pipeline.lake_path(), since)]
-            self._waits_read_at = now
-        return self._waits_seen
+        """Of the last days; what nobody decides by may be some seconds old, and missing."""
+        with self._waits_lock:
+            now = time.monotonic()
+            if now - self._waits_read_at > _WAITS_SECONDS:
+                self._waits_read_at = now
+                try:
+                    found = self._wait_log.since(datetime.now(UTC) - timedelta(days=WAITS_DAYS))
+                    self._waits_seen = [one.to_json() for one in found]
+                except OSError as error:
+                    log.warning("pipeline %s: its log of waits cannot be read: %s", self.pipeline.name, error)
+            return self._waits_seen
 
     def _file_moves(self, look: Look) -> bool | None:
         """Whether a driver lives, as far as the lake alone can tell; None: it has not been watched long enough."""

@@ -23,13 +23,13 @@ class Validations:
     """What was validated in the lake under `root`, for one wait. `lake`: the wait's own reader."""
 
     def __init__(self, root: str, lake: LakeReader) -> None:
-        self._reader, self._lake = ValidationReader(root), lake
+        self._reader, self.lake = ValidationReader(root), lake
         self._gone: set[int] = set()
 
     def judge(self, fresh: Verdict, look: Look, must: Sequence[str], judge: Judge) -> Verdict:
         """`fresh` as a verdict on what was validated of the tables `must`."""
         known = [found for found in self._reader.look() if found.epoch not in self._gone]
-        registry = self._lake.registry()
+        registry = self.lake.registry()
         incarnations = {n: r.incarnation for n, r in registry.tables.items()} if registry is not None else {}
         return judged_by_validation(fresh, look, must, known, incarnations, judge, self._position_of)
 
@@ -43,7 +43,7 @@ class Validations:
         return False
 
     def _position_of(self, epoch: int) -> Position:
-        return self._lake.epoch(epoch).position
+        return self.lake.epoch(epoch).position
 
 
 def _is_gone(folder: str, version: int) -> bool:

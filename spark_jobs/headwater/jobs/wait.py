@@ -48,6 +48,7 @@ from headwater.quantities import parse_duration
 if TYPE_CHECKING:
     from headwater.jobs.source_state import SourceState
     from headwater.jobs.validated_cuts import Validations
+    from headwater.lake.status import LakeReader
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ LOOK_SECONDS = 0.05
 _FIRST_WORD_SECONDS, _WORD_SECONDS = 2.0, 30.0
 _NO_END = frozenset({Outcome.FUTURE_POSITION, Outcome.NOT_REPLICATED, Outcome.TIMELINE_CHANGED})
 """Outcomes of questions that were wrong: nobody waited."""
+_ANSWER_SECONDS = 15.0
 _VISIT_SECONDS = (1.0, 2.0, 4.0)  # between two visits to the source; the last one is repeated
 
 
@@ -101,7 +103,6 @@ class Waiter:
         self._validations: Validations | None = None
         self._shared = lookout is not None
         self._lookout = lookout or Lookout(pipeline)
-        self._lake = self._lookout.lake
         self._began = time.monotonic()
         self._deadline = self._began + timeout
         self._visits, self._next_visit = 0, self._began
@@ -112,6 +113,10 @@ class Waiter:
         self.tables: tuple[str, ...] | None = tuple(sorted(set(map(str, tables)))) if tables else None
         self.waiting = Verdict(None, "no look has been taken yet")
         self._seen: Look | None = None
+
+    @property
+    def _lake(self) -> LakeReader:
+        return self._lookout.lake
 
     @property
     def requirement(self) -> str:
@@ -145,8 +150,9 @@ class Waiter:
             look = self._lookout.look()
             self._resolve_moment(look)
             judged = refused or self._judge(look)
-            # Whether a driver lives is being asked for: at the deadline, too, that is worth the answer.
-            late = late and not self._unanswered
+            # Whether a driver lives is being asked for: that is worth the answer at the deadline, too, for a while.
+            asked = self._unanswered and not self._seen_alive
+            late = late and not (asked and time.monotonic() < self._deadline + _ANSWER_SECONDS)
         if judged.outcome is None and not late and self._give_up_early:
             judged = freshness.hopeless(judged, self._deadline - time.monotonic())
         if judged.outcome is None and late:
@@ -292,7 +298,7 @@ class Waiter:
         from headwater.jobs.validated_cuts import Validations  # reads Delta tables: only for those who ask for it
 
         assert self.target is not None
-        if self._validations is None:
+        if self._validations is None or self._validations.lake is not self._lake:
             self._validations = Validations(self._pipeline.lake_path(), self._lake)
         return self._validations.judge(fresh, look, self.target.validated, self._verdict)
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from array import array
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from os.path import join
 from typing import Any
@@ -21,6 +22,7 @@ from headwater.lake.paths import waits_path
 log = logging.getLogger(__name__)
 
 KEPT_DAYS = 30
+SATISFIED = "satisfied"
 _SUFFIX = ".jsonl"
 
 
@@ -57,21 +59,18 @@ class Waits:
 
 
 def record(root: str, waited: Waited) -> None:
-    line = json.dumps({**asdict(waited), "tables": list(waited.tables)}) + "\n"
+    text = json.dumps({**asdict(waited), "tables": list(waited.tables)})
     try:
         storage.make_folder(waits_path(root))
-        storage.append(join(waits_path(root), waited.at[:10] + _SUFFIX), line.encode())
+        # On a line of its own also behind half of one, which a process may leave that is killed.
+        storage.append(join(waits_path(root), waited.at[:10] + _SUFFIX), f"\n{text}\n".encode())
     except OSError as error:
         log.info("a wait is not in the lake's log of waits: %s", error)
 
 
 def waits_since(root: str, moment: datetime) -> list[Waits]:
     """The waits that ended at or after `moment`, those that took longest first."""
-    groups: dict[tuple[str, str, tuple[str, ...]], list[Waited]] = {}
-    for waited in _read(root, moment):
-        groups.setdefault((waited.who, waited.requirement, waited.tables), []).append(waited)
-    found = [_summed_up(*key, group) for key, group in groups.items()]
-    return sorted(found, key=lambda waits: (-(waits.p95 or 0.0), waits.who))
+    return WaitLog(root).since(moment)
 
 
 def remove_old(root: str, now: datetime | None = None) -> None:
@@ -82,40 +81,80 @@ def remove_old(root: str, now: datetime | None = None) -> None:
             storage.delete(join(waits_path(root), name))
 
 
-def _summed_up(who: str, requirement: str, tables: tuple[str, ...], group: Sequence[Waited]) -> Waits:
-    newest = max(group, key=lambda waited: waited.at)
-    seconds = sorted(waited.seconds for waited in group if waited.outcome == "satisfied")
-    return Waits(
-        who,
-        requirement,
-        tables,
-        len(group),
-        len(seconds),
-        _percentile(seconds, 0.5),
-        _percentile(seconds, 0.95),
-        _percentile(seconds, 1.0),
-        newest.outcome,
-        newest.at,
-    )
+class WaitLog:
+    """A reader that goes on where it was: a thousand sensors write a line each, each time. One thread at a time."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._read: dict[str, _Day] = {}
+
+    def since(self, moment: datetime) -> list[Waits]:
+        """See `waits_since`."""
+        first = moment.astimezone(UTC)
+        days = [name for name in _days(self._root) if name >= f"{first:%Y-%m-%d}"]
+        self._read = {name: self._read.get(name) or _Day() for name in days}
+        groups: dict[_Key, list[_Group]] = {}
+        for name, day in self._read.items():
+            day.follow(join(waits_path(self._root), name))
+            for key, group in day.groups.items():
+                groups.setdefault(key, []).append(group)
+        found = [_summed_up(key, days_of_it, first.timestamp()) for key, days_of_it in groups.items()]
+        return sorted((one for one in found if one is not None), key=lambda one: (-(one.p95 or 0.0), one.who))
+
+
+_Key = tuple[str, str, tuple[str, ...]]
+
+
+@dataclass(slots=True)
+class _Group:
+    """Waits of one asker for the same thing in one day: of each its end and its seconds, negative if not satisfied."""
+
+    ends: array[float] = field(default_factory=lambda: array("d"))
+    seconds: array[float] = field(default_factory=lambda: array("d"))
+    last: tuple[str, str] = "", ""
+    """End and outcome of the newest one."""
+
+
+@dataclass(slots=True)
+class _Day:
+    """What has been read of one file, up to `offset`."""
+
+    offset: int = 0
+    groups: dict[_Key, _Group] = field(default_factory=dict)
+
+    def follow(self, file: str) -> None:
+        size = storage.info(file).size
+        if size <= self.offset:
+            return
+        data = storage.read_range(file, self.offset, size - self.offset)
+        whole = data.rfind(b"\n") + 1
+        self.offset += whole
+        for line in data[:whole].splitlines():
+            try:
+                values = json.loads(line)
+                waited = Waited(**{**values, "tables": tuple(values["tables"])})
+                end = datetime.fromisoformat(waited.at).timestamp()
+            except (ValueError, TypeError, KeyError):
+                continue  # a blank line, or half of one
+            group = self.groups.setdefault((waited.who, waited.requirement, waited.tables), _Group())
+            group.ends.append(end)
+            group.seconds.append(waited.seconds if waited.outcome == SATISFIED else -1.0)
+            group.last = max(group.last, (waited.at, waited.outcome))
+
+
+def _summed_up(key: _Key, groups: Sequence[_Group], first: float) -> Waits | None:
+    """None when none of them ended at or after `first`."""
+    taken = [s for group in groups for end, s in zip(group.ends, group.seconds, strict=True) if end >= first]
+    if not taken:
+        return None
+    seconds = sorted(one for one in taken if one >= 0.0)
+    at, outcome = max(group.last for group in groups)
+    p50, p95, longest = (_percentile(seconds, share) for share in (0.5, 0.95, 1.0))
+    return Waits(*key, len(taken), len(seconds), p50, p95, longest, outcome, at)
 
 
 def _percentile(ascending: Sequence[float], share: float) -> float | None:
     return ascending[max(math.ceil(share * len(ascending)) - 1, 0)] if ascending else None
-
-
-def _read(root: str, moment: datetime) -> Iterable[Waited]:
-    first = moment.astimezone(UTC)
-    for name in _days(root):
-        if name < f"{first:%Y-%m-%d}":
-            continue
-        for line in storage.read_text(join(waits_path(root), name)).splitlines():
-            try:
-                values = json.loads(line)
-                waited = Waited(**{**values, "tables": tuple(values["tables"])})
-            except (ValueError, TypeError, KeyError):
-                continue  # half a line, of a process that was killed
-            if datetime.fromisoformat(waited.at) >= first:
-                yield waited
 
 
 def _days(root: str) -> list[str]:
