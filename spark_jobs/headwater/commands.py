@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from headwater.errors import EXIT_DIFFERENCES, EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_SUSPENDED, Refused
+from headwater.load_display import load_display, say
 from headwater.names import BadName, TableName
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ def _load(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -
     tables = _known_tables(pipeline, args.table)
     from headwater.jobs.load import load
 
-    result = load(pipeline, tables, args.again, _say)
+    with load_display() as (tell, show):
+        result = load(pipeline, tables, args.again, tell, show=show)
     return result, _unless_suspended(result)
 
 
@@ -79,7 +81,7 @@ def _reload(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event)
             raise _usage("--changed finds the partitions by itself", "reload")
         from headwater.jobs.changed import reload_changed
 
-        result = reload_changed(pipeline, tables, _say, propose=args.propose)
+        result = reload_changed(pipeline, tables, say, propose=args.propose)
         if any(table.get("not_repaired") or table.get("unsettled") for table in result["tables"].values()):
             return result, EXIT_DIFFERENCES
         compared = args.propose or all(table.get("compared", True) for table in result["tables"].values())
@@ -89,7 +91,8 @@ def _reload(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event)
     partitions = [_partition(name, tables[0]) for name in args.partition]
     from headwater.jobs.reload import reload
 
-    result = reload(pipeline, tables[0], partitions, _say)
+    with load_display() as (tell, show):
+        result = reload(pipeline, tables[0], partitions, tell, show)
     return result, _unless_suspended(result)
 
 
@@ -157,7 +160,7 @@ def _validate(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Even
         incremental=args.incremental,
         pages=args.pages,
         keep=args.keep,
-        progress=_say,
+        progress=say,
     )
     if not result["success"]:
         return result, EXIT_DIFFERENCES
@@ -183,7 +186,7 @@ def _maintain(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Even
     tables = _known_tables(pipeline, args.table)
     from headwater.jobs.maintain import maintain
 
-    result = maintain(pipeline, tables, _say)
+    result = maintain(pipeline, tables, say)
     failed = any(table["error"] for table in result["tables"].values())
     return result, EXIT_FAILED if failed else EXIT_DONE
 
@@ -198,7 +201,7 @@ def _resume(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event)
     tables = _known_tables(pipeline, args.table)
     from headwater.jobs.pausing import resume
 
-    result = resume(pipeline, tables, _say)
+    result = resume(pipeline, tables, say)
     return result, _unless_suspended(result)
 
 
@@ -230,11 +233,6 @@ def _partition(text: str, table: TableName) -> TableName:
         return TableName.parse(text, default_schema=table.schema)
     except BadName as error:
         raise Refused(str(error), code="usage", where="--partition", remedy="headwater reload --help") from None
-
-
-def _say(line: str) -> None:
-    """Progress of a job: a person's business, so never on stdout."""
-    print(line, file=sys.stderr, flush=True)
 
 
 _COMMANDS: dict[str, Callable[[Pipeline, argparse.Namespace, threading.Event], Result]] = {

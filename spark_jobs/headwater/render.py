@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, TextIO
 
+from headwater.load_display import line
 from headwater.quantities import size_text
 
 _COLUMNS = {
@@ -67,8 +68,10 @@ def _render_tables(console: Any, command: str, result: dict[str, Any]) -> None:
     _grid(console, "wait", {_wait_of(one): one for one in result.get("waits", ())}, _COLUMNS["waits"])
     _grid(console, "stage", result.get("stages") or {}, ("rate", "busy", "latency_seconds"))
     for key, value in result.items():
-        if key not in ("tables", "stages", "waits") and value not in (None, {}):
+        if key not in ("tables", "stages", "waits", "loads") and value not in (None, {}):
             console.print(f"{key}: {_cell(value)}", soft_wrap=True)
+    for load in result.get("loads", ()):
+        console.print(f"{load['what']} since {load['since']}: {line(load)}", soft_wrap=True)
 
 
 def _render_check(console: Any, result: dict[str, Any]) -> None:

@@ -16,9 +16,9 @@ from typing import Any
 
 from headwater.config import Pipeline
 from headwater.errors import HeadwaterError
+from headwater.jobs.load_progress import Report
 from headwater.jobs.relations import attached
 from headwater.jobs.reload import reload
-from headwater.jobs.replacing import Report
 from headwater.jobs.selection import as_registered
 from headwater.jobs.verify import COMPARED, open_compared, verify
 from headwater.lake.registry import Registry, TableRecord

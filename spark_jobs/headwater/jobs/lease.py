@@ -26,7 +26,7 @@ COMPACTION = "compaction"
 
 
 @contextlib.contextmanager
-def hold(conninfo: str, registry: Registry, name: str) -> Iterator[None]:
+def hold(conninfo: str, registry: Registry, name: str) -> Iterator[Lease]:
     """Hold the lease `name` inside the block; LostLease when another job has it."""
     holder = secrets.token_hex(8)
     session = f"headwater {name} {holder}"
@@ -35,7 +35,7 @@ def hold(conninfo: str, registry: Registry, name: str) -> Iterator[None]:
         lease = Lease(name, holder, session, socket.gethostname(), os.getpid(), now_text())
         registry.write(lease)
         try:
-            yield
+            yield lease
         finally:
             registry.write(replace(lease, session=""))
 

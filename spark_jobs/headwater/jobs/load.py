@@ -1,9 +1,8 @@
-"""`headwater load`: the initial load of tables, each at a capture point of its own, handed over to the log exactly.
+"""`headwater load`: the initial load of tables, each by itself (`headwater.jobs.table_load`).
 
 Order at the source: publications, then the slot, then tables join the publication, then transactions older than
-that are waited out, and only then is a capture point taken; every rule there was found by losing rows
-(docs/architecture.md, "Load and hand-over"). A table becomes readable in one Delta commit; killed before it, the
-table is loaded anew by the next run, and tables that were done are skipped.
+that are waited out, and only then are capture points taken; every rule there was found by losing rows
+(docs/architecture.md, "Load and hand-over"). Killed, the next run loads anew what was not done, and skips the rest.
 """
 
 from __future__ import annotations
@@ -11,39 +10,29 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
-
 from headwater.config import Pipeline
-from headwater.errors import LostLease, Refused, SlotGap, TableError
+from headwater.errors import LostLease, SlotGap
 from headwater.failpoints import reach
 from headwater.jobs import lease
 from headwater.jobs.check import check, require_ok
-from headwater.jobs.driver_answers import await_answer, is_running
-from headwater.jobs.executors import lacking
+from headwater.jobs.driver_answers import is_running
 from headwater.jobs.handovers import finish_handovers
-from headwater.jobs.keeper import load_name
+from headwater.jobs.load_progress import LoadProgress, Report, Show
 from headwater.jobs.log_format import may_be_binary
-from headwater.jobs.options import on_divergence, on_schema_change
 from headwater.jobs.same_source import CONNECT_THERE, require_same_source
-from headwater.jobs.source_rows import rows_at
-from headwater.jobs.units import BAD_VALUE, CHANGED, bad_value
+from headwater.jobs.source_rows import extents
+from headwater.jobs.table_load import Copy, TableLoad, copy_whole, table_result
+from headwater.jobs.units import Extent
 from headwater.jobs.wal_ceiling import ceiling_problem
-from headwater.lake import tables as lake_tables
-from headwater.lake.history import history_record, mark_load, prepare
 from headwater.lake.ledger import read_epoch
-from headwater.lake.paths import registry_path, table_path
-from headwater.lake.registry import Capture, PipelineRecord, Registry, TableRecord, now_text
+from headwater.lake.registry import PipelineRecord, Registry
 from headwater.names import TableName
 from headwater.position import format_lsn
-from headwater.schema import TableSchema
 from headwater.session import build_session
-from headwater.source.catalog import Catalog, CatalogTable, read_catalog, signature
+from headwater.source.catalog import Catalog, CatalogTable, read_catalog
 from headwater.source.connection import Connection, connect, identify
 from headwater.source.publication import (
     add_tables,
@@ -54,36 +43,15 @@ from headwater.source.publication import (
 )
 from headwater.source.publication_parts import Part
 from headwater.source.slot import SlotState, create_slot, drop_slot, loss_of, read_slot
-from headwater.source.snapshots import CapturePoint, capture_point
 from headwater.source.snapshots import wait_for_old_transactions as wait_out
 from headwater.source.standing import Registered, read_standings
 
 log = logging.getLogger(__name__)
 
-_ATTEMPTS = 3
 # Since then a change of the publication reaches transactions that were open when it was made: the server tells them of
 # it while it decodes (PostgreSQL's release notes of May 2025).
 _SAFE_MINORS = {15: 150013, 16: 160009, 17: 170005}
 _LOADED = ("active", "catching up")
-Report = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What a load copies to where: the table `record` at `capture`, whose leaves have these `signatures`, to `path`.
-    The commit carries `confirmed_lsn`: the slot will send everything past it again, nothing is skipped by position."""
-
-    pipeline: Pipeline
-    connection: Connection
-    record: TableRecord
-    capture: CapturePoint
-    signatures: dict[int, Any]
-    path: str
-    confirmed_lsn: int
-
-
-Copy = Callable[[SparkSession, Target], tuple[int, int]]
-"""Makes the table's content that of the capture point, in one commit; its rows, and bytes written."""
 
 
 def load(
@@ -92,10 +60,11 @@ def load(
     again: bool = False,
     progress: Report = log.info,
     copy: Copy | None = None,
+    show: Show | None = None,
 ) -> dict[str, Any]:
     """Load `tables` (none: all) that are not loaded yet; `again`: also those that are. The JSON of interface "load".
 
-    `copy`: how, instead of reading everything anew.
+    `copy`: how, instead of reading everything anew. `show`: is told about once a second how far it is.
     """
     started = time.monotonic()
     report = check(pipeline)
@@ -108,7 +77,7 @@ def load(
             require_same_source(connection, existing.pipeline, f"{CONNECT_THERE}, or use another lake.root")
         # Creating the registry is the first change, and it is ours: source and lake were looked at before.
         registry = existing or Registry.create(root, pipeline.name)
-        with lease.hold(conninfo, registry, lease.LOAD):
+        with lease.hold(conninfo, registry, lease.LOAD) as held:
             # Rewritten files would be a conflict at the end of a load that has begun to write.
             lease.refuse_if_held(connection, registry, lease.COMPACTION)
             with lease.hold(conninfo, registry, lease.SET_UP):
@@ -120,17 +89,24 @@ def load(
                 if any(table.entry.where for table in wanted):
                     wanted = _as_published(connection, pipeline, wanted)
             loading = {t.name for t in wanted}
-            results = {str(t.name): _skipped(registry.tables[str(t.name)]) for t in chosen if t.name not in loading}
+            results = {str(t.name): table_result(registry.tables[str(t.name)]) for t in chosen if t.name not in loading}
             if wanted:
-                spark = build_session(pipeline.name, app_name=f"headwater load {pipeline.name}")
-                for table in wanted:
-                    membership = memberships[table.name]
-                    how = copy or copy_whole
-                    loaded = _load_table(spark, connection, pipeline, registry, table, membership, progress, how)
-                    results[str(table.name)] = loaded
+                sizes = _sizes(connection, wanted)
+                with LoadProgress(pipeline, held.session, "load", sizes, progress, show) as shown:
+                    spark = build_session(pipeline.name, app_name=f"headwater load {pipeline.name}")
+                    one = TableLoad(pipeline, registry, shown, progress, copy or copy_whole)
+                    for table in wanted:
+                        results[str(table.name)] = one.run(spark, connection, table, memberships[table.name])
             if not is_running(connection, pipeline):  # which does it, too
                 finish_handovers(connection, registry)
     return {"tables": results, "seconds": round(time.monotonic() - started, 3)}
+
+
+def _sizes(connection: Connection, tables: Sequence[CatalogTable]) -> dict[str, int]:
+    """Bytes of each table at the source."""
+    found = extents(connection, [leaf.relation_id for table in tables for leaf in table.schema.leaves])
+    nothing = Extent(0, 0)
+    return {str(t.name): sum(found.get(leaf.relation_id, nothing).bytes for leaf in t.schema.leaves) for t in tables}
 
 
 def _as_published(connection: Connection, pipeline: Pipeline, tables: Sequence[CatalogTable]) -> list[CatalogTable]:
@@ -153,11 +129,6 @@ def _retire(pipeline: Pipeline, registry: Registry) -> None:
     for name, record in list(registry.tables.items()):
         if record.state != "removed" and pipeline.entry_for(TableName.parse(name)) is None:
             registry.write(record.entered("removed", "it is not in the pipeline file any more"))
-
-
-def _skipped(record: TableRecord) -> dict[str, Any]:
-    capture = format_lsn(record.capture.lsn) if record.capture else None
-    return {"state": record.state, "rows": record.rows, "bytes": 0, "seconds": 0.0, "capture_lsn": capture}
 
 
 def _refuse_beside(
@@ -260,170 +231,3 @@ def _gap(slot: SlotState | None, registry: Registry, pipeline: Pipeline) -> str:
     if slot.has_passed(start):
         return f"the slot was moved to {format_lsn(slot.confirmed_lsn)}, past the lake's {format_lsn(start)}"
     return ""
-
-
-def _load_table(
-    spark: SparkSession,
-    connection: Connection,
-    pipeline: Pipeline,
-    registry: Registry,
-    table: CatalogTable,
-    membership: int,
-    progress: Report,
-    copy: Copy,
-) -> dict[str, Any]:
-    """Load one table; what cannot be loaded becomes suspended, with the reason, and the others go on."""
-    started = time.monotonic()
-    name = str(table.name)
-    for attempt in range(1, _ATTEMPTS + 1):
-        record = _begin(pipeline, registry, table, membership)
-        try:
-            record, size = _attempt(spark, connection, pipeline, registry, record, progress, copy)
-            break
-        except Changed as changed:
-            progress(f"{name}: {changed}; loading it again with a new capture point ({attempt} of {_ATTEMPTS})")
-            try:
-                table = read_catalog(connection, pipeline).table(table.name)
-            except Refused as gone:  # dropped, or not replicable any more, since the command began
-                registry.write(record.entered("suspended", gone.message, gone.remedy))
-                return _result(registry.tables[name], 0, started)
-        except TableError as error:
-            registry.write(record.entered("suspended", error.message, error.remedy))
-            progress(f"{name}: suspended: {error.message}")
-            return _result(registry.tables[name], 0, started)
-    else:
-        reason = f"it was rewritten or altered during each of {_ATTEMPTS} attempts to load it"
-        remedy = f"headwater load PIPELINE.yaml --table {name} --again, when the schema rests"
-        registry.write(record.entered("suspended", reason, remedy))
-        return _result(registry.tables[name], 0, started)
-    progress(f"{name}: {record.rows} rows in {time.monotonic() - started:.1f} s")
-    return _result(record, size, started)
-
-
-def _result(record: TableRecord, size: int, started: float) -> dict[str, Any]:
-    return {**_skipped(record), "bytes": size, "seconds": round(time.monotonic() - started, 3)}
-
-
-class Changed(Exception):
-    """The table changed under its snapshot."""
-
-
-def _begin(pipeline: Pipeline, registry: Registry, table: CatalogTable, membership: int) -> TableRecord:
-    """Enter "loading" under a new incarnation: nothing of an earlier attempt can be taken for this one's."""
-    name = str(table.name)
-    registry.refresh()
-    before = registry.tables.get(name)
-    record = TableRecord(
-        name=name,
-        path=table.name.path,
-        state="loading",
-        since=now_text(),
-        incarnation=(before.incarnation if before else 0) + 1,
-        on_divergence=on_divergence(pipeline, table.entry),
-        on_schema_change=on_schema_change(pipeline, table.entry),
-        schemas=((0, table.schema),),
-        membership=membership,
-    )
-    registry.write(record)
-    return record
-
-
-def _attempt(
-    spark: SparkSession,
-    connection: Connection,
-    pipeline: Pipeline,
-    registry: Registry,
-    record: TableRecord,
-    progress: Report,
-    copy: Copy,
-) -> tuple[TableRecord, int]:
-    schema = record.schema
-    ids = [schema.relation_id, *(leaf.relation_id for leaf in schema.leaves)]
-    confirmed_lsn = _handed_over_from(connection, pipeline, registry, record)
-    with capture_point(pipeline.conninfo()) as capture:
-        signatures = signature(connection, ids)
-        _refuse_changed_before_capture(connection, pipeline, schema)
-        reach("load.after_capture")
-        progress(f"{record.name}: reading at {format_lsn(capture.position.lsn)}")
-        path = table_path(pipeline.lake_path(), record.path)
-        beside = table_path(pipeline.lake_path(), history_record(record).path)
-        if schema.history:
-            prepare(spark, beside, record)
-        target = Target(pipeline, connection, record, capture, signatures, path, confirmed_lsn)
-        rows, size = copy(spark, target)
-        if schema.history:
-            app_id = history_record(record).app_id(pipeline.name)
-            mark_load(spark, beside, record, app_id, capture.position.lsn, confirmed_lsn)
-        # The last unit ended some time ago: a rewrite after it is seen here, one after this in the log's Relation.
-        if signature(connection, ids) != signatures:
-            raise Changed("it was rewritten, truncated or altered during the load")
-        record = replace(
-            record.entered("catching up"),
-            start_lsn=capture.position.lsn,
-            rows=rows,
-            capture=Capture(capture.position.lsn, str(capture.snapshot), None, record.since),
-            schemas=((capture.position.lsn, schema),),
-        )
-    registry.write(record)
-    reach("load.after_registry")
-    return record, size
-
-
-def _handed_over_from(connection: Connection, pipeline: Pipeline, registry: Registry, record: TableRecord) -> int:
-    """A position up to which the log is not needed: every commit at or below it will be visible in the snapshot.
-
-    The record says "loading" already. A driver that starts from now on keeps the table's changes from its first one on;
-    one that runs has said that it does, and what it had passed by then is visible when the transactions of that
-    moment have ended.
-    """
-    await_answer(connection, pipeline, registry, load_name(record), f"the load of {record.name}", absent=0.0)
-    slot = read_slot(connection, pipeline.source.slot)
-    if slot is None or slot.confirmed_lsn is None:
-        raise SlotGap("the slot vanished while loading", where=pipeline.source.slot, remedy="run load again")
-    if slot.active:
-        patience = pipeline.load.wait_for_old_transactions
-        wait_out(connection, 0, patience, where=f"pipeline {pipeline.name}, table {record.name}")
-    return slot.confirmed_lsn
-
-
-def _refuse_changed_before_capture(connection: Connection, pipeline: Pipeline, schema: TableSchema) -> None:
-    """The catalog was read before the capture point: what changed in between starts the attempt over."""
-    found = [t for t in read_catalog(connection, pipeline).tables if t.schema.relation_id == schema.relation_id]
-    if not found or found[0].schema != schema:
-        raise Changed("its definition changed")
-
-
-def copy_whole(spark: SparkSession, target: Target) -> tuple[int, int]:
-    """Read all units and commit them as the table's whole content. Returns (rows, bytes)."""
-    pipeline, record, path = target.pipeline, target.record, target.path
-    schema = record.schema
-    snapshot, here = target.capture.snapshot_id, registry_path(pipeline.lake_path())
-    read = schema.without_marks()
-    frame = rows_at(spark, pipeline, target.connection, read, snapshot, target.signatures, writes_to=here)
-    if schema.soft_delete:
-        frame = frame.selectExpr("*", *lake_tables.LIVING)
-    lake_tables.create(spark, path, schema, pipeline.lake.keep_cuts)
-    reach("load.before_commit")
-    writer = frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
-    if schema.partition_by:
-        writer = writer.partitionBy(*schema.partition_by)
-    try:
-        (writer.option("txnAppId", record.app_id(pipeline.name)).option("txnVersion", target.confirmed_lsn).save(path))
-    except (PySparkException, Py4JJavaError) as error:
-        raise named_error(error, record) from error
-    reach("load.after_commit")
-    found = lake_tables.current(path, record.app_id(pipeline.name))
-    assert found is not None
-    commit = lake_tables.read_commit(path, found[0])
-    metrics = commit.metrics if commit else {}
-    return int(metrics.get("numOutputRows", 0)), int(metrics.get("numOutputBytes", 0))
-
-
-def named_error(error: PySparkException | Py4JJavaError, record: TableRecord) -> Exception:
-    """What a failure of Spark over a table's units means."""
-    text = str(error)
-    if CHANGED in text:
-        return Changed("it was rewritten, truncated or altered during the load")
-    if BAD_VALUE in text:
-        return bad_value(text, record.name, record.schema)
-    return lacking(text) or error

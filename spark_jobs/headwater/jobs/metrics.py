@@ -69,6 +69,16 @@ TRANSACTION = Metric(
     "Age of the oldest open transaction of the source that has an id.",
     "seconds",
 )
+_LOAD = ("pipeline", "job")
+LOAD_DONE = Metric("headwater_load_done_ratio", _LOAD, "Share of a load or reload (`job`) that is done.", "ratio")
+LOAD_ETA = Metric("headwater_load_eta_seconds", _LOAD, "When it will be done at the present speed.", "seconds")
+LOAD_RATE = Metric("headwater_load_rows_per_second", _LOAD, "Rows that it reads a second.")
+LOAD_SNAPSHOT = Metric(
+    "headwater_load_snapshot_seconds",
+    _LOAD,
+    "Age of the oldest snapshot that it holds at the source, where nothing is vacuumed meanwhile.",
+    "seconds",
+)
 TABLE_STATE = Metric("headwater_table_state", (*_TABLE, "state"), "1 for the state that the table is in.")
 TABLE_LAG_SECONDS = Metric("headwater_table_lag_seconds", _TABLE, "How stale the table is.", "seconds")
 TABLE_LAG_BYTES = Metric("headwater_table_lag_bytes", _TABLE, "The same in bytes of the source's log.", "bytes")
@@ -94,6 +104,10 @@ METRICS: tuple[Metric, ...] = (
     RETAINED,
     WAL_BOUND,
     TRANSACTION,
+    LOAD_DONE,
+    LOAD_ETA,
+    LOAD_RATE,
+    LOAD_SNAPSHOT,
     TABLE_STATE,
     TABLE_LAG_SECONDS,
     TABLE_LAG_BYTES,
@@ -163,6 +177,7 @@ def samples(overview: Mapping[str, Any], tables: Iterable[Mapping[str, Any]]) ->
     for stage, measures in overview["stages"].items():
         if measures["busy"] is not None:
             yield STAGE_BUSY, (name, stage), float(measures["busy"])
+    yield from _of_loads(name, overview["loads"])
     for table in tables:
         labels = (name, str(table["table"]))
         yield TABLE_STATE, (*labels, str(table["state"])), 1.0
@@ -175,3 +190,19 @@ def samples(overview: Mapping[str, Any], tables: Iterable[Mapping[str, Any]]) ->
         for metric, value in measured:
             if value is not None:
                 yield metric, labels, float(value)
+
+
+def _of_loads(pipeline: str, loads: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
+    """Of several reloads at once the one that is farthest back."""
+    for job in sorted({str(load["what"]) for load in loads}):
+        found = [load for load in loads if load["what"] == job]
+        snapshots = [table["snapshot_seconds"] for load in found for table in load["running"]]
+        measured = [
+            (LOAD_DONE, min(load["done"] for load in found)),
+            (LOAD_ETA, max((load["eta_seconds"] for load in found if load["eta_seconds"] is not None), default=None)),
+            (LOAD_RATE, sum(load["rows_per_second"] or 0.0 for load in found)),
+            (LOAD_SNAPSHOT, max((age for age in snapshots if age is not None), default=None)),
+        ]
+        for metric, value in measured:
+            if value is not None:
+                yield metric, (pipeline, job), float(value)

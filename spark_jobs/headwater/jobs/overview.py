@@ -24,6 +24,7 @@ from headwater.jobs.speed import speed
 from headwater.jobs.status import remedy_of, slot_of
 from headwater.jobs.table_page import files_of, reloads_of, schema_versions
 from headwater.lake.freshness import IN_STEP, Look, TableState
+from headwater.lake.load_files import shown_loads
 from headwater.lake.paths import table_uri
 from headwater.lake.recent_epochs import RecentEpoch, RecentEpochs
 from headwater.lake.registry import Registry
@@ -53,6 +54,7 @@ class _Seen:
     registry: Registry | None
     answer: Answer
     lags: Lags
+    loads: list[dict[str, Any]]
     running: bool | None
     at: datetime
 
@@ -111,6 +113,7 @@ class PipelineWatch:
                 **speed(file.rates if file is not None else {}, lag_bytes, lag_seconds, running=bool(seen.running)),
                 "latency": [[_time(epoch.applied_at), epoch.latency] for epoch in self._recent.with_latency(_POINTS)],
                 "tables": dict(sorted(Counter(table.state for table in states.values()).items())),
+                "loads": seen.loads,
                 "attention": attention[:_SHOWN],
                 "more_attention": max(0, len(attention) - _SHOWN),
                 "slot": {
@@ -201,7 +204,8 @@ class PipelineWatch:
         state = answer.state
         running = state.slot is not None and state.slot.active if state is not None else self._file_moves(look)
         look = as_the_source_stands(look, state, lambda: followed(registry, self.pipeline.source.publication))
-        self._seen = _Seen(look, registry, answer, Lags(look, state), running, datetime.now(UTC))
+        loads = shown_loads(self.pipeline.lake_path(), answer.jobs if state is not None else ())
+        self._seen = _Seen(look, registry, answer, Lags(look, state), loads, running, datetime.now(UTC))
         self._looked_at = time.monotonic()
         return self._seen
 

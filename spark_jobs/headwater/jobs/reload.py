@@ -21,10 +21,11 @@ from headwater.errors import Refused, Transient
 from headwater.failpoints import reach
 from headwater.jobs.executors import lacking
 from headwater.jobs.load import load
+from headwater.jobs.load_progress import LoadProgress, Report, Show
 from headwater.jobs.partitions_named import Part, part_named
-from headwater.jobs.replacing import Replacing, Report, driver_beside, refuse_state
+from headwater.jobs.replacing import Replacing, driver_beside, refuse_state
 from headwater.jobs.same_source import require_same_source
-from headwater.jobs.source_rows import rows_at, schema_now
+from headwater.jobs.source_rows import extents, rows_at, schema_now, units_of
 from headwater.jobs.units import BAD_VALUE, CHANGED, bad_value
 from headwater.lake.paths import registry_path, reloaded_path
 from headwater.lake.registry import Registry, TableRecord, now_text
@@ -47,9 +48,13 @@ _FOLLOW_SECONDS: Final = 15.0
 
 
 def reload(
-    pipeline: Pipeline, table: TableName, partitions: Sequence[TableName] = (), progress: Report = log.info
+    pipeline: Pipeline,
+    table: TableName,
+    partitions: Sequence[TableName] = (),
+    progress: Report = log.info,
+    show: Show | None = None,
 ) -> dict[str, Any]:
-    """Reload `partitions` of `table` (none: the whole table). The JSON of interface "reload".
+    """Reload `partitions` of `table` (none: the whole table). The JSON of interface "reload". `show` as of a load.
 
     Refused for what is not replicated, LostLease beside another reload of the same rows, Transient when the source or
     the driver goes away: then nothing was changed.
@@ -61,13 +66,13 @@ def reload(
         if record.state == "suspended" and not partitions:
             # What it missed since then is nowhere but at the source: loading it anew hands over to the log exactly.
             progress(f"{table}: it is suspended ({record.reason}): it is loaded anew")
-            result = load(pipeline, [table], again=True, progress=progress)
+            result = load(pipeline, [table], again=True, progress=progress, show=show)
             return {**result, "seconds": round(time.monotonic() - started, 3)}
         refuse_state(record)
         part = part_named(connection, record, schema_now(connection, pipeline, record).leaves, partitions)
-        with driver_beside(connection, pipeline, progress):
+        with driver_beside(connection, pipeline, progress), contextlib.ExitStack() as shown:
             replacing = Replacing(pipeline, connection, registry, record, part.shown, part.leaves, part.unknown)
-            done = replacing.run(_Part(pipeline, connection, registry, record, part, progress).read)
+            done = replacing.run(_Part(pipeline, connection, registry, record, part, progress, show, shown).read)
     done |= {"state": registry.tables[str(table)].state, "partitions": list(part.names)}
     return {"tables": {str(table): done}, "seconds": round(time.monotonic() - started, 3)}
 
@@ -96,12 +101,25 @@ class _Part:
     record: TableRecord
     part: Part
     progress: Report
+    show: Show | None
+    until_published: contextlib.ExitStack
+    """So long it is shown how far it is."""
 
     def read(self, asked: Reload) -> Reload:
         """Read the part at a capture point into the folder of its own."""
+        found = extents(self.connection, [leaf.relation_id for leaf in self._leaves_now()])
+        sizes = {asked.table: sum(extent.bytes for extent in found.values())}
+        shown = self.until_published.enter_context(
+            LoadProgress(self.pipeline, asked.session, "reload", sizes, self.progress, self.show)
+        )
+        read = self._read(asked, shown)
+        shown.ended(asked.table, "merging", read.rows)
+        return read
+
+    def _read(self, asked: Reload, shown: LoadProgress) -> Reload:
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                return self._attempt(asked)
+                return self._attempt(asked, shown)
             except _Changed as changed:
                 self.progress(f"{asked.table}: {changed}; reading it again ({attempt} of {_ATTEMPTS})")
                 self._follow()
@@ -111,7 +129,7 @@ class _Part:
             remedy="reload it again when the schema rests; nothing was changed",
         )
 
-    def _attempt(self, asked: Reload) -> Reload:
+    def _attempt(self, asked: Reload, shown: LoadProgress) -> Reload:
         root, schema = self.pipeline.lake_path(), self.record.schema
         spark = build_session(self.pipeline.name, app_name=f"headwater reload {self.pipeline.name}")
         folder = reloaded_path(root, asked.name)
@@ -122,6 +140,8 @@ class _Part:
             signatures = signature(self.connection, ids)
             reach("reload.after_capture")
             self.progress(f"{asked.table}: reading {asked.shown} at {format_lsn(capture.position.lsn)}")
+            units = units_of(self.connection, leaves)
+            shown.reading(asked.table, capture.snapshot_id, len(units), None if self.part.whole else asked.shown)
             frame = rows_at(
                 spark,
                 self.pipeline,
@@ -129,6 +149,7 @@ class _Part:
                 chosen,
                 capture.snapshot_id,
                 signatures,
+                units,
                 writes_to=registry_path(root),
             )
             try:

@@ -23,10 +23,12 @@ from headwater.config import Pipeline
 from headwater.errors import Transient
 from headwater.jobs.comparison import Candidates, Comparison
 from headwater.jobs.key_reader import ORIGIN, KeyReader
-from headwater.jobs.load import Changed, Report, Target, copy_whole, load, named_error
+from headwater.jobs.load import load
+from headwater.jobs.load_progress import Report
 from headwater.jobs.planning import Planner
 from headwater.jobs.replacing import Replacing
-from headwater.jobs.source_rows import rows_at, schema_now
+from headwater.jobs.source_rows import rows_at, schema_now, units_of
+from headwater.jobs.table_load import Changed, Target, copy_whole, named_error
 from headwater.jobs.units import BAD_VALUE, CHANGED, TableChanged
 from headwater.lake import tables as lake_tables
 from headwater.lake.apply import Applier
@@ -133,7 +135,7 @@ def repair_suspended(pipeline: Pipeline, table: TableName, shown: int, progress:
 
 
 def _copy_differences(found: Differences, shown: int, spark: SparkSession, target: Target) -> tuple[int, int]:
-    """`headwater.jobs.load.Copy`: write what differs, or everything where that will not do."""
+    """`headwater.jobs.table_load.Copy`: write what differs, or everything where that will not do."""
     try:
         return _write_differences(found, shown, spark, target)
     except TableChanged as changed:
@@ -161,7 +163,9 @@ def _write_differences(found: Differences, shown: int, spark: SparkSession, targ
     if stands is None:
         raise _Whole("there is nothing to compare with")
     snapshot = target.capture.snapshot_id
-    source = rows_at(spark, target.pipeline, target.connection, schema, snapshot, target.signatures)
+    units = units_of(target.connection, schema.leaves)
+    target.progress.reading(record.name, snapshot, len(units))
+    source = rows_at(spark, target.pipeline, target.connection, schema, snapshot, target.signatures, units)
     try:
         lake = spark.read.format("delta").option("versionAsOf", stands[0]).load(target.path)
         wanted = spark.createDataFrame([], lake_tables.struct_type(schema)).dtypes

@@ -17,6 +17,7 @@ from headwater.config import Pipeline
 from headwater.errors import HeadwaterError, LostLease, Refused, Transient
 from headwater.failpoints import reach
 from headwater.jobs.driver_answers import await_answer, is_running
+from headwater.jobs.load_progress import Report
 from headwater.jobs.replicate import replicate
 from headwater.lake.ledger import read_epoch
 from headwater.lake.registry import Registry, TableRecord, now_text
@@ -31,7 +32,6 @@ from headwater.source.snapshots import wait_for_old_transactions as wait_out
 log = logging.getLogger(__name__)
 
 _MERGE_SECONDS: Final = 3600.0
-Report = Callable[[str], None]
 
 
 def refuse_state(record: TableRecord) -> None:

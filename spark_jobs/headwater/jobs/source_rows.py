@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -12,10 +11,10 @@ from headwater.errors import Refused
 from headwater.jobs.executors import share_engine
 from headwater.jobs.schema_changes import COLUMNS_CHANGED, FOLLOWS
 from headwater.jobs.selection import as_registered, registered_columns
-from headwater.jobs.units import UnitReader, cut_units, describe
+from headwater.jobs.units import Extent, Unit, UnitReader, cut_units, describe
 from headwater.lake.registry import TableRecord
 from headwater.lake.tables import struct_type
-from headwater.schema import TableSchema
+from headwater.schema import Leaf, TableSchema
 from headwater.source.catalog import Signature, read_catalog
 from headwater.source.connection import Connection, errors_named
 
@@ -27,21 +26,27 @@ def rows_at(
     schema: TableSchema,
     snapshot_id: str,
     signatures: Mapping[int, Signature],
+    units: Sequence[Unit] | None = None,
     writes_to: str = "",
 ) -> DataFrame:
-    """The rows with the columns of `schema`; evaluated while the snapshot is held, or not at all. `writes_to`: see
-    `headwater.jobs.units.UnitReader`."""
+    """The rows with the columns of `schema`; evaluated while the snapshot is held, or not at all. `units`: of the
+    schema's leaves, cut since the snapshot was taken. `writes_to`: see `headwater.jobs.units.UnitReader`."""
     share_engine(spark)
-    units = [unit for leaf in schema.leaves for unit in cut_units(leaf, pages(connection, leaf.relation_id))]
+    if units is None:
+        units = units_of(connection, schema.leaves)
     reader = UnitReader(pipeline.conninfo(), snapshot_id, schema, dict(signatures), writes_to)
     parallel = max(1, min(pipeline.load.connections, len(units)))
-    descriptions = spark.sparkContext.parallelize([(describe(unit),) for unit in _dealt(units, parallel)], parallel)
+    # Consecutive shares of the list hold every `parallel`-th unit: large tables end evenly.
+    dealt = [(describe(unit),) for hand in range(parallel) for unit in units[hand::parallel]]
+    descriptions = spark.sparkContext.parallelize(dealt, parallel)
     return spark.createDataFrame(descriptions, "unit string").mapInArrow(reader, struct_type(schema))
 
 
-def _dealt(units: list[Any], hands: int) -> list[Any]:
-    """Reordered so that consecutive shares of the list hold every `hands`-th unit: big tables end evenly."""
-    return [unit for hand in range(hands) for unit in units[hand::hands]]
+def units_of(connection: Connection, leaves: Iterable[Leaf]) -> list[Unit]:
+    """All rows of the leaves, in units."""
+    leaves = list(leaves)
+    found = extents(connection, [leaf.relation_id for leaf in leaves])
+    return [unit for leaf in leaves for unit in cut_units(leaf, found.get(leaf.relation_id, Extent(0, 0)))]
 
 
 def schema_now(connection: Connection, pipeline: Pipeline, record: TableRecord) -> TableSchema:
@@ -60,10 +65,12 @@ def schema_now(connection: Connection, pipeline: Pipeline, record: TableRecord) 
     return record.schema.with_leaves(found[0].leaves)
 
 
-def pages(connection: Connection, relation_id: int) -> int:
-    """How large the relation is, in the server's pages."""
+def extents(connection: Connection, relation_ids: Iterable[int]) -> dict[int, Extent]:
+    """How large the relations are; without those that are gone."""
     with errors_named("source"):
-        row = connection.execute(
-            "select pg_relation_size(%s::oid) / current_setting('block_size')::int", [relation_id]
-        ).fetchone()
-    return int(row[0] or 0) if row else 0
+        rows = connection.execute(
+            "select oid, pg_relation_size(oid) / current_setting('block_size')::int, pg_table_size(oid) "
+            "from pg_catalog.pg_class where oid = any(%s::oid[])",
+            [list(relation_ids)],
+        ).fetchall()
+    return {oid: Extent(pages or 0, size or 0) for oid, pages, size in rows}

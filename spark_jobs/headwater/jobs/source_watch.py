@@ -17,6 +17,7 @@ from headwater.errors import HeadwaterError
 from headwater.jobs.source_state import STATEMENT_SECONDS, SourceState, read_source_state
 from headwater.source.connection import connect
 from headwater.source.matching import match_entries
+from headwater.source.readers import jobs_there
 from headwater.source.relations import list_relations
 from headwater.source.slot import wal_bound
 from headwater.source.standing import Registered
@@ -36,12 +37,13 @@ class Answer:
     """What the source said last. `state` None: it did not answer, and `outage` says why.
 
     `wal_bound`: bytes of log it keeps for the slot at most, by its own setting or our ceiling (None: no bound).
-    `listed`: the tables there that the pipeline's entries match. `asked_at`: this process's monotonic clock when the
-    visit began.
+    `jobs`: the sessions of loads and reloads. `listed`: the tables there that the pipeline's entries match.
+    `asked_at`: this process's monotonic clock when the visit began.
     """
 
     state: SourceState | None = None
     wal_bound: int | None = None
+    jobs: frozenset[str] = frozenset()
     listed: frozenset[str] = frozenset()
     listed_at: float | None = None
     outage: str = "the source has not answered yet"
@@ -110,7 +112,7 @@ class SourceWatch:
                 listed, listed_at = frozenset(str(relation.name) for relation, _ in matched), began
             bounds = (wal_bound(connection), self._pipeline.source.wal_ceiling)
             bound = min((size for size in bounds if size is not None), default=None)
-            return Answer(state, bound, listed, listed_at, "", began)
+            return Answer(state, bound, jobs_there(connection), listed, listed_at, "", began)
 
 
 def _age(answer: Answer) -> float:

@@ -23,11 +23,13 @@ from headwater.jobs.source_state import (
 )
 from headwater.jobs.speed import speed
 from headwater.lake.freshness import Look, TableState
+from headwater.lake.load_files import shown_loads
 from headwater.lake.paths import table_path, table_uri
 from headwater.lake.status import LakeReader
 from headwater.names import TableName
 from headwater.position import format_lsn
 from headwater.source.connection import connect
+from headwater.source.readers import jobs_there
 from headwater.source.standing import Registered
 
 _FILE_SECONDS = 1.2  # a living driver replaces its position file at least once a second
@@ -38,7 +40,7 @@ def status(pipeline: Pipeline) -> dict[str, Any]:
     lake = LakeReader(pipeline.lake_path(), pipeline.name)
     look = lake.look()
     tables = followed(lake.registry(), pipeline.source.publication)
-    source, listed, unreachable = _ask(pipeline, tables)
+    source, listed, loads, unreachable = _ask(pipeline, tables)
     look = as_the_source_stands(look, source, lambda: tables)
     running = is_running(source, lake, look)
     file = look.file
@@ -57,12 +59,16 @@ def status(pipeline: Pipeline) -> dict[str, Any]:
         "lag_seconds": lag_seconds,
         "tables": tables_of(pipeline, lake, look, listed, lags, running),
         "slot": slot_of(pipeline, source, unreachable),
+        "loads": loads,
         **speed(file.rates if file is not None else {}, lag_bytes, lag_seconds, running=running),
     }
 
 
-def _ask(pipeline: Pipeline, tables: list[Registered]) -> tuple[SourceState | None, set[str], str]:
-    """The source's answers, the tables that the pipeline's entries match there now, and why there are none."""
+def _ask(
+    pipeline: Pipeline, tables: list[Registered]
+) -> tuple[SourceState | None, set[str], list[dict[str, Any]], str]:
+    """The source's answers, the tables that the pipeline's entries match there now, loads and reloads that run, and why
+    there are none."""
     from headwater.source.matching import match_entries
     from headwater.source.relations import list_relations
 
@@ -71,9 +77,10 @@ def _ask(pipeline: Pipeline, tables: list[Registered]) -> tuple[SourceState | No
         with closing(session) as connection:
             state = read_source_state(connection, pipeline, tables)
             matched, _ = match_entries(pipeline.tables, list_relations(connection))
-            return state, {str(relation.name) for relation, _ in matched}, ""
+            loads = shown_loads(pipeline.lake_path(), jobs_there(connection))
+            return state, {str(relation.name) for relation, _ in matched}, loads, ""
     except Transient as error:
-        return None, set(), f"the source does not answer: {error.message}"
+        return None, set(), [], f"the source does not answer: {error.message}"
 
 
 def is_running(source: SourceState | None, lake: LakeReader, look: Look) -> bool:

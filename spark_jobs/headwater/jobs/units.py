@@ -24,9 +24,11 @@ from headwater.log.decode import decode_copy_rows, mark_lost_in_partitions
 from headwater.schema import PARTITION_COLUMN, SERVER_TEXT, Column, Leaf, TableSchema
 from headwater.source.catalog import Signature, signature
 from headwater.source.connection import Connection, connect
+from headwater.source.readers import Tally
 
 ROWS_PER_BATCH = 10_000
 PAGES_PER_UNIT = 4096
+BYTES_PER_UNIT = 256 << 20
 _HEADER = 11 + 4
 CHANGED = "HEADWATER_TABLE_CHANGED"
 BAD_VALUE = "HEADWATER_BAD_VALUE"
@@ -47,9 +49,20 @@ class TableChanged(Exception):
     """The relation is not what the capture point saw: its rows may be invisible to the old snapshot."""
 
 
-def cut_units(leaf: Leaf, pages: int) -> list[Unit]:
-    """Units of `PAGES_PER_UNIT` pages over `leaf`; the last one is open-ended."""
-    bounds: list[int | None] = [*range(0, max(pages, 1), PAGES_PER_UNIT), None]
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How large a relation is: its own pages, and bytes with what lies beside them (TOAST)."""
+
+    pages: int
+    bytes: int
+
+
+def cut_units(leaf: Leaf, extent: Extent) -> list[Unit]:
+    """Units of at most `PAGES_PER_UNIT` pages over `leaf`, of fewer where much lies beside them: a unit is a short
+    transaction. The last one is open-ended."""
+    beside = extent.bytes / extent.pages if extent.pages else 0.0
+    step = max(1, min(PAGES_PER_UNIT, int(BYTES_PER_UNIT / beside) if beside else PAGES_PER_UNIT))
+    bounds: list[int | None] = [*range(0, max(extent.pages, 1), step), None]
     return [Unit(leaf.relation_id, leaf.schema, leaf.name, first or 0, end) for first, end in pairwise(bounds)]
 
 
@@ -75,11 +88,15 @@ class UnitReader:
             require_folder(self.writes_to)
         with (
             contextlib.closing(connect(self.conninfo, application_name="headwater load unit")) as reading,
-            contextlib.closing(connect(self.conninfo, application_name="headwater load unit")) as looking,
+            contextlib.closing(connect(self.conninfo, application_name="headwater load look")) as looking,
         ):
+            tally = Tally(looking, self.snapshot_id)
             for batch in batches:
                 for text in batch.column(0).to_pylist():
-                    yield from self._read(reading, looking, Unit(**json.loads(text)))
+                    for rows in self._read(reading, looking, Unit(**json.loads(text))):
+                        tally.read(rows.num_rows, rows.nbytes)
+                        yield rows
+                    tally.unit_done()
 
     def _read(self, reading: Connection, looking: Connection, unit: Unit) -> Iterator[pa.RecordBatch]:
         with reading.transaction():

@@ -40,6 +40,11 @@ def reloaded_path(root: str, name: str) -> str:
     return join(root, CONTROL, "reloaded", name)
 
 
+def loads_path(root: str, name: str = "") -> str:
+    """How far the load or reload `name` is: see `headwater.lake.load_files`."""
+    return join(root, CONTROL, "loads", f"{name}.json") if name else join(root, CONTROL, "loads")
+
+
 def validations_path(root: str) -> str:
     return join(root, CONTROL, "validations")
 

@@ -98,8 +98,9 @@ class Signature(NamedTuple):
 
 
 @errors_named("source")
-def read_catalog(connection: Connection, pipeline: Pipeline) -> Catalog:
-    """The tables that the entries of `pipeline` name, as they stand now, read under one snapshot."""
+def read_catalog(connection: Connection, pipeline: Pipeline, only: TableName | None = None) -> Catalog:
+    """The tables that the entries of `pipeline` name (`only`: this one of them), as they stand now, read under one
+    snapshot."""
     with one_snapshot(connection):
         version = connection.info.server_version
         name = pipeline.source.publication
@@ -108,6 +109,8 @@ def read_catalog(connection: Connection, pipeline: Pipeline) -> Catalog:
             for insert_only, each in ((False, name), (True, inserts_name(name)))
         }
         listed, problems = match_entries(pipeline.tables, list_relations(connection))
+        if only is not None:
+            listed = [(relation, entry) for relation, entry in listed if relation.name == only]
         below = descendants(connection, [relation.relation_id for relation, _ in listed])
         roots = [relation.relation_id for relation, _ in listed]
         found = read_relations(connection, {*roots, *(i for leaves in below.values() for i in leaves)})

@@ -3,7 +3,7 @@
 import { actions, dagLinks } from "./actions.js";
 import { airflowLink, dagsOf, request, taskPath, waitingSensors } from "./airflow.js";
 import { h } from "./dom.js";
-import { ago, bytes, count, plural, seconds } from "./format.js";
+import { ago, bytes, count, plural, rate, seconds } from "./format.js";
 import { lagFacts, stateTitle, tableHref, transactionFact, walFact, withoutSource } from "./overview.js";
 import { attention, badge, fact, sortable, sparkline, stageBar } from "./parts.js";
 
@@ -85,14 +85,27 @@ const percent = (share) => (share === null ? "–" : `${Math.round(share * 100)}
 
 function loads(one) {
   const loading = one.table_list.filter((table) => table.state === "loading");
-  if (!loading.length && !one.jobs.length && !one.reloads.length) return null;
+  if (!loading.length && !one.jobs.length && !one.reloads.length && !one.loads.length) return null;
   const all = one.table_list.filter((table) => table.state !== "removed").length;
   const done = all - one.table_list.filter((table) => ["loading", "new"].includes(table.state)).length;
   return h("section", null, h("h2", null, "Loads and reloads"),
     loading.length ? h("p", null, `${done} of ${plural(all, "table")} loaded; now: `, loading.map((table) => [h("code", null, table.table), ", begun ", ago(table.since, one.at), " "])) : null,
     loading.length ? h("progress", { max: all, value: done, "aria-label": "tables loaded" }) : null,
+    one.loads.map((job) => progressOf(job)),
     one.reloads.length ? h("ul", null, one.reloads.map((reload) => h("li", null, "reload of ", h("code", null, reload.table), ` (${reload.part}): ${reload.state}, `, ago(reload.since, one.at), reload.rows === null ? null : `, ${plural(reload.rows, "row")} read`))) : null,
     one.jobs.length ? h("ul", null, one.jobs.map((job) => h("li", { "data-key": job.what }, h("code", null, job.what), ` held by process ${job.pid} on ${job.host}, taken `, ago(job.since, one.at)))) : null);
+}
+
+/** A load or reload that runs: as a whole, and each table that is being read. */
+function progressOf(job) {
+  const row = (key, name, of) => h("li", { "data-key": key },
+    h("progress", { max: 1, value: of.done, "aria-label": `${name} done` }), ` ${name}: ${percent(of.done)}, ${plural(of.rows, "row")}, ${bytes(of.bytes)}`,
+    of.rows_per_second === null ? null : `, ${rate(of.rows_per_second)} rows, ${bytes(of.bytes_per_second)}/s`,
+    of.eta_seconds === null ? null : `, about ${seconds(of.eta_seconds)} left`,
+    of.snapshot_seconds ? `, snapshot held for ${seconds(of.snapshot_seconds)}` : null);
+  return h("ul.running", { "data-key": `${job.what} ${job.since}` },
+    row("all", `${job.what}, ${job.tables_done} of ${plural(job.tables, "table")}`, job),
+    job.running.map((table) => row(table.table, `${table.table}${table.part ? ` (${table.part})` : ""} ${table.state}`, table)));
 }
 
 function sensors(one) {
