@@ -66,6 +66,7 @@ def source(shared_database: Database, spark: SparkSession, tmp_path_factory: pyt
 # the capture points of the others.
 
 FIRST = "public.a_first"
+ONE_BY_ONE = {"connections": 1}
 STAGES = ("public.b_before", "public.b_prepared", "public.b_stalled", "public.b_subtransactions")
 
 
@@ -77,7 +78,7 @@ def handed_over(source: Source) -> Pipeline:
             f"create table {name} (id int primary key, n int, note text)",
             f"insert into {name} select i, 0, 'old' from generate_series(1, 5) i",
         )
-    pipeline = source.pipeline(FIRST, *STAGES)
+    pipeline = source.pipeline(FIRST, *STAGES, load=ONE_BY_ONE)
     with armed(source.folder, "load.before_commit") as hold, database.connect(autocommit=False) as open_one:
         loading = in_thread(lambda: load_tables(pipeline))
         hold.reached(loading)
@@ -162,7 +163,7 @@ def test_a_transaction_open_at_the_capture_point_is_applied_once_when_it_commits
     database.execute(
         "create table d_late (id int primary key, n int)", "insert into d_late select i, 0 from generate_series(1, 5) i"
     )
-    pipeline = source.pipeline(FIRST, *STAGES, name)
+    pipeline = source.pipeline(FIRST, *STAGES, name, load=ONE_BY_ONE)
     with armed(source.folder, "load.before_commit") as hold, database.connect(autocommit=False) as late:
         loading = in_thread(lambda: load_tables(pipeline, FIRST, name, again=True))
         hold.reached(loading)

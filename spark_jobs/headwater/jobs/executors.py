@@ -7,6 +7,7 @@ pyarrow, numpy, pandas and psycopg, and the lake's folder under the same path ar
 from __future__ import annotations
 
 import os
+import threading
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,20 +21,24 @@ if TYPE_CHECKING:
 
 NO_FOLDER = "HEADWATER_NO_FOLDER"
 _ENGINE = "headwater-engine.zip"
+_sharing = threading.Lock()  # tables are loaded side by side, and half an archive would be shared
 
 
 def share_engine(spark: SparkSession) -> None:
     """From now on tasks of this application import this process's Headwater, whatever is installed where they run."""
     context = spark.sparkContext
-    if (context.master or "").startswith("local") or any(uri.endswith(f"/{_ENGINE}") for uri in context.listFiles):
+    if (context.master or "").startswith("local"):
         return
-    package = Path(headwater.__file__).resolve().parent
-    assert context._temp_dir is not None  # the context's own, which goes with it
-    archive = os.path.join(context._temp_dir, _ENGINE)
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as engine:
-        for file in sorted(package.rglob("*.py")):
-            engine.write(file, file.relative_to(package.parent))
-    context.addPyFile(archive)
+    with _sharing:
+        if any(uri.endswith(f"/{_ENGINE}") for uri in context.listFiles):
+            return
+        package = Path(headwater.__file__).resolve().parent
+        assert context._temp_dir is not None  # the context's own, which goes with it
+        archive = os.path.join(context._temp_dir, _ENGINE)
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as engine:
+            for file in sorted(package.rglob("*.py")):
+                engine.write(file, file.relative_to(package.parent))
+        context.addPyFile(archive)
 
 
 def require_folder(folder: str) -> None:

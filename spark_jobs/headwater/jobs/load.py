@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pyspark.sql import SparkSession
+
 from headwater.config import Pipeline
-from headwater.errors import LostLease, SlotGap
+from headwater.errors import LostLease, SlotGap, Transient
 from headwater.failpoints import reach
 from headwater.jobs import lease
 from headwater.jobs.check import check, require_ok
@@ -23,9 +25,9 @@ from headwater.jobs.handovers import finish_handovers
 from headwater.jobs.load_progress import LoadProgress, Report, Show
 from headwater.jobs.log_format import may_be_binary
 from headwater.jobs.same_source import CONNECT_THERE, require_same_source
+from headwater.jobs.side_by_side import SideBySide, Turns
 from headwater.jobs.source_rows import extents
 from headwater.jobs.table_load import Copy, TableLoad, copy_whole, table_result
-from headwater.jobs.units import Extent
 from headwater.jobs.wal_ceiling import ceiling_problem
 from headwater.lake.ledger import read_epoch
 from headwater.lake.registry import PipelineRecord, Registry
@@ -51,6 +53,7 @@ log = logging.getLogger(__name__)
 # Since then a change of the publication reaches transactions that were open when it was made: the server tells them of
 # it while it decodes (PostgreSQL's release notes of May 2025).
 _SAFE_MINORS = {15: 150013, 16: 160009, 17: 170005}
+_LOOK_SECONDS = 1.0
 _LOADED = ("active", "catching up")
 
 
@@ -91,22 +94,49 @@ def load(
             loading = {t.name for t in wanted}
             results = {str(t.name): table_result(registry.tables[str(t.name)]) for t in chosen if t.name not in loading}
             if wanted:
-                sizes = _sizes(connection, wanted)
+                sizes = _sizes(pipeline, wanted)
                 with LoadProgress(pipeline, held.session, "load", sizes, progress, show) as shown:
                     spark = build_session(pipeline.name, app_name=f"headwater load {pipeline.name}")
-                    one = TableLoad(pipeline, registry, shown, progress, copy or copy_whole)
-                    for table in wanted:
-                        results[str(table.name)] = one.run(spark, connection, table, memberships[table.name])
+                    one = TableLoad(
+                        pipeline, registry, shown, progress, copy or copy_whole, Turns(pipeline.load.connections)
+                    )
+                    # Small ones are done soon, and let the large ones have all connections.
+                    wanted.sort(key=lambda table: one.connections(str(table.name)))
+                    results |= _side_by_side(spark, one, wanted, memberships)
             if not is_running(connection, pipeline):  # which does it, too
                 finish_handovers(connection, registry)
+    results = {str(table.name): results[str(table.name)] for table in chosen}
     return {"tables": results, "seconds": round(time.monotonic() - started, 3)}
 
 
-def _sizes(connection: Connection, tables: Sequence[CatalogTable]) -> dict[str, int]:
-    """Bytes of each table at the source."""
-    found = extents(connection, [leaf.relation_id for table in tables for leaf in table.schema.leaves])
-    nothing = Extent(0, 0)
-    return {str(t.name): sum(found.get(leaf.relation_id, nothing).bytes for leaf in t.schema.leaves) for t in tables}
+def _side_by_side(
+    spark: SparkSession, one: TableLoad, tables: Sequence[CatalogTable], memberships: Mapping[TableName, int]
+) -> dict[str, dict[str, Any]]:
+    """Load `tables`, in this order; their results. What is raised for one ends it when those beside it are done."""
+
+    def work(mine: Iterator[CatalogTable]) -> Iterator[tuple[str, dict[str, Any]]]:
+        session = spark.newSession()
+        with contextlib.closing(connect(one.pipeline.conninfo(), application_name="headwater load table")) as own:
+            for table in mine:
+                yield str(table.name), one.run(session, own, table, memberships[table.name])
+
+    return dict(SideBySide(tables, work).run(one.pipeline.load.connections))
+
+
+def _sizes(pipeline: Pipeline, tables: Sequence[CatalogTable]) -> dict[str, int]:
+    """Bytes of each table at the source; 0 of one that somebody has locked: it is to hold up no other."""
+    sizes = {}
+    looking = connect(pipeline.conninfo(), application_name="headwater load", lock_timeout=_LOOK_SECONDS)
+    with contextlib.closing(looking) as connection:
+        for table in tables:
+            try:
+                found = extents(connection, [leaf.relation_id for leaf in table.schema.leaves])
+            except Transient as error:
+                if error.code != "lock_timeout":
+                    raise
+                found = {}
+            sizes[str(table.name)] = sum(extent.bytes for extent in found.values())
+    return sizes
 
 
 def _as_published(connection: Connection, pipeline: Pipeline, tables: Sequence[CatalogTable]) -> list[CatalogTable]:

@@ -33,6 +33,7 @@ Show = Callable[[LoadFile], None]
 State = Literal["waiting", "reading", "committing", "merging", "done"]
 
 _LOOK_SECONDS: Final = 1.0
+_LAST_SECONDS: Final = 5.0
 _LINE_SECONDS: Final = 30.0
 _RATE_SECONDS: Final = 15
 _EACH: Final = 4 << 20
@@ -153,9 +154,13 @@ class LoadProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended.set()
-        self._thread.join()
+        self._thread.join(_LAST_SECONDS)
         with contextlib.suppress(OSError):
             remove_load_file(self._pipeline.lake_path(), self._name)
+
+    def size_of(self, table: str) -> int:
+        """In bytes at the source."""
+        return self._tables[table].size
 
     def reading(self, table: str, snapshot_id: str, units: int, part: str | None = None) -> None:
         """The table is read at this snapshot, which was taken just now, in so many units; from the beginning."""
@@ -193,7 +198,9 @@ class LoadProgress:
                 connection.close()
 
     def _begin(self) -> Connection:
-        connection = connect(self._pipeline.conninfo(), application_name="headwater load progress")
+        connection = connect(
+            self._pipeline.conninfo(), application_name="headwater load progress", statement_timeout=_LAST_SECONDS
+        )
         root = self._pipeline.lake_path()
         files = read_load_files(root)
         alive = jobs_there(connection)

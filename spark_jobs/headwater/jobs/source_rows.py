@@ -27,15 +27,17 @@ def rows_at(
     snapshot_id: str,
     signatures: Mapping[int, Signature],
     units: Sequence[Unit] | None = None,
+    connections: int = 0,
     writes_to: str = "",
 ) -> DataFrame:
     """The rows with the columns of `schema`; evaluated while the snapshot is held, or not at all. `units`: of the
-    schema's leaves, cut since the snapshot was taken. `writes_to`: see `headwater.jobs.units.UnitReader`."""
+    schema's leaves, cut since the snapshot was taken. `connections`: how many read (0: as many as the file allows).
+    `writes_to`: see `headwater.jobs.units.UnitReader`."""
     share_engine(spark)
     if units is None:
         units = units_of(connection, schema.leaves)
     reader = UnitReader(pipeline.conninfo(), snapshot_id, schema, dict(signatures), writes_to)
-    parallel = max(1, min(pipeline.load.connections, len(units)))
+    parallel = max(1, min(connections or pipeline.load.connections, len(units)))
     # Consecutive shares of the list hold every `parallel`-th unit: large tables end evenly.
     dealt = [(describe(unit),) for hand in range(parallel) for unit in units[hand::parallel]]
     descriptions = spark.sparkContext.parallelize(dealt, parallel)

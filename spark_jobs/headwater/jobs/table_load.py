@@ -23,9 +23,21 @@ from headwater.jobs.executors import lacking
 from headwater.jobs.keeper import load_name
 from headwater.jobs.load_progress import LoadProgress, Report
 from headwater.jobs.options import on_divergence, on_schema_change
+from headwater.jobs.side_by_side import Turns
 from headwater.jobs.source_rows import rows_at, units_of
-from headwater.jobs.units import BAD_VALUE, CHANGED, bad_value
+from headwater.jobs.units import (
+    BAD_VALUE,
+    BYTES_PER_PLAIN_UNIT,
+    CHANGED,
+    TableChanged,
+    UnfitValue,
+    Unit,
+    UnitReader,
+    bad_value,
+)
+from headwater.lake import small_table
 from headwater.lake import tables as lake_tables
+from headwater.lake.commits import LostRace
 from headwater.lake.history import history_record, mark_load, prepare
 from headwater.lake.paths import registry_path, table_path
 from headwater.lake.registry import Capture, Registry, TableRecord, now_text
@@ -33,7 +45,7 @@ from headwater.names import TableName
 from headwater.position import format_lsn
 from headwater.schema import TableSchema
 from headwater.source.catalog import CatalogTable, read_catalog, signature
-from headwater.source.connection import Connection
+from headwater.source.connection import Connection, errors_named
 from headwater.source.slot import read_slot
 from headwater.source.snapshots import CapturePoint, capture_point
 from headwater.source.snapshots import wait_for_old_transactions as wait_out
@@ -44,7 +56,8 @@ _ATTEMPTS = 3
 @dataclass(frozen=True, slots=True)
 class Target:
     """What a load copies to where: the table `record` at `capture`, whose leaves have these `signatures`, to `path`.
-    The commit carries `confirmed_lsn`: the slot will send everything past it again, nothing is skipped by position."""
+    The commit carries `confirmed_lsn`: the slot will send everything past it again, nothing is skipped by position.
+    `connections`: so many may read."""
 
     pipeline: Pipeline
     connection: Connection
@@ -54,6 +67,7 @@ class Target:
     path: str
     confirmed_lsn: int
     progress: LoadProgress
+    connections: int
 
 
 Copy = Callable[[SparkSession, Target], tuple[int, int]]
@@ -73,6 +87,11 @@ class TableLoad:
     progress: LoadProgress
     report: Report
     copy: Copy
+    turns: Turns
+
+    def connections(self, table: str) -> int:
+        """How many it takes to read: one for each whole unit."""
+        return max(1, min(self.pipeline.load.connections, self.progress.size_of(table) // BYTES_PER_PLAIN_UNIT))
 
     def run(self, spark: SparkSession, connection: Connection, table: CatalogTable, membership: int) -> dict[str, Any]:
         """Load one table; what cannot be loaded becomes suspended, with the reason. The JSON of one table."""
@@ -132,16 +151,20 @@ class TableLoad:
         pipeline, schema = self.pipeline, record.schema
         ids = [schema.relation_id, *(leaf.relation_id for leaf in schema.leaves)]
         confirmed_lsn = self._handed_over_from(connection, record)
-        with capture_point(pipeline.conninfo()) as capture:
+        # Before the snapshot is taken: it is held no longer than it must be.
+        connections = self.connections(record.name)
+        with self.turns.take(connections), capture_point(pipeline.conninfo()) as capture:
             signatures = signature(connection, ids)
             self._refuse_changed_before_capture(connection, record.name, schema)
-            reach("load.after_capture")
+            reach("load.after_capture", record.name)
             self.report(f"{record.name}: reading at {format_lsn(capture.position.lsn)}")
             path = table_path(pipeline.lake_path(), record.path)
             beside = table_path(pipeline.lake_path(), history_record(record).path)
             if schema.history:
                 prepare(spark, beside, record)
-            target = Target(pipeline, connection, record, capture, signatures, path, confirmed_lsn, self.progress)
+            target = Target(
+                pipeline, connection, record, capture, signatures, path, confirmed_lsn, self.progress, connections
+            )
             rows, size = self.copy(spark, target)
             if schema.history:
                 app_id = history_record(record).app_id(pipeline.name)
@@ -157,7 +180,7 @@ class TableLoad:
                 schemas=((capture.position.lsn, schema),),
             )
         self.registry.write(record)
-        reach("load.after_registry")
+        reach("load.after_registry", record.name)
         return record, size
 
     def _handed_over_from(self, connection: Connection, record: TableRecord) -> int:
@@ -193,25 +216,48 @@ def table_result(record: TableRecord) -> dict[str, Any]:
 
 def copy_whole(spark: SparkSession, target: Target) -> tuple[int, int]:
     """Read all units and commit them as the table's whole content. Returns (rows, bytes)."""
-    pipeline, record, path, snapshot = target.pipeline, target.record, target.path, target.capture.snapshot_id
-    schema = record.schema
+    record, schema = target.record, target.record.schema
     units = units_of(target.connection, schema.leaves)
-    target.progress.reading(record.name, snapshot, len(units))
+    target.progress.reading(record.name, target.capture.snapshot_id, len(units))
+    is_small = len(units) == len(schema.leaves) and target.progress.size_of(record.name) < BYTES_PER_PLAIN_UNIT
+    try:
+        if is_small and small_table.is_plain(target.path, schema):
+            try:
+                return _copy_small(target, units)
+            except LostRace as lost:
+                raise Changed("somebody else has written to it in the lake meanwhile") from lost
+        return _copy_by_engine(spark, target, units)
+    except (PySparkException, Py4JJavaError, TableChanged, UnfitValue) as error:
+        raise named_error(error, record) from error
+
+
+def _copy_small(target: Target, units: list[Unit]) -> tuple[int, int]:
+    record, schema, path = target.record, target.record.schema, target.path
+    small_table.create(path, schema, target.pipeline.lake.keep_cuts)
+    reach("load.before_commit", record.name)
+    reader = UnitReader(target.pipeline.conninfo(), target.capture.snapshot_id, schema, target.signatures)
+    with errors_named(record.name):
+        app_id = record.app_id(target.pipeline.name)
+        written = small_table.overwrite(path, schema, reader.rows_of(units), app_id, target.confirmed_lsn)
+    reach("load.after_commit", record.name)
+    return written
+
+
+def _copy_by_engine(spark: SparkSession, target: Target, units: list[Unit]) -> tuple[int, int]:
+    pipeline, record, path, snapshot = target.pipeline, target.record, target.path, target.capture.snapshot_id
+    schema, connection = record.schema, target.connection
     rows = schema.without_marks()
-    here = registry_path(pipeline.lake_path())
-    frame = rows_at(spark, pipeline, target.connection, rows, snapshot, target.signatures, units, writes_to=here)
+    here, read_by = registry_path(pipeline.lake_path()), target.connections
+    frame = rows_at(spark, pipeline, connection, rows, snapshot, target.signatures, units, read_by, here)
     if schema.soft_delete:
         frame = frame.selectExpr("*", *lake_tables.LIVING)
     lake_tables.create(spark, path, schema, pipeline.lake.keep_cuts)
-    reach("load.before_commit")
+    reach("load.before_commit", record.name)
     writer = frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
     if schema.partition_by:
         writer = writer.partitionBy(*schema.partition_by)
-    try:
-        (writer.option("txnAppId", record.app_id(pipeline.name)).option("txnVersion", target.confirmed_lsn).save(path))
-    except (PySparkException, Py4JJavaError) as error:
-        raise named_error(error, record) from error
-    reach("load.after_commit")
+    (writer.option("txnAppId", record.app_id(pipeline.name)).option("txnVersion", target.confirmed_lsn).save(path))
+    reach("load.after_commit", record.name)
     found = lake_tables.current(path, record.app_id(pipeline.name))
     assert found is not None
     commit = lake_tables.read_commit(path, found[0])
@@ -219,8 +265,8 @@ def copy_whole(spark: SparkSession, target: Target) -> tuple[int, int]:
     return int(metrics.get("numOutputRows", 0)), int(metrics.get("numOutputBytes", 0))
 
 
-def named_error(error: PySparkException | Py4JJavaError, record: TableRecord) -> Exception:
-    """What a failure of Spark over a table's units means."""
+def named_error(error: Exception, record: TableRecord) -> Exception:
+    """What a failure over a table's units means; by Spark it comes as text."""
     text = str(error)
     if CHANGED in text:
         return Changed("it was rewritten, truncated or altered during the load")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 
@@ -28,7 +28,9 @@ from headwater.source.readers import Tally
 
 ROWS_PER_BATCH = 10_000
 PAGES_PER_UNIT = 4096
+BYTES_PER_PLAIN_UNIT = PAGES_PER_UNIT * 8192
 BYTES_PER_UNIT = 256 << 20
+"""With what lies beside the pages (TOAST)."""
 _HEADER = 11 + 4
 CHANGED = "HEADWATER_TABLE_CHANGED"
 BAD_VALUE = "HEADWATER_BAD_VALUE"
@@ -55,6 +57,10 @@ class Extent:
 
     pages: int
     bytes: int
+
+
+class UnfitValue(Exception):
+    """A value that the lake's type cannot hold; where, the text says."""
 
 
 def cut_units(leaf: Leaf, extent: Extent) -> list[Unit]:
@@ -86,17 +92,20 @@ class UnitReader:
         """For `mapInArrow`: record batches of unit descriptions in, rows of the table out."""
         if self.writes_to:
             require_folder(self.writes_to)
+        return self.rows_of(Unit(**json.loads(text)) for batch in batches for text in batch.column(0).to_pylist())
+
+    def rows_of(self, units: Iterable[Unit]) -> Iterator[pa.RecordBatch]:
+        """The rows of the units, of at most ROWS_PER_BATCH each. TableChanged, UnfitValue, or what the server says."""
         with (
             contextlib.closing(connect(self.conninfo, application_name="headwater load unit")) as reading,
             contextlib.closing(connect(self.conninfo, application_name="headwater load look")) as looking,
         ):
             tally = Tally(looking, self.snapshot_id)
-            for batch in batches:
-                for text in batch.column(0).to_pylist():
-                    for rows in self._read(reading, looking, Unit(**json.loads(text))):
-                        tally.read(rows.num_rows, rows.nbytes)
-                        yield rows
-                    tally.unit_done()
+            for unit in units:
+                for rows in self._read(reading, looking, unit):
+                    tally.read(rows.num_rows, rows.nbytes)
+                    yield rows
+                tally.unit_done()
 
     def _read(self, reading: Connection, looking: Connection, unit: Unit) -> Iterator[pa.RecordBatch]:
         with reading.transaction():
@@ -146,7 +155,7 @@ class UnitReader:
         if decoded.bad:
             name, row = decoded.bad[0]
             keys = ", ".join(f"{key} = {decoded.columns[key][row]}" for key in self.schema.key)
-            raise ValueError(f"{BAD_VALUE}: {json.dumps({'column': name, 'key': keys})}")
+            raise UnfitValue(f"{BAD_VALUE}: {json.dumps({'column': name, 'key': keys})}")
         arrays = [decoded.columns[column.name] for column in self.schema.columns]
         if self.schema.partitioned:
             arrays.append(pa.array(np.full(decoded.rows, unit.relation_id, dtype=np.int64)))

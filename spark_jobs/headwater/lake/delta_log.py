@@ -145,6 +145,15 @@ def commit(folder: str, version: int, actions: Iterable[Action]) -> None:
     """Make `actions` the commit `version`. LostRace when that version exists, or the one before it does not (the table
     was made anew); then nothing has changed."""
     require_version(folder, version - 1)
+    _put(folder, version, actions)
+
+
+def create(folder: str, actions: Iterable[Action]) -> None:
+    """Make `actions` the first commit. LostRace when there is a table already."""
+    _put(folder, 0, actions)
+
+
+def _put(folder: str, version: int, actions: Iterable[Action]) -> None:
     text = "\n".join(map(_compact, actions))
     try:
         storage.put_if_absent(log_entry(folder, version), f"{text}\n".encode())

@@ -1,0 +1,126 @@
+"""Several tables of one load at once: never more sessions that read than the file allows, and each table by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fixtures.jobs import Hold, armed, assert_equal, catch_up, in_thread, lake_path_of, load_tables, record_of, until
+from fixtures.pipelines import write_pipeline
+from fixtures.postgres import Database
+from headwater import failpoints
+from headwater.jobs import table_load, units
+from headwater.lake import tables as lake_tables
+from headwater.lake.delta_log import read_snapshot
+from headwater.lake.delta_types import fields_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+SMALL = ("public.a", "public.b", "public.c")
+BAD, LARGE = "public.bad", "public.large"
+
+
+def _sessions(database: Database, name: str, more: str = "") -> int:
+    with database.superuser() as connection:
+        found = f"select from pg_stat_activity where application_name = '{name}' {more}"
+        return connection.execute(found).rowcount
+
+
+@pytest.fixture
+def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(units, "PAGES_PER_UNIT", 4)
+    monkeypatch.setattr(table_load, "BYTES_PER_PLAIN_UNIT", 4 * 8192)
+
+
+@pytest.mark.usefixtures("small_units")
+def test_no_more_sessions_read_than_the_file_allows_and_a_table_fails_alone(
+    database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.allow_publishing()
+    for name in SMALL:
+        database.execute(f"create table {name} (id int primary key)", f"insert into {name} values (1), (2)")
+    database.execute(
+        f"create table {BAD} (id int primary key, at timestamp)",
+        f"insert into {BAD} values (1, 'infinity')",
+        f"create table {LARGE} (id int primary key, note text)",
+        f"insert into {LARGE} select i, repeat('x', 1000) from generate_series(1, 200) i",
+    )
+    pipeline = write_pipeline(tmp_path, database, BAD, LARGE, *SMALL, load={"connections": 2})
+    holds = {name: Hold(tmp_path / name) for name in SMALL}
+    before_large = Hold(tmp_path / "large")
+    points = [f"load.after_capture@{name}={hold.action}" for name, hold in holds.items()]
+    failpoints._reached.clear()
+    monkeypatch.setenv("HEADWATER_FAILPOINT", ";".join([*points, f"load.before_commit@{LARGE}={before_large.action}"]))
+    job = in_thread(lambda: load_tables(pipeline))
+    try:
+        for name in ("public.a", "public.b"):
+            holds[name].reached(job)
+        # Two of them stand at their capture points: a third one would hold a snapshot for nothing.
+        assert _sessions(database, "headwater capture point") == 2
+        assert not holds["public.c"].is_reached
+        holds["public.a"].release()
+        holds["public.c"].reached(job)
+        holds["public.b"].release()
+        holds["public.c"].release()
+        before_large.reached(job)
+        assert {record_of(pipeline, name).state for name in SMALL} == {"catching up"}
+        with database.connect() as locking, locking.transaction():
+            locking.execute(f"lock table {LARGE} in access exclusive mode")
+            before_large.release()
+            waiting = "and wait_event_type = 'Lock'"
+            until(lambda: _sessions(database, "headwater load unit", waiting) == 2 or job.done(), "it is read by two")
+            assert _sessions(database, "headwater load unit") == 2
+        states = {name: table["state"] for name, table in job.result(120)["tables"].items()}
+    finally:
+        for hold in (*holds.values(), before_large):
+            hold.release()
+    assert states == {name: "suspended" if name == BAD else "catching up" for name in (*SMALL, BAD, LARGE)}
+    assert "infinity" not in record_of(pipeline, BAD).reason
+    catch_up(pipeline)
+    assert_equal(database, pipeline, *SMALL, LARGE)
+
+
+def test_a_small_table_is_made_as_spark_would_make_it(database: Database, spark: SparkSession, tmp_path: Path) -> None:
+    database.allow_publishing()
+    database.execute(
+        "create table plain (id int primary key, at timestamp, since timestamptz, amount numeric(12,2), tags text[])",
+        "insert into plain values (1, now(), now(), 1.5, array['x', null])",
+    )
+    pipeline = write_pipeline(tmp_path, database, "public.plain")
+    load_tables(pipeline)
+    record = record_of(pipeline, "public.plain")
+    by_spark = str(tmp_path / "by_spark")
+    lake_tables.create(spark, by_spark, record.schema, pipeline.lake.keep_cuts)
+    ours, theirs = read_snapshot(lake_path_of(pipeline, "public.plain")), read_snapshot(by_spark)
+    assert ours.features == theirs.features
+    assert ours.configuration == theirs.configuration
+    assert fields_of(ours.metadata) == fields_of(theirs.metadata)
+    rows = spark.read.format("delta").load(lake_path_of(pipeline, "public.plain")).collect()
+    assert [(row.id, float(row.amount), row.tags) for row in rows] == [(1, 1.5, ["x", None])]
+
+
+def test_a_small_table_is_loaded_again_over_what_somebody_else_has_made_of_it(
+    database: Database, spark: SparkSession, tmp_path: Path
+) -> None:
+    database.allow_publishing()
+    database.execute("create table plain (id int primary key)", "insert into plain values (1), (2)")
+    pipeline = write_pipeline(tmp_path, database, "public.plain")
+    load_tables(pipeline)
+    folder = lake_path_of(pipeline, "public.plain")
+    with armed(tmp_path, "load.before_commit") as hold:
+        job = in_thread(lambda: load_tables(pipeline, again=True))
+        hold.reached(job)
+        spark.createDataFrame([(7,)], "id int").write.format("delta").mode("append").save(folder)
+    job.result(120)
+    catch_up(pipeline)
+    assert_equal(database, pipeline, "public.plain")
+    # Another column: Spark changes it.
+    database.execute("alter table plain add note text default 'x'")
+    load_tables(pipeline, again=True)
+    catch_up(pipeline)
+    assert_equal(database, pipeline, "public.plain")
