@@ -123,6 +123,7 @@ class Lake(_Section):
 class Load(_Section):
     connections: _PositiveCount = 2
     wait_for_old_transactions: _Duration = 600.0
+    max_snapshot_age: _PositiveDuration = 6 * 3600.0
 
 
 class Replicate(_Section):

@@ -28,6 +28,7 @@ from headwater.jobs.same_source import CONNECT_THERE, require_same_source
 from headwater.jobs.side_by_side import SideBySide, Turns
 from headwater.jobs.source_rows import extents
 from headwater.jobs.table_load import Copy, TableLoad, copy_whole, table_result
+from headwater.jobs.units import LOCK_SECONDS
 from headwater.jobs.wal_ceiling import ceiling_problem
 from headwater.lake.ledger import read_epoch
 from headwater.lake.registry import PipelineRecord, Registry
@@ -116,7 +117,9 @@ def _side_by_side(
 
     def work(mine: Iterator[CatalogTable]) -> Iterator[tuple[str, dict[str, Any]]]:
         session = spark.newSession()
-        with contextlib.closing(connect(one.pipeline.conninfo(), application_name="headwater load table")) as own:
+        conninfo = one.pipeline.conninfo()
+        mine_alone = connect(conninfo, application_name="headwater load table", lock_timeout=LOCK_SECONDS)
+        with contextlib.closing(mine_alone) as own:
             for table in mine:
                 yield str(table.name), one.run(session, own, table, memberships[table.name])
 

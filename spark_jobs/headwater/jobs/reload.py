@@ -26,7 +26,7 @@ from headwater.jobs.partitions_named import Part, part_named
 from headwater.jobs.replacing import Replacing, driver_beside, refuse_state
 from headwater.jobs.same_source import require_same_source
 from headwater.jobs.source_rows import extents, rows_at, schema_now, units_of
-from headwater.jobs.units import BAD_VALUE, CHANGED, bad_value
+from headwater.jobs.units import BAD_VALUE, CHANGED, bad_value, why_changed
 from headwater.lake.paths import registry_path, reloaded_path
 from headwater.lake.registry import Registry, TableRecord, now_text
 from headwater.lake.reload_records import Reload
@@ -117,23 +117,25 @@ class _Part:
         return read
 
     def _read(self, asked: Reload, shown: LoadProgress) -> Reload:
+        why = ""
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 return self._attempt(asked, shown)
             except _Changed as changed:
+                why = str(changed)
                 self.progress(f"{asked.table}: {changed}; reading it again ({attempt} of {_ATTEMPTS})")
                 self._follow()
         raise Transient(
-            f"the table was rewritten or altered during each of {_ATTEMPTS} attempts to read it",
+            f"each of {_ATTEMPTS} attempts to read it failed, the last one because {why}",
             where=asked.table,
-            remedy="reload it again when the schema rests; nothing was changed",
+            remedy="reload it again when nothing alters or locks it any more; nothing was changed",
         )
 
     def _attempt(self, asked: Reload, shown: LoadProgress) -> Reload:
         root, schema = self.pipeline.lake_path(), self.record.schema
         spark = build_session(self.pipeline.name, app_name=f"headwater reload {self.pipeline.name}")
         folder = reloaded_path(root, asked.name)
-        with capture_point(self.pipeline.conninfo()) as capture:
+        with capture_point(self.pipeline.conninfo(), self.pipeline.load.max_snapshot_age) as capture:
             # The partitions of now are all that the snapshot can have seen; younger ones are empty to it.
             leaves = self._leaves_now()
             chosen, ids = schema.with_leaves(leaves), [leaf.relation_id for leaf in leaves]
@@ -156,7 +158,7 @@ class _Part:
                 frame.write.mode("overwrite").option("compression", "snappy").parquet(folder)
             except PySparkException as error:
                 if CHANGED in str(error):
-                    raise _Changed("it was rewritten, truncated or altered") from error
+                    raise _Changed(why_changed(str(error))) from error
                 if BAD_VALUE in str(error):
                     raise bad_value(str(error), asked.table, schema) from error
                 if (problem := lacking(str(error))) is not None:

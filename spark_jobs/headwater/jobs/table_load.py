@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from headwater.config import Pipeline
-from headwater.errors import Refused, SlotGap, TableError
+from headwater.errors import Refused, SlotGap, TableError, Transient
 from headwater.failpoints import reach
 from headwater.jobs.driver_answers import await_answer
 from headwater.jobs.executors import lacking
@@ -29,11 +29,13 @@ from headwater.jobs.units import (
     BAD_VALUE,
     BYTES_PER_PLAIN_UNIT,
     CHANGED,
+    LOCK_SECONDS,
     TableChanged,
     UnfitValue,
     Unit,
     UnitReader,
     bad_value,
+    why_changed,
 )
 from headwater.lake import small_table
 from headwater.lake import tables as lake_tables
@@ -75,7 +77,7 @@ Copy = Callable[[SparkSession, Target], tuple[int, int]]
 
 
 class Changed(Exception):
-    """The table changed under its snapshot."""
+    """The table cannot be loaded at this capture point, for the reason given; it may be at another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +109,13 @@ class TableLoad:
     def _load(
         self, spark: SparkSession, connection: Connection, table: CatalogTable, membership: int
     ) -> tuple[TableRecord, int]:
-        name = str(table.name)
+        name, why = str(table.name), ""
         for attempt in range(1, _ATTEMPTS + 1):
             record = self._begin(table, membership)
             try:
                 return self._attempt(spark, connection, record)
             except Changed as changed:
+                why = str(changed)
                 self.report(f"{name}: {changed}; loading it again with a new capture point ({attempt} of {_ATTEMPTS})")
                 try:
                     table = read_catalog(connection, self.pipeline, table.name).table(table.name)
@@ -120,8 +123,8 @@ class TableLoad:
                     return self._suspended(record, gone.message, gone.remedy)
             except TableError as error:
                 return self._suspended(record, error.message, error.remedy)
-        reason = f"it was rewritten or altered during each of {_ATTEMPTS} attempts to load it"
-        remedy = f"headwater load PIPELINE.yaml --table {name} --again, when the schema rests"
+        reason = f"each of {_ATTEMPTS} attempts to load it failed, the last one because {why}"
+        remedy = f"headwater load PIPELINE.yaml --table {name} --again, when nothing alters or locks it any more"
         return self._suspended(record, reason, remedy)
 
     def _suspended(self, record: TableRecord, reason: str, remedy: str) -> tuple[TableRecord, int]:
@@ -153,7 +156,10 @@ class TableLoad:
         confirmed_lsn = self._handed_over_from(connection, record)
         # Before the snapshot is taken: it is held no longer than it must be.
         connections = self.connections(record.name)
-        with self.turns.take(connections), capture_point(pipeline.conninfo()) as capture:
+        with (
+            self.turns.take(connections),
+            capture_point(pipeline.conninfo(), pipeline.load.max_snapshot_age) as capture,
+        ):
             signatures = signature(connection, ids)
             self._refuse_changed_before_capture(connection, record.name, schema)
             reach("load.after_capture", record.name)
@@ -217,7 +223,12 @@ def table_result(record: TableRecord) -> dict[str, Any]:
 def copy_whole(spark: SparkSession, target: Target) -> tuple[int, int]:
     """Read all units and commit them as the table's whole content. Returns (rows, bytes)."""
     record, schema = target.record, target.record.schema
-    units = units_of(target.connection, schema.leaves)
+    try:
+        units = units_of(target.connection, schema.leaves)
+    except Transient as error:
+        if error.code == "lock_timeout":
+            raise Changed(f"it was locked for {LOCK_SECONDS:g} s") from error
+        raise
     target.progress.reading(record.name, target.capture.snapshot_id, len(units))
     is_small = len(units) == len(schema.leaves) and target.progress.size_of(record.name) < BYTES_PER_PLAIN_UNIT
     try:
@@ -269,7 +280,7 @@ def named_error(error: Exception, record: TableRecord) -> Exception:
     """What a failure over a table's units means; by Spark it comes as text."""
     text = str(error)
     if CHANGED in text:
-        return Changed("it was rewritten, truncated or altered during the load")
+        return Changed(why_changed(text))
     if BAD_VALUE in text:
         return bad_value(text, record.name, record.schema)
     return lacking(text) or error

@@ -27,10 +27,24 @@ from headwater.source.connection import Connection, connect
 from headwater.source.readers import Tally
 
 ROWS_PER_BATCH = 10_000
+LOCK_SECONDS = 30.0
+UNIT_SECONDS = 1800.0
+"""A unit is read in a second or two; one that hangs holds up whoever wants to alter the table no longer than this."""
 PAGES_PER_UNIT = 4096
 BYTES_PER_PLAIN_UNIT = PAGES_PER_UNIT * 8192
 BYTES_PER_UNIT = 256 << 20
 """With what lies beside the pages (TOAST)."""
+_BOUNDS = {
+    "lock_timeout": LOCK_SECONDS,
+    "statement_timeout": UNIT_SECONDS,
+    # Whoever takes the rows may hang, too.
+    "idle_in_transaction_session_timeout": UNIT_SECONDS,
+}
+_NO_SNAPSHOT = (
+    psycopg.errors.InvalidParameterValue,
+    psycopg.errors.ObjectNotInPrerequisiteState,
+    psycopg.errors.UndefinedObject,
+)
 _HEADER = 11 + 4
 CHANGED = "HEADWATER_TABLE_CHANGED"
 BAD_VALUE = "HEADWATER_BAD_VALUE"
@@ -48,7 +62,8 @@ class Unit:
 
 
 class TableChanged(Exception):
-    """The relation is not what the capture point saw: its rows may be invisible to the old snapshot."""
+    """It cannot be read on at this capture point, but it may be at another one: the relation is not what the capture
+    point saw (its rows may be invisible to the old snapshot), it is locked, or the snapshot is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,20 +123,37 @@ class UnitReader:
                 tally.unit_done()
 
     def _read(self, reading: Connection, looking: Connection, unit: Unit) -> Iterator[pa.RecordBatch]:
-        with reading.transaction():
-            try:
-                reading.execute("set transaction isolation level repeatable read, read only")
-                reading.execute(sql.SQL("set transaction snapshot {}").format(sql.Literal(self.snapshot_id)))
-                reading.execute("set local lock_timeout = '30s'")
-                table = sql.Identifier(unit.schema, unit.name)
-                reading.execute(sql.SQL("lock table only {} in access share mode").format(table))
-            except psycopg.errors.UndefinedTable as error:
-                raise TableChanged(f"{CHANGED}: the relation is gone or has another name") from error
-            # With the lock held no DDL is under way: what the catalog shows now holds for the whole unit.
-            now = signature(looking, [unit.relation_id]).get(unit.relation_id)
-            if now != self.signatures[unit.relation_id]:
-                raise TableChanged(f"{CHANGED}: it was rewritten, truncated or altered after the capture point")
-            yield from self._copy(reading, unit)
+        try:
+            with reading.transaction():
+                self._begin(reading, unit)
+                # With the lock held no DDL is under way: what the catalog shows now holds for the whole unit.
+                now = signature(looking, [unit.relation_id]).get(unit.relation_id)
+                if now != self.signatures[unit.relation_id]:
+                    raise TableChanged(f"{CHANGED}: it was rewritten, truncated or altered after the capture point")
+                yield from self._copy(reading, unit)
+        except psycopg.errors.LockNotAvailable as error:
+            raise TableChanged(f"{CHANGED}: it was locked for {LOCK_SECONDS:g} s") from error
+        except (psycopg.errors.QueryCanceled, psycopg.errors.IdleInTransactionSessionTimeout) as error:
+            raise TableChanged(
+                f"{CHANGED}: reading a part of it was cancelled, or took longer than {UNIT_SECONDS:g} s"
+            ) from error
+
+    def _begin(self, reading: Connection, unit: Unit) -> None:
+        reading.execute("set transaction isolation level repeatable read, read only")
+        try:
+            reading.execute(sql.SQL("set transaction snapshot {}").format(sql.Literal(self.snapshot_id)))
+        except _NO_SNAPSHOT as error:
+            raise TableChanged(
+                f"{CHANGED}: its snapshot is gone: it was held for load.max_snapshot_age, or its session was ended"
+            ) from error
+        for name, seconds in _BOUNDS.items():
+            bound = sql.Literal(f"{round(seconds * 1000)}ms")
+            reading.execute(sql.SQL("set local {} = {}").format(sql.Identifier(name), bound))
+        table = sql.Identifier(unit.schema, unit.name)
+        try:
+            reading.execute(sql.SQL("lock table only {} in access share mode").format(table))
+        except psycopg.errors.UndefinedTable as error:
+            raise TableChanged(f"{CHANGED}: the relation is gone or has another name") from error
 
     def _copy(self, connection: Connection, unit: Unit) -> Iterator[pa.RecordBatch]:
         columns = sql.SQL(", ").join(map(selected, self.schema.columns))
@@ -183,6 +215,11 @@ def row_names(schema: TableSchema) -> list[str]:
 
 def describe(unit: Unit) -> str:
     return json.dumps(asdict(unit))
+
+
+def why_changed(text: str) -> str:
+    """The reason in a Spark exception's text with CHANGED in it."""
+    return text.split(CHANGED + ": ", 1)[1].splitlines()[0]
 
 
 def bad_value(text: str, table: str, schema: TableSchema) -> BadValue:

@@ -19,6 +19,7 @@ from headwater.position import Position, parse_lsn
 from headwater.source.connection import Connection, connect, errors_named, position_now
 
 _WRAP = 1 << 32
+_MOST_MILLISECONDS = (1 << 31) - 1  # that a time-out of the server can be: 24 days
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +81,15 @@ class CapturePoint:
 
 
 @contextlib.contextmanager
-def capture_point(conninfo: str) -> Iterator[CapturePoint]:
-    """One REPEATABLE READ, READ ONLY transaction, held open inside the block and then rolled back."""
+def capture_point(conninfo: str, max_age: float = 0) -> Iterator[CapturePoint]:
+    """One REPEATABLE READ, READ ONLY transaction, held open inside the block and then rolled back. `max_age`: seconds
+    after which the server ends it, whatever has become of us; 0: never. It counts from the last question to the
+    session, and nothing is asked of it inside the block."""
     connection = connect(conninfo, application_name="headwater capture point")
     with contextlib.closing(connection):
         with errors_named("the capture point"):
+            bound = f"{min(round(max_age * 1000), _MOST_MILLISECONDS)}ms"
+            connection.execute("select set_config('idle_in_transaction_session_timeout', %s, false)", [bound])
             connection.execute("begin isolation level repeatable read, read only")
             row = connection.execute("select pg_export_snapshot(), pg_current_snapshot()::text").fetchone()
         assert row is not None

@@ -1,0 +1,87 @@
+"""What a load asks of its source is bounded there: how long a snapshot is held, and how long it waits for a lock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fixtures.jobs import armed, assert_equal, catch_up, in_thread, load_tables, record_of, until
+from fixtures.pipelines import write_pipeline
+from fixtures.postgres import Database
+from headwater.jobs import units
+from headwater.jobs.load import load
+from headwater.schema import Leaf
+from headwater.source.snapshots import capture_point
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+PLAIN, BY_SPARK = "public.plain", "public.by_spark"
+
+
+_HELD = "from pg_stat_activity where application_name = 'headwater capture point'"
+
+
+def test_the_server_ends_a_snapshot_that_is_held_too_long(database: Database) -> None:
+    with capture_point(database.conninfo, 0.2), database.superuser() as watcher:
+        until(lambda: watcher.execute(f"select {_HELD}").rowcount == 0, "it is ended")
+
+
+@pytest.mark.parametrize("name", [PLAIN, BY_SPARK])
+def test_a_table_whose_snapshot_is_gone_is_read_at_another_one(
+    database: Database, spark: SparkSession, tmp_path: Path, name: str
+) -> None:
+    database.allow_publishing()
+    database.execute(f"create table {name} (id int primary key, n int not null)", f"insert into {name} values (1, 1)")
+    options = {"partition_by": ["n"]} if name == BY_SPARK else {}
+    pipeline = write_pipeline(tmp_path, database, {"name": name, **options})
+    lines: list[str] = []
+    with armed(tmp_path, "load.before_commit") as hold:
+        job = in_thread(lambda: load(pipeline, progress=lines.append))
+        hold.reached(job)
+        with database.superuser() as watcher:
+            watcher.execute(f"select pg_terminate_backend(pid) {_HELD}")
+            until(lambda: watcher.execute(f"select {_HELD}").rowcount == 0, "it is ended")
+        database.execute(f"insert into {name} values (2, 2)")
+        hold.release()
+    assert job.result(120)["tables"][name]["state"] == "catching up"
+    assert any("its snapshot is gone: it was held for load.max_snapshot_age" in line for line in lines)
+    assert record_of(pipeline, name).incarnation == 2
+    catch_up(pipeline)
+    assert_equal(database, pipeline, name)
+
+
+@pytest.mark.parametrize("bound", ["lock_timeout", "statement_timeout"])
+def test_a_table_that_is_locked_is_read_at_another_capture_point(
+    database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    monkeypatch.setitem(units._BOUNDS, bound, 1.0)
+    database.allow_publishing()
+    database.execute(f"create table {PLAIN} (id int primary key)", f"insert into {PLAIN} values (1)")
+    pipeline = write_pipeline(tmp_path, database, PLAIN)
+    with armed(tmp_path, "load.before_commit") as hold, database.connect() as locking:
+        job = in_thread(lambda: load_tables(pipeline))
+        hold.reached(job)
+        locking.execute("begin")
+        locking.execute(f"lock table only {PLAIN} in access exclusive mode")
+        hold.release()
+        # The next attempt waits for the lock before it begins to read, with the bound that is in the code.
+        until(lambda: record_of(pipeline, PLAIN).incarnation == 2 or job.done(), "it is loaded anew")
+        locking.execute("rollback")
+    assert job.result(120)["tables"][PLAIN]["state"] == "catching up"
+    catch_up(pipeline)
+    assert_equal(database, pipeline, PLAIN)
+
+
+def test_units_are_small_also_where_most_lies_beside_the_pages() -> None:
+    leaf = Leaf(1, "public", "t", 1)
+    plain = units.cut_units(leaf, units.Extent(8192, 8192 * 8192))
+    assert [(unit.first, unit.end) for unit in plain] == [(0, 4096), (4096, None)]
+    toasted = units.cut_units(leaf, units.Extent(100, 100 << 30))
+    assert len(toasted) == 100
+    assert units.cut_units(leaf, units.Extent(0, 0)) == [replace(plain[1], first=0)]
