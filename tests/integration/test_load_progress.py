@@ -117,7 +117,11 @@ def test_a_reload_is_shown_until_it_is_published(shop: Shop, tmp_path: Path) -> 
     with armed(tmp_path, "reload.after_read") as hold:
         job = in_thread(lambda: reload(shop.pipeline, TableName.parse(PARTED), [TableName.parse(SECOND)]))
         hold.reached(job)
-        until(lambda: bool(shop.shown and shop.shown[0]["running"]) or job.done(), "the reload is shown")
+
+        def merging() -> bool:
+            return any(load["running"] and load["running"][0]["state"] == "merging" for load in shop.shown)
+
+        until(lambda: merging() or job.done(), "the reload is shown")
         (shown,) = shop.shown
         (table,) = shown["running"]
         assert shown["what"] == "reload"

@@ -179,20 +179,24 @@ class LoadProgress:
         told_at = self._began
         connection: Connection | None = None
         try:
-            while not self._ended.wait(_LOOK_SECONDS):
+            while True:
                 try:
                     connection = connection or self._begin()
                     shown = self._look(connection)
                     write_load_file(self._pipeline.lake_path(), self._name, {"session": self._session, **shown})
                 except (HeadwaterError, OSError) as error:
                     log.debug("how far the %s is cannot be told: %s", self._what, error)
+                    if connection is not None:
+                        connection.close()
                     connection = None
-                    continue
-                if self._show is not None:
-                    self._show(shown)
-                elif time.monotonic() - told_at >= _LINE_SECONDS:
-                    told_at = time.monotonic()
-                    self._tell(line(shown))
+                else:
+                    if self._show is not None:
+                        self._show(shown)
+                    elif time.monotonic() - told_at >= _LINE_SECONDS:
+                        told_at = time.monotonic()
+                        self._tell(line(shown))
+                if self._ended.wait(_LOOK_SECONDS):
+                    return
         finally:
             if connection is not None:
                 connection.close()
