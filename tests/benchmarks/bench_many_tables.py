@@ -1,7 +1,6 @@
 """One transaction that touches many tables: commit at the source -> published in one epoch.
 
-HEADWATER_BENCH_TABLES says how many (500). They are loaded as ever, but for the copying of their rows, which would take
-Spark a second each. Reference of the same run: the same number of rows into one table.
+HEADWATER_BENCH_TABLES says how many (500). Reference of the same run: the same number of rows into one table.
 """
 
 from __future__ import annotations
@@ -11,21 +10,14 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
-import pyarrow as pa
-from direct_tables import make_table
 from mixed_load import pipeline, report, server
 
-from headwater.arrow_types import lake_schema
 from headwater.embedded import EmbeddedServer
 from headwater.jobs.load import load
 from headwater.jobs.replicate import replicate
-from headwater.lake import delta_log
 from headwater.lake.ledger import read_epoch
 from headwater.lake.position_file import read_position_file
-from headwater.lake.registry import TableRecord
 from headwater.position import parse_lsn
 
 TABLES = int(os.environ.get("HEADWATER_BENCH_TABLES", "500"))
@@ -39,17 +31,6 @@ def make_tables(source: EmbeddedServer) -> list[str]:
             connection.execute(f"create table m{number} (id int primary key, a int, note text)")
             connection.execute(f"insert into m{number} select g, g, 'note' from generate_series(1, 100) g")
     return [f"public.m{number}" for number in range(TABLES)]
-
-
-def copied(_: object, __: object, ___: object, record: TableRecord, *rest: Any) -> tuple[int, int]:
-    """In the place of a load's copying: every table holds what `make_tables` has put there."""
-    *_, path, confirmed_lsn = rest
-    numbers = pa.array(range(1, 101), pa.int32())
-    rows = pa.table([numbers, numbers, pa.array(["note"] * 100)], schema=lake_schema(record.schema))
-    (file,) = make_table(
-        Path(path), record.schema, [rows], delta_log.transaction(record.app_id("bench"), confirmed_lsn)
-    )
-    return rows.num_rows, file.size
 
 
 def seconds_until_published(root: str, source: EmbeddedServer, statements: list[str]) -> float:
@@ -71,8 +52,7 @@ def main() -> None:
     with server() as source, tempfile.TemporaryDirectory(prefix="headwater-bench-") as scratch:
         names = make_tables(source)
         wanted = pipeline(Path(scratch), source, *names)
-        with mock.patch("headwater.jobs.load._copy", copied):
-            load(wanted)
+        load(wanted)
         root, stop = wanted.lake_path(), threading.Event()
         driver = threading.Thread(target=replicate, args=(wanted, None, None, stop))
         driver.start()

@@ -16,12 +16,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from fixtures.compose import Stack
+from fixtures.jobs import in_thread, until
 from fixtures.postgres import Database
 from headwater.errors import Refused
 from headwater.jobs.executors import lacking
 from headwater.jobs.units import UnitReader
 from headwater.schema import TableSchema
 from headwater.session import SHORT_LIVED_JVM
+from headwater.source.readers import readers
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
@@ -65,10 +67,11 @@ def headwater(cluster: Stack, database: Database, lake: Path, *command: str) -> 
 
 @pytest.fixture
 def orders(database: Database) -> Database:
+    """More than a unit of rows: the driver loads by itself what is less."""
     database.allow_publishing()
     database.execute(
         "create table orders (id int primary key, amount numeric(10,2), tags text[])",
-        "insert into orders select i, i / 7.0, array['a', i::text] from generate_series(1, 5000) i",
+        "insert into orders select i, i / 7.0, array['a', i::text, repeat('x', 1500)] from generate_series(1, 25000) i",
     )
     return database
 
@@ -76,12 +79,18 @@ def orders(database: Database) -> Database:
 def test_a_cluster_that_has_never_heard_of_headwater_loads_and_verifies(
     cluster: Stack, orders: Database, tmp_path: Path
 ) -> None:
-    status, loaded = headwater(cluster, orders, tmp_path / "lake", "load")
-    assert (status, loaded["tables"]["public.orders"]["rows"]) == (0, 5000)
-    orders.execute("update orders set tags = null where id % 2 = 0", "delete from orders where id > 4000")
+    loading = in_thread(lambda: headwater(cluster, orders, tmp_path / "lake", "load"))
+    with orders.connect_as_headwater() as looking:
+        told = "the executors say how far they are"
+        until(lambda: any(one.rows for one in readers(looking)) or loading.done(), told, 180)
+    beside_it = not loading.done()
+    status, loaded = loading.result(300)
+    assert beside_it
+    assert (status, loaded["tables"]["public.orders"]["rows"]) == (0, 25000)
+    orders.execute("update orders set tags = null where id % 10 = 0", "delete from orders where id > 24000")
     assert headwater(cluster, orders, tmp_path / "lake", "replicate", "--until", "now")[0] == 0
     status, verified = headwater(cluster, orders, tmp_path / "lake", "verify")
-    assert (status, verified["tables"]["public.orders"]["rows"]) == (0, 4000)
+    assert (status, verified["tables"]["public.orders"]["rows"]) == (0, 24000)
     assert "headwater load" in (cluster.folder / "spark-master.log").read_text()
 
 
