@@ -103,11 +103,24 @@ def _executor_python() -> str:
     return os.environ.get("HEADWATER_EXECUTOR_PYTHON") or sys.executable
 
 
+def for_thread(session: SparkSession) -> SparkSession:
+    """A session for a thread of its own."""
+    # Of a session that somebody else made, it has that one's first settings and not those that it was brought to.
+    return _with_required(session.newSession())
+
+
+def _with_required(session: SparkSession) -> SparkSession:
+    for name, value in _REQUIRED.items():
+        if session.conf.isModifiable(name):
+            session.conf.set(name, value)
+    return session
+
+
 def build_session(pipeline_name: str | None = None, app_name: str = "headwater") -> SparkSession:
     """The process's Spark session: the running one, brought to the required settings, or a new one.
 
-    Not to be called by several threads at once; work in threads on `session.newSession()`, which has settings of
-    its own and shares all else. Without Java or jars: `Refused`.
+    Not to be called by several threads at once; work in threads on `for_thread(session)`, which has settings of its
+    own and shares all else. Without Java or jars: `Refused`.
     """
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
@@ -120,10 +133,7 @@ def build_session(pipeline_name: str | None = None, app_name: str = "headwater")
                 code="no_delta",
                 remedy=f"start it by headwater.session.build_session, or with spark.sql.extensions={_DELTA_EXTENSION}",
             )
-        for name, value in _REQUIRED.items():
-            if session.conf.isModifiable(name):
-                session.conf.set(name, value)
-        return session
+        return _with_required(session)
 
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     settings = submit_conf()

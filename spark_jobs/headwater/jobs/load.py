@@ -34,7 +34,7 @@ from headwater.lake.ledger import read_epoch
 from headwater.lake.registry import PipelineRecord, Registry
 from headwater.names import TableName
 from headwater.position import format_lsn
-from headwater.session import build_session
+from headwater.session import build_session, for_thread
 from headwater.source.catalog import Catalog, CatalogTable, read_catalog
 from headwater.source.connection import Connection, connect, identify
 from headwater.source.publication import (
@@ -89,7 +89,7 @@ def load(
                 wanted = [t for t in chosen if again or not _is_loaded(registry, t.name)]
                 if is_running(connection, pipeline):
                     _refuse_beside(connection, pipeline, registry, wanted)
-                memberships = _prepare_source(connection, pipeline, registry, wanted, report.parts)
+                memberships, confirmed_lsn = _prepare_source(connection, pipeline, registry, wanted, report.parts)
                 if any(table.entry.where for table in wanted):
                     wanted = _as_published(connection, pipeline, wanted)
             loading = {t.name for t in wanted}
@@ -99,7 +99,13 @@ def load(
                 with LoadProgress(pipeline, held.session, "load", sizes, progress, show) as shown:
                     spark = build_session(pipeline.name, app_name=f"headwater load {pipeline.name}")
                     one = TableLoad(
-                        pipeline, registry, shown, progress, copy or copy_whole, Turns(pipeline.load.connections)
+                        pipeline,
+                        registry,
+                        shown,
+                        progress,
+                        copy or copy_whole,
+                        Turns(pipeline.load.connections),
+                        confirmed_lsn,
                     )
                     # Small ones are done soon, and let the large ones have all connections.
                     wanted.sort(key=lambda table: one.connections(str(table.name)))
@@ -116,7 +122,7 @@ def _side_by_side(
     """Load `tables`, in this order; their results. What is raised for one ends it when those beside it are done."""
 
     def work(mine: Iterator[CatalogTable]) -> Iterator[tuple[str, dict[str, Any]]]:
-        session = spark.newSession()
+        session = for_thread(spark)
         conninfo = one.pipeline.conninfo()
         mine_alone = connect(conninfo, application_name="headwater load table", lock_timeout=LOCK_SECONDS)
         with contextlib.closing(mine_alone) as own:
@@ -194,9 +200,9 @@ def _prepare_source(
     registry: Registry,
     wanted: Sequence[CatalogTable],
     parts: Mapping[TableName, Part],
-) -> dict[TableName, int]:
-    """Publications, slot, members, and the end of every transaction older than a membership; those memberships.
-    `parts`: what of each table of the pipeline is to be published."""
+) -> tuple[dict[TableName, int], int | None]:
+    """Publications, slot, members, and the end of every transaction older than a membership; those memberships, and
+    up to where the slot was confirmed before that end. `parts`: what of each table is to be published."""
     source = pipeline.source
     made_publication = ensure_publications(connection, source.publication, pipeline=pipeline.name, wanted=parts)
     slot = read_slot(connection, source.slot)
@@ -249,7 +255,7 @@ def _prepare_source(
     memberships = {found.registered.name: found.membership or 0 for found in read_standings(connection, members)}
     if barrier:
         wait_out(connection, barrier, pipeline.load.wait_for_old_transactions, where=f"pipeline {pipeline.name}")
-    return memberships
+    return memberships, slot.confirmed_lsn
 
 
 def _gap(slot: SlotState | None, registry: Registry, pipeline: Pipeline) -> str:

@@ -6,6 +6,7 @@ suspended alone, with the reason.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from headwater.jobs.keeper import load_name
 from headwater.jobs.load_progress import LoadProgress, Report
 from headwater.jobs.options import on_divergence, on_schema_change
 from headwater.jobs.side_by_side import Turns
-from headwater.jobs.source_rows import rows_at, units_of
+from headwater.jobs.source_rows import extents, rows_at, units_of
 from headwater.jobs.units import (
     BAD_VALUE,
     BYTES_PER_PLAIN_UNIT,
@@ -90,6 +91,8 @@ class TableLoad:
     report: Report
     copy: Copy
     turns: Turns
+    confirmed_lsn: int | None
+    """Of the slot, before the transactions ended that were open when the tables joined the publication."""
 
     def connections(self, table: str) -> int:
         """How many it takes to read: one for each whole unit."""
@@ -111,10 +114,14 @@ class TableLoad:
     ) -> tuple[TableRecord, int]:
         name, why = str(table.name), ""
         for attempt in range(1, _ATTEMPTS + 1):
-            record = self._begin(table, membership)
             try:
-                return self._attempt(spark, connection, record)
-            except Changed as changed:
+                # A table is out of step from its beginning on: not before it is its turn.
+                with self.turns.take(self.connections(name)):
+                    record = self._begin(table, membership)
+                    return self._attempt(spark, connection, record)
+            except (Changed, Transient) as changed:
+                if isinstance(changed, Transient) and changed.code != "lock_timeout":
+                    raise
                 why = str(changed)
                 self.report(f"{name}: {changed}; loading it again with a new capture point ({attempt} of {_ATTEMPTS})")
                 try:
@@ -154,12 +161,7 @@ class TableLoad:
         pipeline, schema = self.pipeline, record.schema
         ids = [schema.relation_id, *(leaf.relation_id for leaf in schema.leaves)]
         confirmed_lsn = self._handed_over_from(connection, record)
-        # Before the snapshot is taken: it is held no longer than it must be.
-        connections = self.connections(record.name)
-        with (
-            self.turns.take(connections),
-            capture_point(pipeline.conninfo(), pipeline.load.max_snapshot_age) as capture,
-        ):
+        with capture_point(pipeline.conninfo(), pipeline.load.max_snapshot_age) as capture:
             signatures = signature(connection, ids)
             self._refuse_changed_before_capture(connection, record.name, schema)
             reach("load.after_capture", record.name)
@@ -169,7 +171,15 @@ class TableLoad:
             if schema.history:
                 prepare(spark, beside, record)
             target = Target(
-                pipeline, connection, record, capture, signatures, path, confirmed_lsn, self.progress, connections
+                pipeline,
+                connection,
+                record,
+                capture,
+                signatures,
+                path,
+                confirmed_lsn,
+                self.progress,
+                self.connections(record.name),
             )
             rows, size = self.copy(spark, target)
             if schema.history:
@@ -194,14 +204,15 @@ class TableLoad:
 
         The record says "loading" already. A driver that starts from now on keeps the table's changes from its first one
         on; one that runs has said that it does, and what it had passed by then is visible when the transactions of that
-        moment have ended.
+        moment have ended. So of one that has run since the tables joined the publication, and does not now: what it
+        has confirmed may be in the log and not visible yet.
         """
         pipeline = self.pipeline
         await_answer(connection, pipeline, self.registry, load_name(record), f"the load of {record.name}", absent=0.0)
         slot = read_slot(connection, pipeline.source.slot)
         if slot is None or slot.confirmed_lsn is None:
             raise SlotGap("the slot vanished while loading", where=pipeline.source.slot, remedy="run load again")
-        if slot.active:
+        if slot.active or slot.confirmed_lsn != self.confirmed_lsn:
             patience = pipeline.load.wait_for_old_transactions
             wait_out(connection, 0, patience, where=f"pipeline {pipeline.name}, table {record.name}")
         return slot.confirmed_lsn
@@ -230,7 +241,7 @@ def copy_whole(spark: SparkSession, target: Target) -> tuple[int, int]:
             raise Changed(f"it was locked for {LOCK_SECONDS:g} s") from error
         raise
     target.progress.reading(record.name, target.capture.snapshot_id, len(units))
-    is_small = len(units) == len(schema.leaves) and target.progress.size_of(record.name) < BYTES_PER_PLAIN_UNIT
+    is_small = len(units) == len(schema.leaves) and _size(target) < BYTES_PER_PLAIN_UNIT
     try:
         if is_small and small_table.is_plain(target.path, schema):
             try:
@@ -242,14 +253,22 @@ def copy_whole(spark: SparkSession, target: Target) -> tuple[int, int]:
         raise named_error(error, record) from error
 
 
+def _size(target: Target) -> int:
+    """In bytes at the source; asked again where the table was locked when all were."""
+    known = target.progress.size_of(target.record.name)
+    ids = [leaf.relation_id for leaf in target.record.schema.leaves]
+    return known or sum(extent.bytes for extent in extents(target.connection, ids).values())
+
+
 def _copy_small(target: Target, units: list[Unit]) -> tuple[int, int]:
     record, schema, path = target.record, target.record.schema, target.path
     small_table.create(path, schema, target.pipeline.lake.keep_cuts)
     reach("load.before_commit", record.name)
     reader = UnitReader(target.pipeline.conninfo(), target.capture.snapshot_id, schema, target.signatures)
-    with errors_named(record.name):
+    # Closed at once, whatever happens: it has a transaction open at the source.
+    with errors_named(record.name), contextlib.closing(reader.rows_of(units)) as rows:
         app_id = record.app_id(target.pipeline.name)
-        written = small_table.overwrite(path, schema, reader.rows_of(units), app_id, target.confirmed_lsn)
+        written = small_table.overwrite(path, schema, rows, app_id, target.confirmed_lsn)
     reach("load.after_commit", record.name)
     return written
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 
@@ -37,8 +37,10 @@ BYTES_PER_UNIT = 256 << 20
 _BOUNDS = {
     "lock_timeout": LOCK_SECONDS,
     "statement_timeout": UNIT_SECONDS,
-    # Whoever takes the rows may hang, too.
+    # Whoever takes the rows may hang, too: between two statements, or in the middle of one, where the server waits in
+    # a write that no other bound ends.
     "idle_in_transaction_session_timeout": UNIT_SECONDS,
+    "tcp_user_timeout": UNIT_SECONDS,
 }
 _NO_SNAPSHOT = (
     psycopg.errors.InvalidParameterValue,
@@ -109,7 +111,7 @@ class UnitReader:
             require_folder(self.writes_to)
         return self.rows_of(Unit(**json.loads(text)) for batch in batches for text in batch.column(0).to_pylist())
 
-    def rows_of(self, units: Iterable[Unit]) -> Iterator[pa.RecordBatch]:
+    def rows_of(self, units: Iterable[Unit]) -> Generator[pa.RecordBatch, None, None]:
         """The rows of the units, of at most ROWS_PER_BATCH each. TableChanged, UnfitValue, or what the server says."""
         with (
             contextlib.closing(connect(self.conninfo, application_name="headwater load unit")) as reading,
@@ -146,7 +148,7 @@ class UnitReader:
             raise TableChanged(
                 f"{CHANGED}: its snapshot is gone: it was held for load.max_snapshot_age, or its session was ended"
             ) from error
-        for name, seconds in _BOUNDS.items():
+        for name, seconds in self._bounds().items():
             bound = sql.Literal(f"{round(seconds * 1000)}ms")
             reading.execute(sql.SQL("set local {} = {}").format(sql.Identifier(name), bound))
         table = sql.Identifier(unit.schema, unit.name)
@@ -154,6 +156,10 @@ class UnitReader:
             reading.execute(sql.SQL("lock table only {} in access share mode").format(table))
         except psycopg.errors.UndefinedTable as error:
             raise TableChanged(f"{CHANGED}: the relation is gone or has another name") from error
+
+    def _bounds(self) -> dict[str, float]:
+        """Settings of the server for a unit's transaction, in seconds."""
+        return _BOUNDS
 
     def _copy(self, connection: Connection, unit: Unit) -> Iterator[pa.RecordBatch]:
         columns = sql.SQL(", ").join(map(selected, self.schema.columns))

@@ -31,7 +31,10 @@ def is_plain(folder: str, schema: TableSchema) -> bool:
     alike = len({name.lower() for name in names}) < len(names)
     if mapped or alike or schema.partition_by or schema.soft_delete:
         return False
-    snapshot = _stands(folder)
+    try:
+        snapshot = _stands(folder)
+    except FileNotFoundError:
+        return False  # a log that cannot be followed: for Spark to say
     if snapshot is None:
         return True
     same = fields_of(snapshot.metadata) == _fields(schema) and not snapshot.metadata.get("partitionColumns")
@@ -97,9 +100,4 @@ def _fields(schema: TableSchema) -> list[dict[str, Any]]:
 
 
 def _stands(folder: str) -> Snapshot | None:
-    if not storage.names(log_path(folder)):
-        return None
-    try:
-        return read_snapshot(folder)
-    except FileNotFoundError:
-        return None
+    return read_snapshot(folder) if storage.names(log_path(folder)) else None

@@ -42,6 +42,8 @@ _SESSION: dict[str, str] = {
     "lc_monetary": "C",
     "row_security": "off",
     "idle_in_transaction_session_timeout": "0",
+    # Leases and loads have sessions that say nothing for hours.
+    "idle_session_timeout": "0",
 }
 # The text that every server version sends at a failed log-in; libpq gives no SQLSTATE there.
 _LOGIN_FAILURES: tuple[tuple[str, str, str], ...] = (

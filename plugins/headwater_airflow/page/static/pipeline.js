@@ -50,10 +50,10 @@ export function show(one, place, again) {
     h("div.line", null, h("span.muted", null, "commit to visible "), sparkline(one.latency.map((point) => point[1]), "from commit to visible", { width: 320, height: 36 })),
     loads(one),
     sensors(one),
-    waits(one, again),
     tables(one, again),
     stages(one),
-    epochs(one, again));
+    epochs(one, again),
+    waits(one, again));
 }
 
 function stopped(one) {
