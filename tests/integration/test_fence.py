@@ -116,10 +116,10 @@ def _assert_only_the_new_one_publishes(
 
 
 def test_a_late_commit_of_what_has_come_to_nothing_since_does_not_land(bank: Bank) -> None:
-    """The old driver knows of a row, the successor reads its insert and its delete in one batch."""
+    """The old driver knows of a row, the successor reads its insert and its delete, in one batch as a rule."""
     catch_up(bank.pipeline)
     with armed(bank.folder, "replicate.before_table_commit") as old_hold:
-        bank.database.execute("insert into documents values (999, 'late', 0)")
+        bank.database.execute("insert into documents values (999, repeat('l', 6400), 0)")
         old = in_thread(lambda: catch_up(bank.pipeline))
         old_hold.reached(old)
         _lose_the_slot(bank)

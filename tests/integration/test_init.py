@@ -17,7 +17,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from fixtures.jobs import assert_equal, catch_up, lake_rows, load_tables, source_rows, states_of
+from fixtures.jobs import assert_equal, following, lake_rows, load_tables, source_rows, states_of
 from fixtures.postgres import Database, server_setting
 from fixtures.waiting import until
 from headwater.cli import main
@@ -129,8 +129,8 @@ def test_a_role_made_by_the_printed_sql_and_nothing_more_can_check_load_replicat
         "update people set secret = 'z'",
         "update private set n = 2",
     )
-    catch_up(pipeline)
-    assert wait(pipeline, None, "now", 60).outcome == "satisfied"
+    with following(pipeline):
+        assert wait(pipeline, None, "now", 60).outcome == "satisfied"
     assert lake_rows(pipeline, "public.orders", ["id", "paid"]) == [(1, "7"), (2, "2.5")]
     assert_equal(database, pipeline, '"Shop"."Order ${Lines}"', "public.private", "public.events")
     assert lake_rows(pipeline, "public.people") == [(1, "eu")]

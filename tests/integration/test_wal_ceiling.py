@@ -91,7 +91,8 @@ def test_whoever_looks_first_gives_up_the_slot_that_keeps_too_much(
     assert set(load_tables(pipeline, again=True)["tables"]) == {ORDERS, LINES}
     catch_up(pipeline)
     assert_equal(database, pipeline, ORDERS, LINES)
-    assert wait(pipeline, None, "now", 60).outcome == "satisfied"
+    with following(pipeline):  # the server's own records lie above what a driver has read that is gone
+        assert wait(pipeline, None, "now", 60).outcome == "satisfied"
 
 
 def test_a_driver_that_cannot_let_go_of_the_log_ends_and_gives_up_its_slot(
@@ -186,8 +187,8 @@ def test_a_slot_that_somebody_dropped_is_known_at_once(database: Database, pipel
     assert status(pipeline)["tables"][LINES]["state"] == "suspended"
     assert record_of(pipeline, LINES).state == "active"  # it was seen, and nothing was written
     load_tables(pipeline, again=True)
-    catch_up(pipeline)
-    assert wait(pipeline, None, "now", 60).outcome == "satisfied"
+    with following(pipeline):
+        assert wait(pipeline, None, "now", 60).outcome == "satisfied"
 
 
 @pytest.mark.parametrize("size", ["0", "-1GiB", "much"])
