@@ -4,6 +4,7 @@ The public surface, loaded on first use, so that importing a part of the package
 
     cut = headwater.wait("pipeline.yaml", tables=["public.orders"], require="now")
     tables = headwater.read(spark, cut)
+    orders = headwater.scan(cut, "public.orders")         # the same without Spark, as Arrow
     changes = headwater.history(spark, cut, "public.orders")   # of a table with `history: true`
     views = headwater.views(spark, "pipeline.yaml")       # of all tables at the newest epoch, for plain readers
     tables = headwater.register(spark, "pipeline.yaml")   # in the session's catalog, under their names
@@ -22,9 +23,10 @@ if TYPE_CHECKING:
     from headwater.jobs.wait import NotFresh as NotFresh
     from headwater.jobs.wait import wait_for_cut as wait
     from headwater.lake.history import history as history
+    from headwater.lake.scanning import scan as scan
     from headwater.source.samples import commit_position as commit_position
 
-__all__ = ["NotFresh", "commit_position", "history", "read", "register", "views", "wait"]
+__all__ = ["NotFresh", "commit_position", "history", "read", "register", "scan", "views", "wait"]
 
 _WHERE = {
     "NotFresh": ("headwater.jobs.wait", "NotFresh"),
@@ -32,6 +34,7 @@ _WHERE = {
     "history": ("headwater.lake.history", "history"),
     "read": ("headwater.jobs.reading", "read"),
     "register": ("headwater.jobs.views", "register"),
+    "scan": ("headwater.lake.scanning", "scan"),
     "views": ("headwater.jobs.views", "views"),
     "wait": ("headwater.jobs.wait", "wait_for_cut"),
 }

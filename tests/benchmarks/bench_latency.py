@@ -38,6 +38,20 @@ def write(connection: object, marks: list[tuple[int, float]], stop: threading.Ev
         stop.wait(max(0.0, due - time.perf_counter()))
 
 
+def seconds_to_published(root: str, marks: list[tuple[int, float]], seconds: float) -> list[tuple[float, float]]:
+    """For so long: of each of `marks` that is published its moment and the seconds that it took."""
+    found: list[tuple[float, float]] = []
+    pause, began = threading.Event(), time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        pause.wait(0.02)
+        file = read_position_file(root)
+        now = time.perf_counter()
+        while file is not None and len(found) < len(marks) and marks[len(found)][0] <= file.position.lsn:
+            moment = marks[len(found)][1]
+            found.append((moment, now - moment))
+    return found
+
+
 def main() -> None:
     with server() as source, tempfile.TemporaryDirectory(prefix="headwater-bench-") as scratch:
         wanted = pipeline(Path(scratch), source, *make_mixed_tables(source))
@@ -53,14 +67,7 @@ def main() -> None:
             connection.execute("set synchronous_commit = off")
             writer = threading.Thread(target=write, args=(connection, marks, stop_writing))
             writer.start()
-            delays, seen, began = [], 0, time.perf_counter()
-            while time.perf_counter() - began < SECONDS:
-                stop.wait(0.02)
-                file = read_position_file(root)
-                now = time.perf_counter()
-                while file is not None and seen < len(marks) and marks[seen][0] <= file.position.lsn:
-                    delays.append(now - marks[seen][1])
-                    seen += 1
+            delays = [delay for _, delay in seconds_to_published(root, marks, SECONDS)]
             stop_writing.set()
             writer.join()
         stop.set()
@@ -78,7 +85,7 @@ def main() -> None:
             tables=TABLES,
             seconds=SECONDS,
             written=len(marks) * int(RATE * STEP),
-            published=seen * int(RATE * STEP),
+            published=len(delays) * int(RATE * STEP),
             p50_seconds=round(statistics.median(half), 2) if half else None,
             p99_seconds=round(statistics.quantiles(half, n=100)[98], 2) if len(half) > 1 else None,
             reference="one-row Delta append by Spark, median",

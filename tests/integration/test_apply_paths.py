@@ -21,7 +21,7 @@ import polars
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, QueryBuilder
+from deltalake import DeltaTable
 from pyspark.sql.functions import col
 
 from headwater.arrow_types import key_schema, lake_schema
@@ -32,6 +32,7 @@ from headwater.lake.apply import Applier
 from headwater.lake.plan import Applied, ApplyPath, Plan, PlanAgain
 from headwater.lake.positional import Fence
 from headwater.lake.registry import TableRecord
+from headwater.lake.scanning import scan
 from headwater.lake.tables import create
 from headwater.lake.upkeep import Rewritten, Upkeep
 from headwater.log.net_parts import PartsOnDisk
@@ -237,8 +238,10 @@ def normal(row: Row) -> Row:
 
 
 def by_delta_rs(folder: Path) -> list[str]:
-    found = QueryBuilder().register("t", DeltaTable(str(folder))).execute("select * from t").read_all()
-    return sorted(repr(normal(row)) for row in pa.table(found).to_pylist())
+    """As `headwater.scan` reads it."""
+    entry = {"path": folder.as_uri(), "version": DeltaTable(str(folder)).version(), "state": "in step"}
+    found = scan({"pipeline": "twins", "epoch": 1, "tables": {"public.t": entry}}, "public.t").read_all()
+    return sorted(repr(normal(row)) for row in found.to_pylist())
 
 
 def by_polars(folder: Path) -> list[str]:

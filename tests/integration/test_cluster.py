@@ -94,6 +94,45 @@ def test_a_cluster_that_has_never_heard_of_headwater_loads_and_verifies(
     assert "headwater load" in (cluster.folder / "spark-master.log").read_text()
 
 
+_LARGE = """
+import sys
+from pathlib import Path
+from headwater.log.net_parts import PartsOnDisk
+from headwater.session import build_session
+from integration.test_apply_paths import by_delta_rs, make_twins, on_disk
+
+def elsewhere(*_):
+    raise AssertionError("executors of a cluster do not read the driver's disk")
+
+PartsOnDisk.write_parquet = elsewhere
+spark = build_session(app_name="headwater large batch test")
+assert spark.sparkContext.master.startswith("spark://"), spark.sparkContext.master
+lake, spill = Path(sys.argv[1]), Path(sys.argv[2])
+twins = make_twins(spark, lake, "uuid", seed=32)
+for batch in range(2):
+    assert [applied.divergence for applied in twins.apply(on_disk(twins.batch(), spill, 3))] == [0, 0]
+    twins.assert_as_the_model()
+print(len(by_delta_rs(twins.merged)), *sorted(path.name for path in lake.rglob("rows-*")))
+"""
+
+
+def test_what_is_too_much_for_memory_reaches_the_executors_through_the_lake(cluster: Stack, tmp_path: Path) -> None:
+    (tmp_path / "spill").mkdir()
+    environment = {
+        **os.environ,
+        "HEADWATER_SPARK_MASTER": cluster.here("spark://spark-master:7077"),
+        "HEADWATER_EXECUTOR_PYTHON": ELSEWHERE,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+    program = [sys.executable, "-c", _LARGE, str(tmp_path / "lake"), str(tmp_path / "spill")]
+    done = subprocess.run(program, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows, *left = done.stdout.split()
+    assert int(rows) > 0
+    assert left == []
+
+
 def failure(spark: SparkSession, task: Callable[[Iterator[Any]], Iterator[Any]]) -> Refused | None:
     """What a job says whose executors fail in `task`."""
     with pytest.raises(PySparkException) as failed:

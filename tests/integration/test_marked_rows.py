@@ -22,7 +22,7 @@ from headwater.lake.tables import create
 from headwater.log.blocks import Transactions
 from headwater.log.marks import marked
 from headwater.schema import DELETED, DELETED_AT, DELETED_LSN
-from integration.test_apply_paths import FENCE, KEYS, Row, Twins, by_delta_rs, by_polars, normal, schema_of
+from integration.test_apply_paths import FENCE, KEYS, Row, Twins, by_delta_rs, by_polars, normal, on_disk, schema_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -125,7 +125,9 @@ def test_deleted_rows_stay_marked_and_come_to_life_again_on_both_ways(
     while batches < 4 or not revived:
         batches += 1
         before = set(twins.gone)
-        direct, merged = twins.apply(twins.batch())
+        changes = twins.batch()
+        # Every other one as a large transaction comes.
+        direct, merged = twins.apply(on_disk(changes, tmp_path, 3) if batches % 2 else changes)
         revived += len(before & set(twins.model))
         assert (direct.divergence, merged.divergence) == (0, 0), (direct, merged)
         twins.assert_as_the_model()

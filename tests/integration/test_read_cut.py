@@ -51,6 +51,33 @@ def test_a_cut_is_read_at_its_versions_also_past_deltas_own_retention(session: S
         assert frames['public."Order Lines"'].count() == rows
 
 
+def scanned(path: Path, version: int, state: str = "in step", **arguments: Any) -> list[int]:
+    found = headwater.scan(cut_of(path, version, state), 'public."Order Lines"', **arguments).read_all()
+    return sorted(found["id"].to_pylist())
+
+
+def test_a_cut_is_scanned_without_spark(table: Path) -> None:
+    for version, rows in enumerate(([], range(10), range(3, 10))):
+        assert scanned(table, version) == list(rows)
+    assert scanned(table, 2, where="id > 7", columns=["id"]) == [8, 9]
+    assert scanned(table, 2, "behind", allow_behind=True) == list(range(3, 10))
+    wrong: list[tuple[str, dict[str, Any]]] = [
+        ("not_in_step", {"state": "behind"}),
+        ("not_in_cut", {"state": "absent"}),
+        ("bad_argument", {"where": "id ="}),
+        ("bad_argument", {"columns": ["ID"]}),
+        ("cut_gone", {"version": 99}),
+    ]
+    for code, arguments in wrong:
+        with pytest.raises(Refused) as refused:
+            scanned(table, arguments.pop("version", 2), **arguments)
+        assert refused.value.code == code
+    next(table.glob("*.parquet")).unlink()
+    with pytest.raises(Refused, match="its files were removed") as refused:
+        scanned(table, 2)
+    assert refused.value.code == "cut_gone"
+
+
 def test_a_version_that_is_gone_is_refused(session: SparkSession, table: Path) -> None:
     for path, version in ((table, 99), (table.parent / "nothing", 0)):
         with pytest.raises(Refused, match=rf'version {version} of public\."Order Lines" cannot be read') as refused:

@@ -6,6 +6,7 @@ The model replays the log one change after the other; the logs are those of the 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,8 @@ def netted(shape: Shape, chunk: Chunk, start: int, end: int) -> NetChanges:
     schema = schema_of(shape)
     blocks = [(block, np.asarray((block.sequence >= start) & (block.sequence < end))) for block in chunk.blocks]
     truncates = [truncate for truncate in chunk.truncates if start <= truncate.sequence < end]
-    return marked(schema, net_effect(schema, blocks, truncates, str), chunk.transactions)
+    marks = partial(marked, schema, transactions=chunk.transactions)
+    return net_effect(schema, blocks, truncates, str, finish=marks)
 
 
 def applied(shape: Shape, stored: Stored, changes: NetChanges) -> Stored:

@@ -4,7 +4,6 @@ that it takes to Delta. Nothing is changed here.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -46,10 +45,11 @@ class Planner:
         if staged is not None:
             return staged
         blocks, truncates = share.that_count(transactions, counts)
-        changes = net_effect(record.schema, blocks, truncates, partial(describe_change, transactions))
-        # Marks are made of all rows at once.
-        whole = replace(changes, on_disk=None)
-        return marked(record.schema, whole, transactions) if record.schema.soft_delete else changes
+        describe = partial(describe_change, transactions)
+        if record.schema.soft_delete:
+            marks = partial(marked, record.schema, transactions=transactions)
+            return net_effect(record.schema, blocks, truncates, describe, finish=marks)
+        return net_effect(record.schema, blocks, truncates, describe)
 
     def history_rows(
         self, record: TableRecord, share: Share, transactions: Transactions, own: TableRecord, applied_lsn: int

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from os.path import join
 from types import MappingProxyType
 
 from py4j.protocol import Py4JJavaError
@@ -23,6 +24,7 @@ from headwater.lake import merge, positional, write
 from headwater.lake.compaction import TurnsOfSpark
 from headwater.lake.deletion_vectors import DamagedVector
 from headwater.lake.partition_values import NameTooLong
+from headwater.lake.paths import staged_path
 from headwater.lake.plan import Applied, Plan, PlanAgain
 from headwater.lake.positional import Fence
 from headwater.lake.registry import TableRecord
@@ -120,9 +122,10 @@ class Applier:
             raise PlanAgain  # staged files are for the direct paths only
         spark = self._session()
         paths = {"append": write.append, "replace": write.replace, "merge": merge.merge}
+        shared = join(staged_path(plan.path.removesuffix(plan.record.path)), str(self._fence.generation))
         with _transaction(spark, plan):
             try:
-                divergence, example = paths[plan.apply_path](spark, plan)
+                divergence, example = paths[plan.apply_path](spark, plan, shared)
             except (PySparkException, Py4JJavaError) as error:
                 if "DELTA_CONCURRENT" in str(error) or "Concurrent" in type(error).__name__:
                     raise PlanAgain from error

@@ -223,7 +223,7 @@ def read_version(spark: SparkSession, cut: Mapping[str, Any], name: str, table: 
 
     try:
         frame = spark.read.format("delta").option("versionAsOf", table["version"]).load(table["path"])
-        if _is_whole(table):
+        if is_whole(table):
             return frame
         reason = "its files were removed"
     except AnalysisException as error:
@@ -234,7 +234,12 @@ def read_version(spark: SparkSession, cut: Mapping[str, Any], name: str, table: 
         if not str(error.java_exception).startswith("java.io.FileNotFoundException"):
             raise
         reason = "there is no table"
-    raise Refused(
+    raise version_gone(cut, name, table, reason)
+
+
+def version_gone(cut: Mapping[str, Any], name: str, table: Mapping[str, Any], reason: str) -> Refused:
+    """The error of a version that nobody can read any more."""
+    return Refused(
         f"version {table['version']} of {name} cannot be read any more ({reason})",
         code="cut_gone",
         where=f"cut of pipeline {cut['pipeline']}, epoch {cut['epoch']}, {table['path']}",
@@ -242,15 +247,16 @@ def read_version(spark: SparkSession, cut: Mapping[str, Any], name: str, table: 
     )
 
 
-def _is_whole(table: Mapping[str, Any]) -> bool:
-    """Said here and not by the first query: Spark would name a file, or leave its rows out if it is told to."""
-    from headwater.lake.cleanup import is_whole
+def is_whole(table: Mapping[str, Any]) -> bool:
+    """Whether every file of the version that `table`, an entry of a cut, names is there. Asked here and not by the
+    first query: Spark would name a file, or leave its rows out if it is told to."""
+    from headwater.lake import cleanup
 
     try:
         folder = storage.path_of(table["path"])
     except ValueError:
         return True  # elsewhere: for the reader's own engine to say
-    return is_whole(folder, table["version"])
+    return cleanup.is_whole(folder, table["version"])
 
 
 __all__ = ["Cut", "Pin", "list_pins", "pin_cut", "read", "release_pin", "remove_expired", "take_cut", "time_text"]

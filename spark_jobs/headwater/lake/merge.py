@@ -31,14 +31,14 @@ _PUT_STORED, _PUT_NEW, _REMOVE = 1, 2, 3
 _EXAMPLES = 3
 
 
-def merge(spark: SparkSession, plan: Plan) -> tuple[int, str]:
-    """Commit the plan. Returns how many rows diverged, and a few of their keys."""
+def merge(spark: SparkSession, plan: Plan, shared: str) -> tuple[int, str]:
+    """Commit the plan. Returns how many rows diverged, and a few of their keys. `shared`: see `frame`."""
     names = list(plan.changes.unchanged)
 
     def source_of(part: NetChanges) -> pa.Table:
         return _source(_with_values_of_moved_rows(spark, plan, part), names)
 
-    with frame(spark, plan.changes, _source_type(plan.record.schema, names), source_of) as source:
+    with frame(spark, plan.changes, _source_type(plan.record.schema, names), source_of, shared) as source:
         return _merge(spark, plan, source, names)
 
 

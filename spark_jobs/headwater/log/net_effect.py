@@ -55,12 +55,13 @@ def net_effect(
     truncates: Sequence[Truncate],
     describe: Callable[[int], str],
     store: SpillStore | None = None,
+    finish: Callable[[NetChanges], NetChanges] = lambda net: net,
 ) -> NetChanges:
     """The net effect of `blocks` (each with the mask of changes that count) and `truncates` on the table `schema`.
 
     `describe(sequence)` names a change's position for messages. `store`: where to net in parts what is too much for
-    memory; without it that is done where the blocks lie. Raises BadValue for a value that the lake cannot hold, naming
-    column and position.
+    memory; without it that is done where the blocks lie. `finish`: what becomes of each part, or of the whole, before
+    it is kept. Raises BadValue for a value that the lake cannot hold, naming column and position.
     """
     cuts = _Cuts.of(schema, truncates)
     file = next((block.content.file for block, _ in blocks if isinstance(block.content, Spilled)), None)
@@ -70,10 +71,10 @@ def net_effect(
     count = max(-(-changes // PART_CHANGES), -(-size // PART_BYTES) if size > WHOLE_BYTES else 1)
     if store is not None and count > 1:
         try:
-            return _net_in_parts(schema, blocks, cuts, describe, count, store)
+            return _net_in_parts(schema, blocks, cuts, describe, count, store, finish)
         except _UnchangedAcrossParts:
             pass
-    return _net(schema, decode_changes(schema, blocks, describe), cuts)
+    return finish(_net(schema, decode_changes(schema, blocks, describe), cuts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,7 @@ def _net_in_parts(
     describe: Callable[[int], str],
     count: int,
     store: SpillStore,
+    finish: Callable[[NetChanges], NetChanges],
 ) -> NetChanges:
     """Part by part; rows and keys go to disk, so that memory holds one part."""
     parts = PartsOnDisk(store)
@@ -135,7 +137,7 @@ def _net_in_parts(
             decoded = decode_changes(schema, part, describe)
             if decoded.unchanged and _unchanged_in_inserts(decoded):
                 raise _UnchangedAcrossParts
-            parts.add(_net(schema, decoded, cuts))
+            parts.add(finish(_net(schema, decoded, cuts)))
     return parts.joined()
 
 

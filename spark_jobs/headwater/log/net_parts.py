@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headwater.changes import Deletions, NetChanges
+from headwater.changes import NetChanges
 from headwater.log.blocks import Rows
 from headwater.log.spill import SpillFile, SpillStore
 
@@ -47,6 +47,7 @@ class PartsOnDisk:
 
     def add(self, net: NetChanges) -> None:
         """Take the next part to disk. Transient or Refused, code `spill_full`."""
+        assert net.deletions is None, "deleted rows become marked rows before"
         tables = [net.rows, net.removed, *([net.origins] if net.origins is not None else [])]
         file = self._new_file("arrow", sum(table.nbytes for table in tables))
         try:
@@ -87,7 +88,6 @@ class PartsOnDisk:
             origins=_origins(views),
             removed=pa.concat_tables([view.removed for view in views]),
             changes=sum(view.changes for view in views),
-            deletions=_deletions([view.deletions for view in views if view.deletions is not None]),
             on_disk=self,
         )
 
@@ -106,13 +106,6 @@ def on_disk(rows: pa.Table, store: SpillStore) -> pa.Table:
         raise store.refusal(error) from error
     finally:
         os.unlink(path)
-
-
-def _deletions(parts: Sequence[Deletions]) -> Deletions | None:
-    if not parts:
-        return None
-    rows, removed = (np.concatenate([getattr(part, name) for part in parts]) for name in ("rows", "removed"))
-    return Deletions(rows, removed, parts[0].leaves)
 
 
 def _mask(part: NetChanges, name: str) -> Rows:

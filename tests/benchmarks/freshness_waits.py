@@ -1,0 +1,143 @@
+"""What a wait for "now" gives under full write load, and that it is never early.
+
+First HEADWATER_BENCH_READERS (30) readers wait and read, again and again for HEADWATER_BENCH_SECONDS (60), while
+HEADWATER_BENCH_WRITERS (2) sessions write as fast as they can: how long a wait takes. Then HEADWATER_BENCH_WAITS
+(10,000) markers: each is committed, waited for, alternately by "now" and by its own commit's position, and looked for
+in the cut; one that is not there would be a stale read. Reference of the same run: one reader while nobody writes.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from mixed_load import make_mixed_tables, pipeline, report, server
+
+from headwater import commit_position, scan, wait
+from headwater.config import Pipeline
+from headwater.embedded import EmbeddedServer
+from headwater.jobs.load import load
+from headwater.jobs.replicate import replicate
+from headwater.lake.position_file import read_position_file
+from headwater.position import format_lsn
+
+READERS = int(os.environ.get("HEADWATER_BENCH_READERS", "30"))
+WRITERS = int(os.environ.get("HEADWATER_BENCH_WRITERS", "2"))
+SECONDS = float(os.environ.get("HEADWATER_BENCH_SECONDS", "60"))
+WAITS = int(os.environ.get("HEADWATER_BENCH_WAITS", "10000"))
+MARKERS = "public.markers"
+
+
+@contextmanager
+def writing(source: EmbeddedServer, writers: int) -> Iterator[list[int]]:
+    """That many sessions write single-row commits as fast as they can; the list counts them."""
+    stop, counts = threading.Event(), [0] * writers
+
+    def write(number: int) -> None:
+        with source.connect("postgres") as connection:
+            connection.execute("set synchronous_commit = off")
+            while not stop.is_set():
+                connection.execute("call mixed(200)")
+                counts[number] += 200
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(writers)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield counts
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def waits(wanted: Pipeline, tables: list[str], readers: int, seconds: float) -> list[float]:
+    """Seconds of each wait; each is followed by a reading of one table at its cut."""
+    end = time.perf_counter() + seconds
+
+    def read_on(number: int) -> list[float]:
+        found = []
+        while time.perf_counter() < end:
+            began = time.perf_counter()
+            cut = wait(wanted, require="now", timeout=300)
+            found.append(time.perf_counter() - began)
+            # Not the table with the large texts, whose reading would be what takes the time.
+            scan(cut, tables[1 + number % (len(tables) - 1)]).read_all()
+        return found
+
+    with ThreadPoolExecutor(readers) as pool:
+        return [seconds for each in pool.map(read_on, range(readers)) for seconds in each]
+
+
+def markers(source: EmbeddedServer, wanted: Pipeline, count: int) -> tuple[int, list[float]]:
+    """Stale reads, and seconds of each wait."""
+
+    def one(number: int) -> tuple[bool, float]:
+        with source.connect("postgres") as connection:
+            connection.execute("insert into markers values (%s)", (number,))
+            position = commit_position(connection)
+        began = time.perf_counter()
+        require = "now" if number % 2 else format_lsn(position.lsn)
+        cut = wait(wanted, require=require, timeout=300, tables=[MARKERS])
+        seconds = time.perf_counter() - began
+        return scan(cut, MARKERS, where=f"id = {number}").read_all().num_rows != 1, seconds
+
+    with ThreadPoolExecutor(READERS) as pool:
+        found = list(pool.map(one, range(count)))
+    return sum(stale for stale, _ in found), [seconds for _, seconds in found]
+
+
+def main() -> None:
+    with server() as source, tempfile.TemporaryDirectory(prefix="headwater-bench-") as scratch:
+        tables = make_mixed_tables(source)
+        with source.connect("postgres") as connection:
+            connection.execute("create table markers (id bigint primary key)")
+        wanted = pipeline(Path(scratch), source, *tables, MARKERS)
+        load(wanted)
+        stop = threading.Event()
+        driver = threading.Thread(target=replicate, args=(wanted, None, None, stop))
+        driver.start()
+        while read_position_file(wanted.lake_path()) is None:
+            stop.wait(0.05)
+        alone = waits(wanted, tables, 1, min(SECONDS, 10))
+        with writing(source, WRITERS) as counts:
+            began = time.perf_counter()
+            found = waits(wanted, tables, READERS, SECONDS)
+            written = sum(counts) / (time.perf_counter() - began)
+        report(
+            "waits for now under full write load",
+            readers=READERS,
+            waits=len(found),
+            changes_per_second=round(written),
+            mean_seconds=round(float(np.mean(found)), 2),
+            p99_seconds=round(float(np.quantile(found, 0.99)), 2),
+            reference="one reader, nobody writes",
+            reference_mean_seconds=round(float(np.mean(alone)), 3),
+        )
+        with writing(source, 1) as counts:
+            began = time.perf_counter()
+            stale, found = markers(source, wanted, WAITS)
+            written = sum(counts) / (time.perf_counter() - began)
+        report(
+            "markers",
+            waits=WAITS,
+            stale=stale,
+            changes_per_second=round(written),
+            mean_seconds=round(float(np.mean(found)), 2),
+            p99_seconds=round(float(np.quantile(found, 0.99)), 2),
+            reference="one reader, nobody writes",
+            reference_mean_seconds=round(float(np.mean(alone)), 3),
+        )
+        stop.set()
+        driver.join()
+
+
+if __name__ == "__main__":
+    main()

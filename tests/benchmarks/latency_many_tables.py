@@ -1,0 +1,108 @@
+"""Commit at the source -> position published, at HEADWATER_BENCH_RATE (10,000) changes/s over HEADWATER_BENCH_TABLES
+(500) tables for HEADWATER_BENCH_SECONDS (600), in transactions of ten changes: whether the lag grows.
+
+Reference of the same run: a tenth of that rate before it, for a tenth of the time.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import threading
+from pathlib import Path
+
+import numpy as np
+from bench_latency import STEP, seconds_to_published, write
+from mixed_load import pipeline, report, server
+
+from headwater.embedded import EmbeddedServer
+from headwater.jobs.load import load
+from headwater.jobs.replicate import replicate
+from headwater.lake.position_file import read_position_file
+
+TABLES = int(os.environ.get("HEADWATER_BENCH_TABLES", "500"))
+SECONDS = float(os.environ.get("HEADWATER_BENCH_SECONDS", "600"))
+RATE = int(os.environ.get("HEADWATER_BENCH_RATE", "10000"))
+ROWS = 2000
+PER_TRANSACTION = 10
+
+
+def make_tables(source: EmbeddedServer) -> list[str]:
+    """And `mixed(changes)`: of ten changes eight are updates, one inserts and one deletes what was inserted before."""
+    with source.connect("postgres") as connection:
+        for number in range(TABLES):
+            connection.execute(f"create table m{number} (id bigint primary key, a int, note text, at timestamptz)")
+            connection.execute(f"insert into m{number} select g, g, 'note', now() from generate_series(1, {ROWS}) g")
+        connection.execute("create sequence mixed_number minvalue 0 start 0 cache 1000")
+        connection.execute(
+            f"""
+            create procedure mixed(changes int) language plpgsql as $$
+            declare i bigint; n bigint; t text;
+            begin
+              for k in 1 .. changes loop
+                i := nextval('mixed_number');
+                t := 'm' || (i % {TABLES});
+                n := i / {TABLES};
+                if n % 10 = 0 then
+                  execute format('insert into %I values ($1, 0, ''new'', now())', t) using {ROWS} + n;
+                elsif n % 10 = 9 then
+                  execute format('delete from %I where id = $1', t) using {ROWS} + n - 9;
+                else
+                  execute format('update %I set a = a + 1, note = $2, at = now() where id = $1', t)
+                    using 1 + (n * 7919) % {ROWS}, 'changed ' || i;
+                end if;
+                if k % {PER_TRANSACTION} = 0 then commit; end if;
+              end loop;
+            end $$
+            """
+        )
+    return [f"public.m{number}" for number in range(TABLES)]
+
+
+def at_rate(source: EmbeddedServer, root: str, rate: int, seconds: float) -> tuple[int, list[tuple[float, float]]]:
+    """Changes written, and the published steps."""
+    marks: list[tuple[int, float]] = []
+    stop = threading.Event()
+    with source.connect("postgres") as connection:
+        connection.execute("set synchronous_commit = off")
+        writer = threading.Thread(target=write, args=(connection, marks, stop, rate))
+        writer.start()
+        found = seconds_to_published(root, marks, seconds)
+        stop.set()
+        writer.join()
+    return len(marks) * int(rate * STEP), found
+
+
+def main() -> None:
+    with server() as source, tempfile.TemporaryDirectory(prefix="headwater-bench-") as scratch:
+        wanted = pipeline(Path(scratch), source, *make_tables(source))
+        load(wanted)
+        root, stop = wanted.lake_path(), threading.Event()
+        driver = threading.Thread(target=replicate, args=(wanted, None, None, stop))
+        driver.start()
+        while read_position_file(root) is None:
+            stop.wait(0.05)
+        _, quiet = at_rate(source, root, RATE // 10, SECONDS / 10)
+        written, found = at_rate(source, root, RATE, SECONDS)
+        stop.set()
+        driver.join()
+        settled = found[len(found) // 4 :]  # every table's first batch builds its index
+        moments, delays = (np.array(column) for column in zip(*settled, strict=True))
+        report(
+            "commit to published, many tables",
+            changes_per_second=round(written / SECONDS),
+            tables=TABLES,
+            seconds=SECONDS,
+            published_per_second=round(len(found) * int(RATE * STEP) / SECONDS),
+            p50_seconds=round(float(np.median(delays)), 2),
+            p99_seconds=round(float(np.quantile(delays, 0.99)), 2),
+            slope_seconds_per_hour=round(float(np.polyfit(moments, delays, 1)[0]) * 3600, 2),
+            median_of_each_fifth=[round(float(np.median(part)), 2) for part in np.array_split(delays, 5)],
+            reference="a tenth of the rate, median",
+            reference_seconds=round(statistics.median(delay for _, delay in quiet[len(quiet) // 2 :]), 2),
+        )
+
+
+if __name__ == "__main__":
+    main()
