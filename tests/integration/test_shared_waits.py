@@ -144,6 +144,46 @@ def test_an_answer_from_before_a_target_was_taken_does_not_put_it_into_the_futur
     assert [event["outcome"] for event in asyncio.run(scenario())] == ["satisfied"] * 6
 
 
+def test_a_wait_is_judged_again_when_its_target_was_read_or_a_table_fell_out_of_step(
+    pipeline: Pipeline, lake: HandLake, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wait, "_TRUSTED_SECONDS", 600.0)
+    monkeypatch.setattr(wait, "_VISIT_SECONDS", (600.0,))
+    begin = target_now(pipeline).lsn
+    database.execute("insert into a select generate_series(1, 100)")
+    target, lookout = target_now(pipeline), SharedLookout(pipeline)
+    assert begin is not None
+    assert target.lsn is not None
+    waiter = wait.Waiter(pipeline, target, timeout=600, keep=60, owner="me", ignore_suspended=True, lookout=lookout)
+
+    def is_judged() -> bool:
+        lookout.refresh()
+        if waiter.is_far:
+            return False
+        assert waiter.look() is None
+        return True
+
+    assert is_judged()
+    question = lookout.question()
+    assert question is not None
+    lookout.answer(question, pipeline)
+    assert is_judged(), "the source has answered"
+    assert not is_judged()
+    lake.publish(begin, A)
+    assert not is_judged(), "another epoch, and the target lies behind it"
+    lake.enter(B, "suspended")
+    assert is_judged()
+    assert not is_judged()
+    lake.read_to(target.lsn, {A: target.lsn})
+    assert is_judged()
+    lake.publish(target.lsn, A)
+    lookout.refresh()
+    assert not waiter.is_far
+    result = waiter.look()
+    assert result is not None
+    assert result.exit_status == 0
+
+
 def test_each_deadline_holds_and_a_wait_that_goes_away_leaves_the_others(
     pipeline: Pipeline, lake: HandLake, reads: list[str]
 ) -> None:

@@ -76,6 +76,8 @@ class Wait:
         """One look; what there is to tell of it."""
         if self._waiter is None:
             self._waiter = self.build(pipeline, lookout)
+        elif not self._trouble and self._waiter.is_far:
+            return None
         result = self._waiter.look()
         if result is not None:
             return End(result.to_json(), result.exit_status)

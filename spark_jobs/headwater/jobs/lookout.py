@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headwater.config import Pipeline
 from headwater.errors import HeadwaterError, Transient
@@ -47,6 +47,9 @@ class Lookout:
             self._seen = self.lake.look()
         if self._standing is None or self._standing[0] is not self._seen or self._standing[1] is not self.source:
             standing = as_the_source_stands(self._seen, self.source, self.registered)
+            if self._standing is not None and self._standing[2].tables == standing.tables:
+                # The same object as long as nothing has changed: waits see it at a glance.
+                standing = replace(standing, tables=self._standing[2].tables)
             self._standing = self._seen, self.source, standing
         return self._standing[2]
 

@@ -58,6 +58,8 @@ _NO_END = frozenset({Outcome.FUTURE_POSITION, Outcome.NOT_REPLICATED, Outcome.TI
 """Outcomes of questions that were wrong: nobody waited."""
 _ANSWER_SECONDS = 15.0
 _VISIT_SECONDS = (1.0, 2.0, 4.0)  # between two visits to the source; the last one is repeated
+_TRUSTED_SECONDS = 2.0
+"""After so long a wait is judged again, although nothing seems to have changed for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ class Waiter:
         self._lookout = lookout or Lookout(pipeline)
         self._began = time.monotonic()
         self._deadline = self._began + timeout
-        self._visits, self._next_visit = 0, self._began
+        self._visits, self._next_visit, self._judged_at = 0, self._began, self._began
         self._asked = self._unanswered = self._ledger_asked = False
         self._last_file: PositionFile | None = None
         self._seen_alive = False
@@ -129,6 +131,20 @@ class Waiter:
         if self.target is None or self._seen is None:
             return None
         return progress(self.target, self.waiting, self._seen, self._lookout.source, self._lookout.outage)
+
+    @property
+    def is_far(self) -> bool:
+        """Whether a look would find nothing new: the log has not been read up to the target, the tables' states are
+        what they were, and neither deadline nor source is due. At a glance, for many waits that look often."""
+        target, seen = self.target, self._seen
+        due = min(self._deadline, self._next_visit, self._judged_at + _TRUSTED_SECONDS)
+        if seen is None or self._give_up_early or time.monotonic() >= due:
+            return False
+        if target is None or target.lsn is None or target.by_table:
+            return False
+        look = self._lookout.look()
+        file, same = look.file, look.tables is seen.tables and (look.paused, look.log) == (seen.paused, seen.log)
+        return same and file is not None and max(file.read_position, file.position.lsn) < target.lsn
 
     def look(self) -> WaitResult | None:
         """One look; None while waiting may still help (`waiting` then says why it is not met)."""
@@ -157,7 +173,7 @@ class Waiter:
             judged = freshness.hopeless(judged, self._deadline - time.monotonic())
         if judged.outcome is None and late:
             judged = self._at_deadline(judged)
-        self.waiting, self._seen = judged, look
+        self.waiting, self._seen, self._judged_at = judged, look, time.monotonic()
         return None if judged.outcome is None else self._end(judged, look)
 
     def _take_target(self) -> Verdict | None:
