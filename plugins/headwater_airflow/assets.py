@@ -23,6 +23,7 @@ from typing import Any
 from airflow.sdk import Asset, AssetWatcher
 
 from headwater_airflow.sensors.settings import duration
+from headwater_airflow.triggers.lateness import LatenessTrigger
 from headwater_airflow.triggers.movement import MovementTrigger
 
 
@@ -53,6 +54,47 @@ def moved(
     )
     # An asset has one watcher: a name for each reader's own period, and the same for readers of the same.
     return Asset(name=told, uri=f"x-headwater://{told}", watchers=[AssetWatcher(name=told, trigger=trigger)])
+
+
+def late(
+    pipeline: str | os.PathLike[str],
+    tables: Sequence[str] | None = None,
+    *,
+    remind_every: float | str | timedelta = 0,
+    name: str = "",
+) -> Asset:
+    """The asset "one of `tables` (None: all) is further behind than `freshness` in the pipeline file allows": an alarm
+    before a sensor fails. An event says which (`late_of`), once for each table until it is in time again, and again
+    every `remind_every` as long as one is late (0: never). `name`: the asset's; else pipeline and tables make it.
+
+    ValueError when the file allows none of them any staleness: then nothing could ever be late.
+    """
+    from headwater.config import load_pipeline
+    from headwater.names import TableName
+
+    known = load_pipeline(pipeline)
+    wanted = sorted(str(TableName.parse(table)) for table in tables or ())
+    limits = [known.freshness_of(TableName.parse(table)) for table in wanted]
+    limits = limits or [known.defaults.freshness, *(entry.freshness for entry in known.tables)]
+    if all(limit is None for limit in limits):
+        of = ", ".join(wanted) or "a table"
+        raise ValueError(f"{known.file} says nowhere how stale {of} may be: set `freshness` there")
+    told = name or f"{known.name}: {', '.join(wanted) or 'a table'} late"
+    period = duration(remind_every, "remind_every").total_seconds()
+    trigger = LatenessTrigger(pipeline=os.path.abspath(pipeline), tables=wanted, remind_every=period)
+    return Asset(name=told, uri=f"x-headwater://{told}", watchers=[AssetWatcher(name=told, trigger=trigger)])
+
+
+def late_of(events: Mapping[Any, Sequence[Any]] | None) -> dict[str, dict[str, Any]]:
+    """The late tables that a run's `triggering_asset_events` tell of, by name: `lag_seconds`, `freshness_seconds`,
+    `state`, `reason`, `remedy`. The newest event counts; empty for a run without one."""
+    found = [
+        (event.timestamp, payload["late"])
+        for told in (events or {}).values()
+        for event in told
+        if isinstance(payload := (event.extra or {}).get("payload"), dict) and "late" in payload
+    ]
+    return dict(max(found, key=lambda one: one[0])[1]) if found else {}
 
 
 def cut_of(events: Mapping[Any, Sequence[Any]] | None, asset: Asset | None = None) -> dict[str, Any]:

@@ -96,7 +96,7 @@ class Changes:
         updated, removed = self.ids[at[:UPDATES]], self.ids[at[UPDATES:]]
         inserted = np.arange(self.next, self.next + some)
         self.next += some
-        self.ids = np.concatenate([np.delete(self.ids, at[UPDATES:]), inserted])
+        self.ids[at[UPDATES:]] = inserted
         ids = np.concatenate([updated, inserted])
         shape = lake_schema(schema())
         columns = [

@@ -154,7 +154,8 @@ def _fill(source: EmbeddedServer) -> None:
     with source.connect("postgres") as connection:
         for number in range(TABLES):
             connection.execute(
-                f"insert into t{number} select g, g, g, 'note ' || g, g, now() from generate_series(20001, %s) g",
+                f"insert into t{number} (id, a, b, note, amount, at) "
+                "select g, g, g % 100, 'note ' || g, g, now() from generate_series(20001, %s) g",
                 [max(20_000, ROWS)],
             )
 

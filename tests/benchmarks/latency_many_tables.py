@@ -45,9 +45,9 @@ def make_tables(source: EmbeddedServer) -> list[str]:
                 t := 'm' || (i % {TABLES});
                 n := i / {TABLES};
                 if n % 10 = 0 then
-                  execute format('insert into %I values ($1, 0, ''new'', now())', t) using {ROWS} + n;
+                  execute format('insert into %I values ($1, 0, ''new'', now())', t) using {ROWS} + 1 + n;
                 elsif n % 10 = 9 then
-                  execute format('delete from %I where id = $1', t) using {ROWS} + n - 9;
+                  execute format('delete from %I where id = $1', t) using {ROWS} + 1 + n - 9;
                 else
                   execute format('update %I set a = a + 1, note = $2, at = now() where id = $1', t)
                     using 1 + (n * 7919) % {ROWS}, 'changed ' || i;

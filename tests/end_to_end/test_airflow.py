@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 import urllib.request
@@ -17,6 +18,7 @@ from rich.console import Console
 
 from fixtures.browser import Browser
 from fixtures.lakes import HandLake, position_at
+from headwater.jobs.demo.airflow_server import example_dags
 from headwater.jobs.demo.environment import Demo, demo_environment
 from headwater.jobs.demo.shop import Writer
 from headwater.jobs.demo.story import DOWNSTREAM, LOAD, RELOAD, REPLICATE, SENSOR, Story
@@ -30,9 +32,37 @@ pytestmark = [pytest.mark.airflow, pytest.mark.postgres, pytest.mark.spark]
 MOVED = "headwater_example_moved"
 
 
+UNMANNED = """
+import os
+
+from airflow.sdk import DAG, task
+from headwater_airflow.sensors.freshness import FreshnessSensor
+
+with DAG("unmanned", schedule=None, catchup=False, is_paused_upon_creation=False) as dag:
+
+    @task
+    def asked():
+        return "now"
+
+    FreshnessSensor(
+        task_id="waits",
+        pipeline="{{ params.folder }}/shop.yaml",
+        tables=["public.orders"],
+        require="{{ ti.xcom_pull(task_ids='asked') }}",
+        start_from_trigger=True,
+        params={"folder": os.environ["HEADWATER_PIPELINES"]},
+    ).set_upstream(asked())
+"""
+"""A sensor that no worker begins nor ends, with templates that the triggerer renders."""
+
+
 @pytest.fixture(scope="module")
-def demo() -> Iterator[Demo]:
-    with demo_environment() as running:
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
+    dags = tmp_path_factory.mktemp("dags")
+    for file in example_dags().glob("*.py"):
+        shutil.copy(file, dags)
+    (dags / "unmanned.py").write_text(UNMANNED)
+    with demo_environment(dags=dags) as running:
         yield running
 
 
@@ -102,6 +132,20 @@ def test_a_downstream_job_sees_what_was_committed_before_it_began_and_computes_w
     assert outcome.cut["pipeline"] == "shop"
     assert set(outcome.cut["tables"]) == {"public.customers", "public.orders", "public.order_lines"}
     assert parse_lsn(outcome.cut["position"]["lsn"]) >= committed.lsn
+
+
+def test_a_sensor_waits_from_beginning_to_end_without_a_worker(demo: Demo, story: Story) -> None:
+    client = demo.airflow.client
+    with demo.server.connect("shop") as connection:
+        connection.execute("update orders set status = status where id = 1")
+        committed = commit_position(connection)
+    run = client.trigger("unmanned")
+    assert client.wait_for_run("unmanned", run, 300) == "success", client.tasks("unmanned", run)
+    cut = client.xcom("unmanned", run, "waits")
+    assert set(cut["tables"]) == {"public.orders"}
+    assert parse_lsn(cut["position"]["lsn"]) >= committed.lsn
+    waited = client.task("unmanned", run, "waits")
+    assert (waited["try_number"], waited["pid"]) == (1, None), "no process of a worker"
 
 
 def test_a_dag_runs_when_a_table_has_moved_and_a_pause_loses_nothing(demo: Demo, story: Story) -> None:

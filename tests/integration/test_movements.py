@@ -15,6 +15,8 @@ from fixtures.jobs import catch_up, lake_rows, load_tables
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.config import Pipeline
+from headwater.jobs import lateness
+from headwater.jobs.lateness import late_tables
 from headwater.jobs.maintain import maintain
 from headwater.jobs.pausing import pause
 from headwater.lake.cuts import list_pins
@@ -23,6 +25,7 @@ from headwater.names import TableName
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from headwater_airflow.triggers.lateness import LatenessTrigger
     from headwater_airflow.triggers.movement import MovementTrigger
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
@@ -54,6 +57,14 @@ def pipeline(database: Database, spark: SparkSession, tmp_path: Path) -> Pipelin
     return pipeline
 
 
+def alarm(pipeline: Pipeline, *tables: str, store: Store, remind_every: float = 0) -> LatenessTrigger:
+    from headwater_airflow.triggers.lateness import LatenessTrigger
+
+    found = LatenessTrigger(pipeline=pipeline.file, tables=tables, remind_every=remind_every)
+    found.asset_state_store = store  # type: ignore[assignment]
+    return found
+
+
 def trigger(pipeline: Pipeline, *tables: str, store: Store) -> MovementTrigger:
     from headwater_airflow.triggers.movement import MovementTrigger
 
@@ -62,7 +73,7 @@ def trigger(pipeline: Pipeline, *tables: str, store: Store) -> MovementTrigger:
     return found
 
 
-async def told(watcher: MovementTrigger, happens: Callable[[], object] = lambda: None) -> list[Any]:
+async def told(watcher: MovementTrigger | LatenessTrigger, happens: Callable[[], object] = lambda: None) -> list[Any]:
     """The events of three looks, before the second of which `happens`."""
 
     async def looks() -> AsyncIterator[Any]:
@@ -91,6 +102,53 @@ def test_an_event_comes_at_first_and_when_a_table_has_moved(database: Database, 
     for event, n in ((first, 1), (second, 3)):
         version = event["cut"]["tables"][ONE]["version"]
         assert lake_rows(pipeline, ONE, ["n"], version) == [(n,)]
+
+
+def test_a_table_is_late_that_is_further_behind_than_the_file_allows(
+    database: Database, pipeline: Pipeline, tmp_path: Path
+) -> None:
+    entries: list[dict[str, Any]] = [{"name": ONE, "freshness": "10ms"}, {"name": OTHER, "freshness": "1d"}]
+    limited = write_pipeline(tmp_path, database, *entries)
+    database.execute("update one set n = 2", "update other set n = 2")
+    with database.connect() as connection:
+        connection.execute("select pg_sleep(0.05)")
+    late = late_tables(limited)
+    assert set(late) == {ONE}
+    assert late[ONE]["lag_seconds"] > late[ONE]["freshness_seconds"] == 0.01
+    assert late_tables(pipeline) == {}, "a file that allows nothing of the sort"
+
+
+def test_an_alarm_comes_once_for_each_table_that_has_become_late(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwater_airflow.triggers.lateness._LOOK_SECONDS", 0.01)
+    store, late = Store(), dict[str, Any]()
+    monkeypatch.setattr(lateness, "late_tables", lambda pipeline: dict(late))
+
+    def alarms(*tables: str, store: Store = store, remind_every: float = 0, then: dict[str, Any]) -> list[Any]:
+        """Of three looks, before the second of which the late tables are `then`."""
+
+        def change() -> None:
+            late.clear()
+            late.update(then)
+
+        found = asyncio.run(told(alarm(pipeline, *tables, store=store, remind_every=remind_every), change))
+        return [(event["new"], sorted(event["late"])) for event in found]
+
+    assert alarms(then={ONE: {}}) == [([ONE], [ONE])]
+    assert alarms(then={ONE: {}}) == [], "a triggerer that takes over does not say it again"
+    assert alarms(OTHER, store=Store(), then={ONE: {}}) == []
+    assert alarms(then={ONE: {}, OTHER: {}}) == [([OTHER], [ONE, OTHER])]
+    assert alarms(remind_every=1e-9, then={OTHER: {}})[-1] == ([], [OTHER])
+    assert alarms(then={}) == []
+    assert alarms(then={ONE: {}}) == [([ONE], [ONE])], "late anew"
+
+
+def test_an_alarm_needs_a_file_that_allows_some_staleness(pipeline: Pipeline) -> None:
+    from headwater_airflow.assets import late
+
+    with pytest.raises(ValueError, match=r"says nowhere how stale public\.one may be"):
+        late(pipeline.file, [ONE])
 
 
 def test_what_moves_while_nobody_looks_is_told_by_one_event(database: Database, pipeline: Pipeline) -> None:

@@ -137,6 +137,7 @@ def test_a_sensor_for_a_validated_cut_defers_until_one_has_passed(lake: HandLake
 
     task = sensor(pipeline, require=at(lake, 0x180), validated=True)
     trigger = stored_and_restored(deferred(task))
+    assert trigger.target is not None
     assert trigger.target["validated"] == [A, B]
 
     async def scenario() -> list[dict[str, Any]]:
@@ -396,6 +397,7 @@ def test_the_end_of_the_data_interval_is_waited_for_by_the_sources_clock(lake: H
     with pytest.raises(TaskDeferred) as deferral:
         task.execute(in_run(data_interval_end=utc(11)))
     trigger = stored_and_restored(cast("FreshnessTrigger", deferral.value.trigger))
+    assert trigger.target is not None
     assert trigger.target["since"] == utc(11).isoformat()
 
     async def scenario() -> list[dict[str, Any]]:

@@ -16,10 +16,11 @@ from airflow.sdk import BaseSensorOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 from headwater_airflow.hooks.source import connection_environment
-from headwater_airflow.sensors.settings import Settings, duration, overridden
+from headwater_airflow.sensors.settings import INTERVAL_END, Settings, duration, for_run
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+    from airflow.triggers.base import StartTriggerArgs
 
     from headwater.config import Pipeline
     from headwater.jobs.wait import Waiter
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 # A trigger enforces the deadline itself: Airflow's own, looked at every 15 s, is only for a triggerer that is gone.
 _GRACE = timedelta(minutes=2)
 _SKIPPED_ON_TIMEOUT = frozenset({"timed_out", "not_running", "not_validated"})
-INTERVAL_END = "data_interval_end"
 
 
 class FreshnessSensor(BaseSensorOperator):
@@ -41,6 +41,8 @@ class FreshnessSensor(BaseSensorOperator):
     newest cut and how stale it is; "fallback": what reads the result reads the source, and the wait ends as soon as
     it is estimated to be too long. A table that is suspended or loading ends the wait at once, and only "fallback"
     makes something of that; `ignore_suspended` leaves suspended tables out.
+    `start_from_trigger`: the first look is taken in the triggerer, too, so that a wait that is satisfied takes no
+    worker at all; `pipeline`, `tables` and `require` may be templates then, but no XComArg.
     `keep_cut`: for how long the versions of the cut are kept. `validated`: only a cut will do that has passed
     `headwater validate`, and it is the one returned; with require="default" the pipeline file says so, too.
     A DAG run's conf goes over these, but for `pipeline`: `{"headwater": {"max_wait": "1h"}}` for every sensor of the
@@ -61,6 +63,7 @@ class FreshnessSensor(BaseSensorOperator):
         ignore_suspended: bool = False,
         keep_cut: float | str | timedelta = timedelta(hours=24),
         validated: bool = False,
+        start_from_trigger: bool = False,
         **arguments: Any,
     ) -> None:
         wait = duration(max_wait, "max_wait")
@@ -74,6 +77,36 @@ class FreshnessSensor(BaseSensorOperator):
         self.keep_cut = duration(keep_cut, "keep_cut")
         self.validated = validated
         self._own_settings().check()
+        self.start_from_trigger = start_from_trigger
+        if start_from_trigger:
+            self.start_trigger_args = self._trigger_arguments()
+
+    def _trigger_arguments(self) -> StartTriggerArgs:
+        """What the scheduler makes the trigger of. Its deadline is the trigger's: the run's conf may move it."""
+        from airflow.triggers.base import StartTriggerArgs
+
+        require = self.require.isoformat() if isinstance(self.require, datetime) else self.require
+        if isinstance(require, timedelta):
+            require = f"{require.total_seconds():g}s"
+        if not isinstance(require, str):
+            raise ValueError(
+                f"start_from_trigger with require={require!r}: no worker is there to resolve it; give a text, or a "
+                "template of one"
+            )
+        arguments = {
+            "pipeline": self.pipeline,
+            "tables": self.tables,
+            "require": require,
+            "max_wait": self._own_settings().max_wait.total_seconds(),
+            "on_timeout": self.on_timeout,
+            "ignore_suspended": self.ignore_suspended,
+            "keep_cut": self.keep_cut.total_seconds(),
+            "validated": self.validated,
+            "plain": self._is_plain(),
+        }
+        return StartTriggerArgs(
+            "headwater_airflow.triggers.first_look.SensorTrigger", "execute_complete", trigger_kwargs=arguments
+        )
 
     def execute(self, context: Context) -> dict[str, Any]:
         from headwater.errors import HeadwaterError
@@ -107,20 +140,10 @@ class FreshnessSensor(BaseSensorOperator):
         )
 
     def _settings(self, context: Context) -> Settings:
-        """The arguments, the DAG run's conf over them, and the moment that `data_interval_end` stands for."""
         try:
-            settings = overridden(self._own_settings(), context, self.task_id)
+            return for_run(self._own_settings(), context, self.task_id)
         except ValueError as error:
-            raise AirflowFailException(f"the DAG run's conf: {error}") from None
-        if settings.require != INTERVAL_END:
-            return settings
-        end = context.get("data_interval_end")
-        if end is None:
-            raise AirflowFailException(
-                f"require={INTERVAL_END!r}, and this DAG run has no data interval. What to do: trigger it with a "
-                'logical date, or with the conf {"headwater": {"require": "now"}}'
-            )
-        return settings.requiring(end)
+            raise AirflowFailException(str(error)) from None
 
     def _pipeline(self) -> tuple[str | None, Pipeline]:
         """The id of the source's Airflow connection, if the pipeline file names one, and the pipeline."""
@@ -142,12 +165,12 @@ class FreshnessSensor(BaseSensorOperator):
             requirement,
             timeout=settings.max_wait.total_seconds(),
             keep=settings.keep_cut.total_seconds(),
-            owner=_owner(context),
+            owner=owner_of(context),
             tables=[parse_table(name) for name in settings.tables] if settings.tables is not None else None,
             ignore_suspended=settings.ignore_suspended,
             give_up_early=settings.on_timeout == "fallback",
             validated=settings.validated,
-            asker=Asker(_who(context), self._called(str(requirement))),
+            asker=Asker(who_of(context), self._called(str(requirement))),
         )
 
     def _called(self, requirement: str) -> str:
@@ -167,12 +190,12 @@ class FreshnessSensor(BaseSensorOperator):
                 target=waiter.target.to_json(),
                 deadline=deadline.isoformat(),
                 keep_seconds=settings.keep_cut.total_seconds(),
-                owner=_owner(context),
+                owner=owner_of(context),
                 conn_id=conn_id,
                 ignore_suspended=settings.ignore_suspended,
                 give_up_early=settings.on_timeout == "fallback",
                 ends_task=self._ends_without_worker(),
-                who=_who(context),
+                who=who_of(context),
                 requirement=waiter.requirement,
                 began=(deadline - settings.max_wait).isoformat(),
             ),
@@ -181,18 +204,11 @@ class FreshnessSensor(BaseSensorOperator):
         )
 
     def _ends_without_worker(self) -> bool:
-        """Whether a satisfied wait leaves nothing to do that only a worker does: callbacks and listeners, events of
-        assets, the lengths that mapped tasks are made by, a deployment's own XCom backend, and more XComs than one."""
-        from airflow.sdk.bases.xcom import BaseXCom
-        from airflow.sdk.execution_time.xcom import XCom
-        from airflow.sdk.listener import get_listener_manager
+        return self._is_plain() and needs_no_worker(self)
 
-        has_dag: bool = self.has_dag()  # type: ignore[no-untyped-call]
-        mapped = has_dag and next(self.iter_mapped_dependants(), None) is not None
-        told = self.on_success_callback or self._post_execute_hook or get_listener_manager().has_listeners
-        plain = XCom is BaseXCom and self.do_xcom_push and not self.multiple_outputs
-        own = type(self).execute_complete is not FreshnessSensor.execute_complete
-        return bool(plain) and not (told or own or self.outlets or mapped)
+    def _is_plain(self) -> bool:
+        """Whether nothing runs at its end but what this class says."""
+        return not self._post_execute_hook and type(self).execute_complete is FreshnessSensor.execute_complete
 
     def _ended(self, event: dict[str, Any], context: Context) -> dict[str, Any]:
         """The cut, or what `on_timeout` makes of a wait that ended otherwise, or the exception that fits."""
@@ -222,7 +238,7 @@ class FreshnessSensor(BaseSensorOperator):
                 settings.on_timeout,
                 tables=[parse_table(name) for name in settings.tables] if settings.tables is not None else None,
                 keep=settings.keep_cut.total_seconds(),
-                owner=_owner(context),
+                owner=owner_of(context),
             )
         except HeadwaterError as error:
             self.log.error("%s", sentence(event))
@@ -232,12 +248,26 @@ class FreshnessSensor(BaseSensorOperator):
         return found
 
 
-def _who(context: Context) -> str:
+def needs_no_worker(task: Any) -> bool:
+    """Whether a satisfied wait of `task`, a sensor or its serialized form, leaves nothing to do that only a worker
+    does: callbacks and listeners, events of assets, the lengths that mapped tasks are made by, a deployment's own
+    XCom backend, and more XComs than one."""
+    from airflow.sdk.bases.xcom import BaseXCom
+    from airflow.sdk.execution_time.xcom import XCom
+    from airflow.sdk.listener import get_listener_manager
+
+    mapped = task.has_dag() and next(task.iter_mapped_dependants(), None) is not None
+    told = task.has_on_success_callback or get_listener_manager().has_listeners
+    plain = XCom is BaseXCom and task.do_xcom_push and not task.multiple_outputs
+    return bool(plain) and not (told or task.outlets or mapped)
+
+
+def who_of(context: Context) -> str:
     """Who waits, the same for each run."""
     return f"{context['ti'].dag_id}.{context['ti'].task_id}"
 
 
-def _owner(context: Context) -> str:
+def owner_of(context: Context) -> str:
     """In whose name the cut is pinned."""
     instance = context["ti"]
     return f"{instance.dag_id} {instance.run_id} {instance.task_id} {instance.map_index}"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+INTERVAL_END = "data_interval_end"
 ON_TIMEOUT = ("fail", "skip", "continue", "fallback")
 _TASKS = "tasks"
 
@@ -40,8 +41,23 @@ class Settings:
         if self.validated and self.on_timeout == "fallback":
             raise ValueError("validated and on_timeout='fallback' exclude each other: nobody has validated the source")
 
-    def requiring(self, require: Any) -> Settings:
-        return replace(self, require=require)
+
+def for_run(settings: Settings, context: Context, task_id: str) -> Settings:
+    """`settings`, the DAG run's conf over them, and the moment that `data_interval_end` stands for. ValueError for what
+    cannot work in this run."""
+    try:
+        settings = overridden(settings, context, task_id)
+    except ValueError as error:
+        raise ValueError(f"the DAG run's conf: {error}") from None
+    if settings.require != INTERVAL_END:
+        return settings
+    end = context.get("data_interval_end")
+    if end is None:
+        raise ValueError(
+            f"require={INTERVAL_END!r}, and this DAG run has no data interval. What to do: trigger it with a "
+            'logical date, or with the conf {"headwater": {"require": "now"}}'
+        )
+    return replace(settings, require=end)
 
 
 def overridden(settings: Settings, context: Context, task_id: str) -> Settings:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from headwater.config import Pipeline
     from headwater.jobs.lookout import SharedLookout
     from headwater.jobs.wait import Waiter
+    from headwater.lake.freshness import Requirement
 
 
 class FreshnessTrigger(BaseTrigger):
@@ -37,7 +38,7 @@ class FreshnessTrigger(BaseTrigger):
         *,
         pipeline: str,
         tables: list[str],
-        target: dict[str, Any],
+        target: dict[str, Any] | None,
         deadline: str,
         keep_seconds: float,
         owner: str,
@@ -65,6 +66,10 @@ class FreshnessTrigger(BaseTrigger):
         self.who = who
         self.requirement = requirement
         self.began = began
+        # Where no target is known yet: what it is to be taken from.
+        self.wanted: Requirement | None = None
+        self.validated = False
+        self._current: Waiter | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return (
@@ -98,6 +103,22 @@ class FreshnessTrigger(BaseTrigger):
                 self.log.warning("pipeline %s, waiting on: %s", self.pipeline, told.text)
             else:
                 self.log.info("pipeline %s, %s", self.pipeline, told.text)
+                await self._looked()
+
+    async def _looked(self) -> None:
+        """The wait goes on after a look."""
+
+    @property
+    def pinned(self) -> dict[str, Any] | None:
+        """The target as of the last look; None before it was taken."""
+        known = self._current.target if self._current is not None else None
+        return known.to_json() if known is not None else None
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        """Of the task's XComs."""
+        one: Any = self.task_instance
+        return {"dag_id": one.dag_id, "task_id": one.task_id, "run_id": one.run_id, "map_index": one.map_index}
 
     async def _has_handed_on(self, cut: dict[str, Any]) -> bool:
         """Whether the task's XCom is `cut` now, so that it needs no worker any more.
@@ -106,12 +127,10 @@ class FreshnessTrigger(BaseTrigger):
         """
         from airflow.sdk.execution_time.xcom import XCom
 
-        one = self.task_instance
-        if not self.ends_task or one is None:
+        if not self.ends_task or self.task_instance is None:
             return False
         try:
-            place = {"dag_id": one.dag_id, "task_id": one.task_id, "run_id": one.run_id, "map_index": one.map_index}
-            await XCom.aset("return_value", cut, **place)
+            await XCom.aset("return_value", cut, **self._place)
         except Exception as error:  # a wait that was satisfied is not to fail by the way it is told
             self.log.warning("the cut is handed on by a worker: %s", error)
             return False
@@ -127,16 +146,20 @@ class FreshnessTrigger(BaseTrigger):
         from headwater.names import TableName
 
         began = datetime.fromisoformat(self.began) if self.began is not None else None
-        return Waiter(
+        wanted = Target.from_json(self.target) if self.target is not None else self.wanted
+        assert wanted is not None
+        self._current = Waiter(
             pipeline,
-            Target.from_json(self.target),
+            wanted,
             timeout=max(0.0, self._remaining()),
             keep=self.keep_seconds,
             owner=self.owner,
             tables=[TableName.parse(name) for name in self.tables],
             ignore_suspended=self.ignore_suspended,
             give_up_early=self.give_up_early,
+            validated=self.validated and self.target is None,  # a target says by itself of which
             lookout=lookout,
             # A trigger that was stored by an older version does not know who asks.
             asker=Asker(self.who, self.requirement, began) if self.who else None,
         )
+        return self._current

@@ -152,6 +152,8 @@ class Waiter:
             self._lookout.refresh()
         if self.target is None and (failed := self._take_target()) is not None:
             return self._end(failed, Look(None, {}))
+        if self.target is None:
+            return None
         look = self._lookout.look()
         if self.tables is None:
             self.tables = wanted_tables(self._pipeline, None, look)
@@ -177,7 +179,8 @@ class Waiter:
         return None if judged.outcome is None else self._end(judged, look)
 
     def _take_target(self) -> Verdict | None:
-        """Pin the target; a verdict when the source, which has to be asked for it, gives none."""
+        """Pin the target; a verdict when the source, which has to be asked for it, gives none. Neither, as long as it
+        is being asked."""
         requirement = self._requirement
         if isinstance(requirement, AtPosition) and requirement.timeline is not None:
             self.target = Target(requirement.lsn, requirement.timeline, requirement.system_id)
@@ -188,7 +191,9 @@ class Waiter:
                 self._ask()
             return None
         try:
-            self._ask()
+            if not self._ask():
+                late = time.monotonic() >= self._deadline + _ANSWER_SECONDS
+                return Verdict(Outcome.SOURCE_UNREACHABLE, "the source has not answered") if late else None
         except Transient as error:
             return self._without_source(error)
         position = self._source.position

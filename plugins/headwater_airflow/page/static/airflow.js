@@ -4,7 +4,6 @@ import { h } from "./dom.js";
 
 const ROOT = document.querySelector("base").dataset.airflow;
 const TIMEOUT_MS = 20000;
-const SENSOR = "FreshnessTrigger";
 
 /** Why a request failed, in words for a person. `status` 0: nobody answered. */
 export class RequestError extends Error {
@@ -57,8 +56,18 @@ export async function failedRuns() {
 /** Sensors that wait for the lake of the pipeline file `file`, as far as this user may read their DAGs. */
 export async function waitingSensors(file) {
   const found = await api("dags/~/dagRuns/~/taskInstances?state=deferred&limit=200");
-  return found.task_instances.filter(
-    (task) => task.trigger?.classpath.endsWith(SENSOR) && task.rendered_fields?.pipeline === file);
+  const asked = await Promise.all(found.task_instances.map(withRequest));
+  return asked.filter((task) => task?.rendered_fields?.pipeline === file);
+}
+
+/** A sensor with what it asks for. Of one that began in the triggerer nothing is rendered: there its XCom says it. */
+async function withRequest(task) {
+  const kind = task.trigger?.classpath.split(".").at(-1);
+  if (kind === "FreshnessTrigger") return task;
+  if (kind !== "SensorTrigger") return null;
+  const place = `dags/${encodeURIComponent(task.dag_id)}/dagRuns/${encodeURIComponent(task.dag_run_id)}`;
+  const kept = await api(`${place}/taskInstances/${encodeURIComponent(task.task_id)}/xcomEntries/headwater_wait?deserialize=true`).catch(() => null);
+  return { ...task, rendered_fields: kept?.value ?? {} };
 }
 
 export const trigger = (dag, conf) =>

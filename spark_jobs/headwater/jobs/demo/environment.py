@@ -52,8 +52,11 @@ class Demo:
 
 
 @contextlib.contextmanager
-def demo_environment(*, slice_seconds: float = 600, folder: Path | None = None) -> Iterator[Demo]:
-    """Starts source and Airflow (which goes on starting) and ends both, with all their children, whatever happens."""
+def demo_environment(
+    *, slice_seconds: float = 600, folder: Path | None = None, dags: Path | None = None
+) -> Iterator[Demo]:
+    """Starts source and Airflow (which goes on starting) and ends both, with all their children, whatever happens.
+    `dags`: another folder of DAG files than that of the examples."""
     folder = Path(tempfile.mkdtemp(prefix="headwater_demo_")) if folder is None else folder
     folder.chmod(0o711)  # under root, PostgreSQL runs as another user, who must pass through
     with _cleanup() as cleanup:
@@ -67,7 +70,7 @@ def demo_environment(*, slice_seconds: float = 600, folder: Path | None = None) 
         # Airflow takes longest to start: the shop is filled meanwhile.
         airflow = AirflowServer(
             folder / "airflow",
-            example_dags(),
+            dags or example_dags(),
             {
                 "HEADWATER_SOURCE": source,
                 "HEADWATER_PIPELINES": str(pipeline_file.parent),

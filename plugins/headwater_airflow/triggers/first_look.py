@@ -1,0 +1,154 @@
+"""The wait of a sensor that no worker has begun (`start_from_trigger`): requirement and settings instead of a target.
+
+The first look is taken here, and pins the target. It is kept as an XCom of the try, with the deadline: a triggerer that
+restarts, or another one that takes over, resumes the same wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.triggers.base import TriggerEvent
+
+from headwater_airflow.sensors.freshness import needs_no_worker, owner_of, who_of
+from headwater_airflow.sensors.settings import INTERVAL_END, Settings, for_run
+from headwater_airflow.triggers.freshness import FreshnessTrigger
+
+if TYPE_CHECKING:
+    from headwater.config import Pipeline
+
+_KEPT = "headwater_wait"
+
+
+class SensorTrigger(FreshnessTrigger):
+    """A FreshnessSensor's arguments, durations in seconds; `pipeline`, `tables` and `require` are rendered before
+    `run`. `plain`: nothing of the sensor's own class has to run in a worker."""
+
+    def __init__(
+        self,
+        *,
+        pipeline: str,
+        tables: list[str] | None,
+        require: str,
+        max_wait: float,
+        on_timeout: str,
+        ignore_suspended: bool,
+        keep_cut: float,
+        validated: bool,
+        plain: bool,
+    ) -> None:
+        super().__init__(
+            pipeline=pipeline,
+            tables=list(tables or ()),
+            target=None,
+            deadline="",
+            keep_seconds=keep_cut,
+            owner="",
+            ignore_suspended=ignore_suspended,
+        )
+        self.require = require
+        self.max_wait = max_wait
+        self.on_timeout = on_timeout
+        self.plain = plain
+        self.validated = validated
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return (
+            "headwater_airflow.triggers.first_look.SensorTrigger",
+            {
+                "pipeline": self.pipeline,
+                "tables": self.tables,
+                "require": self.require,
+                "max_wait": self.max_wait,
+                "on_timeout": self.on_timeout,
+                "ignore_suspended": self.ignore_suspended,
+                "keep_cut": self.keep_seconds,
+                "validated": self.validated,
+                "plain": self.plain,
+            },
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        from headwater.errors import HeadwaterError, Refused
+
+        try:
+            await self._begin()
+        except (HeadwaterError, ValueError) as found:
+            mistaken = isinstance(found, ValueError)
+            error = Refused(str(found), code="bad_argument", where="the sensor") if mistaken else found
+            assert isinstance(error, HeadwaterError)
+            yield TriggerEvent({**error.to_json(), "exit_status": error.exit_status})  # type: ignore[no-untyped-call]
+            return
+        async for event in super().run():
+            yield event
+
+    async def _begin(self) -> None:
+        """What the run says of the wait, and how far it had got in another triggerer. ValueError for a conf that cannot
+        work."""
+        from airflow.sdk.execution_time.xcom import XCom
+
+        one: Any = self.task_instance
+        context = one.get_template_context()
+        settings = for_run(self._settings(), context, one.task_id)
+        self.tables = list(settings.tables or ())
+        self.ignore_suspended, self.validated = settings.ignore_suspended, settings.validated
+        self.keep_seconds = settings.keep_cut.total_seconds()
+        self.give_up_early = settings.on_timeout == "fallback"
+        self.owner, self.who = owner_of(context), who_of(context)
+        self.ends_task = self.plain and needs_no_worker(one.task)
+        self.pipeline = os.path.abspath(self.pipeline)
+        kept = await XCom.aget_one(key=_KEPT, **self._place)
+        if not (isinstance(kept, dict) and kept.get("try_number") == one.try_number):
+            now = datetime.now(UTC)
+            kept = {"began": now.isoformat(), "deadline": (now + settings.max_wait).isoformat()}
+        self.began, self.deadline, self.target = kept["began"], kept["deadline"], kept.get("target")
+        pipeline = await asyncio.to_thread(self._pipeline, settings)
+        self.conn_id = pipeline.source.airflow_connection
+
+    def _settings(self) -> Settings:
+        return Settings(
+            self.tables or None,
+            self.require,
+            timedelta(seconds=self.max_wait),
+            self.on_timeout,
+            self.ignore_suspended,
+            timedelta(seconds=self.keep_seconds),
+            self.validated,
+        )
+
+    def _pipeline(self, settings: Settings) -> Pipeline:
+        """And the requirement, which is refused here if it cannot be read."""
+        from headwater.config import load_pipeline
+        from headwater.lake.freshness import parse_requirement
+
+        self.wanted = parse_requirement(settings.require)
+        self.requirement = INTERVAL_END if self.require == INTERVAL_END else str(self.wanted)
+        return load_pipeline(self.pipeline)
+
+    async def _looked(self) -> None:
+        """The first look has pinned the target, or there was another one: it is kept as it is from now on."""
+        from airflow.sdk.execution_time.xcom import XCom
+
+        one: Any = self.task_instance
+        pinned = self.pinned
+        if pinned is None or pinned == self.target:
+            return
+        self.target = pinned
+        kept = {
+            "try_number": one.try_number,
+            "began": self.began,
+            "deadline": self.deadline,
+            "target": pinned,
+            # For the pipeline's page: nothing is rendered where no worker has begun.
+            "pipeline": self.pipeline,
+            "tables": self.tables,
+            "require": self.requirement,
+        }
+        try:
+            await XCom.aset(_KEPT, kept, **self._place)
+        except Exception as error:  # a restart would begin the wait anew, which is late and not wrong
+            self.log.warning("the target of the wait could not be kept: %s", error)

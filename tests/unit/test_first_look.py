@@ -1,0 +1,163 @@
+"""A sensor that starts in the triggerer: the first look is taken there, and a restart resumes the same wait."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import datetime, timedelta
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from fixtures.lakes import HandLake, utc
+from headwater.lake.cuts import list_pins
+from unit.test_sensor import A, B, in_run, lake, pipeline, sensor
+
+if TYPE_CHECKING:
+    from headwater_airflow.triggers.first_look import SensorTrigger
+
+pytestmark = pytest.mark.usefixtures("airflow_home")
+__all__ = ["lake", "pipeline"]
+
+XComs = dict[str, Any]
+
+
+@pytest.fixture
+def xcoms(monkeypatch: pytest.MonkeyPatch) -> XComs:
+    """The task's XComs, as the API server keeps them."""
+    from airflow.sdk.execution_time.xcom import XCom
+
+    found: XComs = {}
+
+    async def aset(key: str, value: Any, **place: Any) -> None:
+        assert place == {"dag_id": "dag", "task_id": "fresh", "run_id": "run", "map_index": -1}
+        found[key] = json.loads(json.dumps(value))
+
+    async def aget_one(*, key: str, **place: Any) -> Any:
+        return found.get(key)
+
+    monkeypatch.setattr(XCom, "aset", aset)
+    monkeypatch.setattr(XCom, "aget_one", aget_one)
+    return found
+
+
+def started(pipeline: str, context: Any = None, try_number: int = 1, **arguments: Any) -> SensorTrigger:
+    """As a triggerer makes it of what the scheduler read in the stored DAG."""
+    from airflow.sdk import DAG
+    from airflow.serialization.decoders import smart_decode_trigger_kwargs
+    from airflow.serialization.serialized_objects import DagSerialization
+
+    from headwater_airflow.triggers.first_look import SensorTrigger
+
+    with DAG("dag") as dag:
+        sensor(pipeline, start_from_trigger=True, **arguments)
+    task: Any = DagSerialization.from_dict(DagSerialization.to_dict(dag)).get_task("fresh")
+    assert task.start_from_trigger
+    path, module = task.start_trigger_args.trigger_cls, SensorTrigger.__module__
+    assert path == f"{module}.SensorTrigger"
+    decoded: Any = smart_decode_trigger_kwargs
+    trigger = SensorTrigger(**decoded(task.start_trigger_args.trigger_kwargs))
+    instance = SimpleNamespace(
+        dag_id="dag", task_id="fresh", run_id="run", map_index=-1, try_number=try_number, task=task
+    )
+    given = context or in_run()
+    vars(instance)["get_template_context"] = lambda: {**given, "ti": instance}
+    trigger.task_instance = cast("Any", instance)
+    return trigger
+
+
+async def last_event(trigger: SensorTrigger) -> Any:
+    return [event async for event in trigger.run()][-1]
+
+
+def is_success(event: Any) -> bool:
+    from airflow.triggers.base import TaskSuccessEvent
+
+    return isinstance(event, TaskSuccessEvent)
+
+
+def test_a_lake_that_is_fresh_ends_the_task_without_a_worker(lake: HandLake, pipeline: str, xcoms: XComs) -> None:
+    event = asyncio.run(last_event(started(pipeline, require="0/180", tables=[A])))
+    assert is_success(event)
+    assert set(xcoms) == {"return_value"}
+    assert (xcoms["return_value"]["outcome"], set(xcoms["return_value"]["tables"])) == ("satisfied", {A})
+    assert [pin.owner for pin in list_pins(lake.root)] == ["dag run fresh -1"]
+
+
+def test_a_triggerer_that_takes_over_resumes_the_wait_and_another_try_begins_anew(
+    lake: HandLake, pipeline: str, xcoms: XComs
+) -> None:
+    lake.publish(0x280, A, read=0x290, sample=(utc(10), 0x290))
+    run = in_run(data_interval_end=utc(11))
+
+    async def scenario() -> Any:
+        first = asyncio.create_task(last_event(started(pipeline, run, require="data_interval_end")))
+        while "headwater_wait" not in xcoms:
+            await asyncio.sleep(0.02)
+        kept = dict(xcoms["headwater_wait"])
+        assert kept["target"]["since"] == utc(11).isoformat()
+        first.cancel()
+        second = started(pipeline, run, require="data_interval_end", max_wait=5)
+        waiting = asyncio.create_task(last_event(second))
+        while second.deadline != kept["deadline"]:
+            await asyncio.sleep(0.02)
+        assert second.target == kept["target"]
+        await asyncio.to_thread(lake.publish, 0x310, A, sample=(utc(11), 0x305))
+        return await asyncio.wait_for(waiting, 20)
+
+    assert is_success(asyncio.run(scenario()))
+    assert xcoms["return_value"]["target"] == "0/305 (2023-11-14T22:13:31Z)"
+    event = asyncio.run(last_event(started(pipeline, try_number=2, require="0/400", max_wait=0.5)))
+    assert (event.payload["outcome"], event.payload["target"]) == ("not_running", "0/400")
+
+
+def test_the_runs_conf_goes_over_the_arguments_there_too(lake: HandLake, pipeline: str, xcoms: XComs) -> None:
+    conf = {"headwater": {"require": "0/180", "tables": [B], "max_wait": "2h"}}
+    trigger = started(pipeline, in_run(conf), require="0/400")
+    assert is_success(asyncio.run(last_event(trigger)))
+    assert set(xcoms["return_value"]["tables"]) == {B}
+    began, deadline = (datetime.fromisoformat(str(text)) for text in (trigger.began, trigger.deadline))
+    assert deadline - began == timedelta(hours=2)
+
+
+@pytest.mark.parametrize(
+    ("run", "arguments", "said"),
+    [
+        ({"conf": {"headwater": {"max_wait": "soon"}}}, {}, "max_wait='soon': expected a duration"),
+        ({}, {"require": "data_interval_end"}, "this DAG run has no data interval"),
+        ({}, {"require": "yesterday"}, "yesterday"),
+    ],
+)
+def test_what_cannot_work_fails_the_task_for_good(
+    pipeline: str, xcoms: XComs, run: dict[str, Any], arguments: dict[str, Any], said: str
+) -> None:
+    from airflow.sdk.exceptions import AirflowFailException
+
+    event = asyncio.run(last_event(started(pipeline, in_run(**run), **arguments)))
+    assert event.payload["exit_status"] == 2
+    with pytest.raises(AirflowFailException, match=said):
+        sensor(pipeline).execute_complete(in_run(), event.payload)
+
+
+def test_what_a_worker_must_resolve_is_refused_when_the_dag_is_read(pipeline: str) -> None:
+    from airflow.sdk import DAG, task
+
+    @task
+    def position() -> dict[str, Any]:
+        return {}
+
+    with DAG("dag"), pytest.raises(ValueError, match="no worker is there to resolve it"):
+        sensor(pipeline, require=position(), start_from_trigger=True)
+
+
+def test_a_sensor_that_is_mapped_begins_in_a_worker(pipeline: str) -> None:
+    from airflow.sdk import DAG
+    from airflow.serialization.serialized_objects import DagSerialization
+
+    from headwater_airflow.sensors.freshness import FreshnessSensor
+
+    with DAG("dag") as dag:
+        FreshnessSensor.partial(task_id="fresh", start_from_trigger=True).expand(pipeline=[pipeline, pipeline])
+    task: Any = DagSerialization.from_dict(DagSerialization.to_dict(dag)).get_task("fresh")
+    assert task.start_trigger_args is None
