@@ -15,8 +15,7 @@ from fixtures.jobs import catch_up, lake_rows, load_tables
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.config import Pipeline
-from headwater.jobs import lateness
-from headwater.jobs.lateness import late_tables
+from headwater.jobs.lateness import Lateness
 from headwater.jobs.maintain import maintain
 from headwater.jobs.pausing import pause
 from headwater.lake.cuts import list_pins
@@ -108,14 +107,15 @@ def test_a_table_is_late_that_is_further_behind_than_the_file_allows(
     database: Database, pipeline: Pipeline, tmp_path: Path
 ) -> None:
     entries: list[dict[str, Any]] = [{"name": ONE, "freshness": "10ms"}, {"name": OTHER, "freshness": "1d"}]
-    limited = write_pipeline(tmp_path, database, *entries)
+    limited, lateness = write_pipeline(tmp_path, database, *entries), Lateness()
     database.execute("update one set n = 2", "update other set n = 2")
+    lateness.look(limited)  # the driver was too short-lived to take a sample of its own
     with database.connect() as connection:
         connection.execute("select pg_sleep(0.05)")
-    late = late_tables(limited)
+    late = lateness.look(limited)
     assert set(late) == {ONE}
     assert late[ONE]["lag_seconds"] > late[ONE]["freshness_seconds"] == 0.01
-    assert late_tables(pipeline) == {}, "a file that allows nothing of the sort"
+    assert lateness.look(pipeline) == {}, "a file that allows nothing of the sort"
 
 
 def test_an_alarm_comes_once_for_each_table_that_has_become_late(
@@ -123,7 +123,7 @@ def test_an_alarm_comes_once_for_each_table_that_has_become_late(
 ) -> None:
     monkeypatch.setattr("headwater_airflow.triggers.lateness._LOOK_SECONDS", 0.01)
     store, late = Store(), dict[str, Any]()
-    monkeypatch.setattr(lateness, "late_tables", lambda pipeline: dict(late))
+    monkeypatch.setattr(Lateness, "look", lambda self, pipeline: dict(late))
 
     def alarms(*tables: str, store: Store = store, remind_every: float = 0, then: dict[str, Any]) -> list[Any]:
         """Of three looks, before the second of which the late tables are `then`."""

@@ -94,9 +94,9 @@ class FreshnessSensor(BaseSensorOperator):
                 "template of one"
             )
         arguments = {
-            "pipeline": self.pipeline,
-            "tables": self.tables,
-            "require": require,
+            # Under other names than the sensor's: Airflow would render them in the triggerer's event loop, and a
+            # template that asks for an XCom would hold up every trigger there for ever.
+            "templates": {"pipeline": self.pipeline, "tables": self.tables, "require": require},
             "max_wait": self._own_settings().max_wait.total_seconds(),
             "on_timeout": self.on_timeout,
             "ignore_suspended": self.ignore_suspended,

@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow.triggers.base import TriggerEvent
 
@@ -18,22 +18,17 @@ from headwater_airflow.sensors.freshness import needs_no_worker, owner_of, who_o
 from headwater_airflow.sensors.settings import INTERVAL_END, Settings, for_run
 from headwater_airflow.triggers.freshness import FreshnessTrigger
 
-if TYPE_CHECKING:
-    from headwater.config import Pipeline
-
 _KEPT = "headwater_wait"
 
 
 class SensorTrigger(FreshnessTrigger):
-    """A FreshnessSensor's arguments, durations in seconds; `pipeline`, `tables` and `require` are rendered before
-    `run`. `plain`: nothing of the sensor's own class has to run in a worker."""
+    """A FreshnessSensor's arguments, durations in seconds. `templates`: those named `pipeline`, `tables` and `require`,
+    rendered when the wait begins. `plain`: nothing of the sensor's own class has to run in a worker."""
 
     def __init__(
         self,
         *,
-        pipeline: str,
-        tables: list[str] | None,
-        require: str,
+        templates: dict[str, Any],
         max_wait: float,
         on_timeout: str,
         ignore_suspended: bool,
@@ -42,15 +37,15 @@ class SensorTrigger(FreshnessTrigger):
         plain: bool,
     ) -> None:
         super().__init__(
-            pipeline=pipeline,
-            tables=list(tables or ()),
+            pipeline="",
+            tables=[],
             target=None,
             deadline="",
             keep_seconds=keep_cut,
             owner="",
             ignore_suspended=ignore_suspended,
         )
-        self.require = require
+        self.templates = templates
         self.max_wait = max_wait
         self.on_timeout = on_timeout
         self.plain = plain
@@ -60,9 +55,7 @@ class SensorTrigger(FreshnessTrigger):
         return (
             "headwater_airflow.triggers.first_look.SensorTrigger",
             {
-                "pipeline": self.pipeline,
-                "tables": self.tables,
-                "require": self.require,
+                "templates": self.templates,
                 "max_wait": self.max_wait,
                 "on_timeout": self.on_timeout,
                 "ignore_suspended": self.ignore_suspended,
@@ -91,43 +84,41 @@ class SensorTrigger(FreshnessTrigger):
         work."""
         from airflow.sdk.execution_time.xcom import XCom
 
+        from headwater.config import load_pipeline
+        from headwater.lake.freshness import parse_requirement
+
         one: Any = self.task_instance
         context = one.get_template_context()
-        settings = for_run(self._settings(), context, one.task_id)
+        # In a thread: templates may ask the API server, by way of this thread's event loop.
+        asked = await asyncio.to_thread(self.render_template, self.templates, context, self.get_template_env())
+        settings = for_run(self._settings(asked), context, one.task_id)
         self.tables = list(settings.tables or ())
         self.ignore_suspended, self.validated = settings.ignore_suspended, settings.validated
         self.keep_seconds = settings.keep_cut.total_seconds()
         self.give_up_early = settings.on_timeout == "fallback"
         self.owner, self.who = owner_of(context), who_of(context)
         self.ends_task = self.plain and needs_no_worker(one.task)
-        self.pipeline = os.path.abspath(self.pipeline)
+        self.pipeline = os.path.abspath(asked["pipeline"])
         kept = await XCom.aget_one(key=_KEPT, **self._place)
         if not (isinstance(kept, dict) and kept.get("try_number") == one.try_number):
             now = datetime.now(UTC)
             kept = {"began": now.isoformat(), "deadline": (now + settings.max_wait).isoformat()}
         self.began, self.deadline, self.target = kept["began"], kept["deadline"], kept.get("target")
-        pipeline = await asyncio.to_thread(self._pipeline, settings)
+        self.wanted = parse_requirement(settings.require)
+        self.requirement = INTERVAL_END if asked["require"] == INTERVAL_END else str(self.wanted)
+        pipeline = await asyncio.to_thread(load_pipeline, self.pipeline)
         self.conn_id = pipeline.source.airflow_connection
 
-    def _settings(self) -> Settings:
+    def _settings(self, asked: dict[str, Any]) -> Settings:
         return Settings(
-            self.tables or None,
-            self.require,
+            asked["tables"],
+            asked["require"],
             timedelta(seconds=self.max_wait),
             self.on_timeout,
             self.ignore_suspended,
             timedelta(seconds=self.keep_seconds),
             self.validated,
         )
-
-    def _pipeline(self, settings: Settings) -> Pipeline:
-        """And the requirement, which is refused here if it cannot be read."""
-        from headwater.config import load_pipeline
-        from headwater.lake.freshness import parse_requirement
-
-        self.wanted = parse_requirement(settings.require)
-        self.requirement = INTERVAL_END if self.require == INTERVAL_END else str(self.wanted)
-        return load_pipeline(self.pipeline)
 
     async def _looked(self) -> None:
         """The first look has pinned the target, or there was another one: it is kept as it is from now on."""

@@ -18,7 +18,7 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from headwater_airflow.hooks.source import async_connection_environment
 
 if TYPE_CHECKING:
-    from headwater.jobs.lateness import Late
+    from headwater.jobs.lateness import Late, Lateness
 
 log = logging.getLogger(__name__)
 
@@ -52,10 +52,12 @@ class LatenessTrigger(BaseEventTrigger):
     @classmethod
     async def open_shared_stream(cls, kwargs: dict[str, Any]) -> AsyncIterator[Late]:
         """The late tables, again and again; what stands in the way of knowing is said once."""
-        said = ""
+        from headwater.jobs.lateness import Lateness
+
+        lateness, said = Lateness(), ""
         while True:
             try:
-                found = await _look(kwargs["pipeline"])
+                found = await _look(kwargs["pipeline"], lateness)
             except Exception as error:  # an outage of source, lake or Airflow's own API: nothing is known
                 if str(error) != said:
                     said = str(error)
@@ -88,14 +90,13 @@ class LatenessTrigger(BaseEventTrigger):
         return {name: at for name, at in found.items() if isinstance(at, float)} if isinstance(found, dict) else {}
 
 
-async def _look(path: str) -> Late:
+async def _look(path: str, lateness: Lateness) -> Late:
     """With the credentials of this moment."""
     from headwater.config import load_pipeline
-    from headwater.jobs.lateness import late_tables
 
     pipeline = await asyncio.to_thread(load_pipeline, path)
     conn_id = pipeline.source.airflow_connection
     if conn_id is not None:
         environ = {**os.environ, **await async_connection_environment(conn_id)}
         pipeline = await asyncio.to_thread(load_pipeline, path, environ)
-    return await asyncio.to_thread(late_tables, pipeline)
+    return await asyncio.to_thread(lateness.look, pipeline)

@@ -6,6 +6,7 @@ has been read to its end has no lag. Without an answer of the source no lag is k
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from headwater.jobs.source_state import SourceState
@@ -18,10 +19,11 @@ Lag = tuple[int | None, float | None]
 class Lags:
     """The lags that one look at the lake and one answer of the source give; each as (bytes, seconds)."""
 
-    def __init__(self, look: Look, source: SourceState | None) -> None:
+    def __init__(self, look: Look, source: SourceState | None, samples: Sequence[tuple[datetime, int]] = ()) -> None:
+        """`samples` of the source's clock and log, besides those of driver and answer."""
         self._look = look
         self._source = source
-        self._samples = [source.sample] if source is not None else []
+        self._samples = [*samples, *([source.sample] if source is not None else [])]
         self._same_log = source is not None and look.log == (source.position.system_id, source.position.timeline)
 
     def of_position(self, lsn: int | None) -> Lag:
@@ -31,6 +33,15 @@ class Lags:
             return None, None
         complete = freshness.complete_until(file, lsn, self._samples)
         return max(0, source.position.lsn - lsn), _seconds_between(complete, source.now())
+
+    def least_seconds(self, name: str, applied: int | None) -> float | None:
+        """At least so many seconds the table is behind. Where no sample lies below what it holds, it has been since the
+        first one above: a lake that nobody fills must not be taken for one that keeps up."""
+        _, seconds = self.of_table(name, applied)
+        if seconds is not None or self._source is None or self._look.file is None or not self._same_log:
+            return seconds
+        known = [*freshness.samples_of(self._look.file), *self._samples]
+        return _seconds_between(min(time for time, _ in known), self._source.now())
 
     def of_table(self, name: str, applied: int | None) -> Lag:
         """`applied`: the LSN that the table's last commit carries. Only a table in step has everything up to what has
