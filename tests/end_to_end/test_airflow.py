@@ -48,7 +48,7 @@ with DAG("unmanned", schedule=None, catchup=False, is_paused_upon_creation=False
         task_id="waits",
         pipeline="{{ params.folder }}/shop.yaml",
         tables=["public.orders"],
-        require="{{ ti.xcom_pull(task_ids='asked') }}",
+        require="{{ ti.xcom_pull(task_ids='asked', map_indexes=-1) }}",
         start_from_trigger=True,
         params={"folder": os.environ["HEADWATER_PIPELINES"]},
     ).set_upstream(asked())

@@ -149,6 +149,8 @@ def test_what_a_worker_must_resolve_is_refused_when_the_dag_is_read(pipeline: st
 
     with DAG("dag"), pytest.raises(ValueError, match="no worker is there to resolve it"):
         sensor(pipeline, require=position(), start_from_trigger=True)
+    with pytest.raises(ValueError, match="xcom_pull needs map_indexes=-1"):
+        sensor(pipeline, require="{{ ti.xcom_pull('write') }}", start_from_trigger=True)
 
 
 def test_a_sensor_that_is_mapped_begins_in_a_worker(pipeline: str) -> None:

@@ -93,6 +93,12 @@ class FreshnessSensor(BaseSensorOperator):
                 f"start_from_trigger with require={require!r}: no worker is there to resolve it; give a text, or a "
                 "template of one"
             )
+        texts = " ".join([self.pipeline, require, *(self.tables or ())])
+        if "xcom_pull" in texts and "map_indexes" not in texts:
+            raise ValueError(
+                "start_from_trigger: xcom_pull needs map_indexes=-1, or the index meant; a triggerer is given no answer "
+                "to the question for all of them"
+            )
         arguments = {
             # Under other names than the sensor's: Airflow would render them in the triggerer's event loop, and a
             # template that asks for an XCom would hold up every trigger there for ever.

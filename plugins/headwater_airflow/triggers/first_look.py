@@ -19,6 +19,7 @@ from headwater_airflow.sensors.settings import INTERVAL_END, Settings, for_run
 from headwater_airflow.triggers.freshness import FreshnessTrigger
 
 _KEPT = "headwater_wait"
+_ANSWER_SECONDS = 60.0
 
 
 class SensorTrigger(FreshnessTrigger):
@@ -90,7 +91,13 @@ class SensorTrigger(FreshnessTrigger):
         one: Any = self.task_instance
         context = one.get_template_context()
         # In a thread: templates may ask the API server, by way of this thread's event loop.
-        asked = await asyncio.to_thread(self.render_template, self.templates, context, self.get_template_env())
+        rendering = asyncio.to_thread(self.render_template, self.templates, context, self.get_template_env())
+        try:
+            asked = await asyncio.wait_for(rendering, _ANSWER_SECONDS)
+        except TimeoutError:
+            raise ValueError(
+                f"its templates were not rendered within {_ANSWER_SECONDS:g} s: {self.templates}"
+            ) from None
         settings = for_run(self._settings(asked), context, one.task_id)
         self.tables = list(settings.tables or ())
         self.ignore_suspended, self.validated = settings.ignore_suspended, settings.validated
