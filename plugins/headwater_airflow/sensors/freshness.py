@@ -96,7 +96,7 @@ class FreshnessSensor(BaseSensorOperator):
         texts = " ".join([self.pipeline, require, *(self.tables or ())])
         if "xcom_pull" in texts and "map_indexes" not in texts:
             raise ValueError(
-                "start_from_trigger: xcom_pull needs map_indexes=-1, or the index meant; a triggerer is given no answer "
+                "start_from_trigger: xcom_pull needs map_indexes=-1, or the index meant; a triggerer gets no answer "
                 "to the question for all of them"
             )
         arguments = {
