@@ -34,7 +34,7 @@ from headwater.lake.freshness import Target
 from headwater.lake.position_file import PositionFile, read_position_file
 
 SENSORS = int(os.environ.get("HEADWATER_BENCH_SENSORS", "1000"))
-CHANGES = int(os.environ.get("HEADWATER_BENCH_CHANGES", "100000"))
+CHANGES = int(os.environ.get("HEADWATER_BENCH_CHANGES", "500000"))
 ROUNDS = int(os.environ.get("HEADWATER_BENCH_ROUNDS", "3"))
 IDLE_SECONDS = 10.0
 

@@ -1,5 +1,5 @@
 """Commit at the source -> position published, at HEADWATER_BENCH_RATE (10,000) changes/s over HEADWATER_BENCH_TABLES
-(500) tables for HEADWATER_BENCH_SECONDS (600), in transactions of ten changes: whether the lag grows.
+(500) tables for HEADWATER_BENCH_SECONDS (600), in transactions of ten rows of one table: whether the lag grows.
 
 Reference of the same run: a tenth of that rate before it, for a tenth of the time.
 """
@@ -29,7 +29,8 @@ PER_TRANSACTION = 10
 
 
 def make_tables(source: EmbeddedServer) -> list[str]:
-    """And `mixed(changes)`: of ten changes eight are updates, one inserts and one deletes what was inserted before."""
+    """And `mixed(changes)`: transactions of ten rows of one table. Of ten on a table eight update, one inserts, and one
+    deletes what was inserted."""
     with source.connect("postgres") as connection:
         for number in range(TABLES):
             connection.execute(f"create table m{number} (id bigint primary key, a int, note text, at timestamptz)")
@@ -40,19 +41,20 @@ def make_tables(source: EmbeddedServer) -> list[str]:
             create procedure mixed(changes int) language plpgsql as $$
             declare i bigint; n bigint; t text;
             begin
-              for k in 1 .. changes loop
+              for k in 1 .. changes / {PER_TRANSACTION} loop
                 i := nextval('mixed_number');
                 t := 'm' || (i % {TABLES});
                 n := i / {TABLES};
                 if n % 10 = 0 then
-                  execute format('insert into %I values ($1, 0, ''new'', now())', t) using {ROWS} + 1 + n;
+                  execute format('insert into %I select g, 0, ''new'', now() from generate_series($1, $2) g', t)
+                    using {ROWS} + 1, {ROWS} + {PER_TRANSACTION};
                 elsif n % 10 = 9 then
-                  execute format('delete from %I where id = $1', t) using {ROWS} + 1 + n - 9;
+                  execute format('delete from %I where id > $1', t) using {ROWS};
                 else
-                  execute format('update %I set a = a + 1, note = $2, at = now() where id = $1', t)
-                    using 1 + (n * 7919) % {ROWS}, 'changed ' || i;
+                  execute format('update %I set a = a + 1, note = $2, at = now() where id between $1 and $1 + $3', t)
+                    using 1 + (n * 7919) % ({ROWS} - {PER_TRANSACTION}), 'changed ' || i, {PER_TRANSACTION - 1};
                 end if;
-                if k % {PER_TRANSACTION} = 0 then commit; end if;
+                commit;
               end loop;
             end $$
             """

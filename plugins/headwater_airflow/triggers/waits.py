@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 _AT_LEAST_SECONDS = 0.05
 """Between two ticks, however many waits come and go."""
-_TELL_SECONDS = 0.02
+_TELL_SECONDS = 1.0
+"""Of a tick, at most, before its waits are told. Not sooner: whenever a look lets go of the interpreter, by reading or
+writing a file, the event loop would take its turn, and the next look would wait for it (a thousand that are satisfied
+took 1.2 s instead of 0.5)."""
 _OUTAGE_SECONDS = 2.0
 _ANSWER_SECONDS = 30.0
 """A source that takes longer for an answer, or a lake for a look, does not answer."""
@@ -178,7 +181,6 @@ class Waits:
             except Exception as error:
                 told = error
             found.append((wait, told))
-            # Not one by one: the event loop's thread would be woken, and take its turn, for each.
             if time.monotonic() - since >= _TELL_SECONDS:
                 self._tell(found)
                 found, since = [], time.monotonic()
