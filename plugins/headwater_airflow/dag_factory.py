@@ -160,7 +160,7 @@ def _dags(
         MaintainOperator(task_id="maintain", **arguments)
     with DAG(
         reload_id,
-        description=f"Reloads a table of the pipeline {pipeline.name}, or partitions of one",
+        description=f"Reloads a table of the pipeline {pipeline.name}, or a part of one",
         schedule=None,
         max_active_runs=4,  # of different parts; a second one of the same part is refused
         is_paused_upon_creation=False,  # without a schedule it runs only when asked to
@@ -174,6 +174,12 @@ def _dags(
                 title="Partitions",
                 description="One a line, as SQL names them; none: the whole table",
             ),
+            "where": Param(
+                "",
+                type="string",
+                title="Rows",
+                description="Instead of partitions, a predicate: id between 5 and 9",
+            ),
             "changed": Param(
                 False,
                 type="boolean",
@@ -185,7 +191,7 @@ def _dags(
         doc_md=_RELOAD_DOC.format(file=pipeline.file, replicate=replicate_id),
         **common,
     ) as reload:
-        chosen = {name: f"{{{{ params.{name} }}}}" for name in ("table", "partitions", "changed")}
+        chosen = {name: f"{{{{ params.{name} }}}}" for name in ("table", "partitions", "where", "changed")}
         ReloadOperator(task_id="reload", **chosen, **arguments)
     with DAG(
         validate_id,
@@ -205,8 +211,8 @@ def _dags(
 _LOAD_DOC = """Loads the tables of `{file}` that are not loaded yet, while `{replicate}` goes on with the others. The
 first time it unpauses `{replicate}` at its end. Trigger it again after adding a table."""
 
-_RELOAD_DOC = """Replaces a table of `{file}`, or some of its partitions, by what the source holds, while `{replicate}`
-goes on. Readers see the old rows until the new ones are published in one epoch."""
+_RELOAD_DOC = """Replaces a table of `{file}`, some of its partitions, or rows of it, by what the source holds, while
+`{replicate}` goes on. Readers see the old rows until the new ones are published in one epoch."""
 
 _REPLICATE_DOC = """Replicates the log of the source of `{file}`, in slices of {seconds:g} s of which each takes over
 from the one before. Pausing this DAG stops the running slice cleanly within seconds; unpaused, it goes on."""

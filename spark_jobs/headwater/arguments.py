@@ -29,6 +29,7 @@ EXAMPLES: Final = {
     ),
     "reload": (
         "headwater reload shop.yaml --table public.orders --partition orders_2026_01",
+        "headwater reload shop.yaml --table public.orders --where 'id between 5 and 9'",
         "headwater reload shop.yaml --changed",
     ),
     "replicate": (
@@ -116,13 +117,15 @@ def parser() -> argparse.ArgumentParser:
     command("check", "check configuration, source settings, rights and replica identities")
     load = command("load", "load tables; loaded ones are skipped, unfinished loads go on", tables=each)
     load.add_argument("--again", action="store_true", help="load the named tables anew")
-    text = "replace a table, or some of its partitions, by what the source holds; replication goes on meanwhile"
+    text = "replace a table, or a part of it, by what the source holds; replication goes on meanwhile"
     reload = command("reload", text, tables=each)
     text = "instead: find what may differ by the source's catalog (attached, detached, rewritten), compare, and repair"
     reload.add_argument("--changed", action="store_true", help=text)
     reload.add_argument("--propose", action="store_true", help="as --changed, but only say what may differ and why")
     text = "a partition, or a subtree of them, as SQL names it; repeatable (default: the whole table)"
     reload.add_argument("--partition", metavar="P", action="append", default=[], help=text)
+    text = "only rows of this predicate over columns of key and partitions: comparisons, IN, BETWEEN, AND, OR, NOT"
+    reload.add_argument("--where", metavar="PREDICATE", default="", help=text)
     replicate = command("replicate", "apply the source's log to the lake until stopped")
     replicate.add_argument("--until", metavar="now|LSN", type=_now_or_lsn, help="stop once all up to there is in")
     replicate.add_argument("--max-seconds", metavar="N", type=_seconds, help="stop after so long")

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
+    from headwater.predicate import Predicate
+
     Bool = npt.NDArray[np.bool_]
     Int64 = npt.NDArray[np.int64]
 
@@ -55,6 +57,8 @@ class NetChanges:
     `staged`: what was written already (`headwater.lake.staging.StagedRows`): then that is all, and the tables here are
     empty. `on_disk`: the same in parts, when the tables here are only views of files; whoever goes through `in_parts`
     needs the memory of one.
+
+    `replaced`: stored rows that it is true of go, but for those among `rows`; only of a reload.
     """
 
     rows: pa.Table
@@ -69,11 +73,12 @@ class NetChanges:
     emptied: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     on_disk: Parts | None = None
     staged: object | None = None
+    replaced: Predicate | None = None
 
     @property
     def is_empty(self) -> bool:
         rows = self.rows.num_rows or self.removed.num_rows or self.staged is not None
-        return not (rows or self.truncated or self.truncated_leaves)
+        return not (rows or self.truncated or self.truncated_leaves or self.replaced)
 
     def in_parts(self) -> Iterable[NetChanges]:
         """The parts that it lies in; itself when it is in memory."""

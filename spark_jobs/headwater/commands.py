@@ -77,8 +77,8 @@ def _load(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -
 def _reload(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:
     tables = _known_tables(pipeline, args.table)
     if args.changed or args.propose:
-        if args.partition:
-            raise _usage("--changed finds the partitions by itself", "reload")
+        if args.partition or args.where:
+            raise _usage("--changed finds by itself what to reload", "reload")
         from headwater.jobs.changed import reload_changed
 
         result = reload_changed(pipeline, tables, say, propose=args.propose)
@@ -88,11 +88,13 @@ def _reload(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event)
         return result, EXIT_DONE if compared else EXIT_SUSPENDED
     if len(tables) != 1:
         raise _usage("name one table, or say --changed", "reload")
+    if args.partition and args.where:
+        raise _usage("--partition and --where exclude each other: a predicate may name partition columns", "reload")
     partitions = [_partition(name, tables[0]) for name in args.partition]
     from headwater.jobs.reload import reload
 
     with load_display() as (tell, show):
-        result = reload(pipeline, tables[0], partitions, tell, show)
+        result = reload(pipeline, tables[0], partitions, args.where, tell, show)
     return result, _unless_suspended(result)
 
 

@@ -37,6 +37,7 @@ from headwater.lake.tables import create
 from headwater.lake.upkeep import Rewritten, Upkeep
 from headwater.log.net_parts import PartsOnDisk
 from headwater.log.spill import SpillStore
+from headwater.predicate import Compared, Every, OneOf
 from headwater.schema import PARTITION_COLUMN, Column, TableSchema, ValueType
 
 if TYPE_CHECKING:
@@ -380,6 +381,31 @@ def test_a_truncate_leaves_what_was_written_after_it(spark: SparkSession, tmp_pa
     twins.assert_as_the_model()
     twins.write(twins.batch())
     twins.assert_as_the_model(spark, merged=False)
+
+
+@pytest.mark.parametrize("parts", [0, 3])
+def test_rows_of_a_predicate_are_replaced_alike_on_both_ways(spark: SparkSession, tmp_path: Path, parts: int) -> None:
+    """As a reload puts them: those of the predicate that are not put go, and what is put may stand anywhere."""
+    chance = random.Random(random.randrange(1 << 30))
+    twins = make_twins(spark, tmp_path, "two integers", chance.randrange(1 << 30), "repair", ("level",))
+    for _ in range(2):
+        twins.apply(twins.batch())
+    predicate = Every((Compared("order_id", "<=", 4), OneOf("level", (0, 7))))
+    mine = [n for n, row in twins.model.items() if n // 7 - 3 <= 4 and row["level"] in (0, 7)]
+    others = sorted(set(range(twins.universe)) - set(mine))
+    put = {n: twins.row(n) for n in (*chance.sample(mine, len(mine) // 2), *chance.sample(others, 4))}
+    keep = [n in twins.model and chance.random() < 0.5 for n in put]
+    rows = [{**row, "big": None} if kept else row for row, kept in zip(put.values(), keep, strict=True)]
+    changes = twins.changes(rows, [False] * len(put), keep, [None] * len(put), [])
+    if parts:
+        changes = replace(on_disk(changes, tmp_path, parts), rows=changes.rows.slice(0, 0))
+    before = twins.model
+    twins.model = {n: row for n, row in before.items() if n not in mine} | {
+        n: {**row, "big": before[n]["big"]} if kept else row for (n, row), kept in zip(put.items(), keep, strict=True)
+    }
+    direct, _ = twins.apply(replace(changes, replaced=predicate))
+    assert direct.gone == len(before.keys() & {*mine, *put})
+    twins.assert_as_the_model(spark)
 
 
 def test_another_commit_in_between_is_never_written_over(spark: SparkSession, tmp_path: Path) -> None:

@@ -165,15 +165,15 @@ def test_replication_begins_behind_a_load_even_one_that_suspended_a_table(tmp_pa
     assert not begin.on_failure_fail_dagrun
 
 
-def test_a_reload_is_asked_for_by_table_and_partitions(tmp_path: Path) -> None:
+def test_a_reload_is_asked_for_by_table_and_part(tmp_path: Path) -> None:
     reload = headwater_dags(write_pipeline(tmp_path, "shop"))["shop.reload"]
     assert reload.render_template_as_native_obj
     assert reload.max_active_runs > 1
-    assert set(reload.params) == {"table", "partitions", "changed"}
+    assert set(reload.params) == {"table", "partitions", "where", "changed"}
     task: Any = reload.get_task("reload")
-    assert {"table", "partitions", "changed"} <= set(task.template_fields)
+    assert {"table", "partitions", "where", "changed"} <= set(task.template_fields)
     assert (task.table, task.partitions) == ("{{ params.table }}", "{{ params.partitions }}")
-    assert task.changed == "{{ params.changed }}"
+    assert (task.where, task.changed) == ("{{ params.where }}", "{{ params.changed }}")
 
 
 def test_a_faulty_file_among_others_is_left_out_and_reported_elsewhere(tmp_path: Path) -> None:

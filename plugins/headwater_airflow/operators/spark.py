@@ -164,14 +164,21 @@ class LoadOperator(HeadwaterSparkOperator):
 
 
 class ReloadOperator(HeadwaterSparkOperator):
-    """Replaces `table`, or some `partitions` of it, by what the source holds, while replication goes on. `changed`:
-    instead, find what may differ by the source's catalog (in `table`, or in all of them), compare, and repair.
+    """Replaces `table`, or some `partitions` of it, or its rows of the predicate `where`, by what the source holds,
+    while replication goes on. `changed`: instead, find what may differ by the source's catalog (in `table`, or in all
+    of them), compare, and repair.
 
     All may be templates. In a DAG with `render_template_as_native_obj` a template may give the list of partitions, and
     the truth of `changed`; elsewhere it gives the name of one, or nothing for the whole table, and `true` or `false`.
     """
 
-    template_fields: Sequence[str] = (*HeadwaterSparkOperator.template_fields, "table", "partitions", "changed")
+    template_fields: Sequence[str] = (
+        *HeadwaterSparkOperator.template_fields,
+        "table",
+        "partitions",
+        "where",
+        "changed",
+    )
 
     def __init__(
         self,
@@ -179,20 +186,23 @@ class ReloadOperator(HeadwaterSparkOperator):
         pipeline: str,
         table: str = "",
         partitions: Sequence[str] | str = (),
+        where: str = "",
         changed: bool | str = False,
         **arguments: Any,
     ) -> None:
         super().__init__(pipeline=pipeline, application=entry_script("reload"), **arguments)
         self.table = table
         self.partitions = partitions
+        self.where = where
         self.changed = changed
 
     def execute(self, context: Context) -> dict[str, Any] | None:
         names = [self.partitions] if isinstance(self.partitions, str) else list(self.partitions)
         parts = [part for name in names if name for part in ("--partition", name)]
         table = ["--table", self.table] if self.table else []
+        where = [f"--where={self.where}"] if self.where else []
         changed = ["--changed"] if str(self.changed).lower() == "true" else []
-        self.application_args = [self.pipeline, "--json", *table, *parts, *changed]
+        self.application_args = [self.pipeline, "--json", *table, *parts, *where, *changed]
         return super().execute(context)
 
 

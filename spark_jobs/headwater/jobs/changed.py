@@ -161,7 +161,7 @@ def _put_right(pipeline: Pipeline, registry: Registry, candidate: Candidate, pro
 
 
 def _reloaded(pipeline: Pipeline, table: TableName, partitions: Sequence[TableName], progress: Report) -> int:
-    done = reload(pipeline, table, partitions, progress)["tables"][str(table)]
+    done = reload(pipeline, table, partitions, progress=progress)["tables"][str(table)]
     return int(done.get("replaced_rows") or done["rows"] or 0)
 
 

@@ -31,6 +31,7 @@ from headwater.log.blocks import Transactions
 from headwater.log.net_effect import net_effect
 from headwater.log.net_parts import PartsOnDisk
 from headwater.log.spill import SpillStore
+from headwater.predicate_text import parse
 from headwater.schema import TableSchema
 
 if TYPE_CHECKING:
@@ -92,7 +93,8 @@ def merge_part(
         if reload.keys:
             part = under_keys(record.schema, root, reload.name, since)
         else:
-            part = part_of(record.schema, files, reload.leaves, since, PartsOnDisk(spill).write_parquet)
+            where = parse(reload.where, record.schema) if reload.where else None
+            part = part_of(record.schema, files, reload.leaves, where, since, PartsOnDisk(spill).write_parquet)
         done = tables.commit(record, partial(_plan, tables, record, part, reload), still_alive)
         reach("replicate.after_part_commit", name)
     except TableError as error:

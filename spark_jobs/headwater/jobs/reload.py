@@ -1,4 +1,4 @@
-"""`headwater reload`: replace a table, or some of its partitions, by what the source holds, while replication goes on.
+"""`headwater reload`: replace a table, or a part of it, by what the source holds, while replication goes on.
 
 The rows are read at a capture point into a folder beside the table; the driver keeps the changes of the part meanwhile,
 and lets both together take the part's place between two of its own commits. Readers see the old version until that
@@ -22,17 +22,19 @@ from headwater.failpoints import reach
 from headwater.jobs.executors import lacking
 from headwater.jobs.load import load
 from headwater.jobs.load_progress import LoadProgress, Report, Show
-from headwater.jobs.partitions_named import Part, part_named
-from headwater.jobs.replacing import Replacing, driver_beside, refuse_state
+from headwater.jobs.parts import Part, part_named, rows_where
+from headwater.jobs.replacing import Replacing, driver_beside, refuse_kept, refuse_state
 from headwater.jobs.same_source import require_same_source
-from headwater.jobs.source_rows import extents, rows_at, schema_now, units_of
-from headwater.jobs.units import BAD_VALUE, CHANGED, bad_value, why_changed
+from headwater.jobs.source_rows import extents, rows_at, schema_now, units_of, units_where
+from headwater.jobs.units import BAD_VALUE, CHANGED, Unit, bad_value, why_changed
 from headwater.lake.paths import registry_path, reloaded_path
 from headwater.lake.registry import Registry, TableRecord, now_text
 from headwater.lake.reload_records import Reload
 from headwater.lake.reloaded import row_files, rows_in
 from headwater.names import TableName
 from headwater.position import format_lsn
+from headwater.predicate import Predicate
+from headwater.predicate_text import parse
 from headwater.schema import Leaf
 from headwater.session import build_session
 from headwater.source.catalog import signature
@@ -51,10 +53,12 @@ def reload(
     pipeline: Pipeline,
     table: TableName,
     partitions: Sequence[TableName] = (),
+    where: str = "",
     progress: Report = log.info,
     show: Show | None = None,
 ) -> dict[str, Any]:
-    """Reload `partitions` of `table` (none: the whole table). The JSON of interface "reload". `show` as of a load.
+    """Reload `partitions` of `table`, or the rows of the predicate `where` (neither: the whole table). The JSON of
+    interface "reload". `show` as of a load.
 
     Refused for what is not replicated, LostLease beside another reload of the same rows, Transient when the source or
     the driver goes away: then nothing was changed.
@@ -63,15 +67,19 @@ def reload(
     with contextlib.closing(connect(pipeline.conninfo(), application_name="headwater reload")) as connection:
         registry = _open(pipeline, connection, table)
         record = registry.tables[str(table)]
-        if record.state == "suspended" and not partitions:
+        refuse_kept(record)
+        if record.state == "suspended" and not partitions and not where:
             # What it missed since then is nowhere but at the source: loading it anew hands over to the log exactly.
             progress(f"{table}: it is suspended ({record.reason}): it is loaded anew")
             result = load(pipeline, [table], again=True, progress=progress, show=show)
             return {**result, "seconds": round(time.monotonic() - started, 3)}
         refuse_state(record)
-        part = part_named(connection, record, schema_now(connection, pipeline, record).leaves, partitions)
+        now = schema_now(connection, pipeline, record)
+        part = rows_where(connection, now, where) if where else part_named(connection, record, now.leaves, partitions)
         with driver_beside(connection, pipeline, progress), contextlib.ExitStack() as shown:
-            replacing = Replacing(pipeline, connection, registry, record, part.shown, part.leaves, part.unknown)
+            replacing = Replacing(
+                pipeline, connection, registry, record, part.shown, part.leaves, part.unknown, where=part.where
+            )
             done = replacing.run(_Part(pipeline, connection, registry, record, part, progress, show, shown).read)
     done |= {"state": registry.tables[str(table)].state, "partitions": list(part.names)}
     return {"tables": {str(table): done}, "seconds": round(time.monotonic() - started, 3)}
@@ -107,8 +115,8 @@ class _Part:
 
     def read(self, asked: Reload) -> Reload:
         """Read the part at a capture point into the folder of its own."""
-        found = extents(self.connection, [leaf.relation_id for leaf in self._leaves_now()])
-        sizes = {asked.table: sum(extent.bytes for extent in found.values())}
+        _, size = self._units(self._leaves_now())
+        sizes = {asked.table: size}
         shown = self.until_published.enter_context(
             LoadProgress(self.pipeline, asked.session, "reload", sizes, self.progress, self.show)
         )
@@ -142,7 +150,7 @@ class _Part:
             signatures = signature(self.connection, ids)
             reach("reload.after_capture")
             self.progress(f"{asked.table}: reading {asked.shown} at {format_lsn(capture.position.lsn)}")
-            units = units_of(self.connection, leaves)
+            units, _ = self._units(leaves)
             shown.reading(asked.table, capture.snapshot_id, len(units), None if self.part.whole else asked.shown)
             frame = rows_at(
                 spark,
@@ -153,6 +161,7 @@ class _Part:
                 signatures,
                 units,
                 writes_to=registry_path(root),
+                where=self._where,
             )
             try:
                 frame.write.mode("overwrite").option("compression", "snappy").parquet(folder)
@@ -192,9 +201,20 @@ class _Part:
             else:
                 return
 
+    @property
+    def _where(self) -> Predicate | None:
+        return parse(self.part.where, self.record.schema) if self.part.where else None
+
+    def _units(self, leaves: Sequence[Leaf]) -> tuple[list[Unit], int]:
+        """The rows to read, and about how many bytes they are."""
+        if (where := self._where) is not None:
+            return units_where(self.connection, leaves, where)
+        found = extents(self.connection, [leaf.relation_id for leaf in leaves])
+        return units_of(self.connection, leaves), sum(extent.bytes for extent in found.values())
+
     def _leaves_now(self) -> tuple[Leaf, ...]:
         leaves = schema_now(self.connection, self.pipeline, self.record).leaves
-        return tuple(leaf for leaf in leaves if self.part.whole or leaf.relation_id in self.part.leaves)
+        return tuple(leaf for leaf in leaves if not self.part.leaves or leaf.relation_id in self.part.leaves)
 
 
 class _Changed(Exception):

@@ -17,6 +17,7 @@ from headwater.config import Pipeline
 from headwater.errors import HeadwaterError, LostLease, Refused, Transient
 from headwater.failpoints import reach
 from headwater.jobs.driver_answers import await_answer, is_running
+from headwater.jobs.lease import is_alive
 from headwater.jobs.load_progress import Report
 from headwater.jobs.replicate import replicate
 from headwater.lake.ledger import read_epoch
@@ -24,7 +25,9 @@ from headwater.lake.registry import Registry, TableRecord, now_text
 from headwater.lake.reload_records import Keeping, Reload
 from headwater.lake.reloaded import remove_rows, row_files, rows_in
 from headwater.position import format_lsn
+from headwater.predicate_text import parse
 from headwater.schema import Leaf
+from headwater.source.conditions import exclude_each_other, reach_of
 from headwater.source.connection import Connection, connect
 from headwater.source.samples import emit_marker
 from headwater.source.snapshots import wait_for_old_transactions as wait_out
@@ -45,14 +48,22 @@ def refuse_state(record: TableRecord) -> None:
             remedy=record.remedy
             or f"wait until it is loaded; headwater reload PIPELINE.yaml --table {name} reloads all",
         )
-    for option, given in (("soft_delete", record.schema.soft_delete), ("history", record.schema.history)):
+
+
+def refuse_kept(record: TableRecord) -> None:
+    """Refused, in whatever state, for a table that keeps deleted rows or every change."""
+    kept = (
+        ("soft_delete", record.schema.soft_delete, "rows that are marked as deleted go with it"),
+        ("history", record.schema.history, "its history stays as it was, and marks the load"),
+    )
+    for option, given, lost in kept:
         if given:
             raise Refused(
-                f"a table with `{option}` cannot be reloaded in part or in place: what the reload changes is in no "
+                f"a table with `{option}` cannot be reloaded, in part or as a whole: what the reload changes is in no "
                 "transaction of the source",
                 code="not_reloadable",
-                where=name,
-                remedy=f"headwater load PIPELINE.yaml --table {name} --again",
+                where=record.name,
+                remedy=f"headwater load PIPELINE.yaml --table {record.name} --again; {lost}",
             )
 
 
@@ -92,7 +103,8 @@ def driver_beside(connection: Connection, pipeline: Pipeline, progress: Report) 
 @dataclass(slots=True)
 class Replacing:
     """One replacement of rows of the table `record`: of its partitions `leaves` (empty: anywhere), or under certain
-    `keys`. `shown`: how a person names these rows. `unknown`: partitions that the lake has not met yet."""
+    `keys`, or of the predicate `where`. `shown`: how a person names these rows. `unknown`: partitions that the lake
+    has not met yet."""
 
     pipeline: Pipeline
     connection: Connection
@@ -102,6 +114,7 @@ class Replacing:
     leaves: tuple[int, ...] = ()
     unknown: tuple[Leaf, ...] = ()
     keys: bool = False
+    where: str = ""
 
     def run(self, read: Callable[[Reload], Reload]) -> dict[str, Any]:
         """`read` puts the rows into the reload's folder, and gives its record back as "read". The JSON of one table."""
@@ -149,6 +162,7 @@ class Replacing:
             now_text(),
             keys=self.keys,
             unknown=self.unknown,
+            where=self.where,
         )
         self._refuse_another(reload)
         self.registry.write(reload)
@@ -161,7 +175,10 @@ class Replacing:
         for other in self.registry.reloads.values():
             answer = self.registry.kept.get(other.name)
             is_open = other.state != "given up" and (answer is None or answer.state == "keeping")
-            if other.name == mine.name or not is_open or not mine.overlaps(other):
+            if other.name == mine.name or not is_open or not self._overlap(mine, other):
+                continue
+            # One that was killed over its reading is given up by the driver, if one runs long enough.
+            if other.state == "asked" and not is_alive(self.connection, other.session):
                 continue
             if mine.name in self.registry.reloads:
                 if mine.name < other.name and other.state == "asked":
@@ -171,8 +188,22 @@ class Replacing:
                 f"{other.shown} is being reloaded since {other.since}",
                 code="reload_running",
                 where=mine.table,
-                remedy="wait until that reload is done; reloads of other partitions may run beside it",
+                remedy="wait until that reload is done; reloads of other rows of the table may run beside it",
             )
+
+    def _overlap(self, mine: Reload, other: Reload) -> bool:
+        """Whether both may be of one row. Of predicates the source's planner knows when they contradict each other, or
+        the bounds of a partition."""
+        if not mine.overlaps(other):
+            return False
+        schema, ids = self.record.schema, {*mine.leaves, *other.leaves}
+        wheres = [parse(reload.where, schema) for reload in (mine, other) if reload.where]
+        if len(wheres) == 2:
+            return not exclude_each_other(self.connection, schema, *wheres)
+        if not (wheres and ids):
+            return True
+        known = {leaf.relation_id: leaf for leaf in (*schema.leaves, *mine.unknown, *other.unknown)}
+        return not all(i in known and reach_of(self.connection, known[i], wheres[0]).nothing for i in ids)
 
     def _give_up(self, asked: Reload) -> None:
         with contextlib.suppress(HeadwaterError):

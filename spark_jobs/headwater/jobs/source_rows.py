@@ -11,12 +11,17 @@ from headwater.errors import Refused
 from headwater.jobs.executors import share_engine
 from headwater.jobs.schema_changes import COLUMNS_CHANGED, FOLLOWS
 from headwater.jobs.selection import as_registered, registered_columns
-from headwater.jobs.units import Extent, Unit, UnitReader, cut_units, describe
+from headwater.jobs.units import BYTES_PER_UNIT, Extent, Unit, UnitReader, cut_units, describe
 from headwater.lake.registry import TableRecord
 from headwater.lake.tables import struct_type
+from headwater.predicate import Predicate
 from headwater.schema import Leaf, TableSchema
 from headwater.source.catalog import Signature, read_catalog
+from headwater.source.conditions import reach_of
 from headwater.source.connection import Connection, errors_named
+
+_BYTES_BY_INDEX = 16 * BYTES_PER_UNIT
+"""Rows that an index leads to are read by one session, some of them far apart: up to a minute or two."""
 
 
 def rows_at(
@@ -29,14 +34,15 @@ def rows_at(
     units: Sequence[Unit] | None = None,
     connections: int = 0,
     writes_to: str = "",
+    where: Predicate | None = None,
 ) -> DataFrame:
     """The rows with the columns of `schema`; evaluated while the snapshot is held, or not at all. `units`: of the
     schema's leaves, cut since the snapshot was taken. `connections`: how many read (0: as many as the file allows).
-    `writes_to`: see `headwater.jobs.units.UnitReader`."""
+    `writes_to`, `where`: see `headwater.jobs.units.UnitReader`."""
     share_engine(spark)
     if units is None:
         units = units_of(connection, schema.leaves)
-    reader = UnitReader(pipeline.conninfo(), snapshot_id, schema, dict(signatures), writes_to)
+    reader = UnitReader(pipeline.conninfo(), snapshot_id, schema, dict(signatures), writes_to, where)
     parallel = max(1, min(connections or pipeline.load.connections, len(units)))
     # Consecutive shares of the list hold every `parallel`-th unit: large tables end evenly.
     dealt = [(describe(unit),) for hand in range(parallel) for unit in units[hand::parallel]]
@@ -49,6 +55,24 @@ def units_of(connection: Connection, leaves: Iterable[Leaf]) -> list[Unit]:
     leaves = list(leaves)
     found = extents(connection, [leaf.relation_id for leaf in leaves])
     return [unit for leaf in leaves for unit in cut_units(leaf, found.get(leaf.relation_id, Extent(0, 0)))]
+
+
+def units_where(connection: Connection, leaves: Iterable[Leaf], where: Predicate) -> tuple[list[Unit], int]:
+    """The rows of the predicate, in units, and about how many bytes they are. Partitions that can have none of them
+    are left out; where the planner takes an index the relation is one unit, unless that made a long transaction."""
+    leaves = list(leaves)
+    found = extents(connection, [leaf.relation_id for leaf in leaves])
+    units: list[Unit] = []
+    size = 0
+    for leaf in leaves:
+        extent, reach = found.get(leaf.relation_id, Extent(0, 0)), reach_of(connection, leaf, where)
+        if reach.nothing:
+            continue
+        some = int(extent.bytes * reach.share)
+        at_once = reach.by_index and some <= _BYTES_BY_INDEX
+        units += [Unit(leaf.relation_id, leaf.schema, leaf.name, 0, None)] if at_once else cut_units(leaf, extent)
+        size += some
+    return units, size
 
 
 def schema_now(connection: Connection, pipeline: Pipeline, record: TableRecord) -> TableSchema:

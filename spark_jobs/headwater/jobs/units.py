@@ -21,8 +21,10 @@ from psycopg import sql
 from headwater.errors import BadValue, HeadwaterError
 from headwater.jobs.executors import require_folder
 from headwater.log.decode import decode_copy_rows, mark_lost_in_partitions
+from headwater.predicate import Predicate
 from headwater.schema import PARTITION_COLUMN, SERVER_TEXT, Column, Leaf, TableSchema
 from headwater.source.catalog import Signature, signature
+from headwater.source.conditions import condition
 from headwater.source.connection import Connection, connect
 from headwater.source.readers import Tally
 
@@ -94,6 +96,7 @@ class UnitReader:
     """What a Spark task needs to read units; travels pickled, never as text.
 
     `writes_to`: a folder that is there if the task sees the lake that it writes to; empty: it writes nothing there.
+    `where`: the rows that are read; None: all.
     """
 
     conninfo: str
@@ -101,6 +104,7 @@ class UnitReader:
     schema: TableSchema
     signatures: dict[int, Signature]
     writes_to: str = ""
+    where: Predicate | None = None
 
     def __repr__(self) -> str:  # the connection string holds a password
         return f"UnitReader({self.schema.schema}.{self.schema.name})"
@@ -163,7 +167,10 @@ class UnitReader:
 
     def _copy(self, connection: Connection, unit: Unit) -> Iterator[pa.RecordBatch]:
         columns = sql.SQL(", ").join(map(selected, self.schema.columns))
-        bounds = [sql.SQL("ctid >= {}").format(sql.Literal(f"({unit.first},0)"))]
+        bounds: list[sql.Composable] = [condition(self.where)] if self.where is not None else []
+        # A unit of the whole relation leaves the way to the planner.
+        if unit.first or self.where is None:
+            bounds.append(sql.SQL("ctid >= {}").format(sql.Literal(f"({unit.first},0)")))
         if unit.end is not None:
             bounds.append(sql.SQL("ctid < {}").format(sql.Literal(f"({unit.end},0)")))
         bounds += row_filter(self.schema)

@@ -22,6 +22,7 @@ from headwater.changes import NetChanges
 from headwater.errors import Diverged
 from headwater.lake.frames import frame
 from headwater.lake.plan import Plan, PlanAgain
+from headwater.lake.spark_conditions import spark_condition
 from headwater.lake.tables import quoted, struct_type
 from headwater.schema import DELETED, DELETED_AT, DELETED_LSN, PARTITION_COLUMN, TableSchema
 
@@ -45,7 +46,7 @@ def merge(spark: SparkSession, plan: Plan, shared: str) -> tuple[int, str]:
 def _merge(spark: SparkSession, plan: Plan, source: DataFrame, unchanged: list[str]) -> tuple[int, str]:
     changes, schema = plan.changes, plan.record.schema
     strict = plan.record.on_divergence != "repair"
-    diverged, example = (0, "") if strict else _contradictions(spark, plan, source)
+    diverged, example = (0, "") if strict or not schema.key else _contradictions(spark, plan, source)
     target = DeltaTable.forPath(spark, plan.path).alias("t")
     names = [field.name for field in struct_type(schema).fields]
     taken = {name: index for index, name in enumerate(unchanged)}
@@ -71,6 +72,8 @@ def _merge(spark: SparkSession, plan: Plan, source: DataFrame, unchanged: list[s
             builder = builder.whenNotMatchedBySourceUpdate(f"NOT t.{DELETED} AND {here}", _marks(moment))
     elif changes.truncated_leaves:
         builder = builder.whenNotMatchedBySourceDelete(_in_leaves(changes))
+    elif changes.replaced is not None:
+        builder = builder.whenNotMatchedBySourceDelete(spark_condition(changes.replaced, "t"))
     counted = builder.execute().collect()
     if not counted:
         # Delta saw this position, or a later one, in the table already and did nothing.
@@ -195,10 +198,10 @@ def _source_type(schema: TableSchema, unchanged: list[str]) -> Any:
 def _condition(schema: TableSchema, changes: NetChanges) -> str:
     """Key equality, and bounds that name target columns alone: only those prune files."""
     parts = [f"t.{quoted(name)} = s.{quoted(name)}" for name in schema.key]
-    if not changes.truncated_leaves:
+    if not changes.truncated_leaves and changes.replaced is None:
         for name in schema.key:
             parts += _bounds(name, changes)
-    return " AND ".join(parts)
+    return " AND ".join(parts) or "false"
 
 
 def _bounds(name: str, changes: NetChanges) -> list[str]:

@@ -23,7 +23,7 @@ from headwater.schema import TableSchema
 
 def only_adds(changes: NetChanges) -> bool:
     """Whether the log says of every row that none is stored under its key."""
-    gone = changes.removed.num_rows or changes.truncated_leaves or changes.emptied
+    gone = changes.removed.num_rows or changes.truncated_leaves or changes.emptied or changes.replaced
     return not (changes.stored.any() or changes.unchanged or gone)
 
 

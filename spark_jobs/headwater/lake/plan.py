@@ -65,6 +65,9 @@ def choose(changes: NetChanges, schema: TableSchema, by_engine: str) -> tuple[Ap
         if schema.soft_delete:
             return "merge", f"{because}, and their rows stay as deleted" if schema.partitioned else by_engine
         return ("merge", f"{because}, and {by_engine}") if by_engine else ("positional", because)
+    if changes.replaced is not None:
+        because = "rows of a predicate are replaced"
+        return ("merge", f"{because}, and {by_engine}") if by_engine else ("positional", because)
     if schema.insert_only:
         return "append", "the table is declared insert-only"
     if by_engine:

@@ -33,6 +33,7 @@ from headwater.lake.staging import StagedRows
 from headwater.lake.table_state import Added, TableState
 from headwater.lake.work import DELETE_MISSED, INSERT_MET, UPDATE_MISSED, Work, examples
 from headwater.lake.written_keys import WrittenKeys
+from headwater.predicate import OneOf, Predicate
 from headwater.schema import PARTITION_COLUMN
 from headwater.stages import stage
 
@@ -110,7 +111,6 @@ def _with_keys(written: list[Written], keys: WrittenKeys | None) -> Iterator[Add
         yield Added(one.file, keys.take(one.numbers) if keys is not None else None)
 
 
-_LEAF = pa.field(PARTITION_COLUMN, pa.int64())
 _NOTHING: Int64 = np.zeros(0, dtype=np.int64)
 
 
@@ -148,11 +148,17 @@ def _positional(state: TableState, plan: Plan, work: Work) -> Iterator[pa.Table]
     """The rows to write. No key is in two parts, and nothing is put into the index before the commit: so each part
     finds the rows that were stored before, those of moved rows under keys of other parts included."""
     work.written = WrittenKeys() if plan.record.schema.key else None
-    leaves = plan.changes.truncated_leaves
-    emptied = state.rows_where(_LEAF, leaves) if leaves else {}
+    gone = _emptied_by(plan.changes)
+    emptied = state.rows_of(gone, plan.changes.rows.schema) if gone is not None else {}
     for part in plan.changes.in_parts():
         yield from _positional_part(state, plan, part, work, emptied)
     work.empty(state, emptied)
+
+
+def _emptied_by(changes: NetChanges) -> Predicate | None:
+    """The stored rows that go without being named."""
+    leaves = changes.truncated_leaves
+    return OneOf(PARTITION_COLUMN, leaves) if leaves else changes.replaced
 
 
 def _positional_part(

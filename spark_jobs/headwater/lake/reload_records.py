@@ -21,7 +21,8 @@ class Reload:
     """A part of a table is to be replaced by what the source holds; written by the job.
 
     `name`: of this reload, given once. `leaves`: relation ids of the partitions; empty: the whole table, or, with
-    `keys`, the rows under the keys that lie in its folder, too. `shown`: how a person names the part. `session`: the
+    `keys`, the rows under the keys that lie in its folder, too, or with `where` the rows of that predicate, in its text
+    (`headwater.predicate_text`). `shown`: how a person names the part. `session`: the
     job's application_name at the source, which says whether it lives. `unknown`: partitions that the table is to know
     from now on.
     When it is "read": `snapshot`, `capture_lsn` as of `headwater.lake.registry.Capture`; `rows` rows lie in the folder
@@ -41,13 +42,11 @@ class Reload:
     rows: int = 0
     keys: bool = False
     unknown: tuple[Leaf, ...] = ()
-
-    @property
-    def whole(self) -> bool:
-        return not self.leaves and not self.keys
+    where: str = ""
 
     def overlaps(self, other: Reload) -> bool:
-        """Whether both may be of one row of the same table."""
+        """Whether both may be of one row of the same table, as far as can be told without knowing what `where` is true
+        of."""
         if (self.table, self.incarnation) != (other.table, other.incarnation):
             return False
         return not self.leaves or not other.leaves or bool(set(self.leaves) & set(other.leaves))

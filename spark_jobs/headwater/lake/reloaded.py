@@ -22,9 +22,11 @@ from headwater.arrow_types import key_schema, lake_schema
 from headwater.changes import NetChanges
 from headwater.errors import Diverged
 from headwater.lake import storage
+from headwater.lake.conditions import matches
 from headwater.lake.key_codes import encode
 from headwater.lake.key_index import NOWHERE, KeyIndex, place_of, row_of
 from headwater.lake.paths import reloaded_path
+from headwater.predicate import Predicate
 from headwater.schema import PARTITION_COLUMN, TableSchema
 
 Int64 = npt.NDArray[np.int64]
@@ -58,14 +60,20 @@ def remove_rows(root: str, name: str) -> None:
 
 
 def part_of(
-    schema: TableSchema, files: Sequence[str], leaves: tuple[int, ...], since: NetChanges | None, scratch: Scratch
+    schema: TableSchema,
+    files: Sequence[str],
+    leaves: tuple[int, ...],
+    where: Predicate | None,
+    since: NetChanges | None,
+    scratch: Scratch,
 ) -> NetChanges:
-    """The content of the part as a net effect on the table: the partitions `leaves` (none: the whole table) are
-    emptied, and these rows are put.
+    """The content of the part as a net effect on the table: the partitions `leaves`, or the rows of `where` (neither:
+    the whole table), are emptied, and these rows are put.
 
-    `since`: the net effect of the changes of the part that the rows do not hold yet. `scratch`: where Spark finds rows.
+    `since`: the net effect that the rows do not hold yet, of the partitions' changes, else of all that the table stands
+    at. `scratch`: where Spark finds rows.
     """
-    rows = _Rows(schema, tuple(files), leaves, since, scratch)
+    rows = _Rows(schema, tuple(files), leaves, since, scratch, where=where)
     return replace(rows.frame, on_disk=rows)
 
 
@@ -131,6 +139,7 @@ class _Rows:
     scratch: Scratch
     whole: bool = True
     """Whether the rows are all that there are: then nothing else could give a value that is wanted."""
+    where: Predicate | None = None
 
     @property
     def frame(self) -> NetChanges:
@@ -144,8 +153,9 @@ class _Rows:
             origins=None,
             removed=key_schema(self.schema).empty_table(),
             changes=self.since.changes if self.since is not None else 0,
-            truncated=not self.leaves,
+            truncated=not self.leaves and self.where is None,
             truncated_leaves=self.leaves,
+            replaced=self.where,
         )
 
     def __iter__(self) -> Iterator[NetChanges]:
@@ -158,20 +168,27 @@ class _Rows:
             return
         for part in self.since.in_parts():
             if part.rows.num_rows:
-                stored = np.zeros(part.rows.num_rows, dtype=np.bool_)
                 filled = taken.filled(part)
-                if filled.unchanged and self.whole and not self.leaves:
+                if self.where is not None:
+                    filled = self._with_rows_around(filled, self.where)
+                elif filled.unchanged and self.whole and not self.leaves:
                     raise Diverged(
                         "rows keep large values that neither the log carries nor the rows that were read",
                         where=f"{self.schema.schema}.{self.schema.name}",
                         remedy="reload it again",
                     )
-                yield replace(
-                    self._part(filled.rows), stored=stored, unchanged=filled.unchanged, origins=filled.origins
-                )
+                yield replace(self._part(filled.rows), unchanged=filled.unchanged, origins=filled.origins)
 
     def write_parquet(self, rows: pa.Table) -> str:
         return self.scratch(rows)
+
+    def _with_rows_around(self, since: NetChanges, where: Predicate) -> NetChanges:
+        """Changes of rows that may be of the predicate, or were, or neither: to put what the table holds already
+        changes nothing. Its own rows stand under their newest keys, where they have all values. Without keys a row
+        would be there twice: it only counts if it has just been emptied."""
+        if self.schema.key:
+            return replace(since, origins=None)
+        return replace(since, rows=since.rows.filter(pa.array(matches(where, since.rows))))
 
     def _part(self, rows: pa.Table) -> NetChanges:
         return replace(self.frame, rows=rows, stored=np.zeros(rows.num_rows, dtype=np.bool_), unchanged={}, changes=0)

@@ -6,8 +6,7 @@ table's log and data files and follows them by `advance`; after a lost race it i
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from headwater.arrow_types import key_schema
+from headwater.lake.conditions import columns_read, matches, may_match
 from headwater.lake.data_files import alive_rows, column_batches, count_rows, read_rows
 from headwater.lake.deletion_vectors import read_vector
 from headwater.lake.delta_log import Action, DataFile, Snapshot, read_snapshot
@@ -27,6 +27,7 @@ from headwater.lake.kept_index import KeptIndex
 from headwater.lake.key_codes import Codes, encode
 from headwater.lake.key_index import NOWHERE, KeyIndex, file_of, place_of, row_of
 from headwater.lake.layout import Layout, layout_of
+from headwater.predicate import Predicate
 from headwater.schema import TableSchema
 
 Int64 = npt.NDArray[np.int64]
@@ -207,17 +208,16 @@ class TableState:
             for here, rows in read_rows(self._folder, live.file, row_of(places[at]), wanted, self.layout):
                 yield at[here], rows
 
-    def rows_where(self, column: pa.Field, values: Sequence[int]) -> dict[str, BitMap]:
-        """By file, the live rows that have one of these numbers in `column`: as many as they may be."""
+    def rows_of(self, predicate: Predicate, schema: pa.Schema) -> dict[str, BitMap]:
+        """By file, the live rows of the predicate, as many as they may be. `schema`: the table's columns."""
         self._ensure_index()
-        found = {}
+        found, read = {}, columns_read(predicate, schema)
         for name, live in self._live.items():
-            if not _may_hold(live.file, self.layout.in_files(column.name), values):
+            if not may_match(predicate, live.file, self.layout, read):
                 continue
             rows, first = BitMap(), 0
-            for part in column_batches(self._folder, live.file, pa.schema([column]), self.layout):
-                numbers = part[column.name].fill_null(-1).to_numpy()
-                rows |= BitMap((np.flatnonzero(np.isin(numbers, np.array(values))) + first).astype(np.uint32))
+            for part in column_batches(self._folder, live.file, read, self.layout):
+                rows |= BitMap((np.flatnonzero(matches(predicate, part)) + first).astype(np.uint32))
                 first += part.num_rows
             rows -= self._deleted(live)
             if rows:
@@ -339,10 +339,3 @@ def _by_file(places: Int64) -> list[tuple[int, Int64]]:
     numbers, starts = np.unique(file_of(places[order]), return_index=True)
     ends = [*starts[1:].tolist(), len(order)]
     return [(n, order[start:end]) for n, start, end in zip(numbers.tolist(), starts.tolist(), ends, strict=True)]
-
-
-def _may_hold(file: DataFile, column: str, values: Sequence[int]) -> bool:
-    """Whether the file's statistics leave it possible that `column` holds one of `values`."""
-    stats = json.loads(file.stats or "{}")
-    low, high = stats.get("minValues", {}).get(column), stats.get("maxValues", {}).get(column)
-    return low is None or high is None or any(low <= value <= high for value in values)

@@ -7,7 +7,7 @@ import { ago } from "./format.js";
 
 const SAYS = {
   load: ["Load", "Loads the tables that are not loaded yet, while replication goes on with the others."],
-  reload: ["Reload…", "Replaces a table, or some of its partitions, by what the source holds. Readers see the old rows until the new ones are published."],
+  reload: ["Reload…", "Replaces a table, or a part of it, by what the source holds. Readers see the old rows until the new ones are published."],
   maintain: ["Maintain", "Compacts tables, and removes files that no cut needs any more."],
 };
 
@@ -84,15 +84,16 @@ function reloadFields(one) {
   return [
     h("label", null, "Table", h("select", { name: "table", required: true }, names.map((name) => h("option", null, name)))),
     h("label", null, "Partitions, one a line (none: the whole table)", h("textarea", { name: "partitions", rows: 3 })),
+    h("label", null, "Or rows by a predicate: id between 5 and 9", h("input", { name: "where" })),
   ];
 }
 
 /** What was filled in, as the DAG's params. */
 function conf(fields) {
-  const [table, partitions] = fields.map((label) => label.lastElementChild);
+  const [table, partitions, where] = fields.map((label) => label.lastElementChild);
   if (!table) return {};
   const lines = partitions.value.split("\n").map((line) => line.trim());
-  return { table: table.value, partitions: lines.filter(Boolean) };
+  return { table: table.value, partitions: lines.filter(Boolean), ...(where.value.trim() && { where: where.value.trim() }) };
 }
 
 function say(one, content, again) {

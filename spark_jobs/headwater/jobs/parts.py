@@ -1,4 +1,4 @@
-"""Which rows of a table a person means by the names of its partitions."""
+"""Which rows of a table a person means: by the names of its partitions, or by a predicate."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from dataclasses import dataclass
 from headwater.errors import Refused
 from headwater.lake.registry import TableRecord
 from headwater.names import TableName
-from headwater.schema import Leaf
+from headwater.predicate_text import parse
+from headwater.schema import Leaf, TableSchema
+from headwater.source.conditions import refuse_columns
 from headwater.source.connection import Connection, errors_named
 from headwater.source.relations import descendants
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`leaves`: relation ids of the partitions that hold the rows; empty: the whole table. `names`: theirs, in SQL.
+    """`leaves`: relation ids of the partitions that hold the rows; empty: the whole table, or all rows of `where`.
+    `names`: theirs, in SQL.
 
     `unknown`: partitions among them that the lake has not met yet: attached, or not written to since they were made.
     """
@@ -24,10 +27,18 @@ class Part:
     names: tuple[str, ...]
     shown: str
     unknown: tuple[Leaf, ...] = ()
+    where: str = ""
 
     @property
     def whole(self) -> bool:
-        return not self.leaves
+        return not self.leaves and not self.where
+
+
+def rows_where(connection: Connection, now: TableSchema, where: str) -> Part:
+    """The rows of the predicate that `where` writes; Refused for one that is none, or names other columns than those of
+    key and partitions. `now`: the table at the source."""
+    refuse_columns(connection, now, parse(where, now))
+    return Part((), (), f"{TableName(now.schema, now.name)} where {where}", where=where)
 
 
 def part_named(
