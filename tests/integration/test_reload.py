@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
-SALES, PLAIN = "public.sales", "public.plain"
+SALES, PLAIN, TREE = "public.sales", "public.plain", "public.tree"
 COLUMNS = ["id", "region", "n", "note", "_hw_partition"]
 
 
@@ -79,7 +79,23 @@ def shop(shared_database: Database, spark: SparkSession, tmp_path_factory: pytes
         "from generate_series(1, 200) i",
         "insert into plain select i, i, repeat('y', 3000) || i from generate_series(1, 100) i",
     )
-    pipeline = write_pipeline(tmp_path_factory.mktemp("reload"), shared_database, SALES, PLAIN)
+    shared_database.execute(
+        "create table tree (region text, id int, n int, note text, primary key (region, id)) "
+        "partition by list (region)",
+        "create table tree_eu partition of tree for values in ('eu', 'uk') partition by range (id)",
+        "create table tree_low partition of tree_eu for values from (0) to (1000) partition by hash (id)",
+        "create table tree_low_0 partition of tree_low for values with (modulus 2, remainder 0)",
+        "create table tree_low_1 partition of tree_low for values with (modulus 2, remainder 1)",
+        "create table tree_high partition of tree_eu default",
+        "create table tree_rest partition of tree default partition by hash (region, id)",
+        "create table tree_rest_0 partition of tree_rest for values with (modulus 2, remainder 0)",
+        "create table tree_rest_1 partition of tree_rest for values with (modulus 2, remainder 1)",
+        "insert into tree select (array['eu', 'uk', 'us', 'in'])[1 + i % 4], i * 20, i, repeat('z', 3000) || i "
+        "from generate_series(1, 80) i",
+    )
+    for leaf in ("tree_low_0", "tree_low_1", "tree_high", "tree_rest_0", "tree_rest_1"):
+        shared_database.execute(f"alter table {leaf} alter note set storage external")
+    pipeline = write_pipeline(tmp_path_factory.mktemp("reload"), shared_database, SALES, PLAIN, TREE)
     load_tables(pipeline)
     with following(pipeline) as running:
         until(lambda: record_of(pipeline, SALES).state == "active" or running.done(), "the driver follows the log")
@@ -167,6 +183,45 @@ def test_a_whole_table_is_reloaded_with_the_large_values_that_the_log_leaves_out
     until(lambda: _equal(shop, PLAIN), "the lake equals the source")
 
 
+@pytest.mark.parametrize("parts", [["tree_low"], ["tree_low_0", "tree_rest_1"], ["tree_eu", "tree_rest"]], ids=str)
+def test_hashes_trees_and_default_partitions_are_reloaded_while_rows_move_through_them(
+    shop: Shop, tmp_path: Path, parts: list[str]
+) -> None:
+    """What a reload does not name stays as wrong as it was."""
+    shop.database.execute("alter table tree alter n type int using n + 1000")
+    with armed(tmp_path, "reload.after_capture") as hold:
+        job = in_thread(lambda: _reload(shop, TREE, *parts))
+        hold.reached(job)
+        shop.database.execute(
+            "update tree set id = id + 1 where id in (20, 40, 60, 80, 100, 120)",  # to the other leaf of a hash, or not
+            "update tree set id = id + 2000 where id in (140, 160, 180, 200, 240)",
+            "update tree set region = 'us' where region = 'eu' and id between 300 and 500",
+            "update tree set region = 'uk' where region = 'in' and id between 300 and 500",
+            "update tree set n = -n where id between 900 and 1100",
+            "delete from tree where id between 600 and 700",
+            "insert into tree values ('eu', 620, 1, 'again'), ('eu', 5000, 1, 'new'), ('xx', 1, 1, 'new') "
+            "on conflict do nothing",
+        )
+        hold.release()
+        named = {name.removeprefix("public.") for name in job.result(120)["tables"][TREE]["partitions"]}
+    leaves = {oid: name for name, oid in shop.database.query("select relname, oid::bigint from pg_class")}
+
+    def rows() -> tuple[list[Any], list[Any]]:
+        source = shop.database.query("select region, id, note, tableoid::bigint, n from tree")
+        return sorted(source), lake_rows(shop.pipeline, TREE, ["region", "id", "note", "_hw_partition", "n"])
+
+    def but_for_n() -> list[list[Any]]:
+        return [sorted(row[:4] for row in some) for some in rows()]
+
+    until(lambda: but_for_n()[0] == but_for_n()[1] or shop.running.done(), "all rows are where the source has them")
+    source, lake = map(set, rows())
+    wrong = {leaves[row[3]] for row in source - lake}
+    assert not wrong & named
+    assert wrong or len(named) == 5
+    _reload(shop, TREE)
+    until(lambda: rows()[0] == sorted(rows()[1]) or shop.running.done(), "the whole is right")
+
+
 def test_two_reloads_of_one_partition_are_refused_and_of_two_run_beside_each_other(shop: Shop, tmp_path: Path) -> None:
     with armed(tmp_path, "reload.after_capture") as hold:
         first = in_thread(lambda: _reload(shop, SALES, "sales_eu"))
@@ -247,6 +302,37 @@ def test_a_driver_that_dies_over_a_reload_leaves_it_to_the_next_one(
     assert_equal(database, pipeline, PLAIN)
     assert record_of(pipeline, PLAIN).state == "active"
     assert not storage.names(kept_path(pipeline.lake_path(), ""))
+
+
+def test_a_reload_that_is_killed_changes_nothing_and_stands_in_nobodys_way(
+    database: Database, spark: SparkSession, tmp_path: Path
+) -> None:
+    database.allow_publishing()
+    database.execute(
+        "create table plain (id int primary key, n int)", "insert into plain select i, i from generate_series(1, 50) i"
+    )
+    pipeline = write_pipeline(tmp_path, database, PLAIN)
+    root = pipeline.lake_path()
+    load_tables(pipeline)
+
+    def killed(failpoint: str) -> None:
+        with Job(pipeline, "reload", "--table", PLAIN, "--where", "id <= 20", failpoint=failpoint, spark=spark) as job:
+            assert job.wait() == -9, job.log[-2000:]
+        assert storage.names(kept_path(root, ""))
+        database.execute("update plain set n = n + 1 where id <= 5", "update plain set id = id + 100 where id = 20")
+        database.execute("insert into plain values (20, 0)")
+
+    with following(pipeline) as driver:
+        until(lambda: status(pipeline)["running"] or driver.done(), "the driver runs")
+        for failpoint in ("reload.after_answer", "reload.after_capture", "reload.after_read"):
+            killed(failpoint)
+            until(lambda: not storage.names(kept_path(root, "")) or driver.done(), "the driver gives it up")
+            assert not storage.names(reloaded_path(root, ""))
+            until(lambda: len(lake_rows(pipeline, PLAIN)) == len(database.query("select from plain")), "it goes on")
+            database.execute("delete from plain where id = 120")
+    killed("reload.after_read")  # and the driver that ran in its process
+    assert reload(pipeline, TableName.parse(PLAIN), where="id < 30")["tables"][PLAIN]["rows"] == 29
+    assert_equal(database, pipeline, PLAIN)
 
 
 def test_without_a_driver_a_reload_runs_one_until_it_is_published(

@@ -15,9 +15,10 @@ from fixtures.postgres import Database
 from fixtures.waiting import until
 from headwater.cli import main
 from headwater.config import Pipeline
-from headwater.errors import EXIT_DONE, EXIT_REFUSED, EXIT_SUSPENDED
+from headwater.errors import EXIT_DONE, EXIT_REFUSED, EXIT_SUSPENDED, Refused
 from headwater.jobs import verify as verify_module
 from headwater.jobs.changed import reload_changed
+from headwater.jobs.reload import reload
 from headwater.jobs.status import status
 from headwater.jobs.verify import verify
 from headwater.names import TableName
@@ -212,6 +213,12 @@ def test_deleted_rows_that_are_kept_are_not_forgotten(database: Database, pipeli
     assert record_of(pipeline, MARKED).state == "suspended"
     found = changed(pipeline)[MARKED]
     assert "--table public.marked --again" in found["not_repaired"]
+    assert len(lake_rows(pipeline, MARKED)) == 2
+    for where in ("", "id < 3"):
+        with pytest.raises(Refused) as refused:
+            reload(pipeline, TableName.parse(MARKED), where=where)
+        assert refused.value.code == "not_reloadable"
+        assert "--table public.marked --again" in refused.value.remedy
     assert len(lake_rows(pipeline, MARKED)) == 2
 
 
