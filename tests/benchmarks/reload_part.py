@@ -1,0 +1,79 @@
+"""A twentieth of a table reloaded beside a driver, as a partition and by a predicate, against the whole table.
+
+HEADWATER_BENCH_ROWS rows (2,000,000) of ten columns in 20 partitions by ranges of the key; the predicate's rows lie in
+two of them. Each is reloaded HEADWATER_BENCH_ROUNDS times (2), in turns, and the fastest counts.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from mixed_load import pipeline, report, server
+
+from headwater.jobs.load import load
+from headwater.jobs.reload import reload
+from headwater.jobs.replicate import replicate
+from headwater.jobs.status import status
+from headwater.names import TableName
+from headwater.session import build_session
+
+ROWS = int(os.environ.get("HEADWATER_BENCH_ROWS", "2000000"))
+ROUNDS = int(os.environ.get("HEADWATER_BENCH_ROUNDS", "2"))
+PARTS = 20
+TABLE = TableName("public", "parted")
+
+
+def main() -> None:
+    size = ROWS // PARTS
+    with server() as source, tempfile.TemporaryDirectory(prefix="headwater-bench-") as scratch:
+        with source.connect("postgres") as connection:
+            connection.execute(
+                "create table parted (id bigint primary key, a int, note text, amount numeric(12,2), at timestamptz, "
+                "day date, flag bool, ratio float8, tag uuid, category text) partition by range (id)"
+            )
+            for number in range(PARTS):
+                bounds = f"from ({number * size}) to ({(number + 1) * size})"
+                connection.execute(f"create table parted_{number} partition of parted for values {bounds}")
+            connection.execute(
+                "insert into parted select g, g % 1000, 'note ' || g, g * 1.25, now() - g * interval '1 second', date "
+                "'2020-01-01' + (g % 1000)::int, g % 2 = 0, g * 0.5, md5(g::text)::uuid, 'category ' || g % 50 "
+                f"from generate_series(0, {size * PARTS - 1}::bigint) g"
+            )
+            connection.execute("vacuum analyze parted")
+        wanted = pipeline(Path(scratch), source, str(TABLE))
+        build_session()
+        load(wanted, [TABLE])
+        stop = threading.Event()
+        driver = threading.Thread(target=replicate, args=(wanted, None, None, stop))
+        driver.start()
+        seconds: dict[str, float] = {}
+        try:
+            while not status(wanted)["running"]:
+                time.sleep(0.2)
+            where = f"id between {size * 3 // 2} and {size * 5 // 2 - 1}"
+            ways = {"partition": ([TableName("public", "parted_7")], ""), "predicate": ([], where), "whole": ([], "")}
+            for _ in range(ROUNDS):
+                for what, (partitions, predicate) in ways.items():
+                    done = reload(wanted, TABLE, partitions, predicate)
+                    assert done["tables"][str(TABLE)]["rows"] == (size * PARTS if what == "whole" else size), done
+                    seconds[what] = min(done["seconds"], seconds.get(what, done["seconds"]))
+        finally:
+            stop.set()
+            driver.join()
+    report(
+        "reload of a part",
+        rows=size,
+        partition_seconds=round(seconds["partition"], 2),
+        predicate_seconds=round(seconds["predicate"], 2),
+        reference=f"the whole table of {size * PARTS} rows",
+        reference_seconds=round(seconds["whole"], 2),
+        times_reference=round(max(seconds["partition"], seconds["predicate"]) / seconds["whole"], 3),
+    )
+
+
+if __name__ == "__main__":
+    main()
