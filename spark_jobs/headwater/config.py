@@ -132,6 +132,7 @@ class Replicate(_Section):
     max_seconds: _PositiveDuration = 1.0
     memory: _PositiveSize = 1 << 30
     spill: _PositiveSize = 20 << 30
+    retry_seconds: _Duration = 60.0
 
 
 class Defaults(_Section):

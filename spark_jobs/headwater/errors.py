@@ -89,6 +89,17 @@ class LostLease(Transient):
     default_code = "lease_held"
 
 
+class KeepsChanging(Transient):
+    """Others committed to one table whenever we were about to: `where` names it."""
+
+    default_code = "keeps_changing"
+
+    @classmethod
+    def during(cls, attempts: int, table: str) -> KeepsChanging:
+        message = f"{table} changed under each of {attempts} attempts to commit"
+        return cls(message, where=table, remedy="run it again")
+
+
 class Fenced(HeadwaterError):
     """A newer generation has taken over; this driver must not publish anything more."""
 

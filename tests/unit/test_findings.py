@@ -18,7 +18,7 @@ ORDERS = "public.orders"
 
 
 def table(state: str = "active", **more: Any) -> dict[str, Any]:
-    return {"state": state, "reason": "", "since": None, "remedy": "", "late": None, **more}
+    return {"state": state, "reason": "", "since": None, "remedy": "", "late": None, "retrying": None, **more}
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from headwater.errors import SchemaChanged
 from headwater.jobs.batches import Batch, Share
 from headwater.jobs.epochs import OpenEpochs
 from headwater.jobs.lanes import Done, Lanes, Result
+from headwater.jobs.retries import TryAgain
 from headwater.lake.ledger import TableVersion
 from headwater.log.blocks import Chunk, Transactions, Truncate
 
@@ -97,6 +98,35 @@ def test_lanes_are_crowded_while_a_share_waits_for_a_thread_but_not_for_its_own_
         for event in work.free.values():
             event.set()
         until(lambda: not lanes.crowded, "every share has a thread")
+
+
+def test_work_that_is_to_be_tried_again_rests_without_a_thread_and_takes_what_came_meanwhile() -> None:
+    may_pass = threading.Event()
+    seen: list[tuple[str, tuple[int, ...]]] = []
+
+    def work(name: str, what: Share, transactions: Transactions) -> Result:
+        seen.append((name, tuple(int(lsn) for lsn in transactions.end_lsn)))
+        if name != "well" and not may_pass.is_set():
+            raise TryAgain(0.05)
+        return Result()
+
+    with Lanes(work, lambda: None, threads=1) as lanes:
+        lanes.submit(1, {"a": share(1), "b": share(1), "well": share(1)}, batch_at(10).transactions())
+        until(lambda: seen.count(("a", (10,))) > 1 and seen.count(("b", (10,))) > 1, "both are tried again")
+        assert ("well", (10,)) in seen
+        until(lambda: [one.name for one in lanes.take_done()] == ["well"], "a share that rests is not done")
+        lanes.submit(2, {"a": share(2)}, batch_at(20).transactions())
+        may_pass.set()
+        until(lambda: ("a", (10, 20)) in seen, "one commit for both")
+        found: list[Done] = []
+
+        def both() -> bool:
+            found.extend(lanes.take_done())
+            return len(found) == 2
+
+        until(both, "both are done")
+        assert {one.name: one.numbers for one in found} == {"a": (1, 2), "b": (1,)}
+        assert not lanes.only_resting
 
 
 def test_what_fails_is_told_and_the_lane_goes_on() -> None:

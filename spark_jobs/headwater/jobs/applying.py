@@ -1,13 +1,14 @@
 """From a batch to Delta commits: each table's share is netted, planned and committed, in that table's lane.
 
 This is the border at which a table fails alone: a TableError suspends that table, with reason and remedy in the
-registry, and the others go on. Here, too, is known where each table stands; what the next ledger row says of it is
-`headwater.jobs.next_row`'s.
+registry, and the others go on. What may pass is tried again first (`headwater.jobs.retries`). Here, too, is known where
+each table stands; what the next ledger row says of it is `headwater.jobs.next_row`'s.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -15,7 +16,7 @@ from functools import partial
 from pyspark.sql import SparkSession
 
 from headwater.config import Pipeline
-from headwater.errors import Diverged, ForeignWrite, SchemaChanged, TableError, Transient
+from headwater.errors import Diverged, ForeignWrite, KeepsChanging, SchemaChanged, TableError
 from headwater.failpoints import reach
 from headwater.jobs.batches import Batch, Share
 from headwater.jobs.evolving import Evolving
@@ -25,6 +26,7 @@ from headwater.jobs.lanes import Result
 from headwater.jobs.next_row import NextRow
 from headwater.jobs.planning import Planner
 from headwater.jobs.relations import Relations, new_leaf, with_leaf
+from headwater.jobs.retries import Retries, TryAgain, reason_of
 from headwater.jobs.schema_changes import refuse_difference
 from headwater.jobs.stager_process import Target
 from headwater.jobs.staging import Staging
@@ -69,7 +71,9 @@ class Tables:
         self._relations = Relations(registry.tables)
         self.histories = Histories(pipeline.name, self._root, ledger)
         self._versions: dict[str, TableVersion] = {}  # where each table stands
+        self._before: dict[str, dict[str, TableVersion]] = {}  # where it stood before what is under way on it
         self.next_row = NextRow(self._owner)
+        self.retries = Retries(self._root, pipeline.replicate.retry_seconds)
         self._staging: Staging | None = None
         self.answers: dict[str, Keeping] = {}
         """What this driver has answered to reloads that are not done."""
@@ -93,7 +97,7 @@ class Tables:
             if record.state not in ("active", "catching up", "suspended"):
                 continue
             known = before.get(name)
-            self._read_version(record, known, warm.current)
+            self._insist(name, partial(self._read_version, record, known, warm.current))
             news = known is None or known.state != self.records[name].state
             self.next_row.found(self.standing(name), news=news)
         fence = Fence(self._ledger.generation_app, self._ledger.generation)
@@ -104,7 +108,16 @@ class Tables:
         keep_cuts = self._pipeline.lake.keep_cuts
         self._caretaker = Caretaker(self._root, self._ledger.generation, keep_cuts, self.records.values())
         for record in [record for record in self.records.values() if record.name in self._versions]:
-            self._resume_history(record, before)
+            self._insist(record.name, partial(self._resume_history, record, before))
+
+    def _insist(self, name: str, work: Callable[[], None]) -> None:
+        """`work` on one table while there are no lanes: the others wait until it is done or the table suspended."""
+        while True:
+            try:
+                self.attempt(name, work)
+                return
+            except TryAgain as again:
+                time.sleep(again.seconds)
 
     def use(self, staging: Staging) -> None:
         """What was staged of a large transaction is used at its commit."""
@@ -163,12 +176,23 @@ class Tables:
         if not self.is_replicated(name):  # a suspended table stays as it is
             return Result()
         before = self.standing(name)
-        version = self._versions[name]
+        try:
+            self._keep_up(record)
+        except TableError as error:
+            self._suspend(name, error)
+            return Result(self.moved_since(name, before), error)
+        except Exception as error:
+            self.retries.refuse_outage(error)
+            log.warning("%s: its upkeep failed, and comes again behind a later commit: %s", name, reason_of(error))
+            self._read_anew(name)
+        return Result(self.moved_since(name, before))
+
+    def _keep_up(self, record: TableRecord) -> None:
+        version = self._versions[record.name]
         now = self._applier.keep_up(table_path(self._root, record.path), record.schema, version.version)
         if now != version.version:
-            self._versions[name] = replace(version, version=now, rows=0, touched=False)
-        self.histories.keep_up(name)
-        return Result(self.moved_since(name, before))
+            self._versions[record.name] = replace(version, version=now, rows=0, touched=False)
+        self.histories.keep_up(record.name)
 
     def moved_since(self, name: str, before: Mapping[str, TableVersion]) -> dict[str, TableVersion]:
         now = self.standing(name)
@@ -209,6 +233,8 @@ class Tables:
     def forget(self, name: str) -> None:
         """In its lane: the table is being loaded; what was known of it counts no more."""
         self._versions.pop(name, None)
+        self._before.pop(name, None)
+        self.retries.passed(name)
         self._caretaker.leave(name)
         self._applier.forget(table_path(self._root, self.records[name].path))
 
@@ -256,15 +282,45 @@ class Tables:
         self.keeper.keep(name, share, transactions)
         if not self.is_replicated(name) or self.keeper.holds_back(name):
             return Result()
-        before = self.standing(name)
+        return self.attempt(name, partial(self.apply_share, name, share, transactions, still_alive))
+
+    def attempt(self, name: str, work: Callable[[], None]) -> Result:
+        """`work` on one table, in its lane; what came of it, earlier attempts included. A TableError suspends it at
+        once, before the next share is taken. TryAgain while what went wrong may pass; raises what is not the table's
+        own failure."""
+        before = self._before.setdefault(name, self.standing(name))
         error: TableError | None = None
         try:
-            self.apply_share(name, share, transactions, still_alive)
+            if self.retries.is_trying(name) and name in self._versions:
+                self._read_anew(name)
+            work()
         except TableError as failed:
-            # At once, before the next share of this lane is taken.
-            self._suspend(name, failed)
             error = failed
+        except Exception as failed:
+            if self.is_replicated(name):
+                replicated = [each for each in list(self.records) if self.is_replicated(each)]
+                error = self.retries.failed(name, failed, replicated)
+            else:
+                self.retries.refuse_outage(failed)
+                log.warning("%s: %s", name, reason_of(failed))  # nobody waits for it
+        if error is not None:
+            self.suspend(name, error)
+        self.retries.passed(name)
+        del self._before[name]
         return Result(self.moved_since(name, before), error)
+
+    def _read_anew(self, name: str) -> None:
+        """In its lane, behind a failure: it may have come after the commit, and halfway through what is known of the
+        table."""
+        record = self.records[name]
+        self._applier.forget(table_path(self._root, record.path))
+        self.look_again(record)
+        if not self.is_replicated(name):
+            now = self.records[name]
+            raise ForeignWrite(now.reason, where=name, remedy=now.remedy)
+        if record.schema.history:
+            self._applier.forget(table_path(self._root, history_record(record).path))
+            self.histories.resume(self._applier, record)
 
     def shares(self, batch: Batch) -> dict[str, Share]:
         """The batch by table: only tables that are replicated now, or whose changes are kept."""
@@ -388,7 +444,7 @@ class Tables:
             rows = plan.changes.changes
             self._versions[name] = TableVersion(applied.version, plan.to_lsn, record.state, rows, path, True)
             return plan, applied
-        raise Transient(f"{name} changed under each of {_TRIES} attempts to commit", where=name, remedy="run it again")
+        raise KeepsChanging.during(_TRIES, name)
 
     def _judge(self, record: TableRecord, plan: Plan, applied: Applied) -> None:
         if applied.noted:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from deltalake.exceptions import DeltaError
+
 from headwater.config import Pipeline
 from headwater.errors import Fenced, Transient
 from headwater.failpoints import reach
@@ -28,6 +30,7 @@ from headwater.jobs.lanes import Lanes, Result
 from headwater.jobs.pace import Pace
 from headwater.jobs.publisher import Publisher
 from headwater.jobs.reader import LogReader
+from headwater.jobs.retries import outage, reason_of
 from headwater.jobs.stage_times import ApplyRate, latency
 from headwater.jobs.succession import SuccessorWatch
 from headwater.lake.cuts import table_of
@@ -88,7 +91,7 @@ class Driver:
         successor: SuccessorWatch,
         following: Callable[[Callable[[], None]], Following],
     ) -> None:
-        self._limits = pipeline.replicate
+        self._limits, self._root = pipeline.replicate, pipeline.lake_path()
         self._ledger, self._tables, self._publisher, self._reader = ledger, tables, publisher, reader
         self._at = position
         self._watch = watch
@@ -114,6 +117,10 @@ class Driver:
         except Fenced as fenced:
             log.warning("%s", fenced)
             return "fenced"
+        except ConnectionError:
+            raise  # to a process of ours
+        except (OSError, DeltaError) as error:
+            raise outage(reason_of(error), self._root) from error
 
     def _loop(self, target: int | None, deadline: float | None, stop: threading.Event) -> str:
         while True:
@@ -124,6 +131,12 @@ class Driver:
             reason = self._why_stop(target, deadline, stop)
             if reason is not None and not self._open:
                 self._rest(force=True)
+                return reason
+            if reason is not None and self._lanes.only_resting:
+                # Nothing is lost: as after a crash the next run begins at the ledger's position.
+                log.warning(
+                    "stopped (%s) while tables are tried again: %s", reason, ", ".join(self._tables.retries.shown())
+                )
                 return reason
             if reason is not None:
                 self._lanes.wait(_PATIENCE)  # only what has begun is brought to its end

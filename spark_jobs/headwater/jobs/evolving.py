@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from headwater.config import Pipeline
-from headwater.errors import BadValue, ForeignWrite, Transient
+from headwater.errors import BadValue, ForeignWrite, KeepsChanging
 from headwater.failpoints import reach
 from headwater.jobs.batches import Share
 from headwater.jobs.log_format import refuse_late_text
@@ -195,10 +195,7 @@ class Evolving:
                 continue
             self._tables.moved_to(record.name, version)
             return
-        where = record.name
-        raise Transient(
-            f"{where} changed under each of {_TRIES} attempts to commit", where=where, remedy="run it again"
-        )
+        raise KeepsChanging.during(_TRIES, record.name)
 
 
 def _columns(record: TableRecord, before: TableSchema, after: TableSchema, number: int) -> Columns:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any, Final
+
+from deltalake.exceptions import DeltaError
 
 from headwater.config import Pipeline
 from headwater.errors import HeadwaterError
@@ -136,10 +138,11 @@ def _ask(
 def _applied(root: str, pipeline: str, records: Iterable[TableRecord]) -> dict[str, int]:
     found = {}
     for record in records:
-        table = open_table(table_path(root, record.path))
-        applied = table.transaction_version(record.app_id(pipeline)) if table is not None else None
-        if applied is not None:
-            found[record.name] = applied
+        with suppress(DeltaError):  # a table that cannot be read says nothing; what fails is told elsewhere
+            table = open_table(table_path(root, record.path))
+            applied = table.transaction_version(record.app_id(pipeline)) if table is not None else None
+            if applied is not None:
+                found[record.name] = applied
     return found
 
 
@@ -147,7 +150,10 @@ def _unchecked(root: str, records: Iterable[TableRecord]) -> dict[str, int]:
     found = {}
     for record in records:
         folder = table_path(root, record.path)
-        names = storage.names(log_path(folder))
+        try:
+            names = storage.names(log_path(folder))
+        except OSError:
+            continue
         newest = max(checkpoints(folder, names), default=-1)
         found[record.name] = sum(int(entry[1]) > newest for name in names if (entry := _ENTRY.match(name)))
     return found

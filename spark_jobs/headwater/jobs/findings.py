@@ -54,6 +54,7 @@ def findings(seen: Examined) -> list[Finding]:
         *_paused(seen),
         *(() if stopped and seen.failure is None else _driver(seen)),
         *_suspended(seen),
+        *_retrying(seen),
         *_retained(seen),
         *_held(seen),
         *_checked(seen),
@@ -193,6 +194,20 @@ def _suspended(seen: Examined) -> Iterator[Finding]:
             evidence=f"the registry, since {since}" if since else "the source's catalog, just now",
             remedy=remedy,
         )
+
+
+def _retrying(seen: Examined) -> Iterator[Finding]:
+    for name, table in seen.tables.items():
+        if (trying := table["retrying"]) is not None and seen.running:
+            yield Finding(
+                code="retrying",
+                severity="warning",
+                where=name,
+                message=f"it fails, and is suspended after {seen.pipeline.replicate.retry_seconds:g} "
+                f"s of that: {trying['reason']}",
+                evidence=f"position.json: tried again since {trying['since']}, {trying['attempts']} attempts failed",
+                remedy="put right what the reason names: the next attempt goes on from where the table stands",
+            )
 
 
 def _retained(seen: Examined) -> Iterator[Finding]:

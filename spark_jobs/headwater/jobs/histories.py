@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.changes import NetChanges
-from headwater.errors import ForeignWrite, Transient
+from headwater.errors import ForeignWrite, KeepsChanging
 from headwater.failpoints import reach
 from headwater.lake.apply import Applier
 from headwater.lake.commits import LostRace
@@ -83,7 +83,7 @@ class Histories:
             )
             reach("replicate.after_history_commit")
             return
-        raise Transient(f"{name} changed under each of {_TRIES} attempts to commit", where=name, remedy="run it again")
+        raise KeepsChanging.during(_TRIES, name)
 
     def evolve(self, record: TableRecord, still_alive: Callable[[], None]) -> None:
         """The history of `record`'s table, if it has one, has each of its columns from now on."""
@@ -111,7 +111,7 @@ class Histories:
             self.versions[name] = replace(version, version=now)
             self._records[name] = stored_record(record, read_snapshot(path, now))
             return
-        raise Transient(f"{name} changed under each of {_TRIES} attempts to commit", where=name, remedy="run it again")
+        raise KeepsChanging.during(_TRIES, name)
 
     def _plan(self, own: TableRecord, version: TableVersion, rows: pa.Table, to_lsn: int) -> Plan:
         path = table_path(self._root, own.path)

@@ -1,7 +1,8 @@
 """Lanes: every table's shares in order, tables beside each other, each as fast as it can.
 
 A share waits only for its own table. A lane that has fallen behind takes everything that waits in it at once: one
-commit for several batches. How ledger rows follow from that is `headwater.jobs.epochs`' business.
+commit for several batches. One whose work is to be tried again rests without a thread until then. How ledger rows
+follow from that is `headwater.jobs.epochs`' business.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 
 from headwater.errors import TableError
 from headwater.jobs.batches import Share
+from headwater.jobs.retries import TryAgain
 from headwater.lake.ledger import TableVersion
 from headwater.log.blocks import Transactions
 from headwater.stages import measured
@@ -59,10 +61,13 @@ class _Lane:
     shares: deque[_Waiting] = field(default_factory=deque)
     errands: deque[Callable[[], Result]] = field(default_factory=deque)
     busy: bool = False
+    rests_until: float = 0.0
+    """Monotonic: what was tried is first in the lane again."""
 
 
 class Lanes:
-    """Threads over lanes. `work(table, share, transactions)` applies; `wake` is called when something is done.
+    """Threads over lanes. `work(table, share, transactions)` applies; `wake` is called when something is done. Work and
+    errands may raise TryAgain.
 
     Use as a context manager: at its end what waits is dropped, what runs is waited for.
     """
@@ -119,6 +124,14 @@ class Lanes:
         with self._changed:
             return any(self._lanes[name].shares for name in self._ready)
 
+    @property
+    def only_resting(self) -> bool:
+        """Whether nothing is done and nothing to be done, but what rests until it is tried again."""
+        with self._changed:
+            self._wake_rested()
+            busy = any(lane.busy for lane in self._lanes.values())
+            return not (busy or self._done or self._ready) and any(lane.shares for lane in self._lanes.values())
+
     def wait(self, seconds: float) -> None:
         """Until something is done, or `seconds` have passed."""
         with self._changed:
@@ -129,14 +142,30 @@ class Lanes:
 
     def _make_ready(self, name: str) -> None:
         lane = self._lanes[name]
-        if not lane.busy and name not in self._ready and (lane.shares or lane.errands):
+        if lane.busy or name in self._ready or not (lane.shares or lane.errands):
+            return
+        if lane.rests_until <= time.monotonic():
             self._ready.append(name)
-            self._changed.notify_all()
+        self._changed.notify_all()
+
+    def _wake_rested(self) -> float | None:
+        """Make ready what has rested enough; seconds until the next one has."""
+        now = time.monotonic()
+        resting = [name for name, lane in self._lanes.items() if lane.rests_until and not lane.busy]
+        for name in resting:
+            if self._lanes[name].rests_until <= now:
+                self._lanes[name].rests_until = 0.0
+                self._make_ready(name)
+        ends = [self._lanes[name].rests_until for name in resting]
+        return min((end - now for end in ends if end), default=None)
 
     def _serve(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: bool(self._ready) or self._ending)
+                left = self._wake_rested()
+                while not self._ending and not self._ready:
+                    self._changed.wait(left)
+                    left = self._wake_rested()
                 if self._ending:
                     return
                 name = self._ready.popleft()
@@ -146,10 +175,16 @@ class Lanes:
                 lane.shares.clear()
                 errand = lane.errands.popleft() if not shares else None
             done = self._apply(name, shares) if shares else self._run(name, errand)
-            del shares
             with self._changed:
                 lane.busy = False
-                self._done.append(done)
+                if isinstance(done.failure, TryAgain):
+                    lane.shares.extendleft(reversed(shares))
+                    if errand is not None:
+                        lane.errands.appendleft(errand)
+                    lane.rests_until = time.monotonic() + done.failure.seconds
+                else:
+                    self._done.append(done)
+                del shares
                 self._make_ready(name)
                 self._changed.notify_all()
             self._wake()

@@ -50,28 +50,33 @@ def catch_up(tables: Tables, name: str, still_alive: Callable[[], None]) -> Resu
     keeping, keeper = load_name(record), tables.keeper
     if keeping not in keeper.names(name):
         return Result()
-    before = tables.standing(name)
-    try:
+    is_left = False
+
+    def work() -> None:
+        nonlocal is_left
         if tables.stands_at(name) is None:
             tables.meet(record)
-        if tables.is_replicated(name):
-            began = time.monotonic()
-            changes = keeper.changes(keeping, name)
-            for kept in changes.shares():
-                share = Share(list(kept.share.blocks), list(kept.share.truncates))
-                tables.adopt_leaves(name, share)
-                tables.apply_share(name, share, kept.share.transactions, still_alive)
-                changes.remove(kept)
-                reach("replicate.after_kept_share", name)
-                if time.monotonic() - began > _TURN_SECONDS:
-                    return Result(tables.moved_since(name, before), new_rows=True)
-    except TableError as error:
-        tables.suspend(name, error)
-        keeper.end(keeping, name)
-        return Result(tables.moved_since(name, before), error, new_rows=True)
+        if not tables.is_replicated(name):
+            return
+        began = time.monotonic()
+        changes = keeper.changes(keeping, name)
+        for kept in changes.shares():
+            share = Share(list(kept.share.blocks), list(kept.share.truncates))
+            tables.adopt_leaves(name, share)
+            tables.apply_share(name, share, kept.share.transactions, still_alive)
+            changes.remove(kept)
+            reach("replicate.after_kept_share", name)
+            if time.monotonic() - began > _TURN_SECONDS:
+                is_left = True
+                return
+
+    result = replace(tables.attempt(name, work), new_rows=True)
+    if is_left:
+        return result
     keeper.end(keeping, name)
-    log.info("%s: it holds all that was committed while it was loaded", name)
-    return Result(tables.moved_since(name, before), new_rows=True)
+    if result.error is None:
+        log.info("%s: it holds all that was committed while it was loaded", name)
+    return result
 
 
 def merge_part(
@@ -79,16 +84,30 @@ def merge_part(
 ) -> tuple[Result, Keeping]:
     """Let the rows that were read, brought forward by what was kept, take the place of the part; what is to be said
     about it. Nothing of either is removed here: until that is said, another driver may have to do it again."""
-    name, answer = reload.table, tables.answers[reload.name]
-    before = tables.standing(name)
+    answer = tables.answers[reload.name]
+
+    def work() -> None:
+        nonlocal answer
+        answer = _merged(tables, root, reload, answer, spill, still_alive)
+
+    result = replace(tables.attempt(reload.table, work), new_rows=True)
+    if result.error is not None:
+        answer = answer.ended("failed", now_text(), result.error.message)
+    return result, answer
+
+
+def _merged(
+    tables: Tables, root: str, reload: Reload, answer: Keeping, spill: SpillStore, still_alive: Callable[[], None]
+) -> Keeping:
+    name = reload.table
     try:
         record = tables.records[name]
         tables.finish_columns(name, still_alive)
         if record.schemas[-1][0] > reload.capture_lsn:
-            return Result(), answer.ended("failed", now_text(), "the table's columns changed since its rows were read")
+            return answer.ended("failed", now_text(), "the table's columns changed since its rows were read")
         files = row_files(root, reload.name)
         if sum(rows for rows, _ in rows_in(files)) != reload.rows:
-            return Result(), answer.ended("failed", now_text(), "the rows that were read are gone from the lake")
+            return answer.ended("failed", now_text(), "the rows that were read are gone from the lake")
         since = _since(record.schema, tables, reload, spill)
         if reload.keys:
             part = under_keys(record.schema, root, reload.name, since)
@@ -111,7 +130,7 @@ def merge_part(
                 replaced=done[1].gone or 0,
             )
             log.info("%s: %s was reloaded: %s rows for %s", name, reload.shown, reload.rows, done[1].gone)
-    return Result(tables.moved_since(name, before), new_rows=True), answer
+    return answer
 
 
 def _plan(tables: Tables, record: TableRecord, part: NetChanges, reload: Reload, version: TableVersion) -> Plan:

@@ -116,6 +116,7 @@ class PipelineWatch:
                 "loads": seen.loads,
                 "attention": attention[:_SHOWN],
                 "more_attention": max(0, len(attention) - _SHOWN),
+                "retrying": [{"table": name, **one} for name, one in file.retrying.items()] if file is not None else [],
                 "slot": {
                     **slot_of(self.pipeline, state, seen.answer.outage),
                     "wal_bound_bytes": seen.answer.wal_bound if state is not None else None,
@@ -258,6 +259,7 @@ class PipelineWatch:
                 {
                     "table": name,
                     **_state_json(table, self._remedy(table, seen)),
+                    "retrying": seen.look.retrying(name),
                     "applied_lsn": format_lsn(version.applied_lsn) if version is not None else None,
                     "version": version.version if version is not None else None,
                     "lag_bytes": lag_bytes,

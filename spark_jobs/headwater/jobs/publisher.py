@@ -15,11 +15,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 from headwater.errors import Fenced, HeadwaterError
 from headwater.jobs.catalog_watch import CatalogWatch
 from headwater.jobs.reader import LogReader
 from headwater.jobs.recent_samples import RecentSamples
+from headwater.jobs.retries import outage, reason_of
 from headwater.jobs.succession import SuccessorWatch
 from headwater.jobs.wal_ceiling import CeilingWatch
 from headwater.lake.freshness import SOURCE_RATE
@@ -62,6 +64,7 @@ class Publisher:
         self._epoch: Epoch | None = None
         self._states: dict[str, dict[str, str]] = {}
         self._rates: Callable[[], dict[str, float]] = dict
+        self._retrying: Callable[[], dict[str, Any]] = dict
         self.latencies: dict[str, float] = {}
         """Seconds by stage of the newest epoch with changes."""
         self.clock_offset: float | None = None
@@ -84,9 +87,15 @@ class Publisher:
                 self._pending.setdefault(name, deque()).append((first, last))
 
     @contextlib.contextmanager
-    def running(self, ledger: Ledger, reader: LogReader, rates: Callable[[], dict[str, float]]) -> Iterator[None]:
-        """Publish while the block runs."""
-        self._ledger, self._reader, self._rates = ledger, reader, rates
+    def running(
+        self,
+        ledger: Ledger,
+        reader: LogReader,
+        rates: Callable[[], dict[str, float]],
+        retrying: Callable[[], dict[str, Any]],
+    ) -> Iterator[None]:
+        """Publish while the block runs. `retrying`: the tables that are tried again, as the file says it."""
+        self._ledger, self._reader, self._rates, self._retrying = ledger, reader, rates, retrying
         self._epoch = ledger.newest
         self._remember_samples()
         thread = threading.Thread(target=self._run, name="headwater-publisher", daemon=True)
@@ -144,6 +153,7 @@ class Publisher:
                 written_at=now_text(),
                 pending={name: spans[0][0] for name, spans in self._pending.items() if spans},
                 states=self._states,
+                retrying=self._retrying(),
                 samples=self._samples.as_tuple(),
                 rates=self._all_rates(),
             )
@@ -177,7 +187,7 @@ class Publisher:
         except Fenced as error:
             self.failure = error
         except Exception as error:
-            self.failure = HeadwaterError(f"the position file cannot be written: {error}", where=self._root)
+            self.failure = outage(f"the position file cannot be written: {reason_of(error)}", self._root)
         finally:
             if connection is not None:
                 connection.close()

@@ -151,7 +151,7 @@ def replicate(
             # To be ready took its time: a short slice may be over before the sampler looks for the first time.
             successor.look(connection)
             target = _target(connection, until, position)
-            with contextlib.closing(tables), publisher.running(ledger, reader, driver.rates):
+            with contextlib.closing(tables), publisher.running(ledger, reader, driver.rates, tables.retries.shown):
                 reason = driver.run(target, deadline, stop)
                 reach("replicate.before_release")
                 reader.release()  # whoever comes next need not wait for us to tidy up

@@ -127,6 +127,7 @@ def tables_of(
             "reason": table.reason,
             "since": table.since or None,
             "remedy": table.remedy or remedy_of(table.state, pipeline.file, running),
+            "retrying": look.retrying(name),
             "applied_lsn": format_lsn(version.applied_lsn) if version is not None else None,
             "version": version.version if version is not None else None,
             "rows": row_count(table_path(root, relative), version.version, soft_delete=name in soft)

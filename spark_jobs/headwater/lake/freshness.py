@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
 from headwater.errors import EXIT_DONE, EXIT_NOT_FRESH, EXIT_REFUSED, EXIT_SUSPENDED
 from headwater.lake.position_file import PositionFile
@@ -97,6 +98,10 @@ class Look:
     tables: Mapping[str, TableState]
     log: tuple[str, int] | None = None
     paused: str = ""
+
+    def retrying(self, name: str) -> dict[str, Any] | None:
+        """Since when table `name` fails and is tried again, how often it has failed, and why; None: it does not."""
+        return self.file.retrying.get(name) if self.file is not None else None
 
     def covered(self, name: str) -> int:
         """The highest LSN up to which the newest published epoch holds every commit on table `name`."""

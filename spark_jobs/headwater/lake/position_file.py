@@ -21,7 +21,8 @@ class PositionFile:
 
     `position`: of the newest published epoch. `read_position`: LSN on the same timeline; every commit up to it has
     been read from the log. `pending`: per table the first commit LSN that no published epoch covers.
-    `states`: tables not in step, {"state", "reason", "since"}. `samples`: (source clock ISO 8601, LSN), oldest first.
+    `states`: tables not in step, {"state", "reason", "since"}. `retrying`: tables that fail and are being tried again,
+    {"since", "attempts", "reason"}. `samples`: (source clock ISO 8601, LSN), oldest first.
     """
 
     generation: int
@@ -33,6 +34,7 @@ class PositionFile:
     states: dict[str, dict[str, str]] = field(default_factory=dict)
     samples: tuple[tuple[str, int], ...] = ()
     rates: dict[str, float] = field(default_factory=dict)
+    retrying: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -45,6 +47,7 @@ class PositionFile:
             "states": self.states,
             "samples": [[time, format_lsn(lsn)] for time, lsn in self.samples],
             "rates": self.rates,
+            "retrying": self.retrying,
         }
 
     @classmethod
@@ -59,6 +62,7 @@ class PositionFile:
             states=value["states"],
             samples=tuple((time, parse_lsn(lsn)) for time, lsn in value["samples"]),
             rates=value["rates"],
+            retrying=value.get("retrying", {}),  # a driver of an older Headwater does not say it
         )
 
 

@@ -121,6 +121,10 @@ def _log_of(file: PositionFile | None) -> tuple[str, int] | None:
 def _state_of(record: TableRecord, file: PositionFile | None) -> TableState:
     """The registry decides, unless the driver says in its file that a table is not (or not yet) in step."""
     said = file.states.get(record.name) if file is not None else None
+    trying = file.retrying.get(record.name) if file is not None else None
+    if record.state == IN_STEP and said is None and trying is not None:
+        reason = f"tried again since {trying['since']}, {trying['attempts']} failed: {trying['reason']}"
+        return TableState(record.state, reason, "", record.since, record.path)
     if record.state != IN_STEP or said is None:
         return TableState(record.state, record.reason, record.remedy, record.since, record.path)
     if said.get("since", "") >= record.since:

@@ -43,6 +43,10 @@ export function show(one, place, again) {
       title: [h("a", { href: tableHref(one.pipeline, table.table) }, table.table), ` is ${table.state}`],
       reason: table.reason, remedy: table.remedy, since: ago(table.since, one.at),
     })),
+    one.retrying.map((table) => attention({
+      kind: "going", title: [h("a", { href: tableHref(one.pipeline, table.table) }, table.table), ` fails and is tried again, ${plural(table.attempts, "failed attempt")} so far`],
+      reason: table.reason, since: ago(table.since, one.at),
+    })),
     one.more_attention ? h("p.muted", null, `and ${plural(one.more_attention, "more suspended table")}, in the list below`) : null,
     h("dl.facts.wide", null, lagFacts(one), walFact(one), transactionFact(one),
       fact("driver", one.running ? "runs" : one.running === null ? "unknown" : "does not run", one.generation ? `generation ${count(one.generation)}` : null),

@@ -28,6 +28,9 @@ export function show(one, place, again) {
       title: `The table is ${one.state}`, reason: one.reason, remedy: one.remedy, since: one.since ? ago(one.since, one.at) : null,
       kind: one.state === "suspended" ? "bad" : "going",
     }),
+    one.retrying
+      ? attention({ kind: "going", title: `It fails and is tried again, ${plural(one.retrying.attempts, "failed attempt")} so far`, reason: one.retrying.reason, since: ago(one.retrying.since, one.at) })
+      : null,
     h("dl.facts.wide", null,
       fact("lag", seconds(one.lag_seconds), one.lag_bytes === null ? null : `${bytes(one.lag_bytes)} of the log`),
       fact("freshness wanted", one.freshness_seconds === null ? "none" : seconds(one.freshness_seconds), one.late ? h("span.late", null, "late") : null, "by the pipeline file"),

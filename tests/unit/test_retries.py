@@ -1,0 +1,88 @@
+"""Whose a failure is: one table's, which is tried again and suspended at last, or the driver's, which ends."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from headwater.errors import Fenced, HeadwaterError, KeepsChanging, SourceUnreachable, TableError, Transient
+from headwater.jobs.retries import Retries, TryAgain, reason_of
+from headwater.lake.paths import CONTROL
+
+TABLES = ("a", "b")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    (tmp_path / CONTROL).mkdir()
+    return str(tmp_path)
+
+
+OWN = [OSError(errno.EIO, "Input/output error"), MemoryError(), KeyError("x"), KeepsChanging.during(5, "a")]
+
+
+@pytest.mark.parametrize("error", OWN, ids=lambda error: type(error).__name__)
+def test_a_failure_of_one_table_is_tried_again_at_growing_pauses(root: str, error: Exception) -> None:
+    retries = Retries(root, 100)
+    pauses = []
+    for _ in range(6):
+        with pytest.raises(TryAgain) as again:
+            retries.failed("a", error, TABLES)
+        pauses.append(again.value.seconds)
+    assert pauses == [0.5, 1, 2, 4, 5, 5]
+    assert retries.shown()["a"]["attempts"] == 6
+    retries.passed("a")
+    assert not retries.shown()
+    assert list((Path(root) / CONTROL).iterdir()) == []
+
+
+def test_without_time_a_table_is_suspended_at_its_first_failure(root: str) -> None:
+    error = Retries(root, 0).failed("a", OSError(errno.EIO, "Input/output error"), TABLES)
+    assert isinstance(error, TableError)
+    assert error.code == "keeps_failing"
+    assert "1 attempt: OSError" in error.message
+
+
+NOT_OWN = [Fenced("x"), SourceUnreachable("x"), psycopg.OperationalError("x"), Transient("silent")]
+
+
+@pytest.mark.parametrize("error", NOT_OWN, ids=lambda error: type(error).__name__)
+def test_what_is_the_drivers_or_the_sources_is_no_tables(root: str, error: Exception) -> None:
+    retries = Retries(root, 100)
+    with pytest.raises(type(error)) as raised:
+        retries.failed("a", error, TABLES)
+    assert raised.value is error
+    assert not retries.shown()
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("java.io: No space left on device")]
+)
+def test_a_full_disk_is_an_outage_of_the_lake(root: str, error: Exception) -> None:
+    with pytest.raises(Transient) as raised:
+        Retries(root, 100).failed("a", error, TABLES)
+    assert raised.value.code == "lake_full"
+
+
+def test_where_nothing_can_be_written_beside_the_ledger_the_lake_is_out(tmp_path: Path) -> None:
+    with pytest.raises(Transient) as raised:
+        Retries(str(tmp_path), 100).failed("a", OSError(errno.EIO, "x"), TABLES)
+    assert raised.value.code == "lake_unavailable"
+
+
+def test_when_every_table_fails_none_is_suspended(root: str) -> None:
+    retries = Retries(root, 0)
+    with pytest.raises(TryAgain):
+        Retries(root, 1).failed("b", OSError(errno.EIO, "x"), TABLES)
+    assert isinstance(retries.failed("b", OSError(errno.EIO, "x"), TABLES), HeadwaterError)
+    with pytest.raises(Transient) as raised:
+        retries.failed("a", OSError(errno.EIO, "x"), TABLES)
+    assert raised.value.code == "lake_unavailable"
+
+
+def test_a_reason_quotes_no_value_of_a_row() -> None:
+    assert "hunter2" not in reason_of(ValueError("could not convert 'hunter2'"))
+    assert reason_of(PermissionError(errno.EACCES, "Permission denied", "/data/x")).endswith("'/data/x'")
