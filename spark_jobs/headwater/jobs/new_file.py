@@ -28,7 +28,7 @@ class Chosen:
 def text_of(name: str, root: str, entries: Iterable[Chosen], left_out: Sequence[Surveyed], source: str) -> str:
     """The file. `source`: how to say where the source is, without its password."""
     lines = [
-        "# Made by `headwater init`. Every key: docs/reference.md of Headwater. Then: headwater check THIS_FILE",
+        "# Made by `headwater init`. Every key: docs/reference/pipeline-file.md. Then: headwater check THIS_FILE",
         f"pipeline: {name}",
         "source:",
         f"  # From the environment, so that no password is in here: export {VARIABLE}={_comment(source)}",

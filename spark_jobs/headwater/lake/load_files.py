@@ -12,7 +12,7 @@ from headwater.lake import storage
 from headwater.lake.paths import loads_path
 
 LoadFile = dict[str, Any]
-"""What is shown of the job (docs/reference.md, `loads`), and `session`: its application_name at the source."""
+"""What is shown of the job (docs/reference/json.md, `loads`), and `session`: its application_name at the source."""
 
 
 def write_load_file(root: str, name: str, content: LoadFile) -> None:
