@@ -16,7 +16,7 @@ ON_15 := $(addprefix tests/integration/test_,source_connection.py source_positio
 ON_16 := $(addprefix tests/integration/test_,source_slots.py types_against_postgresql.py log_streaming.py log_reconnect.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dist demo up down check test test-18 test-16 test-15 soak bench
+.PHONY: help setup dist demo up down check docs test test-18 test-16 test-15 soak bench
 
 # What must be there before anything is fetched: one sentence, or nothing.
 missing = $(shell $(PYTHON) -c 'import sys; raise SystemExit(sys.version_info[:2] != (3, 11))' 2>/dev/null \
@@ -49,6 +49,10 @@ check: setup  ## format, lint, types, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: setup  ## the documentation as a site in site/, which needs no network; any warning is an error
+	$(BIN)/python -m uv pip install --python $(BIN)/python --quiet --require-hashes -r requirements/docs.txt
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 test: check  ## check, then all tests; those that speak to the server once more on 16, and on 15 where it is installed
 	@$(MAKE) --no-print-directory --keep-going test-18 test-16 test-15

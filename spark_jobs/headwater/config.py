@@ -8,7 +8,7 @@ Whether server, tables and rights exist is for `check` to say: reading the file 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -76,22 +76,27 @@ class BadPipelineFile(BadConfiguration):
         return f"{self.where}: {self.message}"
 
 
-_Name = Annotated[str, PlainValidator(name_value)]
-_Table = Annotated[TableName | TablePattern, PlainValidator(table_value), PlainSerializer(str)]
+def _read(reader: Callable[[Any], Any], written: Any) -> PlainValidator:
+    """What a person writes is of the type `written`; `reader` makes the value of it, or says what is wrong."""
+    return PlainValidator(reader, json_schema_input_type=written)
+
+
+_Name = Annotated[str, _read(name_value, str)]
+_Table = Annotated[TableName | TablePattern, _read(table_value, str), PlainSerializer(str)]
 _Columns = Annotated[tuple[_Name, ...], AfterValidator(distinct)]
-_BadValue = Annotated[str, PlainValidator(bad_value)]
+_BadValue = Annotated[str, _read(bad_value, Literal["suspend", "null", "string"] | None)]
 _BadValues = Annotated[
     Annotated[_BadValue, Tag("one")] | Annotated[dict[_Name, _BadValue], Tag("by column")],
     Discriminator(lambda value: "by column" if isinstance(value, dict) else "one"),
 ]
-_Duration = Annotated[float, PlainValidator(duration_value)]
-_PositiveDuration = Annotated[float, PlainValidator(positive_duration)]
-_PositiveSize = Annotated[int, PlainValidator(positive_size)]
-_Ceiling = Annotated[int | None, PlainValidator(positive_size)]
-_PositiveCount = Annotated[int, PlainValidator(positive_count)]
+_Duration = Annotated[float, _read(duration_value, float | str)]
+_PositiveDuration = Annotated[float, _read(positive_duration, float | str)]
+_PositiveSize = Annotated[int, _read(positive_size, int | str)]
+_Ceiling = Annotated[int | None, _read(positive_size, int | str)]
+_PositiveCount = Annotated[int, _read(positive_count, int | str)]
 _Divergence = Literal["suspend", "repair", "report"]
 _SchemaChange = Literal["evolve", "suspend"]
-_Freshness = Annotated[float | None, PlainValidator(positive_duration)]
+_Freshness = Annotated[float | None, _read(positive_duration, float | str)]
 
 
 class _Section(BaseModel):
@@ -100,11 +105,11 @@ class _Section(BaseModel):
 
 
 class Source(_Section):
-    connection_text: Annotated[SecretStr, PlainValidator(connection_value), PlainSerializer(str)] = Field(
+    connection_text: Annotated[SecretStr, _read(connection_value, str), PlainSerializer(str)] = Field(
         alias="connection"
     )
     publication: _Name = ""
-    slot: Annotated[str, PlainValidator(slot_name)] = ""
+    slot: Annotated[str, _read(slot_name, str)] = ""
     failover: Literal["auto", "on", "off"] = "auto"
     wal_ceiling: _Ceiling = None
     on_timeline_change: Literal["refuse"] = "refuse"
@@ -116,7 +121,7 @@ class Source(_Section):
 
 
 class Lake(_Section):
-    root: Annotated[str, PlainValidator(root_value)]
+    root: Annotated[str, _read(root_value, str)]
     keep_cuts: _PositiveDuration = 3600.0
 
 
@@ -140,7 +145,7 @@ class Defaults(_Section):
     on_bad_value: _BadValue = "suspend"
     on_divergence: _Divergence = "suspend"
     freshness: _Freshness = None
-    validated: Annotated[bool, PlainValidator(truth_value)] = False
+    validated: Annotated[bool, _read(truth_value, bool | str)] = False
 
 
 class Columns(_Section):
@@ -155,18 +160,18 @@ class TableEntry(_Section):
     name: _Table
     exclude: tuple[_Table, ...] = ()
     key: _Columns | None = None
-    types: dict[_Name, Annotated[str, PlainValidator(lake_type)]] = Field(default_factory=dict)
+    types: dict[_Name, Annotated[str, _read(lake_type, str)]] = Field(default_factory=dict)
     partition_by: _Columns = ()
     columns: Columns = Field(default_factory=Columns)
-    where: Annotated[str, PlainValidator(row_filter)] = ""
-    insert_only: Annotated[bool | None, PlainValidator(truth_value)] = None
-    soft_delete: Annotated[bool | None, PlainValidator(truth_value)] = None
-    history: Annotated[bool | None, PlainValidator(truth_value)] = None
+    where: Annotated[str, _read(row_filter, str)] = ""
+    insert_only: Annotated[bool | None, _read(truth_value, bool | str)] = None
+    soft_delete: Annotated[bool | None, _read(truth_value, bool | str)] = None
+    history: Annotated[bool | None, _read(truth_value, bool | str)] = None
     on_schema_change: _SchemaChange | None = None
     on_bad_value: _BadValues | None = None
     on_divergence: _Divergence | None = None
     freshness: _Freshness = None
-    validated: Annotated[bool | None, PlainValidator(truth_value)] = None
+    validated: Annotated[bool | None, _read(truth_value, bool | str)] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -189,7 +194,7 @@ class TableEntry(_Section):
 class Pipeline(_Section):
     """A whole pipeline file."""
 
-    name: Annotated[str, PlainValidator(pipeline_name)] = Field(alias="pipeline")
+    name: Annotated[str, _read(pipeline_name, str)] = Field(alias="pipeline")
     source: Source
     lake: Lake
     load: Load = Field(default_factory=Load)

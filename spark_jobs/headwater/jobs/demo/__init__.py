@@ -20,15 +20,20 @@ from headwater.errors import EXIT_DIFFERENCES, EXIT_DONE
 _WRITES_PER_SECOND = 5.0
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs the demo; the exit status."""
-    parser = argparse.ArgumentParser(prog="headwater demo", description="the whole way on an embedded PostgreSQL")
-    parser.add_argument("--json", action="store_true", help="the result as one JSON object on stdout")
-    which = parser.add_mutually_exclusive_group()
+def parser() -> argparse.ArgumentParser:
+    """Of the options behind `headwater demo`."""
+    made = argparse.ArgumentParser(prog="headwater demo", description="the whole way on an embedded PostgreSQL")
+    made.add_argument("--json", action="store_true", help="the result as one JSON object on stdout")
+    which = made.add_mutually_exclusive_group()
     which.add_argument("--keep-running", action="store_true", help="leave it running in the background")
     which.add_argument("--stop", action="store_true", help="end what --keep-running left running")
     which.add_argument("--in-background", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
+    return made
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the demo; the exit status."""
+    args = parser().parse_args(argv)
 
     from headwater.jobs.demo import state
 
