@@ -210,7 +210,8 @@ def _value(kind: str, how: str, text: str) -> Value | None:
     if kind == "boolean":
         return {"true": True, "false": False}.get(text) if how == "word" else None
     if kind == "integer":
-        number = int(re.sub(r"\s", "", text)) if how == "number" else None
+        digits = re.sub(r"\s", "", text)
+        number = int(digits) if how == "number" and len(digits.lstrip("+-0")) < 20 else None
         return number if number is not None and -(2**63) <= number < 2**63 else None
     if how != "text":
         return None

@@ -162,5 +162,10 @@ def test_an_outage_of_the_lake_ends_the_driver_and_suspends_no_table(
     assert isinstance(failure, Transient)
     assert failure.code == "lake_unavailable"
     assert {record.state for record in registry_of(pipeline).tables.values()} == {"active"}
+    if folder == "public":  # whoever is started again meanwhile finds it so at its start
+        with broken(Path(pipeline.lake_path()) / folder), pytest.raises(Transient) as raised:
+            catch_up(pipeline)
+        assert raised.value.code == "lake_unavailable"
+        assert {record.state for record in registry_of(pipeline).tables.values()} == {"active"}
     catch_up(pipeline)
     assert_equal(database, pipeline, SICK, WELL)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from deltalake.exceptions import DeltaError
+from py4j.protocol import Py4JError
 
 from headwater.errors import Fenced, HeadwaterError, KeepsChanging, SourceUnreachable, TableError, Transient
 from headwater.jobs.retries import Retries, TryAgain, reason_of
@@ -46,7 +48,15 @@ def test_without_time_a_table_is_suspended_at_its_first_failure(root: str) -> No
     assert "1 attempt: OSError" in error.message
 
 
-NOT_OWN = [Fenced("x"), SourceUnreachable("x"), psycopg.OperationalError("x"), Transient("silent")]
+NOT_OWN = [
+    Fenced("x"),
+    SourceUnreachable("x"),
+    psycopg.OperationalError("x"),
+    Transient("silent"),
+    # What py4j says of a JVM that was killed: in the middle of a call, and ever after.
+    Py4JError("An error occurred while calling o42.sql"),
+    ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"),
+]
 
 
 @pytest.mark.parametrize("error", NOT_OWN, ids=lambda error: type(error).__name__)
@@ -83,6 +93,20 @@ def test_when_every_table_fails_none_is_suspended(root: str) -> None:
     assert raised.value.code == "lake_unavailable"
 
 
+def test_work_that_succeeds_does_not_hide_other_work_on_the_table_that_fails(root: str) -> None:
+    retries = Retries(root, 100)
+    for _ in range(2):
+        with pytest.raises(TryAgain):
+            retries.failed("a", OSError(errno.EIO, "x"), TABLES, "reload of a")
+        retries.passed("a")
+    assert retries.shown()["a"]["attempts"] == 2
+    assert retries.passed("reload of a")
+    assert not retries.shown()
+
+
 def test_a_reason_quotes_no_value_of_a_row() -> None:
     assert "hunter2" not in reason_of(ValueError("could not convert 'hunter2'"))
-    assert reason_of(PermissionError(errno.EACCES, "Permission denied", "/data/x")).endswith("'/data/x'")
+    assert reason_of(PermissionError(errno.EACCES, "Permission denied", "/data/x=hunter2")).endswith(
+        ": Permission denied"
+    )
+    assert "hunter2" not in reason_of(DeltaError("no file /data/x=hunter2/part-0.parquet"))

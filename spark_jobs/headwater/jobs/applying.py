@@ -8,7 +8,7 @@ each table stands; what the next ledger row says of it is `headwater.jobs.next_r
 from __future__ import annotations
 
 import logging
-import time
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -51,6 +51,7 @@ from headwater.source.connection import Connection, Session
 log = logging.getLogger(__name__)
 
 _TRIES = 5
+_never = threading.Event()
 
 _Look = Callable[[str, str, tuple[int, int] | None], tuple[int, int] | None]
 
@@ -72,6 +73,7 @@ class Tables:
         self.histories = Histories(pipeline.name, self._root, ledger)
         self._versions: dict[str, TableVersion] = {}  # where each table stands
         self._before: dict[str, dict[str, TableVersion]] = {}  # where it stood before what is under way on it
+        self._doubtful: set[str] = set()  # tables of which what is known may be halfway through
         self.next_row = NextRow(self._owner)
         self.retries = Retries(self._root, pipeline.replicate.retry_seconds)
         self._staging: Staging | None = None
@@ -88,18 +90,23 @@ class Tables:
     def owners(self, relation_ids: Iterable[int]) -> set[str]:
         return self._relations.owners(relation_ids)
 
-    def resume(self, spark: Callable[[], SparkSession], warm: WarmTables | None = None) -> None:
+    def resume(
+        self,
+        spark: Callable[[], SparkSession],
+        warm: WarmTables | None = None,
+        stopped: Callable[[float], bool] = _never.wait,
+    ) -> bool:
         """Read every table's version and applied position; whoever else wrote to a table suspends it. `spark` gives
-        a session to the tables that need one; `warm`: what was read of them before."""
+        a session to the tables that need one; `warm`: what was read of them before. `stopped` waits for so many
+        seconds; False when it says so: then nothing was begun."""
         warm = warm or WarmTables()
         before = self._ledger.newest.tables if self._ledger.newest else {}
-        for name, record in list(self.records.items()):
-            if record.state not in ("active", "catching up", "suspended"):
-                continue
-            known = before.get(name)
-            self._insist(name, partial(self._read_version, record, known, warm.current))
-            news = known is None or known.state != self.records[name].state
-            self.next_row.found(self.standing(name), news=news)
+        states = ("active", "catching up", "suspended")
+        present = [name for name, record in self.records.items() if record.state in states]
+        if not self._in_rounds(
+            {name: partial(self._find, self.records[name], before.get(name), warm) for name in present}, stopped
+        ):
+            return False
         fence = Fence(self._ledger.generation_app, self._ledger.generation)
         self._applier = Applier(spark, fence, warm.take_states())
         self._evolving = Evolving(self._pipeline, self, fence, binary=self._binary)
@@ -107,17 +114,32 @@ class Tables:
         self.keeper = Keeper(self._root, self._ledger.generation)
         keep_cuts = self._pipeline.lake.keep_cuts
         self._caretaker = Caretaker(self._root, self._ledger.generation, keep_cuts, self.records.values())
-        for record in [record for record in self.records.values() if record.name in self._versions]:
-            self._insist(record.name, partial(self._resume_history, record, before))
+        records = [record for record in self.records.values() if record.name in self._versions]
+        if self._in_rounds({r.name: partial(self._resume_history, r, before) for r in records}, stopped):
+            return True
+        self.close()
+        return False
 
-    def _insist(self, name: str, work: Callable[[], None]) -> None:
-        """`work` on one table while there are no lanes: the others wait until it is done or the table suspended."""
-        while True:
-            try:
-                self.attempt(name, work)
-                return
-            except TryAgain as again:
-                time.sleep(again.seconds)
+    def _find(self, record: TableRecord, known: TableVersion | None, warm: WarmTables) -> None:
+        self._read_version(record, known, warm.current)
+        news = known is None or known.state != self.records[record.name].state
+        self.next_row.found(self.standing(record.name), news=news)
+
+    def _in_rounds(self, works: Mapping[str, Callable[[], None]], stopped: Callable[[float], bool]) -> bool:
+        """Each table's work while there are no lanes. Those that fail are tried again together, so that it shows
+        whether it is all of them; the others wait until that is over. Whether it was not stopped."""
+        left = dict(works)
+        while left:
+            again: dict[str, float] = {}
+            for name, work in left.items():
+                try:
+                    self.attempt(name, work, anew=False)
+                except TryAgain as later:
+                    again[name] = later.seconds
+            left = {name: left[name] for name in again}
+            if left and stopped(max(again.values())):
+                return False
+        return True
 
     def use(self, staging: Staging) -> None:
         """What was staged of a large transaction is used at its commit."""
@@ -175,6 +197,8 @@ class Tables:
         record = self.records[name]
         if not self.is_replicated(name):  # a suspended table stays as it is
             return Result()
+        if name in self._doubtful:
+            return Result()
         before = self.standing(name)
         try:
             self._keep_up(record)
@@ -184,7 +208,7 @@ class Tables:
         except Exception as error:
             self.retries.refuse_outage(error)
             log.warning("%s: its upkeep failed, and comes again behind a later commit: %s", name, reason_of(error))
-            self._read_anew(name)
+            self._doubtful.add(name)
         return Result(self.moved_since(name, before))
 
     def _keep_up(self, record: TableRecord) -> None:
@@ -234,6 +258,7 @@ class Tables:
         """In its lane: the table is being loaded; what was known of it counts no more."""
         self._versions.pop(name, None)
         self._before.pop(name, None)
+        self._doubtful.discard(name)
         self.retries.passed(name)
         self._caretaker.leave(name)
         self._applier.forget(table_path(self._root, self.records[name].path))
@@ -284,30 +309,41 @@ class Tables:
             return Result()
         return self.attempt(name, partial(self.apply_share, name, share, transactions, still_alive))
 
-    def attempt(self, name: str, work: Callable[[], None]) -> Result:
+    def attempt(self, name: str, work: Callable[[], None], *, key: str = "", anew: bool = True) -> Result:
         """`work` on one table, in its lane; what came of it, earlier attempts included. A TableError suspends it at
         once, before the next share is taken. TryAgain while what went wrong may pass; raises what is not the table's
-        own failure."""
+        own failure. `key`: what else is done on the table than following the log: when that goes on failing it is given
+        up, and the table stays as it is. `anew`: `work` itself does not read where the table stands."""
         before = self._before.setdefault(name, self.standing(name))
         error: TableError | None = None
         try:
-            if self.retries.is_trying(name) and name in self._versions:
+            if anew and name in self._versions and (self.retries.is_trying(key or name) or name in self._doubtful):
                 self._read_anew(name)
+                self._doubtful.discard(name)
             work()
         except TableError as failed:
             error = failed
         except Exception as failed:
             if self.is_replicated(name):
                 replicated = [each for each in list(self.records) if self.is_replicated(each)]
-                error = self.retries.failed(name, failed, replicated)
+                error = self.retries.failed(name, failed, replicated, key)
+                if key:
+                    self._doubtful.add(name)
             else:
                 self.retries.refuse_outage(failed)
                 log.warning("%s: %s", name, reason_of(failed))  # nobody waits for it
-        if error is not None:
+        if error is not None and not key:
             self.suspend(name, error)
-        self.retries.passed(name)
+        if self.retries.passed(key or name):
+            self._touch(self.moved_since(name, before))
         del self._before[name]
         return Result(self.moved_since(name, before), error)
+
+    def _touch(self, moved: Mapping[str, TableVersion]) -> None:
+        """An attempt that failed may have committed: what was found of it by reading counts as our own doing."""
+        for name, version in moved.items():
+            owner = self._versions if name in self._versions else self.histories.versions
+            owner[name] = replace(version, touched=True)
 
     def _read_anew(self, name: str) -> None:
         """In its lane, behind a failure: it may have come after the commit, and halfway through what is known of the

@@ -86,7 +86,7 @@ class Following:
         for reload in self._open_reloads():
             self._follow_reload(reload)
         for reload in list(self._registry.reloads.values()):
-            if reload.state == "given up" and reload.name in self._tables.answers:
+            if reload.state == "given up" and reload.name in self._tables.answers and reload.name not in self._busy:
                 self._fail(reload, "its job has failed")
         if now - self._looked_for_jobs > _LOOK_FOR_JOBS:
             self._looked_for_jobs = now

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headwater.changes import NetChanges
-from headwater.errors import TableError
+from headwater.errors import Refused, TableError
 from headwater.failpoints import reach
 from headwater.jobs.batches import Share
 from headwater.jobs.keeper import load_name
@@ -90,7 +90,7 @@ def merge_part(
         nonlocal answer
         answer = _merged(tables, root, reload, answer, spill, still_alive)
 
-    result = replace(tables.attempt(reload.table, work), new_rows=True)
+    result = replace(tables.attempt(reload.table, work, key=reload.name), new_rows=True)
     if result.error is not None:
         answer = answer.ended("failed", now_text(), result.error.message)
     return result, answer
@@ -116,7 +116,7 @@ def _merged(
             part = part_of(record.schema, files, reload.leaves, where, since, PartsOnDisk(spill).write_parquet)
         done = tables.commit(record, partial(_plan, tables, record, part, reload), still_alive)
         reach("replicate.after_part_commit", name)
-    except TableError as error:
+    except (TableError, Refused) as error:
         answer = answer.ended("failed", now_text(), error.message)
     else:
         stands = tables.stands_at(name)

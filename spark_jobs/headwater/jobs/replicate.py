@@ -145,7 +145,8 @@ def replicate(
             # Reading every table's history takes its time: not for a run that is to end.
             if stop.is_set():
                 return driver.report("signal")
-            tables.resume(session, turn.tables)
+            if not tables.resume(session, turn.tables, stop.wait):
+                return driver.report("signal")
             # What fell silent while no driver ran is known before anything is said to be in step again.
             watch.look(connection)
             # To be ready took its time: a short slice may be over before the sampler looks for the first time.

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import psycopg
 from deltalake.exceptions import DeltaError
-from py4j.protocol import Py4JNetworkError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
 from headwater.errors import HeadwaterError, KeepsChanging, TableError, Transient
@@ -34,6 +34,7 @@ _PROBE_BYTES = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_SPACE = "No space left on device"
 _COLOURS = re.compile("\x1b\\[[0-9;]*m")  # delta-rs paints its messages
+_PLACES = re.compile(r"\S*/\S*")
 _ENGINE_IS_GONE = "stopped SparkContext"
 
 
@@ -47,8 +48,9 @@ class TryAgain(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Trying:
-    """A table that fails. `since`: for people; `began`: monotonic; `attempts`: how many have failed."""
+    """Work on `table` that fails. `since`: for people; `began`: monotonic; `attempts`: how many have failed."""
 
+    table: str
     since: str
     began: float
     attempts: int
@@ -56,7 +58,8 @@ class Trying:
 
 
 class Retries:
-    """Of a driver's tables; from any of its threads. `limit`: seconds from a table's first failure on."""
+    """Of a driver's tables; from any of its threads. `limit`: seconds from the first failure of some work on. The work
+    has a key: a table's name, or what else is done on one, so that one that succeeds does not hide another."""
 
     def __init__(self, root: str, limit: float) -> None:
         self._root, self._limit = root, limit
@@ -67,29 +70,32 @@ class Retries:
         """What the position file says of tables that are being tried again."""
         with self._lock:
             tables = dict(self._trying)
-        return {name: {"since": t.since, "attempts": t.attempts, "reason": t.reason} for name, t in tables.items()}
+        return {t.table: {"since": t.since, "attempts": t.attempts, "reason": t.reason} for t in tables.values()}
 
-    def is_trying(self, name: str) -> bool:
+    def is_trying(self, key: str) -> bool:
         with self._lock:
-            return name in self._trying
+            return key in self._trying
 
-    def passed(self, name: str) -> None:
-        """The table works, or it is not worked on any more."""
+    def passed(self, key: str) -> bool:
+        """It works, or it is not worked on any more; whether it had failed."""
         with self._lock:
-            trying = self._trying.pop(name, None)
+            trying = self._trying.pop(key, None)
         if trying is not None:
-            log.info("%s: no longer tried again, after %s failed attempts", name, trying.attempts)
+            log.info("%s: no longer tried again, after %s failed attempts", trying.table, trying.attempts)
+        return trying is not None
 
-    def failed(self, name: str, error: Exception, tables: Collection[str]) -> TableError:
-        """Why the table is to be suspended now; TryAgain while its time is not over. Raises what is not the table's
-        own: `error`, or Transient when the lake as a whole is out. `tables`: all that are replicated."""
+    def failed(self, name: str, error: Exception, tables: Collection[str], key: str = "") -> TableError:
+        """Why the work `key` on the table is given up now (its own: why it is to be suspended); TryAgain while its time
+        is not over. Raises what is not the table's own: `error`, or Transient when the lake as a whole is out.
+        `tables`: all that are replicated."""
+        key = key or name
         self.refuse_outage(error)
         reason = reason_of(error)
         now = time.monotonic()
         with self._lock:
-            before = self._trying.get(name)
+            before = self._trying.get(key)
             began, attempts = (before.began, before.attempts + 1) if before else (now, 1)
-            self._trying[name] = Trying(before.since if before else now_text(), began, attempts, reason)
+            self._trying[key] = Trying(name, before.since if before else now_text(), began, attempts, reason)
             others = set(tables) - {name}
             all_fail = bool(others) and others <= self._trying.keys()
         left = began + self._limit - now
@@ -110,7 +116,11 @@ class Retries:
         """Raise what no single table is to blame for."""
         if isinstance(error, KeepsChanging):
             return
-        if isinstance(error, HeadwaterError | psycopg.Error | Py4JNetworkError) or _ENGINE_IS_GONE in str(error):
+        # An engine that has died says so in many ways: only what it reports itself is an error of the work.
+        engine = isinstance(error, Py4JError) and not isinstance(error, Py4JJavaError)
+        if engine or isinstance(error, HeadwaterError | psycopg.Error | ConnectionError | EOFError):
+            raise error
+        if _ENGINE_IS_GONE in str(error):
             raise error
         if (isinstance(error, OSError) and error.errno in _FULL) or _NO_SPACE in str(error):
             raise Transient(
@@ -137,8 +147,11 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, HeadwaterError):
         return error.message
     kind = type(error).__name__
-    if isinstance(error, OSError | DeltaError):
-        return f"{kind}: {' '.join(_COLOURS.sub('', str(error)).split())}"
+    if isinstance(error, OSError):
+        # Without the path: folders of partitions are named by values.
+        return f"{kind}: {error.strerror or 'no reason given'}"
+    if isinstance(error, DeltaError):
+        return f"{kind}: {_PLACES.sub('…', ' '.join(_COLOURS.sub('', str(error)).split()))}"
     condition = error.getCondition() if isinstance(error, PySparkException) else None
     return f"{kind} {condition}" if condition else f"{kind} (HEADWATER_LOG=DEBUG logs where)"
 

@@ -140,20 +140,24 @@ def _contradictions(spark: SparkSession, plan: Plan, source: DataFrame) -> tuple
     condition = " AND ".join(f"s.{quoted(k)} = t._hw_k{i}" for i, k in enumerate(keys))
     partial = " OR ".join(f"s.{_UNCHANGED}{index}" for index in range(len(plan.changes.unchanged))) or "false"
     joined = source.alias("s").join(stored.alias("t"), expr(condition), "left")
-    wrong = joined.where(f"(t._hw_k0 IS NULL) = (s.{_OPERATION} <> {_PUT_NEW})").selectExpr(
+    # A new row that takes values from the stored one under its key (only a reload has such) must meet one.
+    lacks = f"t._hw_k0 IS NULL AND s.{_OPERATION} = {_PUT_NEW} AND ({partial})"
+    contradicts = f"(t._hw_k0 IS NULL) = (s.{_OPERATION} <> {_PUT_NEW})"
+    wrong = joined.where(f"{contradicts} OR ({lacks})").selectExpr(
         f"s.{_OPERATION} AS op",
         f"({partial}) AS partial",
+        "t._hw_k0 IS NULL AS missing",
         f"{f's.{DELETED}' if plan.record.schema.soft_delete else 'false'} AS deleted",
         *(f"CAST(s.{quoted(k)} AS STRING) AS _hw_k{i}" for i, k in enumerate(keys)),
     )
     # Counted by Spark: a large batch may contradict the lake in every row.
-    unknown = f"partial AND op = {_PUT_STORED} AND NOT deleted"
+    unknown = f"partial AND NOT deleted AND (op = {_PUT_STORED} OR op = {_PUT_NEW} AND missing)"
     count, broken = wrong.selectExpr("count(*)", f"count_if({unknown})").collect()[0]
     words = {_PUT_STORED: "update met no row", _REMOVE: "delete met no row", _PUT_NEW: "insert met a row"}
     rows = wrong.limit(_EXAMPLES).collect() if count else []
     shown = [
         f"{words[_REMOVE if row['deleted'] and row['op'] == _PUT_STORED else row['op']]} at key "
-        f"({', '.join(str(value) for value in row[3:])})"
+        f"({', '.join(str(value) for value in row[4:])})"
         for row in rows
     ]
     example = "; ".join(shown)

@@ -48,7 +48,9 @@ def from_text(text: str | None, kind: Any) -> Any:
     if pa.types.is_timestamp(kind):
         value = datetime.fromisoformat(text)
         # Without a zone: by the writing session's, and every session here is in UTC.
-        return value.replace(tzinfo=None) if kind.tz is None or value.tzinfo is None else value
+        if kind.tz is None:
+            return value.replace(tzinfo=None)
+        return value if value.tzinfo is not None else value.replace(tzinfo=UTC)
     return text
 
 
