@@ -96,9 +96,9 @@ def test_a_table_that_fails_for_a_while_is_tried_again_and_nothing_is_lost(
             assert exit_status == 0
             # As beside a slow table: it goes on, its rows are in no cut before the other has caught up.
             before = read_epoch(pipeline.lake_path())
-            database.execute("insert into well values (4, 4)")
             log = Path(lake_path_of(pipeline, WELL)) / "_delta_log"
             count = len(list(log.iterdir()))
+            database.execute("insert into well values (4, 4)")
             until(lambda: len(list(log.iterdir())) > count, "the other table goes on")
             after = read_epoch(pipeline.lake_path())
             assert before is not None
