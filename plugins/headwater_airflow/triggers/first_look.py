@@ -106,7 +106,11 @@ class SensorTrigger(FreshnessTrigger):
         self.owner, self.who = owner_of(context), who_of(context)
         self.ends_task = self.plain and needs_no_worker(one.task)
         self.pipeline = os.path.abspath(asked["pipeline"])
-        kept = await XCom.aget_one(key=_KEPT, **self._place)
+        kept: Any = None
+        try:
+            kept = await XCom.aget_one(key=_KEPT, **self._place)
+        except Exception as error:  # then the wait begins anew, which is late and not wrong
+            self.log.warning("whether another triggerer has begun the wait is not known: %s", error)
         if not (isinstance(kept, dict) and kept.get("try_number") == one.try_number):
             now = datetime.now(UTC)
             kept = {"began": now.isoformat(), "deadline": (now + settings.max_wait).isoformat()}
