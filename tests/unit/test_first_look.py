@@ -37,6 +37,10 @@ def xcoms(monkeypatch: pytest.MonkeyPatch) -> XComs:
     async def aget_one(*, key: str, **place: Any) -> Any:
         return found.get(key)
 
+    def delete(key: str, **place: Any) -> None:
+        found.pop(key, None)
+
+    monkeypatch.setattr(XCom, "delete", delete)
     monkeypatch.setattr(XCom, "aset", aset)
     monkeypatch.setattr(XCom, "aget_one", aget_one)
     return found
@@ -110,6 +114,7 @@ def test_a_triggerer_that_takes_over_resumes_the_wait_and_another_try_begins_ane
     assert xcoms["return_value"]["target"] == "0/305 (2023-11-14T22:13:31Z)"
     event = asyncio.run(last_event(started(pipeline, try_number=2, require="0/400", max_wait=0.5)))
     assert (event.payload["outcome"], event.payload["target"]) == ("not_running", "0/400")
+    assert "return_value" not in xcoms, "the cut of an earlier run of the task"
 
 
 def test_the_runs_conf_goes_over_the_arguments_there_too(lake: HandLake, pipeline: str, xcoms: XComs) -> None:
@@ -127,6 +132,7 @@ def test_the_runs_conf_goes_over_the_arguments_there_too(lake: HandLake, pipelin
         ({"conf": {"headwater": {"max_wait": "soon"}}}, {}, "max_wait='soon': expected a duration"),
         ({}, {"require": "data_interval_end"}, "this DAG run has no data interval"),
         ({}, {"require": "yesterday"}, "yesterday"),
+        ({"conf": {"headwater": {"tables": ["a.b.c"]}}}, {}, r"a\.b\.c"),
     ],
 )
 def test_what_cannot_work_fails_the_task_for_good(
@@ -149,8 +155,32 @@ def test_what_a_worker_must_resolve_is_refused_when_the_dag_is_read(pipeline: st
 
     with DAG("dag"), pytest.raises(ValueError, match="no worker is there to resolve it"):
         sensor(pipeline, require=position(), start_from_trigger=True)
+    with DAG("dag"), pytest.raises(ValueError, match="no worker is there to resolve it"):
+        sensor(pipeline, tables=position(), start_from_trigger=True)
     with pytest.raises(ValueError, match="xcom_pull needs map_indexes=-1"):
         sensor(pipeline, require="{{ ti.xcom_pull('write') }}", start_from_trigger=True)
+
+
+def test_what_only_a_worker_does_at_the_end_is_left_to_one(pipeline: str) -> None:
+    from headwater_airflow.operators.branch import FreshnessBranchOperator
+    from headwater_airflow.sensors.freshness import FreshnessSensor
+
+    class Own(FreshnessSensor):
+        def _ended(self, event: dict[str, Any], context: Any) -> dict[str, Any]:
+            return {}
+
+    arguments: dict[str, Any] = {"task_id": "fresh", "pipeline": pipeline, "start_from_trigger": True}
+    sensors = [
+        FreshnessBranchOperator(if_fresh=None, if_not_fresh=None, **arguments),
+        Own(**arguments),
+        FreshnessSensor(on_execute_callback=lambda context: None, **arguments),
+    ]
+    for one in sensors:
+        assert one.start_trigger_args is not None
+        assert (one.start_trigger_args.trigger_kwargs or {})["plain"] is False
+    long = FreshnessSensor(require=timedelta(days=12), **arguments).start_trigger_args
+    assert long is not None
+    assert (long.trigger_kwargs or {})["templates"]["require"] == "1036800.000000s"
 
 
 def test_a_sensor_that_is_mapped_begins_in_a_worker(pipeline: str) -> None:

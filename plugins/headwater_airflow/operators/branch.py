@@ -37,8 +37,8 @@ class FreshnessBranchOperator(FreshnessSensor, BranchMixIn):
         self.if_fresh = if_fresh
         self.if_not_fresh = if_not_fresh
 
-    def _ends_without_worker(self) -> bool:
-        return False  # a branch is chosen there
+    def _is_plain(self) -> bool:
+        return False  # a branch is chosen in a worker
 
     def _ended(self, event: dict[str, Any], context: Context) -> dict[str, Any]:
         from headwater.errors import EXIT_NOT_FRESH, EXIT_SUSPENDED

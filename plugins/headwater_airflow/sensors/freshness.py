@@ -69,7 +69,7 @@ class FreshnessSensor(BaseSensorOperator):
         wait = duration(max_wait, "max_wait")
         super().__init__(timeout=wait, **arguments)
         self.pipeline = pipeline
-        self.tables = list(tables) if tables is not None else None
+        self.tables = list(tables) if isinstance(tables, Sequence) else tables
         self.require = require
         self.max_wait = wait
         self.on_timeout = on_timeout
@@ -87,7 +87,10 @@ class FreshnessSensor(BaseSensorOperator):
 
         require = self.require.isoformat() if isinstance(self.require, datetime) else self.require
         if isinstance(require, timedelta):
-            require = f"{require.total_seconds():g}s"
+            require = f"{require.total_seconds():f}s"
+        before = self._pre_execute_hook or self.on_execute_callback  # a deferred sensor has had its worker by then
+        if not isinstance(self.tables, list | None):
+            raise ValueError(f"start_from_trigger with tables={self.tables!r}: no worker is there to resolve it")
         if not isinstance(require, str):
             raise ValueError(
                 f"start_from_trigger with require={require!r}: no worker is there to resolve it; give a text, or a "
@@ -108,7 +111,7 @@ class FreshnessSensor(BaseSensorOperator):
             "ignore_suspended": self.ignore_suspended,
             "keep_cut": self.keep_cut.total_seconds(),
             "validated": self.validated,
-            "plain": self._is_plain(),
+            "plain": self._is_plain() and not (before or type(self).execute is not FreshnessSensor.execute),
         }
         return StartTriggerArgs(
             "headwater_airflow.triggers.first_look.SensorTrigger", "execute_complete", trigger_kwargs=arguments
@@ -214,7 +217,9 @@ class FreshnessSensor(BaseSensorOperator):
 
     def _is_plain(self) -> bool:
         """Whether nothing runs at its end but what this class says."""
-        return not self._post_execute_hook and type(self).execute_complete is FreshnessSensor.execute_complete
+        own, plain = type(self), FreshnessSensor
+        same = own.execute_complete is plain.execute_complete and own._ended is plain._ended
+        return not self._post_execute_hook and same
 
     def _ended(self, event: dict[str, Any], context: Context) -> dict[str, Any]:
         """The cut, or what `on_timeout` makes of a wait that ended otherwise, or the exception that fits."""

@@ -86,6 +86,8 @@ class SensorTrigger(FreshnessTrigger):
         from airflow.sdk.execution_time.xcom import XCom
 
         from headwater.config import load_pipeline
+        from headwater.errors import Transient
+        from headwater.jobs.wait import parse_table
         from headwater.lake.freshness import parse_requirement
 
         one: Any = self.task_instance
@@ -95,11 +97,9 @@ class SensorTrigger(FreshnessTrigger):
         try:
             asked = await asyncio.wait_for(rendering, _ANSWER_SECONDS)
         except TimeoutError:
-            raise ValueError(
-                f"its templates were not rendered within {_ANSWER_SECONDS:g} s: {self.templates}"
-            ) from None
+            raise Transient(f"its templates were not rendered within {_ANSWER_SECONDS:g} s: {self.templates}") from None
         settings = for_run(self._settings(asked), context, one.task_id)
-        self.tables = list(settings.tables or ())
+        self.tables = [str(parse_table(name)) for name in settings.tables or ()]
         self.ignore_suspended, self.validated = settings.ignore_suspended, settings.validated
         self.keep_seconds = settings.keep_cut.total_seconds()
         self.give_up_early = settings.on_timeout == "fallback"
@@ -114,11 +114,21 @@ class SensorTrigger(FreshnessTrigger):
         if not (isinstance(kept, dict) and kept.get("try_number") == one.try_number):
             now = datetime.now(UTC)
             kept = {"began": now.isoformat(), "deadline": (now + settings.max_wait).isoformat()}
+            await self._forget_earlier()
         self.began, self.deadline, self.target = kept["began"], kept["deadline"], kept.get("target")
         self.wanted = parse_requirement(settings.require)
         self.requirement = INTERVAL_END if asked["require"] == INTERVAL_END else str(self.wanted)
         pipeline = await asyncio.to_thread(load_pipeline, self.pipeline)
         self.conn_id = pipeline.source.airflow_connection
+
+    async def _forget_earlier(self) -> None:
+        """The cut of an earlier run of the task that was cleared: a worker's start would have removed it."""
+        from airflow.sdk.execution_time.xcom import XCom
+
+        try:
+            await asyncio.wait_for(asyncio.to_thread(XCom.delete, key="return_value", **self._place), _ANSWER_SECONDS)
+        except Exception as error:
+            self.log.warning("the XCom of an earlier run could not be removed: %s", error)
 
     def _settings(self, asked: dict[str, Any]) -> Settings:
         return Settings(

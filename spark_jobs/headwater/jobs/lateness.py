@@ -42,6 +42,8 @@ class Lateness:
             self._samples[: _SAMPLES // 2] = self._samples[: _SAMPLES // 2 : 2]
         lags, found = Lags(look, source, self._samples), Late()
         for name, table in sorted(look.tables.items()):
+            if table.state == "removed":
+                continue
             allowed, version = pipeline.freshness_of(TableName.parse(name)), versions.get(name)
             seconds = lags.least_seconds(name, version.applied_lsn) if version is not None else None
             if allowed is not None and seconds is not None and seconds > allowed:

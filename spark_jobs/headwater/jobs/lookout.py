@@ -33,6 +33,7 @@ class Lookout:
         self.outage = ""
         self._seen: Look | None = None
         self._standing: tuple[Look, SourceState | None, Look] | None = None
+        self._registered: dict[tuple[str, ...], list[Registered]] = {}
 
     def _new_reader(self) -> LakeReader:
         return LakeReader(self._pipeline.lake_path(), self._pipeline.name)
@@ -40,6 +41,7 @@ class Lookout:
     def refresh(self) -> None:
         """The next look is a new one."""
         self._seen = None
+        self._registered.clear()
 
     def look(self) -> Look:
         """The lake, and its tables as the source stands."""
@@ -54,8 +56,12 @@ class Lookout:
         return self._standing[2]
 
     def registered(self, tables: Collection[str] = ()) -> list[Registered]:
-        """What the source is asked about those of `tables` (none: all) that follow the log now."""
-        return followed(self.lake.registry(), self._pipeline.source.publication, tables)
+        """What the source is asked about those of `tables` (none: all) that follow the log now. Looked up once for all
+        waits that ask alike: each time the registry's log is listed."""
+        asked = tuple(sorted(tables))
+        if asked not in self._registered:
+            self._registered[asked] = followed(self.lake.registry(), self._pipeline.source.publication, tables)
+        return self._registered[asked]
 
     def ask(self, tables: Collection[str], not_before: float, pause: float) -> bool:
         """Have `source` be an answer about `tables` that was asked for after the moment `not_before` and is not older

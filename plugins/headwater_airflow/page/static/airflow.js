@@ -66,7 +66,7 @@ async function withRequest(task) {
   if (kind === "FreshnessTrigger") return task;
   if (kind !== "SensorTrigger") return null;
   const place = `dags/${encodeURIComponent(task.dag_id)}/dagRuns/${encodeURIComponent(task.dag_run_id)}`;
-  const kept = await api(`${place}/taskInstances/${encodeURIComponent(task.task_id)}/xcomEntries/headwater_wait?deserialize=true`).catch(() => null);
+  const kept = await api(`${place}/taskInstances/${encodeURIComponent(task.task_id)}/xcomEntries/headwater_wait?deserialize=true&map_index=${task.map_index}`).catch(() => null);
   return { ...task, rendered_fields: kept?.value ?? {} };
 }
 
