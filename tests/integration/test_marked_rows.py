@@ -138,9 +138,10 @@ def test_deleted_rows_stay_marked_and_come_to_life_again_on_both_ways(
 
 def test_a_truncate_marks_every_row_that_lives(spark: SparkSession, tmp_path: Path) -> None:
     twins = make_marked_twins(spark, tmp_path, "uuid")
-    for _ in range(2):
+    for large in (False, True):
         twins.apply(twins.batch())
-        direct, merged = twins.apply(twins.truncate(), "replace")
+        changes = twins.truncate()
+        direct, merged = twins.apply(on_disk(changes, tmp_path, 3) if large else changes, "replace")
         assert (direct.divergence, merged.divergence) == (0, 0), (direct, merged)
         twins.assert_as_the_model()
     direct = twins.write(twins.batch())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -133,15 +134,21 @@ def _replace(state: TableState, plan: Plan, work: Work) -> Iterator[pa.Table]:
 
 def _emptied(state: TableState, plan: Plan, work: Work) -> Iterator[pa.Table]:
     """A TRUNCATE where deleted rows stay: all rows are written anew, those that the batch leaves alone as deleted."""
-    schema, changes, keys = plan.record.schema, plan.changes, list(plan.record.schema.key)
-    with stage("plan"):
-        puts = state.find(encode(schema, changes.rows.select(keys)))
-        missed = changes.stored & ((puts == NOWHERE) | are_marked(state, schema, puts))
+    schema, keys = plan.record.schema, list(plan.record.schema.key)
     nothing = np.zeros(0, dtype=np.bool_)
-    work.diverged(int(missed.sum()), lambda: _examples(changes, keys, missed, nothing, nothing))
-    (moment,) = changes.emptied.values()
-    yield from others_marked(state, schema, np.where(missed, NOWHERE, puts), moment)
-    yield from _parts(state, changes, _sources(state, plan, changes, puts, ~missed), ~missed, [])
+    found: list[tuple[Int64, Bool]] = []
+    for part in plan.changes.in_parts():
+        with stage("plan"):
+            puts = state.find(encode(schema, part.rows.select(keys)))
+            missed = part.stored & ((puts == NOWHERE) | are_marked(state, schema, puts))
+        shown = partial(_examples, part, keys, missed, nothing, nothing)
+        work.diverged(int(missed.sum()), shown)
+        found.append((puts, missed))
+    (moment,) = plan.changes.emptied.values()
+    taken = np.concatenate([np.where(missed, NOWHERE, puts) for puts, missed in found])
+    yield from others_marked(state, schema, taken, moment)
+    for part, (puts, missed) in zip(plan.changes.in_parts(), found, strict=True):
+        yield from _parts(state, part, _sources(state, plan, part, puts, ~missed), ~missed, [])
 
 
 def _positional(state: TableState, plan: Plan, work: Work) -> Iterator[pa.Table]:
