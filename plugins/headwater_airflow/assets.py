@@ -1,4 +1,5 @@
-"""DAGs that run when tables of a lake have moved: assets for `schedule`, and the cut that their events carry.
+"""DAGs that run when tables of a lake have moved or are fresh: assets for `schedule`, and the cut that their events
+carry.
 
     orders = moved("/etc/headwater/shop.yaml", ["public.orders"], at_most_every="5m")
 
@@ -17,13 +18,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
+from zoneinfo import available_timezones
 
 from airflow.sdk import Asset, AssetWatcher
+from airflow.triggers.base import BaseEventTrigger
+from croniter import croniter
 
 from headwater_airflow.sensors.settings import duration
 from headwater_airflow.triggers.lateness import LatenessTrigger
+from headwater_airflow.triggers.moments import MomentTrigger
 from headwater_airflow.triggers.movement import MovementTrigger
 
 
@@ -52,8 +57,56 @@ def moved(
         at_most_every=period.total_seconds(),
         keep_seconds=keep.total_seconds(),
     )
-    # An asset has one watcher: a name for each reader's own period, and the same for readers of the same.
-    return Asset(name=told, uri=f"x-headwater://{told}", watchers=[AssetWatcher(name=told, trigger=trigger)])
+    return _asset(told, trigger)
+
+
+def fresh(
+    pipeline: str | os.PathLike[str],
+    cron: str,
+    tables: Sequence[str] | None = None,
+    *,
+    timezone: str = "UTC",
+    keep_cut: float | str | timedelta = timedelta(hours=24),
+    name: str = "",
+) -> Asset:
+    """The asset "`tables` (None: all) of the pipeline in the file `pipeline` hold everything that the source had
+    committed before a moment of `cron` in `timezone`", by the source's own clock. A DAG with `schedule=[fresh(...)]`
+    begins as early as it may: one event for each moment, with the cut (`cut_of`), and one for several that pass while
+    nothing is replicated. `keep_cut`: for how long the versions of an event's cut are kept. `name`: the asset's; else
+    pipeline, tables and moments make it.
+
+    ValueError for what is no cron expression and no time zone.
+    """
+    from headwater.config import load_pipeline
+    from headwater.names import TableName
+
+    known = load_pipeline(pipeline)
+    wanted = sorted(str(TableName.parse(table)) for table in tables or ())
+    if not croniter.is_valid(cron):
+        raise ValueError(f"{cron!r} is no cron expression: give five fields like '0 6 * * *'")
+    if timezone not in available_timezones():
+        raise ValueError(f"{timezone!r} is no time zone: give a name like 'Europe/Berlin'")
+    keep = duration(keep_cut, "keep_cut")
+    told = name or f"{known.name}: {', '.join(wanted) or 'all tables'} fresh at {cron} {timezone}"
+    trigger = MomentTrigger(
+        pipeline=os.path.abspath(pipeline),
+        tables=wanted,
+        cron=cron,
+        timezone=timezone,
+        keep_seconds=keep.total_seconds(),
+    )
+    return _asset(told, trigger)
+
+
+def moment_of(events: Mapping[Any, Sequence[Any]] | None, asset: Asset | None = None) -> datetime:
+    """The newest moment that the events of `fresh` among a run's `triggering_asset_events` tell of; of `asset`, where
+    the run waited for several. ValueError when there is none."""
+    found = [datetime.fromisoformat(payload["moment"]) for _, payload in _payloads(events, asset, "moment")]
+    if not found:
+        raise ValueError(
+            "no event of this run tells of a moment: no asset of headwater_airflow.assets.fresh triggered it"
+        )
+    return max(found)
 
 
 def late(
@@ -82,19 +135,14 @@ def late(
     told = name or f"{known.name}: {', '.join(wanted) or 'a table'} late"
     period = duration(remind_every, "remind_every").total_seconds()
     trigger = LatenessTrigger(pipeline=os.path.abspath(pipeline), tables=wanted, remind_every=period)
-    return Asset(name=told, uri=f"x-headwater://{told}", watchers=[AssetWatcher(name=told, trigger=trigger)])
+    return _asset(told, trigger)
 
 
 def late_of(events: Mapping[Any, Sequence[Any]] | None) -> dict[str, dict[str, Any]]:
     """The late tables that a run's `triggering_asset_events` tell of, by name: `lag_seconds`, `freshness_seconds`,
     `state`, `reason`, `remedy`. The newest event counts; empty for a run without one."""
-    found = [
-        (event.timestamp, payload["late"])
-        for told in (events or {}).values()
-        for event in told
-        if isinstance(payload := (event.extra or {}).get("payload"), dict) and "late" in payload
-    ]
-    return dict(max(found, key=lambda one: one[0])[1]) if found else {}
+    found = _payloads(events, None, "late")
+    return dict(max(found, key=lambda one: one[0])[1]["late"]) if found else {}
 
 
 def cut_of(events: Mapping[Any, Sequence[Any]] | None, asset: Asset | None = None) -> dict[str, Any]:
@@ -102,16 +150,28 @@ def cut_of(events: Mapping[Any, Sequence[Any]] | None, asset: Asset | None = Non
 
     ValueError when there is none: the run was triggered by hand, for example.
     """
-    found = [
-        (event.timestamp, payload["cut"])
-        for source in ([asset] if asset is not None else list(events or ()))
-        for event in (events or {})[source]
-        if isinstance(payload := (event.extra or {}).get("payload"), dict) and "cut" in payload
-    ]
+    found = _payloads(events, asset, "cut")
     if not found:
         raise ValueError(
             "no event of this run carries a cut: no asset of headwater_airflow.assets has triggered it. Take one with "
             "a FreshnessSensor or headwater_airflow.freshness.wait instead"
         )
-    newest: dict[str, Any] = max(found, key=lambda one: one[0])[1]
+    newest: dict[str, Any] = max(found, key=lambda one: one[0])[1]["cut"]
     return newest
+
+
+def _asset(name: str, trigger: BaseEventTrigger) -> Asset:
+    """An asset has one watcher: a name for what each reader wants to know, and the same for readers of the same."""
+    return Asset(name=name, uri=f"x-headwater://{name}", watchers=[AssetWatcher(name=name, trigger=trigger)])
+
+
+def _payloads(
+    events: Mapping[Any, Sequence[Any]] | None, asset: Asset | None, holding: str
+) -> list[tuple[Any, dict[str, Any]]]:
+    """When each event came that carries the entry `holding`, and what it carries; of `asset`, None: of all."""
+    return [
+        (event.timestamp, payload)
+        for source in ([asset] if asset is not None else list(events or ()))
+        for event in (events or {})[source]
+        if isinstance(payload := (event.extra or {}).get("payload"), dict) and holding in payload
+    ]

@@ -293,6 +293,7 @@ def main() -> None:
     Clock.install()
     with tempfile.TemporaryDirectory(prefix="headwater-bench-") as scratch:
         day = Day(Path(scratch), spark)
+        spent = time.process_time()
         for second in range(1, EPOCHS + 1):
             day.live(second)
             if second % REPORT_EVERY == 0 or second == EPOCHS:
@@ -301,6 +302,7 @@ def main() -> None:
         report(
             "cost",
             epochs=EPOCHS,
+            cpu_seconds_per_epoch=round((time.process_time() - spent) / EPOCHS, 4),
             epoch_seconds_of_two_tables=round(statistics.median(day.apply_seconds), 4),
             clean_up_seconds_each=round(statistics.median(day.clean_seconds[-5:]), 3),
             share_of_a_second_per_epoch=round(sum(day.clean_seconds) / EPOCHS, 5),

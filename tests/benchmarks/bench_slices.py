@@ -155,7 +155,7 @@ def _fill(source: EmbeddedServer) -> None:
         for number in range(TABLES):
             connection.execute(
                 f"insert into t{number} (id, a, b, note, amount, at) "
-                "select g, g, g % 100, 'note ' || g, g, now() from generate_series(20001, %s) g",
+                "select g, g, g %% 100, 'note ' || g, g, now() from generate_series(20001, %s) g",
                 [max(20_000, ROWS)],
             )
 

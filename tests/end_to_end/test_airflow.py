@@ -9,6 +9,7 @@ import signal
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from urllib.parse import quote
 
@@ -55,6 +56,23 @@ with DAG("unmanned", schedule=None, catchup=False, is_paused_upon_creation=False
 """
 """A sensor that no worker begins nor ends, with templates that the triggerer renders."""
 
+BY_THE_CLOCK = """
+import os
+
+from airflow.sdk import DAG, task
+from headwater_airflow.assets import cut_of, fresh, moment_of
+
+shop = os.path.join(os.environ["HEADWATER_PIPELINES"], "shop.yaml")
+with DAG("by_the_clock", schedule=[fresh(shop, "* * * * * */5", ["public.orders"])], max_active_runs=1):
+
+    @task
+    def cut(triggering_asset_events=None):
+        return {**cut_of(triggering_asset_events), "moment": moment_of(triggering_asset_events).isoformat()}
+
+    cut()
+"""
+"""A DAG that begins as soon as the lake is fresh for a moment: here one every five seconds."""
+
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
@@ -62,6 +80,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
     for file in example_dags().glob("*.py"):
         shutil.copy(file, dags)
     (dags / "unmanned.py").write_text(UNMANNED)
+    (dags / "by_the_clock.py").write_text(BY_THE_CLOCK)
     with demo_environment(dags=dags) as running:
         yield running
 
@@ -165,6 +184,21 @@ def test_a_dag_runs_when_a_table_has_moved_and_a_pause_loses_nothing(demo: Demo,
     client.set_paused(MOVED, False)
     until(lambda: ran(from_epoch=epoch), "the next event covers what came in the pause")
     client.set_paused(MOVED, True)
+
+
+def test_a_dag_begins_when_the_lake_holds_everything_before_its_moment(demo: Demo, story: Story) -> None:
+    client = demo.airflow.client
+
+    def moments() -> list[datetime]:
+        done = [run["dag_run_id"] for run in client.runs("by_the_clock") if run["state"] == "success"]
+        return sorted(datetime.fromisoformat(client.xcom("by_the_clock", run, "cut")["moment"]) for run in done)
+
+    client.set_paused("by_the_clock", False)
+    until(lambda: len(moments()) >= 2, "two moments have their runs")
+    client.set_paused("by_the_clock", True)
+    found = moments()
+    assert found[0] < found[1]
+    assert all(moment.second % 5 == 0 and not moment.microsecond for moment in found)
 
 
 def test_a_table_is_reloaded_from_the_trigger_form_while_its_slice_goes_on(demo: Demo, story: Story) -> None:

@@ -4,19 +4,22 @@ meanwhile, none for files that were only rearranged or while a table is not in s
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fixtures.jobs import catch_up, lake_rows, load_tables
+from fixtures.jobs import catch_up, following, lake_rows, load_tables
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.config import Pipeline
 from headwater.jobs.lateness import Lateness
 from headwater.jobs.maintain import maintain
+from headwater.jobs.movements import Movements
 from headwater.jobs.pausing import pause
 from headwater.lake.cuts import list_pins
 from headwater.names import TableName
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headwater_airflow.triggers.lateness import LatenessTrigger
+    from headwater_airflow.triggers.moments import MomentTrigger
     from headwater_airflow.triggers.movement import MovementTrigger
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
@@ -72,7 +76,19 @@ def trigger(pipeline: Pipeline, *tables: str, store: Store) -> MovementTrigger:
     return found
 
 
-async def told(watcher: MovementTrigger | LatenessTrigger, happens: Callable[[], object] = lambda: None) -> list[Any]:
+def moments(pipeline: Pipeline, *tables: str, store: Store) -> MomentTrigger:
+    from headwater_airflow.triggers.moments import MomentTrigger
+
+    found = MomentTrigger(
+        pipeline=pipeline.file, tables=tables, cron="* * * * * *", timezone="Asia/Kolkata", keep_seconds=600
+    )
+    found.asset_state_store = store  # type: ignore[assignment]
+    return found
+
+
+async def told(
+    watcher: MovementTrigger | LatenessTrigger | MomentTrigger, happens: Callable[[], object] = lambda: None
+) -> list[Any]:
     """The events of three looks, before the second of which `happens`."""
 
     async def looks() -> AsyncIterator[Any]:
@@ -101,6 +117,38 @@ def test_an_event_comes_at_first_and_when_a_table_has_moved(database: Database, 
     for event, n in ((first, 1), (second, 3)):
         version = event["cut"]["tables"][ONE]["version"]
         assert lake_rows(pipeline, ONE, ["n"], version) == [(n,)]
+
+
+def test_an_event_comes_when_everything_before_a_moment_is_there_by_the_source_s_clock(
+    database: Database, pipeline: Pipeline
+) -> None:
+    """Every second is a moment. Nothing that was committed before it may be missing in the event's cut."""
+    store, known = Store(), Movements(pipeline)
+    begun, committed = datetime.now(UTC), list[datetime]()
+
+    def passed() -> bool:
+        """Whether the lake shows that two moments have passed: a driver takes a sample about once a second."""
+        sight = known.look()
+        complete = sight.complete_until([ONE]) if sight is not None else None
+        return complete is not None and complete > begun + timedelta(seconds=2)
+
+    def write() -> None:
+        deadline = time.monotonic() + 60
+        with following(pipeline):
+            while not passed():
+                assert time.monotonic() < deadline
+                database.execute(f"insert into one values ({len(committed) + 2}, 1)")
+                committed.append(database.query("select clock_timestamp()")[0][0])  # the commit came before
+
+    (event,) = asyncio.run(told(moments(pipeline, ONE, OTHER, store=store), write))
+    moment = datetime.fromisoformat(event["moment"])
+    assert moment > begun
+    assert moment.utcoffset() == timedelta(hours=5, minutes=30)
+    there = {id for (id,) in lake_rows(pipeline, ONE, ["id"], event["cut"]["tables"][ONE]["version"])}
+    before = [number + 2 for number, at in enumerate(committed) if at < moment]
+    assert before
+    assert set(before) <= there
+    assert asyncio.run(told(moments(pipeline, ONE, OTHER, store=store))) == [], "no moment twice, after a restart"
 
 
 def test_a_table_is_late_that_is_further_behind_than_the_file_allows(

@@ -87,8 +87,11 @@ class MovementTrigger(BaseEventTrigger):
             tables = sight.tables(self.tables)
             why_not = sight.why_not(tables)
             moved = sight.moved(tables, since) if not why_not else []
+            payload: dict[str, Any] | None = None
             try:
-                payload = await asyncio.to_thread(self._payload, sight, tables, moved) if moved else None
+                if moved:
+                    cut = await asyncio.to_thread(pinned, sight, tables, self.tables, self.keep_seconds)
+                    payload = {"cut": cut, "moved": moved}
             except HeadwaterError as error:
                 why_not = str(error)
             if why_not and why_not != said:
@@ -107,13 +110,15 @@ class MovementTrigger(BaseEventTrigger):
         told = await self.asset_state_store.aget(_CURSOR) if self.asset_state_store is not None else None
         return {name: lsn for name, lsn in told.items() if isinstance(lsn, int)} if isinstance(told, dict) else {}
 
-    def _payload(self, sight: Sight, tables: Sequence[str], moved: Sequence[str]) -> dict[str, Any]:
-        from headwater.lake.cuts import pin_cut, time_text
 
-        cut = sight.cut(tables)
-        expiry = datetime.now(UTC) + timedelta(seconds=self.keep_seconds)
-        pin = pin_cut(sight.root, cut, f"asset event of {', '.join(self.tables) or 'all tables'}", expiry)
-        return {"cut": {**cut, "pin": {"id": pin.id, "expiry": time_text(expiry)}}, "moved": list(moved)}
+def pinned(sight: Sight, tables: Sequence[str], wanted: Sequence[str], keep_seconds: float) -> dict[str, Any]:
+    """The cut of `tables`, kept for `keep_seconds`. Refused, code `cannot_pin`, when the lake cannot be written."""
+    from headwater.lake.cuts import pin_cut, time_text
+
+    cut = sight.cut(tables)
+    expiry = datetime.now(UTC) + timedelta(seconds=keep_seconds)
+    pin = pin_cut(sight.root, cut, f"asset event of {', '.join(wanted) or 'all tables'}", expiry)
+    return {**cut, "pin": {"id": pin.id, "expiry": time_text(expiry)}}
 
 
 def _movements(file: str) -> Movements:

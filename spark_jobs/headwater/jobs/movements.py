@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from headwater.config import Pipeline
 from headwater.lake.cuts import take_cut
-from headwater.lake.freshness import IN_STEP, Look
+from headwater.lake.freshness import IN_STEP, Look, complete_until
 from headwater.lake.ledger import Epoch
 from headwater.lake.status import LakeReader
 
@@ -47,8 +48,17 @@ class Sight:
         """Those whose position is another one than in `since`."""
         return [name for name, lsn in self.positions(tables).items() if since.get(name) != lsn]
 
+    def complete_until(self, tables: Sequence[str]) -> datetime | None:
+        """The moment, by the source's clock, before which nothing of `tables` is missing; None: no sample tells."""
+        file = self.look.file
+        return complete_until(file, self._covered(tables)) if file is not None else None
+
     def cut(self, tables: Sequence[str]) -> dict[str, Any]:
-        return take_cut(self.root, self.pipeline, self.look, self.epoch, tables, self.epoch.position.lsn)
+        return take_cut(self.root, self.pipeline, self.look, self.epoch, tables, self._covered(tables))
+
+    def _covered(self, tables: Sequence[str]) -> int:
+        """Up to where the newest epoch holds every commit on all of `tables`."""
+        return min(map(self.look.covered, tables), default=self.epoch.position.lsn)
 
 
 class Movements:

@@ -38,13 +38,13 @@ log = logging.getLogger(__name__)
 
 Int64 = npt.NDArray[np.int64]
 
-_TIERS = ((256 << 10, 8), (4 << 20, 4), (64 << 20, 4))
+_TIERS = ((256 << 10, 4), (4 << 20, 3), (64 << 20, 4))
 """Upper ends of the tiers, bytes, and how many files of one are made into one; larger files are left as they are. A
 small table's few megabytes are quickly written again, and each file costs every query of it."""
 _GONE = 0.3
 """Share of deleted rows from which a file is written anew: half of it, on average, is what queries read in vain."""
 _AT_MOST = 256 << 20
-_LOOK_EVERY = 8
+_LOOK_EVERY = 4
 
 
 @dataclass(frozen=True, slots=True)

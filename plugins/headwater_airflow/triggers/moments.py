@@ -1,0 +1,105 @@
+"""The watcher behind `headwater_airflow.assets.fresh`: an event when the lake holds all that the source had committed
+before a moment of a cron expression.
+
+Whether it does is judged by the driver's samples of the source's clock and log, in the lake: the source is asked
+nothing, and the clocks of lake and triggerer prove nothing. Moments that pass together make one event, for the last.
+The moment of the last event is kept in the asset's store, so a triggerer that restarts leaves none out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Hashable, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
+
+from airflow.triggers.base import BaseEventTrigger, TriggerEvent
+from croniter import croniter
+
+from headwater_airflow.triggers.movement import MovementTrigger, pinned
+
+if TYPE_CHECKING:
+    from headwater.jobs.movements import Sight
+
+_TOLD = "headwater_moment"
+
+
+class MomentTrigger(BaseEventTrigger):
+    """An event for each moment of `cron` in `timezone`, once `tables` (none: all) of the pipeline file `pipeline` hold
+    everything before it: `{"cut", "moment"}`. The cut is pinned for `keep_seconds`."""
+
+    def __init__(self, *, pipeline: str, tables: Sequence[str], cron: str, timezone: str, keep_seconds: float) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.pipeline = pipeline
+        self.tables = list(tables)
+        self.cron = cron
+        self.timezone = timezone
+        self._zone = ZoneInfo(timezone)
+        self.keep_seconds = keep_seconds
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return (
+            "headwater_airflow.triggers.moments.MomentTrigger",
+            {
+                "pipeline": self.pipeline,
+                "tables": self.tables,
+                "cron": self.cron,
+                "timezone": self.timezone,
+                "keep_seconds": self.keep_seconds,
+            },
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        async for event in self.filter_shared_stream(self.open_shared_stream(self.serialize()[1])):
+            yield event
+
+    def shared_stream_key(self) -> Hashable:
+        return ("headwater moments", self.pipeline)
+
+    @classmethod
+    def open_shared_stream(cls, kwargs: dict[str, Any]) -> AsyncIterator[Sight]:
+        return MovementTrigger.open_shared_stream(kwargs)
+
+    async def filter_shared_stream(self, shared_stream: AsyncIterator[Sight]) -> AsyncIterator[TriggerEvent]:
+        from headwater.errors import HeadwaterError
+
+        told, said = await self._told(), ""
+        async for sight in shared_stream:
+            tables = sight.tables(self.tables)
+            why_not = sight.why_not(tables)
+            complete = None if why_not else sight.complete_until(tables)
+            due = self._last_before(complete) if complete is not None else told
+            payload: dict[str, Any] | None = None
+            if due > told:
+                try:
+                    cut = await asyncio.to_thread(pinned, sight, tables, self.tables, self.keep_seconds)
+                    payload = {"cut": cut, "moment": due.astimezone(self._zone).isoformat()}
+                except HeadwaterError as error:
+                    why_not = str(error)
+            if why_not and why_not != said:
+                self.log.warning("pipeline %s: no event as long as it is so: %s", sight.pipeline, why_not)
+            said = why_not
+            if payload is None:
+                continue
+            yield TriggerEvent(payload)  # type: ignore[no-untyped-call]
+            # Told twice rather than never: a triggerer may die between the two.
+            told = due
+            await self._keep(told)
+
+    def _last_before(self, moment: datetime) -> datetime:
+        found: datetime = croniter(self.cron, moment.astimezone(self._zone)).get_prev(datetime)
+        return found.astimezone(UTC)  # two of one zone are compared as its clock shows them, summer or winter
+
+    async def _told(self) -> datetime:
+        """The moment of the last event; of a watcher that never told any, when it began."""
+        found = await self.asset_state_store.aget(_TOLD) if self.asset_state_store is not None else None
+        if isinstance(found, str):
+            return datetime.fromisoformat(found)
+        now = datetime.now(UTC)
+        await self._keep(now)
+        return now
+
+    async def _keep(self, moment: datetime) -> None:
+        if self.asset_state_store is not None:
+            await self.asset_state_store.aset(_TOLD, moment.isoformat())
