@@ -39,8 +39,10 @@ from headwater.pipeline_values import (
     connection_variable,
     distinct,
     duration_value,
+    hash_key_value,
     is_conninfo,
     lake_type,
+    mask_value,
     name_value,
     pipeline_name,
     positive_count,
@@ -54,7 +56,8 @@ from headwater.pipeline_values import (
 )
 from headwater.yaml_file import Document, Path, Problem
 
-_CONNECTION: Path = ("source", "connection")
+_SECRETS: tuple[Path, ...] = (("source", "connection"), ("source", "hash_key"))
+_SHORTEST_HASH_KEY = 16
 
 
 class BadPipelineFile(BadConfiguration):
@@ -113,6 +116,7 @@ class Source(_Section):
     failover: Literal["auto", "on", "off"] = "auto"
     wal_ceiling: _Ceiling = None
     on_timeline_change: Literal["refuse"] = "refuse"
+    hash_key: Annotated[str, _read(hash_key_value, str)] = ""
 
     @property
     def airflow_connection(self) -> str | None:
@@ -152,6 +156,8 @@ class Columns(_Section):
     """What becomes of single columns of a table."""
 
     exclude: _Columns = ()
+    hash: _Columns = ()
+    mask: dict[_Name, Annotated[str, _read(mask_value, str)]] = Field(default_factory=dict)
 
 
 class TableEntry(_Section):
@@ -246,6 +252,21 @@ class Pipeline(_Section):
             )
         return text
 
+    def hash_key(self) -> bytes:
+        """The key of `columns.hash`, from the environment: secret. Refused when it is not there."""
+        variable = self.source.hash_key
+        key = os.environ.get(variable, "").encode() if variable else b""
+        if len(key) >= _SHORTEST_HASH_KEY:
+            return key
+        fault = f"{variable} holds fewer than {_SHORTEST_HASH_KEY} bytes" if key else f"{variable} is not set"
+        raise Refused(
+            f"columns.hash needs a key, and {fault if variable else 'source.hash_key names none'}",
+            code="hash_key",
+            where=f"{self.file}: source.hash_key",
+            remedy="write env: and a variable's name there, and set that variable to a secret that is kept for good "
+            "(openssl rand -hex 32 makes one) wherever this pipeline is loaded, replicated and verified",
+        )
+
     def lake_path(self) -> str:
         """The lake's root as a path of this machine."""
         return local_path(self.lake.root)
@@ -324,6 +345,9 @@ def _check_tables(document: Document) -> None:
             document.report((*path, "soft_delete"), "not possible beside insert_only: such rows are never deleted")
         for key in ("types", "on_bad_value"):
             _check_columns(document, options.get(key), (*path, key))
+        if isinstance(columns := options.get("columns"), dict):
+            _check_columns(document, columns.get("mask"), (*path, "columns", "mask"))
+            _check_ways(document, columns | {"types": options.get("types")}, path)
         if isinstance(name, TableName) and "exclude" in options:
             document.report((*path, "exclude"), "possible only beside a pattern, a name with an unquoted *")
 
@@ -339,6 +363,21 @@ def _check_columns(document: Document, by_column: Any, path: Path) -> None:
         if column in seen:
             document.report((*path, text), "the same column is there twice")
         seen.add(column)
+
+
+def _check_ways(document: Document, columns: dict[Any, Any], path: Path) -> None:
+    """A column stays at the source, is hashed, is masked (both are text then), or has a type."""
+    seen: dict[str, str] = {}
+    for way in ("exclude", "hash", "mask", "types"):
+        listed = columns.get(way)
+        for text in listed if isinstance(listed, list | dict) else ():
+            try:
+                name = name_value(text)
+            except ValueError:
+                continue
+            if seen.setdefault(name, way) != way:
+                where = (*path, way) if way == "types" else (*path, "columns", way)
+                document.report(where, f"names a column that columns.{seen[name]} names, too")
 
 
 def _check_exclude(document: Document, pattern: TablePattern, path: Path) -> None:
@@ -373,7 +412,7 @@ def _report(document: Document, errors: ValidationError) -> None:
         if isinstance(document.value(path[:2]), str) and path[:1] == ("tables",):
             path = path[:2]  # the short form of a table has no key `name`
         message = _message(error, path)
-        secret = path[:2] == _CONNECTION or document.value(path) == document.value(())
+        secret = path[:2] in _SECRETS or document.value(path) == document.value(())
         document.report(path, message if secret else f"{message}; got {document.shown(path)}")
 
 

@@ -20,6 +20,7 @@ _T = TypeVar("_T")
 _PIPELINE_NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}\Z")
 _AIRFLOW = re.compile(r"\s*airflow:\s*(\S*)\s*\Z")
+_HASH_KEY = re.compile(r"\s*env:([A-Za-z_][A-Za-z0-9_]*)\s*\Z")
 _CONNECTION_ID = re.compile(r"[A-Za-z0-9_.-]{1,250}\Z")
 _DECIMAL = re.compile(r"decimal\(\s*([0-9]{1,2})\s*(?:,\s*([0-9]{1,2})\s*)?\)\Z", re.ASCII)
 _PLAIN_TYPES = (  # of Spark SQL
@@ -135,6 +136,20 @@ def connection_value(value: Any) -> SecretStr:
             "nor a key=value string (host=... dbname=...); the value is secret and not shown"
         )
     return SecretStr(text)
+
+
+def hash_key_value(value: Any) -> str:
+    """The environment variable in `env:NAME`. The key itself is refused, and not shown."""
+    match = _HASH_KEY.match(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError("expected env: and the name of the environment variable that holds the key; not shown")
+    return match[1]
+
+
+def mask_value(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError('expected the text that stands in place of each value, in quotes: "***"')
+    return value
 
 
 def root_value(value: Any) -> str:

@@ -10,6 +10,8 @@ import re
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from headwater.hidden import Hidden
+
 PARTITION_COLUMN = "_hw_partition"
 """Column of the lake for partitioned tables: the relation id (oid) of the leaf that holds the row."""
 
@@ -65,6 +67,7 @@ class Column:
     as a Relation message shows them. `on_bad_value`: suspend | null | string (string: `value` is then already text).
     `missing`: of a column added with a constant default the value of all rows that were written before, as a row of
     binary COPY in hexadecimal digits; empty: NULL. `narrower`: what it was before its type was widened, oldest first.
+    `hidden`: what the lake has in place of its values; None: the values. `value` is then their text.
     """
 
     name: str
@@ -76,11 +79,13 @@ class Column:
     on_bad_value: str = "suspend"
     missing: str = ""
     narrower: tuple[Column, ...] = ()
+    hidden: Hidden | None = None
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Column:
         narrower = tuple(map(cls.from_json, value.get("narrower", ())))
-        return cls(**{**value, "value": ValueType.from_json(value["value"]), "narrower": narrower})
+        hidden = Hidden.from_json(value.get("hidden"))
+        return cls(**{**value, "value": ValueType.from_json(value["value"]), "narrower": narrower, "hidden": hidden})
 
     def sent_as(self, type_oid: int, typmod: int) -> Column:
         """The column as it was when the log sent it with this type."""
@@ -139,6 +144,21 @@ class TableSchema:
     def definition(self) -> tuple[tuple[str, int, int, int], ...]:
         """(name, attnum, type oid, typmod) of each column: what makes them the same columns as those of another."""
         return tuple((column.name, column.attnum, column.type_oid, column.typmod) for column in self.columns)
+
+    @property
+    def hashed(self) -> dict[str, str]:
+        """The columns whose values are hashed, with the fingerprint of the key."""
+        return {c.name: c.hidden.text for c in self.columns if c.hidden is not None and c.hidden.way == "hash"}
+
+    @property
+    def masked(self) -> dict[str, str]:
+        """The columns in whose place a fixed text stands, with that text."""
+        return {c.name: c.hidden.text for c in self.columns if c.hidden is not None and c.hidden.way == "mask"}
+
+    @property
+    def hides(self) -> bool:
+        """Whether the lake must not hold all values as they are: then its columns are not followed."""
+        return any(column.hidden is not None for column in self.columns)
 
     @property
     def needs_text(self) -> tuple[Column, ...]:

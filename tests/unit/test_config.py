@@ -105,7 +105,7 @@ defaults: {on_schema_change: follow}
 tables:
   - orders
   - name: public.customers
-    columns: {hash: [secret]}
+    columns: {hush: [secret]}
     types: {amount: "decimal(39,9)"}
     key: []
   - public.CUSTOMERS
@@ -124,7 +124,7 @@ tables:
         "replicate.max_seconds: expected a duration",
         "defaults.on_schema_change: expected one of: evolve, suspend; got 'follow' (line 9)",
         "tables[0]: the schema is missing: write schema.table, for example public.orders; got 'orders' (line 11)",
-        "tables[1].columns.hash: unknown key; possible here: exclude",
+        "tables[1].columns.hush: unknown key; possible here: exclude, hash, mask",
         "tables[1].types.amount: unknown type",
         "tables[1].key: expected at least one column; got an empty list (line 15)",
         "tables[2]: 'public.CUSTOMERS' is listed twice (first: tables[1], line 12) (line 16)",

@@ -30,6 +30,8 @@ _HOLD_FROM_A_LOAD_ON = {
     "soft_delete": "soft_delete",
     "history": "history",
     "columns.exclude": "excluded",
+    "columns.hash or its key": "hashed",
+    "columns.mask": "masked",
     "where": "where",
 }
 """Options of a table, and their fields of `TableSchema`."""

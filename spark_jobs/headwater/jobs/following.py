@@ -13,6 +13,7 @@ from functools import partial
 from os.path import join
 from typing import Final
 
+from headwater.errors import Refused
 from headwater.failpoints import reach
 from headwater.jobs import lease
 from headwater.jobs.applying import Tables
@@ -34,7 +35,8 @@ _LOOK_FOR_JOBS: Final = 5.0
 
 
 class Following:
-    """`generation`: the driver's; `still_alive` raises when it may not commit any more."""
+    """`generation`: the driver's; `still_alive` raises when it may not commit any more. `hide` has the reader hide what
+    the registry says."""
 
     def __init__(
         self,
@@ -44,10 +46,11 @@ class Following:
         session: Session,
         generation: int,
         spill: SpillStore,
+        hide: Callable[[], None],
         still_alive: Callable[[], None],
     ) -> None:
         self._root, self._registry, self._tables, self._session = root, registry, tables, session
-        self._generation, self._spill, self._still_alive = generation, spill, still_alive
+        self._generation, self._spill, self._hide, self._still_alive = generation, spill, hide, still_alive
         self._states = {name: _seen(record) for name, record in registry.tables.items()}
         self._busy: set[str] = set()  # errands that are on their way, by the name of what they are for
         self._looked = self._looked_for_jobs = time.monotonic()
@@ -61,7 +64,7 @@ class Following:
                 if record.state == "catching up":
                     self._tables.catching_up.add(record.name)
                 else:
-                    self._answer(load_name(record), record.name, position)
+                    self._answer_load(record, position)
         for reload in self._open_reloads():
             if self._why_not(reload) is None:
                 self._keep_for(reload, position)
@@ -150,8 +153,17 @@ class Following:
         for older in self._tables.keeper.names(record.name):
             self._tables.keeper.end(older, record.name)
         self._tables.keeper.begin(load_name(record), record.name, holds_back=True)
-        self._answer(load_name(record), record.name, self._position())
+        self._answer_load(record, self._position())
         return Result()
+
+    def _answer_load(self, record: TableRecord, position: int) -> None:
+        """The load goes on when it is answered: by then the reader hides what it has to."""
+        try:
+            self._hide()
+        except Refused as refused:
+            log.warning("%s: its load is not answered: %s", record.name, refused)
+            return
+        self._answer(load_name(record), record.name, position)
 
     def _forget_kept(self, name: str) -> Result:
         for keeping in self._tables.keeper.names(name):

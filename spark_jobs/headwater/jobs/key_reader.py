@@ -17,6 +17,7 @@ from psycopg import sql
 
 from headwater.jobs.units import Unit, UnitReader, row_filter, selected
 from headwater.log.decode import decode_copy_rows, frame_copy
+from headwater.log.hiding import hide_columns
 from headwater.schema import PARTITION_COLUMN, Column, ValueType
 from headwater.source.connection import Connection, connect
 
@@ -97,6 +98,7 @@ class KeyReader(UnitReader):
             return
         columns = [*self.schema.columns, _ORIGIN]
         decoded = decode_copy_rows(buffer, starts, columns)
+        hide_columns(columns, self.hash_key, decoded)
         values = {column.name: decoded.columns[column.name] for column in columns}
         if self.schema.partitioned:
             values[PARTITION_COLUMN] = pa.array([unit.relation_id] * decoded.rows, pa.int64())

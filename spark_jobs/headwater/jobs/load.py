@@ -20,14 +20,15 @@ from headwater.errors import LostLease, SlotGap, Transient
 from headwater.failpoints import reach
 from headwater.jobs import lease
 from headwater.jobs.check import check, require_ok
-from headwater.jobs.driver_answers import is_running
+from headwater.jobs.driver_answers import await_answer, is_running
 from headwater.jobs.handovers import finish_handovers
+from headwater.jobs.keeper import load_name
 from headwater.jobs.load_progress import LoadProgress, Report, Show
 from headwater.jobs.log_format import may_be_binary
 from headwater.jobs.same_source import CONNECT_THERE, require_same_source
 from headwater.jobs.side_by_side import SideBySide, Turns
 from headwater.jobs.source_rows import extents
-from headwater.jobs.table_load import Copy, TableLoad, copy_whole, table_result
+from headwater.jobs.table_load import Copy, TableLoad, begin, copy_whole, table_result
 from headwater.jobs.units import LOCK_SECONDS
 from headwater.jobs.wal_ceiling import ceiling_problem
 from headwater.lake.ledger import read_epoch
@@ -89,6 +90,7 @@ def load(
                 wanted = [t for t in chosen if again or not _is_loaded(registry, t.name)]
                 if is_running(connection, pipeline):
                     _refuse_beside(connection, pipeline, registry, wanted)
+                _announce_hidden(connection, pipeline, registry, wanted)
                 memberships, confirmed_lsn = _prepare_source(connection, pipeline, registry, wanted, report.parts)
                 if any(table.entry.where for table in wanted):
                     wanted = _as_published(connection, pipeline, wanted)
@@ -192,6 +194,20 @@ def _refuse_beside(
             where=f"pipeline {pipeline.name}",
             remedy="stop replicate, or pause its DAG, then load again; or bring the server up to date",
         )
+
+
+def _announce_hidden(
+    connection: Connection, pipeline: Pipeline, registry: Registry, wanted: Sequence[CatalogTable]
+) -> None:
+    """Whoever reads the log knows what it has to hide of a table before the table is published: else the first values
+    of it could lie in a file of what was spilled."""
+    for table in wanted:
+        known = registry.tables.get(str(table.name))
+        schema = known.schema if known is not None and known.schemas and known.state != "removed" else None
+        if not table.schema.hides or (schema is not None and schema.columns == table.schema.columns):
+            continue
+        record = begin(pipeline, registry, table, membership=0)
+        await_answer(connection, pipeline, registry, load_name(record), f"the load of {record.name}", absent=0.0)
 
 
 def _prepare_source(

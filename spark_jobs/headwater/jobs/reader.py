@@ -16,9 +16,21 @@ from typing import Any
 
 from headwater.errors import SourceUnreachable
 from headwater.jobs.chunk_pipe import ChunkReceiver
-from headwater.jobs.reader_process import Awake, ConninfoWanted, Ended, Progress, ReaderOptions, Spent, Started, main
+from headwater.jobs.reader_process import (
+    DRIVER_SILENCE,
+    Awake,
+    ConninfoWanted,
+    Ended,
+    Hides,
+    Progress,
+    ReaderOptions,
+    Spent,
+    Started,
+    main,
+)
 from headwater.jobs.stage_times import BusyShares
 from headwater.log.blocks import Chunk
+from headwater.log.hiding import Hiding
 from headwater.log.large import Announcement, Gone, OpenBlocks, on_their_own
 from headwater.log.spill import SpillFolder, spill_files
 
@@ -98,6 +110,8 @@ class LogReader:
         self._chunks: deque[Chunk] = deque()
         self._ended: Ended | None = None
         self._started = False
+        self._told_to_hide = self._hides = 0
+        self._hiding_lock = threading.Lock()
         self._closing = threading.Event()
         self._send_lock = threading.Lock()
         self.read_position = options.start_lsn
@@ -183,6 +197,19 @@ class LogReader:
         self.reply_wanted = False
         self._send("confirm", lsn)
 
+    def hide(self, hiding: Hiding) -> None:
+        """Returns when it holds for whatever the log brings from now on; one call after the other."""
+        with self._hiding_lock:
+            self._told_to_hide += 1
+            self._send("hide", (self._told_to_hide, hiding))
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._hides == self._told_to_hide or self._ended is not None, timeout=DRIVER_SILENCE
+                )
+                self._raise_if_ended()
+                if self._hides != self._told_to_hide:
+                    raise SourceUnreachable("the log reader does not answer", where="reader")
+
     def server_is_going(self) -> None:
         """The server is shutting down: confirm what is left within the patience, else drop the connection."""
         self._send("server is going", None)
@@ -212,7 +239,9 @@ class LogReader:
             self._ended = ended
             self._changed.notify_all()
 
-    def _arrived(self, item: Chunk | Progress | Awake | Started | Spent | ConninfoWanted | Announcement) -> None:
+    def _arrived(
+        self, item: Chunk | Progress | Awake | Started | Spent | ConninfoWanted | Announcement | Hides
+    ) -> None:
         if isinstance(item, ConninfoWanted):
             self._tell_conninfo()
             return
@@ -236,6 +265,8 @@ class LogReader:
                 self.reply_wanted = self.reply_wanted or item.reply_wanted
             elif isinstance(item, Started):
                 self._started = True
+            elif isinstance(item, Hides):
+                self._hides = item.number
             self._changed.notify_all()
 
     def _chunk_arrived(self, chunk: Chunk) -> None:

@@ -14,7 +14,7 @@ import contextlib
 import os
 import signal
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Final
 
@@ -22,7 +22,9 @@ from headwater.errors import HeadwaterError, LostLease, SourceUnreachable
 from headwater.jobs.chunk_pipe import ChunkSender
 from headwater.log.blocks import Message
 from headwater.log.framing import Framer, ProtocolError
+from headwater.log.hiding import Hiding
 from headwater.log.spill import SpillStore
+from headwater.log.wire import MalformedMessage
 from headwater.source.stream import ConnectionLost, Keepalive, LogSource, LogStream
 from headwater.stages import measured, stage
 
@@ -46,7 +48,8 @@ _NAP: Final = 0.002
 class ReaderOptions:
     """`memory`: bytes of chunks that the driver has not taken; `spill`: bytes on disk; `patience`: seconds without a
     connection after which the reader gives up. `binary`: the form of all values, on every connection of a run.
-    `announce_from`: bytes of an open transaction from which on it is told of, 0: never. The conninfo is secret."""
+    `announce_from`: bytes of an open transaction from which on it is told of, 0: never. `hiding`: None: nothing is
+    read before the driver has said what is to be hidden. The conninfo is secret."""
 
     conninfo: str
     slot: str
@@ -58,6 +61,7 @@ class ReaderOptions:
     patience: float = RECONNECT_SECONDS
     binary: bool = True
     announce_from: int = 0
+    hiding: Hiding | None = field(default_factory=Hiding)
 
     def __repr__(self) -> str:  # the connection string holds a password
         return f"ReaderOptions(slot={self.slot!r})"
@@ -97,6 +101,13 @@ class ConninfoWanted:
 
 
 @dataclass(frozen=True, slots=True)
+class Hides:
+    """From the next message on, what the driver has said for the `number`th time is hidden."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The reader's last word; None: it was told to stop."""
 
@@ -110,6 +121,8 @@ class _Reader:
         self._data = ChunkSender(data)
         self._control = control
         self._framer = Framer(SpillStore(folder, options.spill), announce_from=options.announce_from)
+        self._hides = options.hiding is not None
+        self._framer.hide(options.hiding or Hiding())
         self._source: LogSource | None = None
         self._confirmed = options.start_lsn
         self._in_flight = 0
@@ -210,7 +223,7 @@ class _Reader:
                 where="reader",
                 remedy="run replicate again when the server is back; it goes on from the ledger",
             )
-        reading = self._in_flight < self._options.memory
+        reading = self._hides and self._in_flight < self._options.memory
         got = self._drain(stream) if reading else 0
         for announcement in self._framer.announcements():
             self._data.send(announcement)
@@ -300,6 +313,11 @@ class _Reader:
                 self._in_flight -= value
             elif word == "conninfo":
                 self._conninfo = value
+            elif word == "hide":
+                number, hiding = value
+                self._framer.hide(hiding)
+                self._hides = True
+                self._data.send(Hides(number))
             elif word == "server is going":
                 self._server_waits_since = self._server_waits_since or time.monotonic()
             elif word == "stop":
@@ -330,6 +348,10 @@ def main(folder: str, data: Connection, control: Connection) -> None:
         error = known
     except ProtocolError as bad:
         error = HeadwaterError(str(bad), code="protocol_error", where="log", remedy="report this as a bug")
+    except MalformedMessage as bad:
+        error = HeadwaterError(
+            f"it cannot be read: {bad}", code="protocol_error", where="log", remedy="report this as a bug"
+        )
     except Exception as unexpected:
         error = HeadwaterError(f"the reader failed: {type(unexpected).__name__}: {unexpected}", where="log")
     with contextlib.suppress(OSError):

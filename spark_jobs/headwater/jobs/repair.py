@@ -22,6 +22,7 @@ from headwater.arrow_types import key_schema, lake_schema
 from headwater.config import Pipeline
 from headwater.errors import Transient
 from headwater.jobs.comparison import Candidates, Comparison
+from headwater.jobs.hidden_columns import key_of
 from headwater.jobs.key_reader import ORIGIN, KeyReader
 from headwater.jobs.load import load
 from headwater.jobs.load_progress import Report
@@ -103,7 +104,9 @@ def _read_keys(
     batches = []
     for start in range(0, len(numbers), _KEYS_PER_READ):
         texts = candidates.texts(numbers[start : start + _KEYS_PER_READ])
-        batches += list(KeyReader(pipeline.conninfo(), snapshot_id, schema, signatures, keys=texts).read())
+        key = key_of(pipeline, schema)
+        reader = KeyReader(pipeline.conninfo(), snapshot_id, schema, signatures, keys=texts, hash_key=key)
+        batches += list(reader.read())
     kind = lake_schema(schema).append(pa.field(ORIGIN, pa.int64()))
     rows = pa.Table.from_batches(batches).cast(kind) if batches else kind.empty_table()
     typed = candidates.keys.select(candidates.key_columns).take(pa.array(numbers, pa.int64()))

@@ -26,6 +26,7 @@ from headwater.jobs.check import APPLICATION_NAME
 from headwater.jobs.driver import Driver, Totals, report
 from headwater.jobs.following import Following
 from headwater.jobs.handovers import Handovers
+from headwater.jobs.hidden_columns import hiding
 from headwater.jobs.log_format import may_be_binary, refuse_late_text
 from headwater.jobs.pausing import await_resumption
 from headwater.jobs.publisher import Publisher
@@ -108,6 +109,7 @@ def replicate(
             pipeline.replicate.spill,
             binary=may_be_binary(registry.tables),
             announce_from=stage_from,
+            hiding=None,
         )
         asking = held.enter_context(contextlib.closing(Session(pipeline.conninfo, connection, "headwater replicate")))
         tables = Tables(pipeline, registry, asking, ledger, binary=options.binary)
@@ -123,6 +125,11 @@ def replicate(
             # Reads the registry again: what a load or a reload asks for is known before the first batch.
             lease.refuse_if_held(connection, registry, lease.SET_UP)
             refuse_late_text(registry.tables, binary=options.binary)
+
+            def hide() -> None:
+                reader.hide(hiding(pipeline, registry.tables.values()))
+
+            hide()
             ledger.begin_generation(position.at(start))
             registry.upgrade()  # a driver of an older Headwater, which would end now, is out already
             reach("replicate.after_generation")
@@ -138,6 +145,7 @@ def replicate(
                 asking,
                 ledger.generation,
                 SpillStore(reader.spill_folder, pipeline.replicate.spill),
+                hide,
             )
             driver = Driver(
                 pipeline, ledger, tables, publisher, reader, position, watch, handovers, successor, following

@@ -127,6 +127,9 @@ class _Reading:
         self._old = {column.attnum: column for column in self._stored.columns}
 
     def schema(self) -> TableSchema:
+        if self._stored.hides:
+            # By their names they are hidden: the reader has let through none of such a change.
+            raise self._not_followed("columns of a table with columns.hash or columns.mask are not followed")
         self._refuse_ambiguity()
         found = self._identified_all()
         gone = tuple(column for attnum, column in self._old.items() if attnum not in {c.attnum for c in found})

@@ -30,9 +30,11 @@ def as_registered(pipeline: Pipeline, records: Iterable[TableRecord]) -> Pipelin
         if entry is None or not record.schemas:
             continue
         schema = record.schema
-        if (entry.columns.exclude, entry.where) == (schema.excluded, schema.where):
+        # Names as the source has them: nothing is to be folded any more.
+        columns = Columns.model_construct(exclude=schema.excluded, hash=tuple(schema.hashed), mask=schema.masked)
+        if entry.columns == columns and entry.where == schema.where:
             continue
-        selection = {"columns": Columns(exclude=schema.excluded), "where": schema.where}
+        selection = {"columns": columns, "where": schema.where}
         entries = [other for other in entries if other.name != name]
         entries.append(entry.model_copy(update={"name": name, "exclude": (), **selection}))
     return pipeline.model_copy(update={"tables": tuple(entries)})

@@ -9,6 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from headwater.config import Pipeline
 from headwater.errors import Refused
 from headwater.jobs.executors import share_engine
+from headwater.jobs.hidden_columns import key_of
 from headwater.jobs.schema_changes import COLUMNS_CHANGED, FOLLOWS
 from headwater.jobs.selection import as_registered, registered_columns
 from headwater.jobs.units import BYTES_PER_UNIT, Extent, Unit, UnitReader, cut_units, describe
@@ -42,7 +43,8 @@ def rows_at(
     share_engine(spark)
     if units is None:
         units = units_of(connection, schema.leaves)
-    reader = UnitReader(pipeline.conninfo(), snapshot_id, schema, dict(signatures), writes_to, where)
+    key = key_of(pipeline, schema)
+    reader = UnitReader(pipeline.conninfo(), snapshot_id, schema, dict(signatures), writes_to, where, key)
     parallel = max(1, min(connections or pipeline.load.connections, len(units)))
     # Consecutive shares of the list hold every `parallel`-th unit: large tables end evenly.
     dealt = [(describe(unit),) for hand in range(parallel) for unit in units[hand::parallel]]

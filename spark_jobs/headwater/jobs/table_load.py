@@ -21,6 +21,7 @@ from headwater.errors import Refused, SlotGap, TableError, Transient
 from headwater.failpoints import reach
 from headwater.jobs.driver_answers import await_answer
 from headwater.jobs.executors import lacking
+from headwater.jobs.hidden_columns import key_of
 from headwater.jobs.keeper import load_name
 from headwater.jobs.load_progress import LoadProgress, Report
 from headwater.jobs.options import on_divergence, on_schema_change
@@ -117,7 +118,7 @@ class TableLoad:
             try:
                 # A table is out of step from its beginning on: not before it is its turn.
                 with self.turns.take(self.connections(name)):
-                    record = self._begin(table, membership)
+                    record = begin(self.pipeline, self.registry, table, membership)
                     return self._attempt(spark, connection, record)
             except (Changed, Transient) as changed:
                 if isinstance(changed, Transient) and changed.code != "lock_timeout":
@@ -137,25 +138,6 @@ class TableLoad:
     def _suspended(self, record: TableRecord, reason: str, remedy: str) -> tuple[TableRecord, int]:
         self.registry.write(record.entered("suspended", reason, remedy))
         return self.registry.tables[record.name], 0
-
-    def _begin(self, table: CatalogTable, membership: int) -> TableRecord:
-        """Enter "loading" under a new incarnation: nothing of an earlier attempt can be taken for this one's."""
-        name = str(table.name)
-        self.registry.refresh()
-        before = self.registry.tables.get(name)
-        record = TableRecord(
-            name=name,
-            path=table.name.path,
-            state="loading",
-            since=now_text(),
-            incarnation=(before.incarnation if before else 0) + 1,
-            on_divergence=on_divergence(self.pipeline, table.entry),
-            on_schema_change=on_schema_change(self.pipeline, table.entry),
-            schemas=((0, table.schema),),
-            membership=membership,
-        )
-        self.registry.write(record)
-        return record
 
     def _attempt(self, spark: SparkSession, connection: Connection, record: TableRecord) -> tuple[TableRecord, int]:
         pipeline, schema = self.pipeline, record.schema
@@ -225,6 +207,26 @@ class TableLoad:
             raise Changed("its definition changed")
 
 
+def begin(pipeline: Pipeline, registry: Registry, table: CatalogTable, membership: int) -> TableRecord:
+    """Enter "loading" under a new incarnation: nothing of an earlier attempt can be taken for this one's."""
+    name = str(table.name)
+    registry.refresh()
+    before = registry.tables.get(name)
+    record = TableRecord(
+        name=name,
+        path=table.name.path,
+        state="loading",
+        since=now_text(),
+        incarnation=(before.incarnation if before else 0) + 1,
+        on_divergence=on_divergence(pipeline, table.entry),
+        on_schema_change=on_schema_change(pipeline, table.entry),
+        schemas=((0, table.schema),),
+        membership=membership,
+    )
+    registry.write(record)
+    return record
+
+
 def table_result(record: TableRecord) -> dict[str, Any]:
     """The JSON of a table as it stands."""
     capture = format_lsn(record.capture.lsn) if record.capture else None
@@ -264,7 +266,13 @@ def _copy_small(target: Target, units: list[Unit]) -> tuple[int, int]:
     record, schema, path = target.record, target.record.schema, target.path
     small_table.create(path, schema, target.pipeline.lake.keep_cuts)
     reach("load.before_commit", record.name)
-    reader = UnitReader(target.pipeline.conninfo(), target.capture.snapshot_id, schema, target.signatures)
+    reader = UnitReader(
+        target.pipeline.conninfo(),
+        target.capture.snapshot_id,
+        schema,
+        target.signatures,
+        hash_key=key_of(target.pipeline, schema),
+    )
     # Closed at once, whatever happens: it has a transaction open at the source.
     with errors_named(record.name), contextlib.closing(reader.rows_of(units)) as rows:
         app_id = record.app_id(target.pipeline.name)

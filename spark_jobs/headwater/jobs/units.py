@@ -21,6 +21,7 @@ from psycopg import sql
 from headwater.errors import BadValue, HeadwaterError
 from headwater.jobs.executors import require_folder
 from headwater.log.decode import decode_copy_rows, mark_lost_in_partitions
+from headwater.log.hiding import hide_columns
 from headwater.predicate import Predicate
 from headwater.schema import PARTITION_COLUMN, SERVER_TEXT, Column, Leaf, TableSchema
 from headwater.source.catalog import Signature, signature
@@ -96,7 +97,7 @@ class UnitReader:
     """What a Spark task needs to read units; travels pickled, never as text.
 
     `writes_to`: a folder that is there if the task sees the lake that it writes to; empty: it writes nothing there.
-    `where`: the rows that are read; None: all.
+    `where`: the rows that are read; None: all. `hash_key`: see `headwater.jobs.hidden_columns.key_of`.
     """
 
     conninfo: str
@@ -105,6 +106,7 @@ class UnitReader:
     signatures: dict[int, Signature]
     writes_to: str = ""
     where: Predicate | None = None
+    hash_key: bytes = b""
 
     def __repr__(self) -> str:  # the connection string holds a password
         return f"UnitReader({self.schema.schema}.{self.schema.name})"
@@ -196,6 +198,7 @@ class UnitReader:
         lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
         buffer = np.frombuffer(b"".join(rows), dtype=np.uint8)
         decoded = decode_copy_rows(buffer, np.cumsum(lengths) - lengths, self.schema.columns)
+        hide_columns(self.schema.columns, self.hash_key, decoded)
         mark_lost_in_partitions(self.schema, decoded)
         if decoded.bad:
             name, row = decoded.bad[0]

@@ -21,6 +21,7 @@ from headwater.config import Pipeline
 from headwater.errors import Refused, Transient
 from headwater.jobs.comparison import Candidates, Comparison
 from headwater.jobs.differences import Settled, State, settle
+from headwater.jobs.hidden_columns import key_of
 from headwater.jobs.key_reader import KeyReader
 from headwater.jobs.repair import Repair, repair_suspended
 from headwater.jobs.replacing import driver_beside
@@ -300,6 +301,7 @@ class _Table:
                 look.schema,
                 look.signatures,
                 keys=candidates.texts(part),
+                hash_key=key_of(self._pipeline, look.schema),
             )
             rows = comparison.frame(list(reader.read()))
             states |= comparison.look_again(rows, lake, comparison.numbered(candidates, part))

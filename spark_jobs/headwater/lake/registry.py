@@ -29,9 +29,9 @@ from headwater.lake.paths import registry_path
 from headwater.lake.reload_records import Keeping, Reload, is_past
 from headwater.schema import Leaf, TableSchema
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 """1 knew neither reloads nor what is kept for them, 2 no columns that come and go while a table is replicated, 3 no
-columns and rows that stay at the source."""
+columns and rows that stay at the source, 4 no columns that are hidden."""
 _COMPACT_ABOVE = 200  # files: past it the next write replaces the content by the live records
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ A message is kept as it came. When a block is closed the messages are joined onc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -47,10 +47,12 @@ class _Builder:
 class Changes:
     """The changes of one open transaction, or of the chunk that is being collected, in blocks per relation.
 
-    `streamed`: the messages carry an xid. `memory`: bytes held in memory, messages and closed blocks.
+    `streamed`: the messages carry an xid. `memory`: bytes held in memory, messages and closed blocks. `hide`: takes out
+    of a block what must not be written anywhere, before it can be.
     """
 
-    def __init__(self, *, streamed: bool) -> None:
+    def __init__(self, hide: Callable[[Block], Block], *, streamed: bool) -> None:
+        self._hide = hide
         self._streamed = streamed
         self._builders: dict[int, _Builder] = {}
         self._closed: list[Block] = []
@@ -83,7 +85,7 @@ class Changes:
 
     def _close(self, builder: _Builder) -> None:
         del self._builders[builder.relation.relation_id]
-        block = builder.build(self._streamed)
+        block = self._hide(builder.build(self._streamed))
         self._closed.append(block)
         self.memory += block.content.memory - builder.memory
 

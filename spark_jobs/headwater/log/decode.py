@@ -96,20 +96,56 @@ def _decoded(
 
 def _tuple_column(decoded: DecodedTuples, column: Column | None, buffer: Bytes, at: Ints) -> Ints:
     """Decode one column of TupleData at `at`; returns where the next one begins."""
+    found = tuple_fields(buffer, at)
+    if column is not None:
+        converter = found.converter(column)
+        if not found.binary.all():
+            unchanged = found.kinds == _UNCHANGED
+            if unchanged.any():
+                decoded.unchanged[column.name] = unchanged
+        _put(decoded, column, *converter(column.value, buffer, found.starts, found.lengths))
+    return found.ends
+
+
+@dataclass(frozen=True, slots=True)
+class TupleFields:
+    """One column of TupleData: its kind bytes, where they stand, which are of binary values; where values begin, their
+    lengths (-1: there is none), where the next column begins."""
+
+    kinds: Bytes
+    at: Ints
+    binary: Mask
+    starts: Ints
+    lengths: Ints
+    ends: Ints
+
+    def converter(self, column: Column) -> _Converter:
+        """By what the message says: the server writes text over a connection that asked for it, and for a type without
+        a send function. A connection does not change its mind within a block."""
+        wire, kinds, at = column.value.wire, self.kinds, self.at
+        if wire == SERVER_TEXT and self.binary.any():
+            where = int(at[np.argmax(self.binary)])
+            raise MalformedMessage(f"column {column.name} came in a binary form that is not known here", where)
+        if wire in TEXT_WIRES or self.binary.all():
+            return convert  # the bytes of a text are the same in both forms
+        text = kinds == _TEXT
+        if not text.any():
+            return convert
+        if self.binary.any():
+            where = int(at[np.argmax(text)])
+            what = f"column {column.name} ({wire}) came as text in one row, as binary in another"
+            raise MalformedMessage(what, where)
+        return convert_text
+
+
+def tuple_fields(buffer: Bytes, at: Ints) -> TupleFields:
+    """The column of TupleData that begins at `at`."""
     kinds = gather(buffer, at, "u1")
     binary = kinds == _BINARY
     sized = binary if binary.all() else binary | (kinds == _TEXT)
     if not sized.all():
         _known_kinds(kinds, sized, at)
-    values, lengths, ends = _sized(buffer, at + 1, sized)
-    if column is not None:
-        converter = _converter(column, kinds, at, binary)
-        if sized is not binary:
-            unchanged = kinds == _UNCHANGED
-            if unchanged.any():
-                decoded.unchanged[column.name] = unchanged
-        _put(decoded, column, *converter(column.value, buffer, values, lengths))
-    return ends
+    return TupleFields(kinds, at, binary, *_sized(buffer, at + 1, sized))
 
 
 def _copy_column(decoded: DecodedTuples, column: Column | None, buffer: Bytes, at: Ints) -> Ints:
@@ -212,24 +248,6 @@ def _known_kinds(kinds: Bytes, sized: Mask, at: Ints) -> None:
     if unknown.any():
         row = int(np.argmax(unknown))
         raise MalformedMessage(f"a column of unknown kind {bytes([kinds[row]])!r}", int(at[row]))
-
-
-def _converter(column: Column, kinds: Bytes, at: Ints, binary: Mask) -> _Converter:
-    """By what the message says: the server writes text over a connection that asked for it, and for a type without a
-    send function. A connection does not change its mind within a block."""
-    wire = column.value.wire
-    if wire == SERVER_TEXT and binary.any():
-        where = int(at[np.argmax(binary)])
-        raise MalformedMessage(f"column {column.name} came in a binary form that is not known here", where)
-    if wire in TEXT_WIRES or binary.all():
-        return convert  # the bytes of a text are the same in both forms
-    text = kinds == _TEXT
-    if not text.any():
-        return convert
-    if binary.any():
-        where = int(at[np.argmax(text)])
-        raise MalformedMessage(f"column {column.name} ({wire}) came as text in one row, as binary in another", where)
-    return convert_text
 
 
 def _take_run(decoded: DecodedTuples, column: Column, fields: Fields | None) -> None:

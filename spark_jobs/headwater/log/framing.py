@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from headwater.log import messages as fields
 from headwater.log.blocks import Bytes, Chunk, Int64, Message, Transactions
+from headwater.log.hiding import Hiding
 from headwater.log.large import Announcement
 from headwater.log.messages import XLOG_HEADER, ProtocolError, unexpected
 from headwater.log.spill import SpillStore
@@ -104,6 +105,10 @@ class Framer:
         self._begun: _Begun | None = None
         self._last_commit = 0
         self.read_position = 0
+
+    def hide(self, hiding: Hiding) -> None:
+        """In every block from now on."""
+        self._manager.hiding = hiding
 
     @property
     def in_transaction(self) -> bool:

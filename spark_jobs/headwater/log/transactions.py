@@ -22,6 +22,7 @@ import numpy as np
 
 from headwater.log.blocks import Block, Chunk, Int64, Message, Relation, Transactions, Truncate
 from headwater.log.collecting import Changes
+from headwater.log.hiding import Hiding
 from headwater.log.large import Announcement, Gone, OpenBlocks
 from headwater.log.messages import TruncateMessage
 from headwater.log.spill import Spilled, SpillStore
@@ -43,7 +44,7 @@ class StreamedTransaction:
     """One transaction in progress. `first`: per xid of it the number of its first change; `next`: of its next."""
 
     xid: int
-    changes: Changes = field(default_factory=lambda: Changes(streamed=True))
+    changes: Changes
     relations: dict[int, Described] = field(default_factory=dict)
     truncates: list[Truncate] = field(default_factory=list)
     first: dict[int, int] = field(default_factory=dict)
@@ -88,7 +89,7 @@ class StreamedTransaction:
 class OrdinaryTransaction:
     """The part that has come of a transaction between Begin and Commit."""
 
-    changes: Changes = field(default_factory=lambda: Changes(streamed=False))
+    changes: Changes
     truncates: list[Truncate] = field(default_factory=list)
 
 
@@ -104,8 +105,9 @@ class TransactionManager:
         self._relations: dict[int, Described] = {}
         self._described = 0
         self._streams: dict[int, StreamedTransaction] = {}
-        self._ordinary = OrdinaryTransaction()
-        self._chunk = Changes(streamed=False)
+        self.hiding = Hiding()
+        self._ordinary = OrdinaryTransaction(self._changes())
+        self._chunk = self._changes()
         self._transactions: list[Transactions] = []
         self._truncates: list[Truncate] = []
         self.segment: StreamedTransaction | None = None
@@ -121,6 +123,10 @@ class TransactionManager:
     def has_transactions(self) -> bool:
         return bool(self._transactions)
 
+    def _changes(self, *, streamed: bool = False) -> Changes:
+        # By what is to be hidden when a block is made, not when its first message came.
+        return Changes(lambda block: self.hiding.block(block), streamed=streamed)
+
     def is_open(self, xid: int) -> bool:
         return xid in self._streams
 
@@ -130,7 +136,7 @@ class TransactionManager:
             changes.discard()
         for transaction in self._streams.values():
             self._gone(transaction)
-        self._streams, self._ordinary, self.segment = {}, OrdinaryTransaction(), None
+        self._streams, self._ordinary, self.segment = {}, OrdinaryTransaction(self._changes()), None
         self._relations = {}
 
     def relation(self, relation_id: int) -> Relation | None:
@@ -168,14 +174,16 @@ class TransactionManager:
         """What has come of the open ordinary transaction before this run of messages belongs to the chunk."""
         self._chunk.absorb(self._ordinary.changes)
         self._truncates.extend(self._ordinary.truncates)
-        self._ordinary = OrdinaryTransaction()
+        self._ordinary = OrdinaryTransaction(self._changes())
 
     def committed(self, transactions: Transactions) -> None:
         """Ordinary transactions, whose changes were added."""
         self._transactions.append(transactions)
 
     def start_segment(self, xid: int) -> None:
-        self.segment = self._streams.setdefault(xid, StreamedTransaction(xid))
+        if xid not in self._streams:
+            self._streams[xid] = StreamedTransaction(xid, self._changes(streamed=True))
+        self.segment = self._streams[xid]
 
     def stop_segment(self) -> None:
         self.segment = None
@@ -235,6 +243,6 @@ class TransactionManager:
             next_sequence=self.sequence,
             demand=self.demand,
         )
-        self._chunk = Changes(streamed=False)
+        self._chunk = self._changes()
         self._transactions, self._truncates, self.demand = [], [], False
         return chunk

@@ -12,12 +12,13 @@ from dataclasses import replace
 
 from headwater.config import Pipeline, TableEntry
 from headwater.errors import Refused
+from headwater.hidden import Hidden, fingerprint
 from headwater.names import TableName, quote_ident
 from headwater.schema import SERVER_TEXT, Column
 from headwater.source.identity import carried_columns
 from headwater.source.problems import Problem, error, warning
 from headwater.source.relations import PARTITIONED, Attribute, Relation
-from headwater.source.types import PgType, value_type
+from headwater.source.types import PgType, text_of, value_type
 
 RESERVED_PREFIX = "_hw_"
 _NO_PARTITION_TYPES = ("float", "double", "binary", "array")
@@ -39,9 +40,11 @@ def replicated_columns(
         policy = bad_value_policy(entry, pipeline, attribute.name)
         try:
             pg_type = replace(types[attribute.type_oid], typmod=attribute.typmod)
-            value = value_type(pg_type, entry.types.get(attribute.name), policy, where)
+            hidden = _hidden(entry, pipeline, attribute.name)
+            declared = entry.types.get(attribute.name)
+            value = text_of(pg_type) if hidden is not None else value_type(pg_type, declared, policy, where)
         except Refused as refusal:
-            problems.append(error(refusal.code, where, refusal.message, refusal.remedy))
+            problems.append(error(refusal.code, refusal.where or where, refusal.message, refusal.remedy))
             continue
         if value.wire == SERVER_TEXT:
             problems.append(_only_as_text(where, pg_type))
@@ -54,9 +57,17 @@ def replicated_columns(
                 value,
                 not_null=attribute.not_null,
                 on_bad_value=policy,
+                hidden=hidden,
             )
         )
     return tuple(columns), problems
+
+
+def _hidden(entry: TableEntry, pipeline: Pipeline, column: str) -> Hidden | None:
+    if column in entry.columns.hash:
+        return Hidden("hash", fingerprint(pipeline.hash_key()))
+    mask = entry.columns.mask.get(column)
+    return Hidden("mask", mask) if mask is not None else None
 
 
 def bad_value_policy(entry: TableEntry, pipeline: Pipeline, column: str) -> str:
@@ -83,6 +94,10 @@ def column_problems(
         elif attribute is not None and attribute.generated and name not in replicated:
             message = f"the key needs {quote_ident(name)}, a generated column that the log does not carry"
             problems.append(error("key_not_replicated", where, message, "declare a key of ordinary columns"))
+        elif name in _hiding(entry):
+            message = f"columns.{_hiding(entry)[name]} names {quote_ident(name)} of its key"
+            why = "verify and repair find a row at the source by its key, which the lake would not have"
+            problems.append(error("hidden_key", where, f"{message}: {why}", "declare a key of other columns, or none"))
     for name in entry.partition_by:
         if name in replicated and replicated[name].value.lake.startswith(_NO_PARTITION_TYPES):
             message = f"partition_by {quote_ident(name)}: {replicated[name].value.lake} cannot partition a Delta table"
@@ -99,8 +114,12 @@ def column_problems(
 
 
 def part_problems(relation: Relation, entry: TableEntry, holders: Sequence[Relation]) -> list[Problem]:
-    """Why the source cannot publish only some columns or rows of the table, as the pipeline file wants."""
-    where, excluded = str(relation.name), entry.columns.exclude
+    """Why the source cannot publish only some columns or rows of the table, as the pipeline file wants; or the reader
+    not hide them."""
+    where, excluded, hiding = str(relation.name), entry.columns.exclude, _hiding(entry)
+    if relation.kind == PARTITIONED and hiding:
+        message = f"columns.{next(iter(hiding.values()))}: the log names a new partition without saying whose it is"
+        return [error("part_of_partitioned", where, message, "list the partitions as tables of their own")]
     if not excluded and not entry.where:
         return []
     option = "columns.exclude" if excluded else "where"
@@ -119,6 +138,11 @@ def part_problems(relation: Relation, entry: TableEntry, holders: Sequence[Relat
             message = f"columns.exclude names {names} of its replica identity: the source's own UPDATE would fail"
             problems.append(error("excluded_identity", where, message, "take it out of columns.exclude"))
     return problems
+
+
+def _hiding(entry: TableEntry) -> dict[str, str]:
+    """The columns that are hashed or masked, and which of the two."""
+    return dict.fromkeys(entry.columns.hash, "hash") | dict.fromkeys(entry.columns.mask, "mask")
 
 
 def _another_identity(relation: Relation) -> str:
@@ -155,6 +179,8 @@ def _unknown_columns(relation: Relation, entry: TableEntry) -> list[Problem]:
         "partition_by": entry.partition_by,
         "types": entry.types,
         "on_bad_value": per_column,
+        "columns.hash": entry.columns.hash,
+        "columns.mask": entry.columns.mask,
     }
     return [
         error("unknown_column", where, f"{option} names {quote_ident(name)}, which the table does not have")

@@ -194,6 +194,11 @@ def _as_text(value: ValueType) -> ValueType:
     return ValueType(value.wire, "string", element=element)
 
 
+def text_of(pg: PgType) -> ValueType:
+    """Every value of `pg` as PostgreSQL's text of it."""
+    return _as_text(_declared(pg))
+
+
 def can_be_bad(value: ValueType) -> bool:
     return value.lake in _CAN_BE_BAD or value.lake.startswith(("decimal(", "array<"))
 

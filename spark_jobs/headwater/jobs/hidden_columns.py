@@ -1,0 +1,44 @@
+"""What the reader hides of registered tables, and whether the key is the one that they were loaded with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from headwater.config import Pipeline
+from headwater.errors import Refused
+from headwater.hidden import fingerprint
+from headwater.lake.registry import TableRecord
+from headwater.log.hiding import Hiding
+from headwater.schema import Column, TableSchema
+
+
+def hiding(pipeline: Pipeline, records: Iterable[TableRecord]) -> Hiding:
+    """For the log. Refused without the key of a replicated table; of one that was removed nothing is shown at all."""
+    key = b""
+    relations: dict[int, tuple[Column, ...]] = {}
+    for record in records:
+        if not record.schemas or not record.schema.hides:
+            continue
+        if record.state == "removed":
+            relations[record.schema.relation_id] = ()
+            continue
+        key = key_of(pipeline, record.schema) or key
+        relations[record.schema.relation_id] = record.schema.columns
+    return Hiding(key, relations)
+
+
+def key_of(pipeline: Pipeline, schema: TableSchema) -> bytes:
+    """The key that the table was loaded with; empty if it hashes nothing. Refused when the environment has another."""
+    if not schema.hashed:
+        return b""
+    key = pipeline.hash_key()
+    if set(schema.hashed.values()) != {fingerprint(key)}:
+        name = f"{schema.schema}.{schema.name}"
+        raise Refused(
+            f"{pipeline.source.hash_key} holds another key than when the table was loaded: equal values would differ",
+            code="hash_key",
+            where=name,
+            remedy="give it the former key; or, for the new one, stop replicate, then headwater load PIPELINE.yaml "
+            f"--table {name} --again for each table with columns.hash",
+        )
+    return key
