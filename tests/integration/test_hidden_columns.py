@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import headwater
-from fixtures.jobs import catch_up, following, lake_path_of, lake_rows, load_tables, record_of
+from fixtures.jobs import armed, catch_up, following, in_thread, lake_path_of, lake_rows, load_tables, record_of
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from fixtures.waiting import until
@@ -164,12 +164,13 @@ def test_values_are_hidden_in_load_and_log_and_are_nowhere(
             load_tables(pipeline, PEOPLE, again=True)
             headwater.wait(pipeline)
         assert_equal(database, pipeline)
-    spark.sql(f"delete from delta.`{lake_path_of(pipeline, PEOPLE)}` where id = 1")
-    spark.sql(f"update delta.`{lake_path_of(pipeline, PEOPLE)}` set email = 'another' where id = 2")
-    repaired = verify(pipeline, [TableName.parse(PEOPLE)], repair=True)["tables"][PEOPLE]
-    assert (repaired["missing"], repaired["different"], repaired["repaired"]) == (1, 1, 2)
-    catch_up(pipeline)
-    assert_equal(database, pipeline)
+    if form == "binary":  # what is not in the log is not in a history: there nothing is repaired
+        spark.sql(f"delete from delta.`{lake_path_of(pipeline, PEOPLE)}` where id = 1")
+        spark.sql(f"update delta.`{lake_path_of(pipeline, PEOPLE)}` set email = 'another' where id = 2")
+        repaired = verify(pipeline, [TableName.parse(PEOPLE)], repair=True)["tables"][PEOPLE]
+        assert (repaired["missing"], repaired["different"], repaired["repaired"]) == (1, 1, 2)
+        catch_up(pipeline)
+        assert_equal(database, pipeline)
     cut = headwater.wait(pipeline, tables=[PEOPLE], timeout=0.1, on_timeout="fallback", require="now")
     row = headwater.read(spark, cut)[PEOPLE].where("id = 1").collect()[0]
     assert (row["email"], row["phone"]) == (digest(f"{SECRET}1"), "***")
@@ -184,7 +185,14 @@ def test_a_table_that_joins_a_running_driver_is_hidden_from_its_first_change_on(
     with following(pipeline) as running:
         until(lambda: status(pipeline)["running"] or running.done(), "the driver runs")
         both = start(ENTRY, "public.plain")
-        load_tables(both)
+        with armed(tmp_path, "load.after_publication") as hold:
+            loading = in_thread(lambda: load_tables(both))
+            hold.reached(loading)
+            with database.connect(autocommit=False) as large:
+                large.execute(f"{ROWS}(1000, 16000) g".replace("'name'", "repeat('y', 3000)"))
+                until(lambda: any(tmp_path.rglob("*.blocks")) or running.done(), "it is spilled")
+                assert_nowhere(tmp_path)
+        loading.result(120)
         database.execute(*WRITES)
         headwater.wait(both)
         assert_equal(database, both)
@@ -194,7 +202,7 @@ def test_a_table_that_joins_a_running_driver_is_hidden_from_its_first_change_on(
         load_tables(other, PEOPLE, again=True)
         database.execute(f"update people set phone = '{SECRET}' where id = 2")
         headwater.wait(other)
-        assert dict(lake_rows(other, PEOPLE, ["id", "phone"]))[2] == digest(SECRET)
+        assert (2, digest(SECRET)) in lake_rows(other, PEOPLE, ["id", "phone"])
     assert_nowhere(tmp_path)
 
 
@@ -229,10 +237,10 @@ def test_another_key_is_refused_until_its_tables_are_loaded_anew(
     load_tables(pipeline)
     catch_up(pipeline)
     monkeypatch.setenv(VARIABLE, "another key, which is as long")
-    for job in (lambda: catch_up(pipeline), lambda: verify(pipeline, [TableName.parse(PEOPLE)])):
-        with pytest.raises(Refused, match="another key than when the table was loaded") as refused:
-            job()
-        assert refused.value.code == "hash_key"
+    with pytest.raises(Refused, match="another key than when the table was loaded"):
+        catch_up(pipeline)
+    with pytest.raises(Refused, match="another key than when the table was loaded"):
+        verify(pipeline, [TableName.parse(PEOPLE)])
     load_tables(pipeline, PEOPLE, again=True)
     catch_up(pipeline)
     monkeypatch.delenv(VARIABLE)

@@ -300,12 +300,16 @@ def test_an_identity_that_no_longer_fits_takes_the_table_out_of_the_publication(
         source.execute("update people set name = 'the source goes on'", "delete from people where id = 1")
 
 
-def test_a_publication_that_a_dba_made_so_is_used_as_it_is(
+def test_a_publication_and_rights_on_columns_that_a_dba_gave_are_enough(
     database: Database, spark: SparkSession, tmp_path: Path
 ) -> None:
     database.execute(*SOURCE)
-    database.grant("people", "plain")
+    database.grant("plain")
     pipeline = write_pipeline(tmp_path, database, PART, PLAIN)
+    (unreadable,) = [problem.remedy for problem in check(pipeline).problems if problem.code == "no_select"]
+    columns = "id, region, name, note, ctid, xmin"
+    assert unreadable == f"GRANT SELECT ({columns}) ON TABLE public.people TO {database.role}"
+    database.execute(unreadable)
     missing = [problem.remedy for problem in check(pipeline).problems if problem.code == "missing_rights"]
     with database.superuser() as superuser:
         for remedy in missing:
@@ -314,8 +318,13 @@ def test_a_publication_that_a_dba_made_so_is_used_as_it_is(
     load_tables(pipeline)
     database.execute("update people set region = 'us' where id = 2", "update people set name = 'changed' where id = 1")
     catch_up(pipeline)
-    columns, expected = source_rows(database, REGISTERED)
-    assert lake_rows(pipeline, PEOPLE, columns) == expected
+    shown, expected = source_rows(database, REGISTERED)
+    assert lake_rows(pipeline, PEOPLE, shown) == expected
+    spark.sql(f"delete from delta.`{lake_path_of(pipeline, PEOPLE)}` where id = 1")
+    assert verify(pipeline, [TableName.parse(PEOPLE)], repair=True)["tables"][PEOPLE]["repaired"] == 1
+    assert reload(pipeline, TableName.parse(PEOPLE))["tables"][PEOPLE]["state"] in ("active", "catching up")
+    catch_up(pipeline)
+    assert lake_rows(pipeline, PEOPLE, shown) == expected
     where = "id between 5 and 9 AND region IN ('eu', 'us')"
     other = write_pipeline(tmp_path, database, {**PART, "where": where}, PLAIN)
     (problem,) = [problem for problem in check(other).problems if problem.is_error]
@@ -382,8 +391,14 @@ def test_the_partitions_of_a_table_cannot_be_published_in_part(
     [
         ({"where": "true; drop table people"}, r"tables\[0\].where: expected one SQL condition"),
         ({"where": "true -- all"}, r"tables\[0\].where: expected one SQL condition"),
-        ({"columns": {"hash": ["name"]}}, r"tables\[0\].columns.hash: unknown key; possible here: exclude"),
-        ({"columns": ["secret"]}, r"tables\[0\].columns: expected a mapping with the keys exclude"),
+        ({"columns": {"hush": ["name"]}}, r"tables\[0\].columns.hush: unknown key; possible here: exclude, hash, mask"),
+        (
+            {"columns": {"hash": ["a"], "mask": {"a": "*"}}},
+            r"columns.mask: names a column that columns.hash names, too",
+        ),
+        ({"columns": {"mask": {"a": 5}}}, r"columns.mask.a: expected the text that stands in place of each value"),
+        ({"columns": {"hash": ["a"]}, "types": {"a": "string"}}, r"types: names a column that columns.hash names"),
+        ({"columns": ["secret"]}, r"tables\[0\].columns: expected a mapping with the keys exclude, hash, mask"),
         ({"name": "public.*", "where": "true"}, "not possible for a pattern"),
         ({"name": "public.*", "columns": {"exclude": ["secret"]}}, "not possible for a pattern"),
     ],

@@ -159,7 +159,8 @@ class UnitReader:
             reading.execute(sql.SQL("set local {} = {}").format(sql.Identifier(name), bound))
         table = sql.Identifier(unit.schema, unit.name)
         try:
-            reading.execute(sql.SQL("lock table only {} in access share mode").format(table))
+            # The same lock as LOCK TABLE, which a right on single columns is not enough for.
+            reading.execute(sql.SQL("select from only {} where false").format(table))
         except psycopg.errors.UndefinedTable as error:
             raise TableChanged(f"{CHANGED}: the relation is gone or has another name") from error
 

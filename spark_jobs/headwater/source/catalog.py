@@ -36,6 +36,7 @@ from headwater.source.relations import (
     list_relations,
     one_snapshot,
     read_relations,
+    read_with,
 )
 from headwater.source.types import PgType
 
@@ -154,6 +155,13 @@ def signature(connection: Connection, relation_ids: Iterable[int]) -> dict[int, 
     return {oid: Signature(filenode, tuple(tuple(column) for column in columns)) for oid, filenode, columns in rows}
 
 
+def grant_select(tables: Iterable[str], entry: TableEntry, columns: Iterable[Column]) -> str:
+    """The right that reading the entry's tables takes, without the role: on no column that stays at the source."""
+    names = ", ".join(quote_ident(name) for name in read_with(column.name for column in columns))
+    part = f" ({names})" if entry.columns.exclude else ""
+    return f"GRANT SELECT{part} ON TABLE {', '.join(tables)}"
+
+
 class _TableReader:
     """Judges one table; `problems` fills on the way. `publication`: as it stands, None: it is going to be ours."""
 
@@ -187,7 +195,7 @@ class _TableReader:
         columns, column_findings = replicated_columns(relation, entry, self.pipeline, types, self.publishes_generated)
         self.problems += [
             *self._storage_problems(holders),
-            *self._rights_problems([relation, *holders] if partitioned else holders),
+            *self._rights_problems([relation, *holders] if partitioned else holders, columns),
             *key_problems,
             *column_findings,
             *column_problems(relation, entry, columns, key),
@@ -249,16 +257,17 @@ class _TableReader:
                 problems.append(error(f"{kind}_table", where, f"it is {kind}: its rows are not in the log", remedy))
         return problems
 
-    def _rights_problems(self, relations: list[Relation]) -> list[Problem]:
+    def _rights_problems(self, relations: list[Relation], columns: tuple[Column, ...]) -> list[Problem]:
         problems = []
         for relation in relations:
             where = str(relation.name)
             if not relation.may_use_schema:
                 remedy = f"GRANT USAGE ON SCHEMA {quote_ident(relation.name.schema)} TO {self.role}"
                 problems.append(error("no_usage", where, "the role may not use its schema", remedy))
-            if not relation.may_select:
-                remedy = f"GRANT SELECT ON TABLE {where} TO {self.role}"
-                problems.append(error("no_select", where, "the role may not read it", remedy))
+            if missing := relation.unreadable(column.name for column in columns):
+                what = f"the role may not read it (missing: {', '.join(map(quote_ident, missing))})"
+                remedy = f"{grant_select([where], self.entry, columns)} TO {self.role}"
+                problems.append(error("no_select", where, what, remedy))
             if relation.row_security_active:
                 message = "row-level security hides rows from the role, and a load would miss them"
                 remedy = f"ALTER ROLE {self.role} BYPASSRLS, or ALTER TABLE {where} DISABLE ROW LEVEL SECURITY"

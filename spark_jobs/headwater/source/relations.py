@@ -53,7 +53,8 @@ class Index:
 class Relation:
     """One entry of pg_class. `filenode` is 0 where there is no storage; rights are those of the current role.
 
-    `last_attnum`: the highest that any column has or had.
+    `last_attnum`: the highest that any column has or had. `selectable`: where the role may not SELECT from the whole
+    table, the columns that it may SELECT, system columns among them.
     """
 
     relation_id: int
@@ -70,9 +71,14 @@ class Relation:
     row_security_forced: bool
     row_security_active: bool
     may_select: bool
+    selectable: tuple[str, ...]
     may_use_schema: bool
     owned: bool
     last_attnum: int
+
+    def unreadable(self, columns: Iterable[str]) -> list[str]:
+        """What the role may not read of what reading `columns` takes."""
+        return [] if self.may_select else [name for name in read_with(columns) if name not in self.selectable]
 
     def attribute(self, name: str) -> Attribute | None:
         return next((attribute for attribute in self.attributes if attribute.name == name), None)
@@ -80,6 +86,12 @@ class Relation:
     @property
     def all_not_null(self) -> frozenset[str]:
         return frozenset(attribute.name for attribute in self.attributes if attribute.not_null)
+
+
+def read_with(columns: Iterable[str]) -> list[str]:
+    """`columns`, and the system's own that pages and single rows are read by. SELECT on these is enough: a right on
+    columns may be granted for system columns, too."""
+    return [*columns, "ctid", "xmin"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +119,11 @@ select c.oid, n.nspname::text, c.relname::text, c.relkind::text, c.relpersistenc
        pg_catalog.pg_get_userbyid(c.relowner)::text, coalesce(pg_catalog.pg_relation_filenode(c.oid), 0)::bigint,
        c.relreplident::text, c.relispartition, c.relrowsecurity, c.relforcerowsecurity,
        c.relrowsecurity and pg_catalog.row_security_active(c.oid),
-       pg_catalog.has_table_privilege(c.oid, 'SELECT'), pg_catalog.has_schema_privilege(n.oid, 'USAGE'),
+       pg_catalog.has_table_privilege(c.oid, 'SELECT'),
+       case when pg_catalog.has_table_privilege(c.oid, 'SELECT') then '{}' else
+           array(select a.attname::text from pg_catalog.pg_attribute a where a.attrelid = c.oid and not a.attisdropped
+                 and pg_catalog.has_column_privilege(c.oid, a.attnum, 'SELECT')) end,
+       pg_catalog.has_schema_privilege(n.oid, 'USAGE'),
        pg_catalog.pg_has_role(c.relowner, 'USAGE'), c.relnatts::int
 from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 where c.oid = any(%s)

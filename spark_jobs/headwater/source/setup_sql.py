@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from headwater.config import Pipeline
 from headwater.names import quote_ident
-from headwater.source.catalog import Judged
+from headwater.source.catalog import Judged, grant_select
 from headwater.source.connection import Connection, errors_named
 from headwater.source.publication import create_statement, inserts_name, read_publication
 from headwater.source.publication_parts import Part, member_list
@@ -92,7 +92,10 @@ def _rights(database: str, role: str, tables: Iterable[Judged]) -> list[str]:
     lines = ["", f"GRANT CONNECT ON DATABASE {database} TO {name};"]
     if relations:
         lines.append(f"GRANT USAGE ON SCHEMA {schemas} TO {name};")
-        lines.append(f"GRANT SELECT ON TABLE {', '.join(map(str, sorted(relations)))} TO {name};")
+        part = {one.relation.name: one for one in tables if one.entry.columns.exclude}
+        if whole := sorted(set(relations) - set(part)):
+            lines.append(f"GRANT SELECT ON TABLE {', '.join(map(str, whole))} TO {name};")
+        lines += [f"{grant_select([str(table)], one.entry, one.columns)} TO {name};" for table, one in part.items()]
     if any(relation.kind == PARTITIONED for relation in relations.values()):
         lines.append(
             f"-- A partition that is added later needs it as well: GRANT SELECT ON TABLE ... TO {_comment(name)}"
