@@ -22,7 +22,10 @@ EXAMPLES: Final = {
         "headwater init shop.yaml --lake file:///data/lake --table 'public.*' --yes",
         "headwater init shop.yaml --sql > for_the_dba.sql",
     ),
-    "check": ("headwater check shop.yaml",),
+    "check": (
+        "headwater check shop.yaml",
+        "headwater check shop.yaml --install-ddl-markers > for_the_dba.sql",
+    ),
     "load": (
         "headwater load shop.yaml",
         "headwater load shop.yaml --table public.orders --again",
@@ -114,7 +117,10 @@ def parser() -> argparse.ArgumentParser:
 
     each = "a table, as SQL names it; repeatable (default: every table)"
     _add_init(bare("init", "write a pipeline file from what the source holds, and say what the source still needs"))
-    command("check", "check configuration, source settings, rights and replica identities")
+    check = command("check", "check configuration, source settings, rights and replica identities")
+    text = "instead: print SQL for event triggers that say in the log what DDL does; --yes runs it as well"
+    check.add_argument("--install-ddl-markers", action="store_true", help=text)
+    check.add_argument("--yes", action="store_true", help="with --install-ddl-markers: run the SQL at the source")
     load = command("load", "load tables; loaded ones are skipped, unfinished loads go on", tables=each)
     load.add_argument("--again", action="store_true", help="load the named tables anew")
     text = "replace a table, or a part of it, by what the source holds; replication goes on meanwhile"

@@ -61,6 +61,12 @@ def _init(args: argparse.Namespace, learn: Callable[[str], None]) -> Result:
 def _check(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:
     from headwater.jobs.check import check
 
+    if args.install_ddl_markers:
+        from headwater.jobs.ddl_markers import ddl_markers
+
+        return ddl_markers(pipeline, told=args.yes), EXIT_DONE
+    if args.yes:
+        raise _usage("--yes belongs to --install-ddl-markers", "check")
     report = check(pipeline)
     return report.to_json(), EXIT_DONE if report.ok else EXIT_REFUSED
 

@@ -75,6 +75,9 @@ def _render_tables(console: Any, command: str, result: dict[str, Any]) -> None:
 
 
 def _render_check(console: Any, result: dict[str, Any]) -> None:
+    if "sql" in result:
+        console.file.write(result["sql"])  # not one character of it is to be changed
+        return
     for problem in result["problems"]:
         where = f"{problem['where']}: " if problem["where"] else ""
         console.print(f"{problem['severity']}: {where}{problem['message']} [{problem['code']}]", soft_wrap=True)

@@ -231,3 +231,74 @@ def test_what_makes_no_sense_is_refused(
     pipeline = write_pipeline(tmp_path, database, PLAIN, PARTED)
     assert main(["reload", pipeline.file, *arguments]) == EXIT_REFUSED
     assert "headwater reload --help" in capfd.readouterr().err
+
+
+def mark(pipeline: Pipeline, database: Database, capfd: pytest.CaptureFixture[str]) -> None:
+    """A DBA runs what is printed."""
+    capfd.readouterr()
+    assert main(["check", pipeline.file, "--install-ddl-markers"]) == EXIT_DONE
+    with database.superuser() as superuser:
+        superuser.execute(capfd.readouterr().out.encode())
+
+
+def test_markers_are_printed_and_installed_only_when_told_by_who_may(
+    database: Database, pipeline: Pipeline, capfd: pytest.CaptureFixture[str]
+) -> None:
+    installed = "select evtname::text from pg_event_trigger where evtname like 'headwater%' order by 1"
+    assert main(["check", pipeline.file, "--install-ddl-markers", "--json"]) == EXIT_DONE
+    assert json.loads(capfd.readouterr().out)["installed"] is False
+    assert main(["check", pipeline.file, "--install-ddl-markers", "--yes"]) == EXIT_REFUSED
+    assert "a superuser runs what" in capfd.readouterr().err
+    assert main(["check", pipeline.file, "--yes"]) == EXIT_REFUSED
+    assert database.query(installed) == []
+    with database.superuser() as superuser:
+        superuser.execute(f"alter role {database.role} superuser")
+    assert main(["check", pipeline.file, "--install-ddl-markers", "--yes"]) == EXIT_DONE
+    assert main(["check", pipeline.file, "--install-ddl-markers", "--yes"]) == EXIT_DONE
+    assert database.query(installed) == [("headwater_ddl",), ("headwater_rewrite",)]
+
+
+def test_with_markers_rewritten_values_suspend_the_table_before_anything_behind_them_is_applied(
+    database: Database, pipeline: Pipeline, capfd: pytest.CaptureFixture[str]
+) -> None:
+    mark(pipeline, database, capfd)
+    with database.connect(autocommit=False) as rolled_back:
+        rolled_back.execute("alter table plain alter n type int using n + 1")
+        rolled_back.rollback()
+    database.execute(
+        "vacuum full parted_eu",
+        "alter table marked alter n type bigint",  # written anew, too: the lake follows
+        "insert into marked values (3, 5000000000)",
+    )
+    catch_up(pipeline)
+    assert {record_of(pipeline, name).state for name in (PLAIN, PARTED, MARKED)} == {"active"}
+    database.execute("alter table plain alter n type int using n * 10", "insert into plain values (100, 100)")
+    database.execute("alter table parted add more int default 5")  # no rewrite
+    catch_up(pipeline)
+    record = record_of(pipeline, PLAIN)
+    assert (record.state, record.remedy) == ("suspended", "headwater reload PIPELINE.yaml --changed")
+    assert "was written anew by ALTER TABLE" in record.reason
+    assert (100, 100) not in lake_rows(pipeline, PLAIN, ["id", "n"])
+    assert {record_of(pipeline, name).state for name in (PARTED, MARKED)} == {"active"}
+    changed(pipeline)
+    catch_up(pipeline)
+    assert record_of(pipeline, PLAIN).state == "active"
+    assert_equal(database, pipeline, PLAIN)
+
+
+@pytest.mark.parametrize("markers", [False, True])
+def test_a_crash_of_the_server_loses_no_candidate(
+    database: Database, pipeline: Pipeline, capfd: pytest.CaptureFixture[str], markers: bool
+) -> None:
+    if markers:
+        mark(pipeline, database, capfd)
+    database.execute("alter table plain alter n type int using n * 10", "alter table parted detach partition parted_us")
+    database.server.crash()
+    database.server.start()
+    assert set(changed(pipeline, propose=True)) == {PLAIN, PARTED}
+    catch_up(pipeline)
+    assert record_of(pipeline, PLAIN).state == ("suspended" if markers else "active")
+    changed(pipeline)
+    catch_up(pipeline)
+    assert record_of(pipeline, PLAIN).state == "active"
+    assert_equal(database, pipeline, PLAIN, PARTED)

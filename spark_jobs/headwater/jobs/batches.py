@@ -10,7 +10,7 @@ from operator import add
 
 import numpy as np
 
-from headwater.log.blocks import Block, Chunk, Rows, Transactions, Truncate
+from headwater.log.blocks import Block, Chunk, Ddl, Rows, Transactions, Truncate
 
 _EPOCH_2000 = datetime(2000, 1, 1, tzinfo=UTC)
 
@@ -66,6 +66,10 @@ class Batch:
     @property
     def demand(self) -> bool:
         return any(chunk.demand for chunk in self.chunks)
+
+    @property
+    def ddl(self) -> Ddl | None:
+        return Ddl.joined(chunk.ddl for chunk in self.chunks)
 
     @property
     def transaction_count(self) -> int:

@@ -20,6 +20,7 @@ from headwater.config import Pipeline
 from headwater.errors import HeadwaterError, Refused, SchemaChanged
 from headwater.jobs.source_state import registered
 from headwater.lake.registry import TableRecord
+from headwater.log.blocks import Ddl
 from headwater.names import quote_ident
 from headwater.source.connection import Connection, errors_named
 from headwater.source.identity import carried_columns, choose_key, identity_remedy, why_writers_would_fail
@@ -76,7 +77,7 @@ class _Facts:
 
 
 class CatalogWatch:
-    """Watches the tables that `records` gives, the registry's as it is then. One thread at a time may look."""
+    """Watches the tables that `records` gives, the registry's as it is then."""
 
     def __init__(self, pipeline: Pipeline, records: Callable[[], Mapping[str, TableRecord]]) -> None:
         self._pipeline = pipeline
@@ -86,6 +87,8 @@ class CatalogWatch:
         self._known: set[tuple[str, int]] = set()  # found already, by incarnation: one finding a table is enough
         self._alarms: dict[str, float] = {}
         self._files: dict[int, int] = {}  # new files that were told of, by relation
+        self._marked: set[int] = set()  # relations that DDL has written anew, by what the log says
+        self._looking = threading.Lock()
         self._again = False
         self._complained = 0.0
         self._lock = threading.Lock()
@@ -93,6 +96,17 @@ class CatalogWatch:
 
     def look(self, connection: Connection) -> None:
         """Look once, over an autocommit connection."""
+        with self._looking:
+            self._look(connection)
+
+    def look_behind(self, ddl: Ddl, connection: Connection) -> None:
+        """Look once, behind DDL that the log has told of: what it did is committed."""
+        with self._looking:
+            self._marked |= ddl.rewritten
+            self._digest = None
+            self._look(connection)
+
+    def _look(self, connection: Connection) -> None:
         tables = {name: record for name, record in list(self._records().items()) if record.schemas}
         ids = {leaf.relation_id for record in tables.values() for leaf in record.schema.leaves}
         roots = {record.schema.relation_id for record in tables.values() if record.schema.partitioned}
@@ -217,6 +231,9 @@ class CatalogWatch:
                 message = f"its column {quote_ident(column.name)} took the name of another one, {quote_ident(now)}"
                 return SchemaChanged(message, where=name, remedy=again)
         for holder in facts.holders(root):
+            if holder.relation_id in self._marked and _is_as_before(record, root, holder):
+                message = f"{holder.name} was written anew by ALTER TABLE: the log does not carry the values it has now"
+                return SchemaChanged(message, where=name, remedy="headwater reload PIPELINE.yaml --changed")
             if holder.persistence == "u":
                 message = f"{holder.name} was set UNLOGGED: its changes are not in the log"
                 remedy = f"ALTER TABLE {holder.name} SET LOGGED; then {again}"
@@ -251,6 +268,16 @@ class CatalogWatch:
             log.error(
                 "%s: the source's UPDATE and DELETE fail: %s. What to do: %s", name, problem.message, problem.cure
             )
+
+
+def _is_as_before(record: TableRecord, root: Relation, holder: Relation) -> bool:
+    """Whether the files of `holder` are others than when its values were read, and the columns the same: a type that
+    changed comes with the next Relation message, which says what it means."""
+    files = {leaf.relation_id: leaf.relfilenode for leaf in record.schema.leaves}
+    here = {(a.name, a.attnum, a.type_oid, a.typmod) for a in root.attributes}
+    grown = any(attribute.attnum > record.schema.last_attnum for attribute in root.attributes)
+    other_files = files.get(holder.relation_id, holder.filenode) != holder.filenode
+    return other_files and not grown and here >= set(record.schema.definition)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ from headwater.lake.ledger import Ledger
 from headwater.lake.registry import TableRecord
 from headwater.log.blocks import Chunk, Transactions
 from headwater.position import Position
+from headwater.source.connection import Connection
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +91,7 @@ class Driver:
         handovers: Handovers,
         successor: SuccessorWatch,
         following: Callable[[Callable[[], None]], Following],
+        ask: Callable[[Callable[[Connection], None]], None],
     ) -> None:
         self._limits, self._root = pipeline.replicate, pipeline.lake_path()
         self._ledger, self._tables, self._publisher, self._reader = ledger, tables, publisher, reader
@@ -98,6 +100,7 @@ class Driver:
         self._handovers = handovers
         self._successor = successor
         self._following = following(self._refuse_silence)
+        self._ask = ask
         self._totals = Totals()
         self._open = OpenEpochs()
         self._pace = Pace(pipeline.replicate.max_seconds)
@@ -233,7 +236,10 @@ class Driver:
         return self._reader.take()
 
     def _begin(self, batch: Batch) -> None:
-        """Into the lanes with it."""
+        """Into the lanes with it; what the catalog says of DDL in it comes first."""
+        if (ddl := batch.ddl) is not None:
+            self._ask(partial(self._watch.look_behind, ddl))
+            self._suspend_found()
         now = time.monotonic()
         self._next_batch = now + self._pace.interval
         shares = self._tables.shares(batch)

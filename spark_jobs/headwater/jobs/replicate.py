@@ -148,7 +148,17 @@ def replicate(
                 hide,
             )
             driver = Driver(
-                pipeline, ledger, tables, publisher, reader, position, watch, handovers, successor, following
+                pipeline,
+                ledger,
+                tables,
+                publisher,
+                reader,
+                position,
+                watch,
+                handovers,
+                successor,
+                following,
+                asking.ask,
             )
             # Reading every table's history takes its time: not for a run that is to end.
             if stop.is_set():

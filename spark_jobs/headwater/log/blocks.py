@@ -7,7 +7,7 @@ transactions share a block per relation, so that decoding works on thousands of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -22,6 +22,9 @@ BLOCK_CHANGES: Final = 16_384
 """A block never holds more."""
 BLOCK_BYTES: Final = 4 << 20
 """A block takes no further change past so many bytes."""
+
+_LONGEST_ID: Final = 10
+"""Digits of an oid."""
 
 Int64 = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.bool_]
@@ -168,6 +171,23 @@ def _concatenated(arrays: Sequence[Int64]) -> Int64:
 
 
 @dataclass(frozen=True, slots=True)
+class Ddl:
+    """What the source's event triggers have said: DDL was run, and these relations were written anew."""
+
+    rewritten: frozenset[int] = frozenset()
+
+    @classmethod
+    def said(cls, content: bytes) -> Ddl:
+        """Of one message. Anybody may send one: what is no relation's id says that something was run."""
+        return cls(frozenset({int(content)}) if content.isdigit() and len(content) <= _LONGEST_ID else frozenset())
+
+    @classmethod
+    def joined(cls, parts: Iterable[Ddl | None]) -> Ddl | None:
+        some = [part.rewritten for part in parts if part is not None]
+        return cls(frozenset().union(*some)) if some else None
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """Whole transactions, in commit order. Every commit at or below `read_position` is in this chunk or before it."""
 
@@ -182,6 +202,7 @@ class Chunk:
     """When its messages arrived, on average; monotonic seconds."""
     shipped: float = 0.0
     """When the reader let go of it; monotonic seconds."""
+    ddl: Ddl | None = None
     left_out: int = 0
     """Bytes that belonged to no change when the chunk was made of a larger one: they count for its size."""
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headwater.log import messages as fields
-from headwater.log.blocks import Bytes, Chunk, Int64, Message, Transactions
+from headwater.log.blocks import Bytes, Chunk, Ddl, Int64, Message, Transactions
 from headwater.log.hiding import Hiding
 from headwater.log.large import Announcement
 from headwater.log.messages import XLOG_HEADER, ProtocolError, unexpected
@@ -27,9 +27,10 @@ from headwater.log.transactions import OPEN_BYTES, TransactionManager
 from headwater.log.wire import gather
 from headwater.position import format_lsn
 
-__all__ = ["MARKER_PREFIX", "XLOG_HEADER", "Framer", "ProtocolError"]
+__all__ = ["DDL_PREFIX", "MARKER_PREFIX", "XLOG_HEADER", "Framer", "ProtocolError"]
 
 MARKER_PREFIX: Final = "headwater"
+DDL_PREFIX: Final = "headwater.ddl"
 
 _DATA: Final = ord("w")
 _UNKNOWN, _CHANGE, _TRUNCATE, _BEGIN, _COMMIT, _MESSAGE, _IGNORED, _TURN = range(8)
@@ -283,8 +284,11 @@ class Framer:
             message_ = fields.truncate(bytes(run.messages[row]), streamed=True)
             self._manager.truncate(message_, int(numbers[row]), committed=False)
         for row in np.flatnonzero(kinds == _MESSAGE).tolist():
-            if fields.logical_message(bytes(run.messages[row]), streamed=True).prefix == MARKER_PREFIX:
+            found = fields.logical_message(bytes(run.messages[row]), streamed=True)
+            if found.prefix == MARKER_PREFIX:
                 transaction.demand = True
+            elif found.prefix == DDL_PREFIX:
+                self._manager.said(Ddl.said(found.content))
 
     def _collect(self, run: _Run, rows: Int64, relation_ids: Int64, numbers: Int64, *, committed: bool) -> None:
         """Hand the changes at `rows` on, relation by relation."""
@@ -316,6 +320,8 @@ class Framer:
             self.read_position = max(self.read_position, found.lsn)
         if found.prefix == MARKER_PREFIX:
             self._manager.demand = True
+        elif found.prefix == DDL_PREFIX:
+            self._manager.said(Ddl.said(found.content))
 
     def _stream_start(self, message: bytes) -> None:
         xid, first = fields.stream_start(message)

@@ -60,9 +60,13 @@ class _Fields:
             raise unexpected(self._message, "a name that is not UTF-8") from None
 
     def skip(self, size: int) -> None:
+        self.raw(size)
+
+    def raw(self, size: int) -> bytes:
         if self._at + size > len(self._message):
             raise unexpected(self._message, "a message shorter than it says")
-        self._at += size
+        begin, self._at = self._at, self._at + size
+        return self._message[begin : self._at]
 
     def end(self) -> None:
         if self._at != len(self._message):
@@ -95,6 +99,7 @@ class TruncateMessage:
 class LogicalMessage:
     lsn: int
     prefix: str
+    content: bytes
 
 
 def relation(message: bytes, *, streamed: bool) -> Relation:
@@ -127,13 +132,13 @@ def truncate(message: bytes, *, streamed: bool) -> TruncateMessage:
 
 
 def logical_message(message: bytes, *, streamed: bool) -> LogicalMessage:
-    """pg_logical_emit_message; what it carries behind the prefix is nobody's business here."""
+    """pg_logical_emit_message."""
     fields = _fields(message, streamed)
     fields.skip(1)
     lsn, prefix = fields.number(8), fields.string()
-    fields.skip(fields.number(4))
+    content = fields.raw(fields.number(4))
     fields.end()
-    return LogicalMessage(lsn, prefix)
+    return LogicalMessage(lsn, prefix, content)
 
 
 def stream_start(message: bytes) -> tuple[int, bool]:

@@ -20,7 +20,7 @@ from typing import Final
 
 import numpy as np
 
-from headwater.log.blocks import Block, Chunk, Int64, Message, Relation, Transactions, Truncate
+from headwater.log.blocks import Block, Chunk, Ddl, Int64, Message, Relation, Transactions, Truncate
 from headwater.log.collecting import Changes
 from headwater.log.hiding import Hiding
 from headwater.log.large import Announcement, Gone, OpenBlocks
@@ -51,6 +51,7 @@ class StreamedTransaction:
     dropped: list[tuple[int, int]] = field(default_factory=list)
     next: int = 0
     demand: bool = False
+    ddl: Ddl | None = None
     announced: int = 0
 
     def announce(self) -> OpenBlocks | None:
@@ -113,6 +114,7 @@ class TransactionManager:
         self.segment: StreamedTransaction | None = None
         self.sequence = 0
         self.demand = False
+        self.ddl: Ddl | None = None
 
     @property
     def size(self) -> int:
@@ -202,6 +204,14 @@ class TransactionManager:
         self._transactions.append(Transactions(*columns))
         self.sequence += transaction.next
         self.demand = self.demand or transaction.demand
+        self.ddl = Ddl.joined((self.ddl, transaction.ddl))
+
+    def said(self, ddl: Ddl) -> None:
+        """In the open transaction: of an ordinary one the chunk holds all when it is cut."""
+        if self.segment is not None:
+            self.segment.ddl = Ddl.joined((self.segment.ddl, ddl))
+        else:
+            self.ddl = Ddl.joined((self.ddl, ddl))
 
     def abort(self, xid: int, subxid: int) -> None:
         if subxid != xid:
@@ -242,7 +252,8 @@ class TransactionManager:
             read_position=read_position,
             next_sequence=self.sequence,
             demand=self.demand,
+            ddl=self.ddl,
         )
         self._chunk = self._changes()
-        self._transactions, self._truncates, self.demand = [], [], False
+        self._transactions, self._truncates, self.demand, self.ddl = [], [], False, None
         return chunk

@@ -1,0 +1,19 @@
+"""`headwater check --install-ddl-markers`: event triggers at the source that say in the log what DDL does."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from headwater.config import Pipeline
+from headwater.log.framing import DDL_PREFIX
+from headwater.source.connection import connect
+from headwater.source.ddl_markers import install, statements
+
+
+def ddl_markers(pipeline: Pipeline, *, told: bool) -> dict[str, Any]:
+    """The SQL, which is run only if `told`."""
+    if told:
+        with contextlib.closing(connect(pipeline.conninfo(), application_name="headwater check")) as connection:
+            install(connection, DDL_PREFIX)
+    return {"sql": "".join(f"{statement};\n" for statement in statements(DDL_PREFIX)), "installed": told}

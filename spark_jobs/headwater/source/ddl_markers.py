@@ -1,0 +1,58 @@
+"""Event triggers at the source that say in the log itself that DDL was run, and which relations it wrote anew.
+
+A rewrite by `ALTER TABLE ... TYPE ... USING` sends no row, and may leave names and types as they were. The message is
+transactional: DDL that is rolled back says nothing. PostgreSQL documentation, "Event Triggers" and
+`pg_logical_emit_message`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from psycopg import errors as pg
+
+from headwater.errors import Refused
+from headwater.source.connection import Connection, errors_named
+
+_OF_VALUES: Final = 2 | 4
+"""Reasons of a rewrite that make values: a default of a new column, a type. Not SET LOGGED, nor an access method."""
+_TAGS: Final = "'ALTER TABLE', 'DROP TABLE', 'ALTER SCHEMA', 'DROP INDEX', 'ALTER PUBLICATION', 'DROP PUBLICATION'"
+
+
+def statements(prefix: str) -> list[str]:
+    """What installs them, once or again: to be run by a superuser in the source's database. `prefix`: of the message,
+    whose content is the id of a relation that was written anew, or nothing."""
+    return [
+        "CREATE SCHEMA IF NOT EXISTS headwater_ddl",
+        f"""CREATE OR REPLACE FUNCTION headwater_ddl.mark() RETURNS event_trigger
+LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+BEGIN
+  IF tg_event <> 'table_rewrite' THEN
+    PERFORM pg_logical_emit_message(true, '{prefix}', '');
+  ELSIF pg_event_trigger_table_rewrite_reason() & {_OF_VALUES} <> 0 THEN
+    PERFORM pg_logical_emit_message(true, '{prefix}', pg_event_trigger_table_rewrite_oid()::text);
+  END IF;
+EXCEPTION WHEN OTHERS THEN
+  RAISE WARNING 'headwater: %', SQLERRM;  -- nobody's DDL is to fail because of a message
+END $$""",
+        "DROP EVENT TRIGGER IF EXISTS headwater_ddl",
+        f"CREATE EVENT TRIGGER headwater_ddl ON ddl_command_end\nWHEN TAG IN ({_TAGS})\n"
+        "EXECUTE FUNCTION headwater_ddl.mark()",
+        "DROP EVENT TRIGGER IF EXISTS headwater_rewrite",
+        "CREATE EVENT TRIGGER headwater_rewrite ON table_rewrite EXECUTE FUNCTION headwater_ddl.mark()",
+    ]
+
+
+def install(connection: Connection, prefix: str) -> None:
+    """Run the statements, all or none of them. Refused to a role that may not."""
+    try:
+        with errors_named("source"), connection.transaction():
+            for statement in statements(prefix):
+                connection.execute(statement)
+    except (Refused, pg.InsufficientPrivilege) as reason:
+        raise Refused(
+            f"the role may not make event triggers: {reason}",
+            code="missing_rights",
+            where=f"database {connection.info.dbname}",
+            remedy="a superuser runs what headwater check PIPELINE.yaml --install-ddl-markers prints",
+        ) from None
