@@ -244,6 +244,9 @@ def test_another_key_is_refused_until_its_tables_are_loaded_anew(
     load_tables(pipeline, PEOPLE, again=True)
     catch_up(pipeline)
     monkeypatch.delenv(VARIABLE)
+    # Who only waits or looks needs no key.
+    assert status(pipeline)["tables"][PEOPLE]["state"] == "active"
+    assert headwater.wait(pipeline, require="5m")["tables"][PEOPLE]["state"] == "in step"
     with pytest.raises(Refused, match=f"{VARIABLE} is not set"):
         catch_up(pipeline)
     with pytest.raises(Refused, match=f"{VARIABLE} is not set"):
