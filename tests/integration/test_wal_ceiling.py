@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fixtures.jobs import assert_equal, catch_up, following, load_tables, record_of, registry_of
+from fixtures.jobs import assert_equal, catch_up, failing, following, lake_rows, load_tables, record_of, registry_of
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from fixtures.waiting import until
@@ -110,6 +110,30 @@ def test_a_driver_that_cannot_let_go_of_the_log_ends_and_gives_up_its_slot(
     assert_equal(database, pipeline, ORDERS, LINES)
 
 
+def test_a_driver_beside_a_load_goes_on_past_the_ceiling_until_the_load_has_ended(
+    database: Database, pipeline: Pipeline, caplog: pytest.LogCaptureFixture
+) -> None:
+    with database.connect(autocommit=False) as forgotten, failing(pipeline) as running:
+        forgotten.execute("select pg_current_xact_id()")
+        until(lambda: status(pipeline)["running"] or running.done(), "the driver runs")
+        with lease.hold(database.conninfo, registry_of(pipeline), lease.LOAD):
+
+            def is_past() -> bool:
+                write_log(database, 16)
+                return running.done() or "when the load that works has ended" in caplog.text
+
+            until(is_past, "the driver has seen how much is kept")
+            database.execute("update orders set n = 5")
+            until(lambda: lake_rows(pipeline, ORDERS, ["n"]) == [(5,)] or running.done(), "it still applies")
+            assert not running.done()
+            assert slot_is_there(database, pipeline)
+        until(running.done, "the driver has ended")
+    ended = running.exception()
+    assert isinstance(ended, SlotGap)
+    assert ended.code == "wal_ceiling"
+    assert not slot_is_there(database, pipeline)
+
+
 def _follow_until_it_ends(database: Database, pipeline: Pipeline) -> None:
     with following(pipeline) as running:
         until(lambda: status(pipeline)["running"] or running.done(), "the driver runs")
@@ -144,7 +168,7 @@ def test_while_a_load_works_the_slot_is_kept_and_its_driver_catches_up(database:
 
 
 def test_a_driver_that_starts_above_the_ceiling_may_catch_up_and_no_more(pipeline: Pipeline) -> None:
-    watch = CeilingWatch(pipeline)
+    watch = CeilingWatch(pipeline, lambda _: False)
 
     def judged(kept: int) -> str | None:
         slot = SlotState("s", "pgoutput", "d", True, 1, 0, 0, kept, "reserved", None, False, False)

@@ -40,13 +40,17 @@ def hold(conninfo: str, registry: Registry, name: str) -> Iterator[Lease]:
             registry.write(replace(lease, session=""))
 
 
-def refuse_if_held(connection: Connection, registry: Registry, name: str) -> None:
-    """LostLease, naming the holder, when the lease `name` is alive."""
+def is_held(connection: Connection, registry: Registry, name: str) -> bool:
+    """Whether the lease `name` is alive."""
     registry.refresh()
     lease = registry.leases.get(name)
-    if lease is None or not lease.session:
-        return
-    if is_alive(connection, lease.session):
+    return lease is not None and bool(lease.session) and is_alive(connection, lease.session)
+
+
+def refuse_if_held(connection: Connection, registry: Registry, name: str) -> None:
+    """LostLease, naming the holder, when the lease `name` is alive."""
+    if is_held(connection, registry, name):
+        lease = registry.leases[name]
         raise LostLease(
             f"a {name} is running since {lease.taken_at} (host {lease.host}, process {lease.pid})",
             where=f"lease {name}",

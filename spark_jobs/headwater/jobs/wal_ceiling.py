@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from headwater.config import Pipeline
@@ -129,8 +129,10 @@ class CeilingWatch:
     """The running driver's eye on its slot. A driver that starts with more than the ceiling, since nobody has looked or
     a load took its time, may catch up: it ends when it falls further behind."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline, load_works: Callable[[Connection], bool]) -> None:
+        """`load_works`: whether one does, as far as the source knows."""
         self._slot, self._ceiling = pipeline.source.slot, pipeline.source.wal_ceiling
+        self._load_works = load_works
         self._least: int | None = None
         self._next_look = self._next_word = 0.0
 
@@ -140,7 +142,14 @@ class CeilingWatch:
         if self._ceiling is None or now < self._next_look:
             return None
         self._next_look = now + _LOOK_SECONDS
-        return self.judge(read_slot(connection, self._slot), now)
+        problem = self.judge(read_slot(connection, self._slot), now)
+        if problem is not None and self._load_works(connection):
+            # The load needs the slot, which stays until it has ended: nobody but this driver can let go of the log.
+            log.warning(
+                "%s when the load that works has ended, unless replicate has caught up by then", problem.message
+            )
+            return None
+        return problem
 
     def judge(self, slot: SlotState | None, now: float) -> SlotGap | None:
         """The same of `slot` as it was at `now`, of a monotonic clock."""
