@@ -123,6 +123,9 @@ def parser() -> argparse.ArgumentParser:
     check.add_argument("--yes", action="store_true", help="with --install-ddl-markers: run the SQL at the source")
     load = command("load", "load tables; loaded ones are skipped, unfinished loads go on", tables=each)
     load.add_argument("--again", action="store_true", help="load the named tables anew")
+    new_source = "take this server for the source from now on (a promoted standby, a restored backup); every table is"
+    new_source += " suspended until this has brought it in step"
+    load.add_argument("--new-source", action="store_true", help=f"with --again: {new_source}")
     text = "replace a table, or a part of it, by what the source holds; replication goes on meanwhile"
     reload = command("reload", text, tables=each)
     text = "instead: find what may differ by the source's catalog (attached, detached, rewritten), compare, and repair"
@@ -157,6 +160,7 @@ def parser() -> argparse.ArgumentParser:
     command("doctor", "explain what is wrong with a pipeline, how that is known and what to do; changes nothing")
     verify = command("verify", "compare source and lake row by row", tables=each)
     verify.add_argument("--repair", action="store_true", help="put the rows right that differ, in one commit a table")
+    verify.add_argument("--new-source", action="store_true", help=f"with --repair: {new_source}")
     validate = command("validate", "run expectation suites on a consistent cut", tables=each)
     text = "the cut: a file with what `wait --json` printed, or the newest one (default: newest)"
     validate.add_argument("--cut", metavar="FILE|newest", default="newest", help=text)

@@ -75,6 +75,14 @@ def _load(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -
     tables = _known_tables(pipeline, args.table)
     from headwater.jobs.load import load
 
+    if args.new_source:
+        if not args.again:
+            raise _usage(
+                "--new-source goes with --again: nothing that the lake holds is known to be the source's", "load"
+            )
+        from headwater.jobs.new_source import adopt
+
+        adopt(pipeline)
     with load_display() as (tell, show):
         result = load(pipeline, tables, args.again, tell, show=show)
     return result, _unless_suspended(result)
@@ -148,7 +156,9 @@ def _verify(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event)
     tables = _known_tables(pipeline, args.table)
     from headwater.jobs.verify import verify
 
-    result = verify(pipeline, tables, args.repair)
+    if args.new_source and not args.repair:
+        raise _usage("--new-source goes with --repair: no table is in step with a new source until then", "verify")
+    result = verify(pipeline, tables, args.repair, new_source=args.new_source)
     kinds = ("missing", "extra", "different")
     if any(any(table[kind] for kind in kinds) and not table["repaired"] for table in result["tables"].values()):
         return result, EXIT_DIFFERENCES

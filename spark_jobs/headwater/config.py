@@ -115,7 +115,7 @@ class Source(_Section):
     slot: Annotated[str, _read(slot_name, str)] = ""
     failover: Literal["auto", "on", "off"] = "auto"
     wal_ceiling: _Ceiling = None
-    on_timeline_change: Literal["refuse"] = "refuse"
+    on_timeline_change: Literal["follow", "refuse"] = "refuse"
     hash_key: Annotated[str, _read(hash_key_value, str)] = ""
 
     @property

@@ -40,6 +40,7 @@ OCCASION = {
 AGAIN = ("--table", "counters", "--table", "entries")
 GONE_SECONDS = 20
 ELSEWHERE = (
+    "adopt.",
     "take_over.",
     "reload.",
     "replicate.after_kept_share",

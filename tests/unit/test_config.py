@@ -98,7 +98,7 @@ source:
   connection: ${SOURCE}
   slot: Bad-Slot
   wal_ceiling: none
-  on_timeline_change: follow
+  on_timeline_change: repair
 lake: {root: "s3a://bucket/lake"}
 replicate: {max_rows: 0, max_bytes: 10XB, max_seconds: true}
 defaults: {on_schema_change: follow}
@@ -117,7 +117,7 @@ tables:
         "pipeline: expected a name of a-z",
         "source.slot: expected 1 to 63 of a-z, 0-9 and _; got 'Bad-Slot' (line 4)",
         "source.wal_ceiling: expected a size",
-        "source.on_timeline_change: expected one of: refuse; got 'follow' (line 6)",
+        "source.on_timeline_change: expected one of: follow, refuse; got 'repair' (line 6)",
         "lake.root: s3a:// is not possible yet",
         "replicate.max_rows: expected a whole number, at least 1; got 0 (line 8)",
         "replicate.max_bytes: expected a size",

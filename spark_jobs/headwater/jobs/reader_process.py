@@ -162,9 +162,9 @@ class _Reader:
         stream = LogStream(self._conninfo)
         try:
             found = stream.identify(options.slot)
-            if self._source is not None:
-                found.refuse_difference(self._source, self._confirmed)
             start = max(options.start_lsn, self._framer.last_commit)
+            if self._source is not None:
+                found.refuse_difference(self._source, self._confirmed, start)
             stream.start(options.slot, options.publications, start, options.server_version, binary=options.binary)
         except BaseException:
             stream.close()

@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,10 +29,10 @@ from headwater.jobs.following import Following
 from headwater.jobs.handovers import Handovers
 from headwater.jobs.hidden_columns import hiding
 from headwater.jobs.log_format import may_be_binary, refuse_late_text
+from headwater.jobs.new_source import same_or_followed
 from headwater.jobs.pausing import await_resumption
 from headwater.jobs.publisher import Publisher
 from headwater.jobs.reader import LogReader, ReaderOptions
-from headwater.jobs.same_source import CONNECT_THERE, require_same_source
 from headwater.jobs.staging import Staging
 from headwater.jobs.succession import SuccessorWatch
 from headwater.jobs.take_over import Turn, taking_over
@@ -82,8 +83,9 @@ def replicate(
         contextlib.closing(connect(conninfo, application_name="headwater replicate")) as connection,
         ExitStack() as held,
     ):
-        position, version = _same_source(connection, registry.pipeline)
         ledger = Ledger(root, pipeline.name)
+        source = same_or_followed(connection, pipeline, registry, ledger)
+        position = Position(source.system_id, source.timeline, 0)
         ended = await_resumption(registry, until, deadline, stop)
         if ended is not None:
             return report(Totals(), ledger, registry.tables, ended)
@@ -104,7 +106,7 @@ def replicate(
             pipeline.source.slot,
             (pipeline.source.publication, inserts_name(pipeline.source.publication)),
             start,
-            version,
+            source.version,
             pipeline.replicate.memory,
             pipeline.replicate.spill,
             binary=may_be_binary(registry.tables),
@@ -132,6 +134,7 @@ def replicate(
 
             hide()
             ledger.begin_generation(position.at(start))
+            _follow(ledger, registry, position)
             registry.upgrade()  # a driver of an older Headwater, which would end now, is out already
             reach("replicate.after_generation")
             preapply.begin(ledger.generation, reader.spill_folder, lambda: _is_behind(pipeline, reader))
@@ -193,10 +196,16 @@ def _is_loaded(state: str) -> bool:
     return state in ("active", "catching up", "suspended")
 
 
-def _same_source(connection: Connection, known: PipelineRecord) -> tuple[Position, int]:
-    after = "; after a promotion or a restore load all tables anew under another lake.root"
-    now = require_same_source(connection, known, CONNECT_THERE + after)
-    return Position(now.system_id, now.timeline, 0), now.version
+def _follow(ledger: Ledger, registry: Registry, position: Position) -> None:
+    """Take a timeline that was found to go on where the lake stands for the lake's own. The ledger first: a driver that
+    is killed in between finds the same again."""
+    known, newest = registry.pipeline, ledger.newest
+    assert known is not None
+    if newest is not None and not newest.position.same_log(position):
+        at = position.at(newest.position.lsn)
+        ledger.publish(at, {}, all_tables=newest.tables, source_time=None, sample=None, stages={})
+    if known.timeline != position.timeline:
+        registry.write(replace(known, timeline=position.timeline))
 
 
 def _continuity(connection: Connection, pipeline: Pipeline, known: PipelineRecord, ledger: Ledger) -> int:

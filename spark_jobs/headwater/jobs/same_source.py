@@ -5,20 +5,39 @@ from __future__ import annotations
 from typing import Final
 
 from headwater.errors import SourceChanged
+from headwater.lake.ledger import Epoch
 from headwater.lake.registry import PipelineRecord
-from headwater.source.connection import Connection, ServerIdentity, identify
+from headwater.position import format_lsn
+from headwater.source.connection import Connection, ServerIdentity, identify, position_now
 
-CONNECT_THERE: Final = "connect to the server the lake was built from"
+NEW_SOURCE: Final = (
+    "connect to the server the lake was built from; or, if this is the source from now on, headwater verify "
+    "PIPELINE.yaml --repair --new-source compares, and writes only what differs, and headwater load PIPELINE.yaml "
+    "--again --new-source loads all tables anew"
+)
 
 
-def require_same_source(connection: Connection, known: PipelineRecord, remedy: str = CONNECT_THERE) -> ServerIdentity:
-    """Who answered. SourceChanged when it is not the source that `known` tells of."""
+def described(one: PipelineRecord | ServerIdentity) -> str:
+    """For messages: which log it is."""
+    return f"system {one.system_id} timeline {one.timeline}"
+
+
+def require_same_source(connection: Connection, known: PipelineRecord, newest: Epoch | None = None) -> ServerIdentity:
+    """Who answered. SourceChanged when it is not the source that `known` tells of, or when its log has not come as far
+    as `newest`, the lake's: only what was on its disk was ever sent."""
     now = identify(connection)
     if (now.system_id, now.timeline) != (known.system_id, known.timeline):
         raise SourceChanged(
-            f"the lake was built from system {known.system_id} timeline {known.timeline}, this source is system "
-            f"{now.system_id} timeline {now.timeline}",
+            f"the lake was built from {described(known)}, this source is {described(now)}",
             where="source.connection",
-            remedy=remedy,
+            remedy=NEW_SOURCE,
+        )
+    end = position_now(connection).lsn
+    if newest is not None and not now.in_recovery and end < newest.position.lsn:
+        raise SourceChanged(
+            f"the source's log ends at {format_lsn(end)}, before the lake's {format_lsn(newest.position.lsn)}: it was "
+            "restored from an older state",
+            where="source.connection",
+            remedy=NEW_SOURCE,
         )
     return now

@@ -23,6 +23,7 @@ from headwater.jobs.comparison import Candidates, Comparison
 from headwater.jobs.differences import Settled, State, settle
 from headwater.jobs.hidden_columns import key_of
 from headwater.jobs.key_reader import KeyReader
+from headwater.jobs.new_source import adopt
 from headwater.jobs.repair import Repair, repair_suspended
 from headwater.jobs.replacing import driver_beside
 from headwater.jobs.same_source import require_same_source
@@ -75,13 +76,17 @@ def verify(
     tables: Sequence[TableName] = (),
     repair: bool = False,
     *,
+    new_source: bool = False,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> dict[str, Any]:
     """Compare `tables` (none: every table of the pipeline). The JSON of interface "verify".
 
     A table that cannot be compared is listed with `compared: false`, its state and the reason. `repair`: rows that
-    differ are put right. Transient when the lake does not reach the capture point in time.
+    differ are put right. `new_source`: this server is the lake's source from now on. Transient when the lake does not
+    reach the capture point in time.
     """
+    if new_source:
+        adopt(pipeline)
     with (
         contextlib.closing(connect(pipeline.conninfo(), application_name="headwater verify")) as connection,
         driver_beside(connection, pipeline, log.info) if repair else contextlib.nullcontext(),

@@ -197,7 +197,7 @@ def _slot_problems(connection: Connection, slot: SlotState | None) -> list[Probl
         message = f"it exists for the database {slot.database}, not {connection.info.dbname}"
         return [error("foreign_slot", where, message, other)]
     if slot.loss:
-        remedy = f"SELECT pg_drop_replication_slot('{slot.name}'), then load the tables again"
+        remedy = "headwater load PIPELINE.yaml --again loads all tables anew, with a new slot"
         return [error("slot_lost", where, slot.loss, remedy)]
     return []
 

@@ -58,18 +58,27 @@ class ConnectionLost(SourceUnreachable):
 
 @dataclass(frozen=True, slots=True)
 class LogSource:
-    """Whose log it is, and up to where it was confirmed; None: there is no such slot, or it was given up."""
+    """Whose log it is, up to where it is on the server's disk, and up to where it was confirmed; None: there is no such
+    slot, or it was given up."""
 
     system_id: str
     timeline: int
+    end_lsn: int
     confirmed_lsn: int | None
 
-    def refuse_difference(self, before: LogSource, confirmed_lsn: int) -> None:
-        """After a reconnect: SourceChanged or SlotGap unless the log goes on where it was left."""
+    def refuse_difference(self, before: LogSource, confirmed_lsn: int, read_lsn: int) -> None:
+        """After a reconnect: SourceChanged or SlotGap unless the log goes on where it was left: at `read_lsn`."""
         if (self.system_id, self.timeline) != (before.system_id, before.timeline):
             raise SourceChanged(
                 f"the log connection was to system {before.system_id} timeline {before.timeline}, now it is system "
                 f"{self.system_id} timeline {self.timeline}",
+                where="source.connection",
+                remedy="run replicate again: it says what has to be done",
+            )
+        if self.end_lsn < read_lsn:
+            raise SourceChanged(
+                f"while the connection was away the source was restored from an older state: its log ends at "
+                f"{format_lsn(self.end_lsn)}, and {format_lsn(read_lsn)} was read",
                 where="source.connection",
                 remedy="run replicate again: it says what has to be done",
             )
@@ -132,10 +141,18 @@ class LogStream:
             f"slot_name = '{slot}'"
         )
         confirmed = slot_rows[0][0] if slot_rows else None
-        system_id, timeline = system[0][0], system[0][1]
-        if system_id is None or timeline is None:
+        system_id, timeline, end = system[0][:3]
+        if system_id is None or timeline is None or end is None:
             raise SourceUnreachable("the server does not say which system it is", where="source")
-        return LogSource(system_id, int(timeline), parse_lsn(confirmed) if confirmed else None)
+        return LogSource(system_id, int(timeline), parse_lsn(end), parse_lsn(confirmed) if confirmed else None)
+
+    def switch_points(self, timeline: int) -> dict[int, int]:
+        """Where each of the timelines that `timeline` comes from ended, by its number, as LSN."""
+        if timeline == 1:
+            return {}
+        content = self._query(f"TIMELINE_HISTORY {timeline}")[0][1] or ""
+        lines = [line.split() for line in content.splitlines() if line.strip() and not line.startswith("#")]
+        return {int(line[0]): parse_lsn(line[1]) for line in lines}
 
     def _query(self, statement: str) -> list[list[str | None]]:
         result = self._connection.exec_(statement.encode())

@@ -1,0 +1,175 @@
+"""When the source is another one than the lake was built from: a promoted standby, a restored backup, another server.
+
+A ladder, and whoever refuses names the rung: go on where the log provably goes on (`why_not_followed` says why it does
+not); compare, and put right what differs (`verify --repair --new-source`); load everything (`load --again
+--new-source`). The last two begin with `adopt`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import replace
+from typing import Final
+
+from headwater.config import Pipeline
+from headwater.errors import Refused, SourceChanged
+from headwater.failpoints import reach
+from headwater.jobs import lease
+from headwater.jobs.check import check, require_ok
+from headwater.jobs.same_source import NEW_SOURCE, described, require_same_source
+from headwater.lake.history import history_record
+from headwater.lake.ledger import Epoch, Ledger
+from headwater.lake.paths import table_path
+from headwater.lake.position_file import PositionFile, write_position_file
+from headwater.lake.registry import PipelineRecord, Registry, TableRecord, now_text
+from headwater.lake.tables import current
+from headwater.position import Position, format_lsn
+from headwater.source.connection import Connection, ServerIdentity, connect, identify
+from headwater.source.slot import create_slot, drop_slot, loss_of, read_slot
+from headwater.source.stream import LogStream
+
+log = logging.getLogger(__name__)
+
+FOLLOW: Final = (
+    "set source.on_timeline_change to follow and run replicate again: the slot is there, the lake holds nothing that "
+    "this source does not have, and it goes on exactly"
+)
+_IN_STEP: Final = ("active", "catching up")
+
+
+def same_or_followed(connection: Connection, pipeline: Pipeline, registry: Registry, ledger: Ledger) -> ServerIdentity:
+    """Who answered: the source of the lake, or one whose log goes on exactly where the lake stands, if the pipeline
+    file wants that followed. SourceChanged else, with the rung of the ladder as the remedy."""
+    known, newest = registry.pipeline, ledger.newest
+    assert known is not None
+    now = identify(connection)
+    if (now.system_id, now.timeline) == (known.system_id, known.timeline):
+        return require_same_source(connection, known, newest)
+    reason = why_not_followed(connection, pipeline, registry, newest, now)
+    if not reason and pipeline.source.on_timeline_change == "follow":
+        log.warning("the source is on timeline %d now, and its log goes on where the lake stands", now.timeline)
+        return now
+    raise SourceChanged(
+        f"the lake was built from {described(known)}, this source is {described(now)}"
+        + (f"; it cannot be followed exactly: {reason}" if reason else ""),
+        where="source.connection",
+        remedy=NEW_SOURCE if reason else FOLLOW,
+    )
+
+
+def why_not_followed(
+    connection: Connection, pipeline: Pipeline, registry: Registry, newest: Epoch | None, now: ServerIdentity
+) -> str:
+    """Why the log of `now` is not the lake's, gone on; empty: all that the lake holds lies before the switch of
+    timelines, and the slot delivers what follows it."""
+    known = registry.pipeline
+    assert known is not None
+    if now.system_id != known.system_id:
+        return "it is another system"
+    with contextlib.closing(LogStream(pipeline.conninfo())) as stream:
+        switch = stream.switch_points(now.timeline).get(known.timeline)
+    if switch is None:
+        return f"its timeline does not come from timeline {known.timeline}"
+    start = max(known.start_lsn, newest.position.lsn if newest is not None else 0)
+    if start > switch:
+        return f"the lake stands at {format_lsn(start)}, and timeline {known.timeline} ended at {format_lsn(switch)}"
+    for record in registry.tables.values():
+        if record.state in _IN_STEP and (reason := _beyond(pipeline, record, switch)):
+            return f"{record.name}: {reason}, and timeline {known.timeline} ended at {format_lsn(switch)}"
+    for kept in registry.kept.values():
+        if kept.state == "keeping":
+            return f"changes of {kept.table} are kept for a load or reload that has not ended"
+    slot = read_slot(connection, pipeline.source.slot)
+    if slot is None or slot.loss:
+        return loss_of(slot)
+    if slot.has_passed(start):
+        assert slot.confirmed_lsn is not None
+        return f"the slot stands at {format_lsn(slot.confirmed_lsn)}, past the lake's {format_lsn(start)}"
+    return ""
+
+
+def _beyond(pipeline: Pipeline, record: TableRecord, switch: int) -> str:
+    """How the table may hold what was committed past `switch`; empty: it does not."""
+    # Until a hand-over has ended transaction ids decide what the load has seen, and a promoted server may give one of
+    # them to another transaction.
+    if record.capture is not None and (record.capture.handover_end is None or record.capture.handover_end > switch):
+        return "its load is not handed over to the log yet"
+    for one in (record, history_record(record)) if record.schema.history else (record,):
+        stands = current(table_path(pipeline.lake_path(), one.path), one.app_id(pipeline.name))
+        if stands is not None and stands[1] > switch:
+            return f"it stands at {format_lsn(stands[1])}"
+    return ""
+
+
+def adopt(pipeline: Pipeline) -> None:
+    """Take the server that the connection leads to for the lake's source from now on. No table is in step with it:
+    all are suspended until a repair or a load brings them there, and the log is read from a new slot on.
+
+    Refused where `check` refuses, LostLease while a replicate or a load works there.
+    """
+    require_ok(check(pipeline))
+    conninfo, root = pipeline.conninfo(), pipeline.lake_path()
+    registry = Registry.open(root, pipeline.name)
+    if registry is None or registry.pipeline is None:
+        raise Refused(
+            "nothing was loaded yet",
+            code="nothing_loaded",
+            where=f"pipeline {pipeline.name}",
+            remedy="headwater load PIPELINE.yaml",
+        )
+    known = registry.pipeline
+    with (
+        contextlib.closing(connect(conninfo, application_name="headwater new source")) as connection,
+        lease.hold(conninfo, registry, lease.LOAD),
+        lease.hold(conninfo, registry, lease.SET_UP),
+    ):
+        now = identify(connection)
+        # Suspended before anything else: whoever goes on from a half-done change, with whichever source, trusts no row.
+        reason = f"the source changed from {described(known)} to {described(now)}"
+        # And as another incarnation: a position of the old log, which may be higher, is none that it fell back from.
+        suspended = [
+            replace(
+                record.entered("suspended", reason, "headwater verify PIPELINE.yaml --repair"),
+                incarnation=record.incarnation + 1,
+            )
+            for record in registry.tables.values()
+            if record.state not in ("new", "removed")
+        ]
+        registry.write(*suspended)
+        reach("adopt.suspended")
+        drop_slot(connection, pipeline.source.slot)
+        slot = create_slot(connection, pipeline.source.slot, pipeline.source.failover)
+        assert slot.confirmed_lsn is not None
+        reach("adopt.slot")
+        epoch = _published(Ledger(root, pipeline.name), Position(now.system_id, now.timeline, slot.confirmed_lsn))
+        reach("adopt.ledger")
+        registry.write(
+            PipelineRecord(
+                system_id=now.system_id,
+                timeline=now.timeline,
+                slot=pipeline.source.slot,
+                publication=pipeline.source.publication,
+                start_lsn=slot.confirmed_lsn,
+                made_slot=True,
+                made_publication=known.made_publication and known.system_id == now.system_id,
+                paused=known.paused,
+            )
+        )
+        states = {one.name: {"state": one.state, "reason": one.reason, "since": one.since} for one in suspended}
+        write_position_file(
+            root,
+            PositionFile(epoch.generation, epoch.epoch, epoch.position, epoch.position.lsn, now_text(), states=states),
+        )
+    log.warning("%s: every table is suspended until it is repaired or loaded again", reason)
+
+
+def _published(ledger: Ledger, position: Position) -> Epoch:
+    """The lake as it is, at `position` of the new log: the rows that follow go on from there, and a driver of the old
+    source is out."""
+    before = ledger.newest.tables if ledger.newest is not None else {}
+    ledger.begin_generation(position)
+    tables = {
+        name: replace(version, state="suspended", applied_lsn=0, touched=False) for name, version in before.items()
+    }
+    return ledger.publish(position, {}, all_tables=tables, source_time=None, sample=None, stages={})
