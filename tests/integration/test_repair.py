@@ -16,10 +16,12 @@ from fixtures.postgres import Database
 from headwater.cli import main
 from headwater.config import Pipeline
 from headwater.errors import EXIT_DONE
+from headwater.jobs import replacing
 from headwater.jobs.status import status
 from headwater.jobs.verify import verify
 from headwater.lake.tables import read_commit
 from headwater.names import TableName
+from headwater.source.connection import connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -110,3 +112,15 @@ def test_a_table_in_step_is_repaired_beside_its_driver(shop: Shop) -> None:
         shop.database.execute("insert into parted values (14, 'eu')", "delete from parted where id = 12")
         until(lambda: shop.is_equal(PARTED) or driver.done(), "it goes on")
     assert_equal(shop.database, shop.pipeline, PARTED)
+
+
+def test_of_two_drivers_that_start_together_the_slower_ones_job_goes_on_beside_the_other(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with following(shop.pipeline), connect(shop.database.conninfo) as connection:
+        until(lambda: replacing.is_running(connection, shop.pipeline), "the other one runs")
+        genuine, looks = replacing.is_running, iter([False])  # it did not, when the job looked
+        monkeypatch.setattr(replacing, "is_running", lambda *given: next(looks, True) and genuine(*given))
+        with replacing.driver_beside(connection, shop.pipeline, print):
+            assert replacing.is_running(connection, shop.pipeline)
+        assert next(looks, None) is None

@@ -69,7 +69,7 @@ def refuse_kept(record: TableRecord) -> None:
 
 @contextlib.contextmanager
 def driver_beside(connection: Connection, pipeline: Pipeline, progress: Report) -> Iterator[None]:
-    """A driver beside the block: the one that runs, or one of our own."""
+    """A driver beside the block: the one that runs, or one of our own; of two that start together, either."""
     if is_running(connection, pipeline):
         yield
         return
@@ -80,6 +80,9 @@ def driver_beside(connection: Connection, pipeline: Pipeline, progress: Report) 
     def run() -> None:
         try:
             replicate(pipeline, None, None, stop)
+        except LostLease as lost:
+            if lost.code != "already_running":
+                failures.append(lost)
         except BaseException as error:
             failures.append(error)
         finally:
