@@ -17,6 +17,7 @@ from headwater.cli import main
 from headwater.config import Pipeline
 from headwater.errors import EXIT_DONE
 from headwater.jobs import replacing
+from headwater.jobs.driver_answers import is_running
 from headwater.jobs.status import status
 from headwater.jobs.verify import verify
 from headwater.lake.tables import read_commit
@@ -118,9 +119,9 @@ def test_of_two_drivers_that_start_together_the_slower_ones_job_goes_on_beside_t
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with following(shop.pipeline), connect(shop.database.conninfo) as connection:
-        until(lambda: replacing.is_running(connection, shop.pipeline), "the other one runs")
-        genuine, looks = replacing.is_running, iter([False])  # it did not, when the job looked
-        monkeypatch.setattr(replacing, "is_running", lambda *given: next(looks, True) and genuine(*given))
+        until(lambda: is_running(connection, shop.pipeline), "the other one runs")
+        looks = iter([False])  # it did not, when the job looked
+        monkeypatch.setattr(replacing, "is_running", lambda *given: next(looks, True) and is_running(*given))
         with replacing.driver_beside(connection, shop.pipeline, print):
-            assert replacing.is_running(connection, shop.pipeline)
+            assert is_running(connection, shop.pipeline)
         assert next(looks, None) is None

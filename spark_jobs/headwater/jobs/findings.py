@@ -15,7 +15,7 @@ from typing import Final, Literal
 from headwater.errors import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_SUSPENDED
 from headwater.jobs.examination import Answers, Examined
 from headwater.jobs.lease import LOAD
-from headwater.jobs.same_source import NEW_SOURCE
+from headwater.jobs.same_source import REPLICATE_SAYS
 from headwater.jobs.wal_ceiling import REMEDY as LOAD_ALL_AGAIN
 from headwater.position import format_lsn
 from headwater.quantities import size_text
@@ -107,7 +107,7 @@ def _source(seen: Examined) -> Iterator[Finding]:
             message="this is another server, or another timeline, than the lake was built from",
             evidence=f"the lake: system {seen.known.system_id} timeline {seen.known.timeline}; "
             f"the source: system {now.system_id} timeline {now.timeline}",
-            remedy=NEW_SOURCE,
+            remedy=REPLICATE_SAYS,
         )
 
 

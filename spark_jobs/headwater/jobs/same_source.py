@@ -15,6 +15,10 @@ NEW_SOURCE: Final = (
     "PIPELINE.yaml --repair --new-source compares, and writes only what differs, and headwater load PIPELINE.yaml "
     "--again --new-source loads all tables anew"
 )
+REPLICATE_SAYS: Final = (
+    "connect to the server the lake was built from; or, if this is the source from now on, headwater replicate "
+    "PIPELINE.yaml goes on, or says what to do"
+)
 
 
 def described(one: PipelineRecord | ServerIdentity) -> str:
@@ -30,7 +34,7 @@ def require_same_source(connection: Connection, known: PipelineRecord, newest: E
         raise SourceChanged(
             f"the lake was built from {described(known)}, this source is {described(now)}",
             where="source.connection",
-            remedy=NEW_SOURCE,
+            remedy=REPLICATE_SAYS,
         )
     end = position_now(connection).lsn
     if newest is not None and not now.in_recovery and end < newest.position.lsn:
