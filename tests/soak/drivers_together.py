@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -187,9 +188,8 @@ def main() -> int:
             try:
                 told = rounds.run(seed)
             except BaseException:
-                print(f"failed; again: --only {seed}")
-                for log in sorted(Path(folder).glob("*.log"), key=lambda file: file.stat().st_mtime)[-6:]:
-                    print(f"== {log.name}", log.read_text(errors="replace")[-2000:], sep="\n", file=sys.stderr)
+                evidence = shutil.copytree(folder, f"{folder}-failed")
+                print(f"failed; again: --only {seed}; the lake, and what every job said: {evidence}")
                 raise
             print(f"{told}; exact after {time.monotonic() - began:.0f} s", flush=True)
             for file in (*Path(folder).glob("*.log"), *Path(folder).glob("*.json")):
