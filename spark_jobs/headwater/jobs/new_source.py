@@ -22,7 +22,7 @@ from headwater.lake.history import history_record
 from headwater.lake.ledger import Epoch, Ledger
 from headwater.lake.paths import table_path
 from headwater.lake.position_file import PositionFile, write_position_file
-from headwater.lake.registry import PipelineRecord, Registry, TableRecord, now_text
+from headwater.lake.registry import Registry, TableRecord, now_text
 from headwater.lake.tables import current
 from headwater.position import Position, format_lsn
 from headwater.source.connection import Connection, ServerIdentity, connect, identify
@@ -145,7 +145,8 @@ def adopt(pipeline: Pipeline) -> None:
         epoch = _published(Ledger(root, pipeline.name), Position(now.system_id, now.timeline, slot.confirmed_lsn))
         reach("adopt.ledger")
         registry.write(
-            PipelineRecord(
+            replace(
+                known,
                 system_id=now.system_id,
                 timeline=now.timeline,
                 slot=pipeline.source.slot,
@@ -153,7 +154,6 @@ def adopt(pipeline: Pipeline) -> None:
                 start_lsn=slot.confirmed_lsn,
                 made_slot=True,
                 made_publication=known.made_publication and known.system_id == now.system_id,
-                paused=known.paused,
             )
         )
         states = {one.name: {"state": one.state, "reason": one.reason, "since": one.since} for one in suspended}
