@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from deltalake import DeltaTable
 
 import headwater
 from fixtures.jobs import catch_up, following, lake_path_of, lake_rows, load_tables, record_of, source_rows
@@ -133,6 +134,27 @@ def test_a_repair_and_a_read_at_the_source_keep_to_the_part(
     rows = headwater.read(spark, cut)[PEOPLE]
     assert sorted(rows.columns) == ["id", "name", "note", "region"]
     assert rows.count() == 20
+
+
+def test_another_partitioning_is_named_by_check_and_holds_from_the_next_load_on(
+    database: Database, pipeline: Pipeline, spark: SparkSession, tmp_path: Path
+) -> None:
+    cut = headwater.wait(pipeline, tables=[PEOPLE], timeout=30)
+    before = sorted(headwater.read(spark, cut)[PEOPLE].collect())
+    other = write_pipeline(tmp_path, database, {**PART, "partition_by": ["region"]}, FILTERED, PLAIN)
+    (warned,) = [p for p in check(other).problems if p.code == "option_waits_for_load"]
+    assert (warned.where, warned.is_error) == (PEOPLE, False)
+    assert "partition_by" in warned.message
+    database.execute("insert into people values (200, 'eu', 'n', null, null)")
+    catch_up(other)
+    assert DeltaTable(lake_path_of(other, PEOPLE)).metadata().partition_columns == []
+    load_tables(other, PEOPLE, again=True)
+    database.execute("update people set name = 'later' where id = 200")
+    catch_up(other)
+    assert DeltaTable(lake_path_of(other, PEOPLE)).metadata().partition_columns == ["region"]
+    assert_part_equal(database, other)
+    assert sorted(headwater.read(spark, cut)[PEOPLE].collect()) == before
+    assert not [p for p in check(other).problems if p.code == "option_waits_for_load"]
 
 
 def test_another_selection_holds_from_the_next_load_on(database: Database, pipeline: Pipeline, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ _HOLD_FROM_A_LOAD_ON = {
     "columns.hash or its key": "hashed",
     "columns.mask": "masked",
     "where": "where",
+    "partition_by": "partition_by",
 }
 """Options of a table, and their fields of `TableSchema`."""
 
