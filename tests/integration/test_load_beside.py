@@ -26,6 +26,7 @@ from fixtures.jobs import (
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.config import Pipeline
+from headwater.jobs.following import Following
 from headwater.jobs.keeper import load_name
 from headwater.lake import storage
 from headwater.lake.ledger import read_epoch
@@ -135,6 +136,35 @@ def test_a_table_is_loaded_again_beside_its_driver(shop: Shop, tmp_path: Path) -
         until(lambda: shop.is_equal(NEW) or running.done(), "it holds what was committed meanwhile")
         _write_again(shop)
         until(lambda: shop.is_equal(NEW) or running.done(), "it is followed")
+    assert_equal(shop.database, shop.pipeline, OLD, NEW)
+
+
+def test_a_table_does_not_join_the_cuts_before_its_driver_has_followed_its_load(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write of the driver's own, after a lost race, reads the registry again as well: the table is "catching up"
+    there before the look at loads comes, and everything that was kept of it is still to be applied."""
+    load_tables(shop.pipeline, NEW)
+    monkeypatch.setattr("headwater.jobs.following._PERIOD", 4.0)
+    follow = Following.follow_if_due
+
+    def reading_again(driver: Following) -> bool:
+        driver._registry.refresh()
+        return follow(driver)
+
+    monkeypatch.setattr(Following, "follow_if_due", reading_again)
+    with following(shop.pipeline) as running, armed(tmp_path, "load.after_capture") as hold:
+        until(lambda: record_of(shop.pipeline, NEW).state == "active" or running.done(), "the driver follows the log")
+        job = in_thread(lambda: load_tables(shop.pipeline, NEW, again=True))
+        hold.reached(job)
+        _write(shop)
+        until(lambda: (shop.is_equal(OLD) and shop.kept()) or running.done(), "the changes are kept")
+        hold.release()
+        job.result(120)
+        shop.database.execute("update old set n = n + 1")
+        until(lambda: shop.is_equal(OLD) or running.done(), "a row is published")
+        _write_again(shop)
+        until(lambda: (shop.is_equal(NEW) and shop.is_equal(OLD)) or running.done(), "both are followed")
     assert_equal(shop.database, shop.pipeline, OLD, NEW)
 
 

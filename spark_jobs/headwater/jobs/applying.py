@@ -288,7 +288,10 @@ class Tables:
         active: from this row on they are in cuts."""
         waiting = [record for record in self.records.values() if record.state == "catching up"]
         for record in waiting:
-            if record.name in self.catching_up or not self.next_row.is_settled(record.name):
+            # The registry may have been read again since the load was last followed: what is kept is not applied yet.
+            if record.name in self.catching_up or self.keeper.holds_back(record.name):
+                continue
+            if not self.next_row.is_settled(record.name):
                 continue
             if record.capture is not None and record.capture.lsn <= lsn:
                 self._ledger.check_fence()
