@@ -9,7 +9,7 @@ import argparse
 import json
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +80,7 @@ def _load(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -
             raise _usage(
                 "--new-source goes with --again: nothing that the lake holds is known to be the source's", "load"
             )
+        _refuse_some(tables, "load")
         from headwater.jobs.new_source import adopt
 
         adopt(pipeline)
@@ -152,12 +153,19 @@ def _doctor(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event)
     return doctor(pipeline)
 
 
+def _refuse_some(tables: Sequence[TableName], command: str) -> None:
+    if tables:
+        raise _usage("--new-source is for all tables: no other one could be brought in step by itself", command)
+
+
 def _verify(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:
     tables = _known_tables(pipeline, args.table)
     from headwater.jobs.verify import verify
 
     if args.new_source and not args.repair:
         raise _usage("--new-source goes with --repair: no table is in step with a new source until then", "verify")
+    if args.new_source:
+        _refuse_some(tables, "verify")
     result = verify(pipeline, tables, args.repair, new_source=args.new_source)
     kinds = ("missing", "extra", "different")
     if any(any(table[kind] for kind in kinds) and not table["repaired"] for table in result["tables"].values()):

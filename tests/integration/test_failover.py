@@ -20,13 +20,14 @@ from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database, new_database, server_setting
 from headwater.config import Pipeline
 from headwater.embedded import EmbeddedServer
-from headwater.errors import Refused, SlotGap, SourceChanged
+from headwater.errors import LostLease, Refused, SlotGap, SourceChanged
 from headwater.jobs.load import load
 from headwater.jobs.new_source import adopt
 from headwater.jobs.status import status
 from headwater.jobs.verify import verify
 from headwater.jobs.wait import wait
-from headwater.lake.ledger import read_epoch, read_generation
+from headwater.lake.ledger import Ledger, read_epoch, read_generation
+from headwater.position import Position
 from headwater.source.connection import connect, position_now
 from headwater.source.slot import read_slot
 
@@ -169,6 +170,81 @@ def test_a_promoted_standby_with_the_slot_and_everything_the_lake_holds_is_follo
     assert incarnations == {name: record.incarnation for name, record in registry_of(pipeline).tables.items()}
     # From here on it is the lake's timeline, whatever the file says.
     assert_goes_on(source, source.pipeline())
+
+
+def test_what_an_old_driver_commits_while_another_follows_keeps_that_one_out(
+    source: Source, make_standby: Callable[[EmbeddedServer], EmbeddedServer]
+) -> None:
+    """The old primary lives on with its driver when the connection leads to the promoted standby. Its epochs that come
+    after the follower has looked are found behind the fence."""
+    primary = source.database.server
+    if primary_version(primary) < 170000:
+        pytest.skip("failover slots came with PostgreSQL 17")
+    standby = make_standby(primary)
+    old = source.pipeline()
+    synchronise_slot(primary, standby, old)
+    has_received(standby, primary)
+    promote(standby)
+    source.moves_to(standby)
+    followed = source.pipeline(on_timeline_change="follow")
+    source.database.execute("update orders set n = -1 where id < 100")
+    begin = Ledger.begin_generation
+
+    def late(ledger: Ledger, position: Position) -> int:
+        """Between the look of the one that follows and its fence the old driver publishes."""
+        with pytest.MonkeyPatch.context() as undone:
+            undone.setattr(Ledger, "begin_generation", begin)
+            catch_up(old)
+        return begin(ledger, position)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Ledger, "begin_generation", late)
+        with pytest.raises(SourceChanged, match="it cannot be followed exactly: the lake stands at"):
+            catch_up(followed)
+    # The old driver is out, and the person has the next rung.
+    assert "verify PIPELINE.yaml --repair --new-source" in refused(followed).remedy
+    verify(followed, repair=True, new_source=True)
+    assert_goes_on(source, followed)
+
+
+def test_a_sibling_s_timeline_of_the_same_number_is_no_source_of_the_lake(
+    source: Source, make_standby: Callable[[EmbeddedServer], EmbeddedServer]
+) -> None:
+    primary = source.database.server
+    one, other = make_standby(primary), make_standby(primary)
+    has_received(one, primary)
+    settings(one, primary_conninfo="")
+    source.database.execute("insert into lines values (1001, 1)")
+    has_received(other, primary)
+    settings(other, primary_conninfo="")
+    promote(one)
+    source.moves_to(one)
+    pipeline = source.pipeline()
+    verify(pipeline, repair=True, new_source=True)
+    assert_goes_on(source, pipeline)
+    with other.connect() as connection:
+        connection.execute("select pg_promote(true, 60)")
+    source.moves_to(other)
+    with source.now.superuser() as connection:
+        # Past where the lake stands: the positions alone tell nothing.
+        connection.execute("select pg_switch_wal()")
+        connection.execute("insert into lines values (1002, 1)")
+        connection.execute("select pg_switch_wal()")
+    assert "comes from elsewhere" in str(refused(source.pipeline()))
+
+
+def test_no_source_is_changed_below_a_running_driver(source: Source) -> None:
+    pipeline = source.pipeline()
+    with following(pipeline), connect(source.database.conninfo) as connection:
+
+        def is_taken() -> bool:
+            slot = read_slot(connection, pipeline.source.slot)
+            return slot is not None and slot.active
+
+        until(is_taken, "the driver reads the log")
+        with pytest.raises(LostLease, match="a replicate works with this source"):
+            adopt(pipeline)
+        assert {table["state"] for table in status(pipeline)["tables"].values()} == {"active"}
 
 
 def moving(source: Source, pipeline: Pipeline, standby: EmbeddedServer) -> Pipeline:

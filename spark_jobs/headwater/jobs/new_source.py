@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from headwater.config import Pipeline
-from headwater.errors import Refused, SourceChanged
+from headwater.errors import LostLease, Refused, SlotGap, SourceChanged
 from headwater.failpoints import reach
 from headwater.jobs import lease
 from headwater.jobs.check import check, require_ok
@@ -22,11 +22,13 @@ from headwater.lake.history import history_record
 from headwater.lake.ledger import Epoch, Ledger
 from headwater.lake.paths import table_path
 from headwater.lake.position_file import PositionFile, write_position_file
-from headwater.lake.registry import Registry, TableRecord, now_text
+from headwater.lake.positional import Fence, take
+from headwater.lake.registry import PipelineRecord, Registry, TableRecord, now_text
 from headwater.lake.tables import current
 from headwater.position import Position, format_lsn
 from headwater.source.connection import Connection, ServerIdentity, connect, identify
-from headwater.source.slot import create_slot, drop_slot, loss_of, read_slot
+from headwater.source.publication import ensure_publications
+from headwater.source.slot import SlotState, create_slot, drop_slot, loss_of, read_slot
 from headwater.source.stream import LogStream
 
 log = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ FOLLOW: Final = (
     "this source does not have, and it goes on exactly"
 )
 _IN_STEP: Final = ("active", "catching up")
+_CHANGED: Final = "the source changed"
 
 
 def same_or_followed(connection: Connection, pipeline: Pipeline, registry: Registry, ledger: Ledger) -> ServerIdentity:
@@ -45,6 +48,7 @@ def same_or_followed(connection: Connection, pipeline: Pipeline, registry: Regis
     assert known is not None
     now = identify(connection)
     if (now.system_id, now.timeline) == (known.system_id, known.timeline):
+        _refuse_sibling(pipeline, known, now)
         return require_same_source(connection, known, newest)
     reason = why_not_followed(connection, pipeline, registry, newest, now)
     if not reason and pipeline.source.on_timeline_change == "follow":
@@ -67,10 +71,10 @@ def why_not_followed(
     assert known is not None
     if now.system_id != known.system_id:
         return "it is another system"
-    with contextlib.closing(LogStream(pipeline.conninfo())) as stream:
-        switch = stream.switch_points(now.timeline).get(known.timeline)
-    if switch is None:
-        return f"its timeline does not come from timeline {known.timeline}"
+    history = history_of(pipeline, now)
+    switch = dict(history).get(known.timeline)
+    if switch is None or not set(known.history) <= set(history):
+        return f"its timeline does not come from timeline {known.timeline} of the lake's source"
     start = max(known.start_lsn, newest.position.lsn if newest is not None else 0)
     if start > switch:
         return f"the lake stands at {format_lsn(start)}, and timeline {known.timeline} ended at {format_lsn(switch)}"
@@ -87,6 +91,35 @@ def why_not_followed(
         assert slot.confirmed_lsn is not None
         return f"the slot stands at {format_lsn(slot.confirmed_lsn)}, past the lake's {format_lsn(start)}"
     return ""
+
+
+def history_of(pipeline: Pipeline, now: ServerIdentity) -> tuple[tuple[int, int], ...]:
+    """The timelines that the source's own comes from, oldest first, each with the LSN at which it ended."""
+    if now.timeline == 1:
+        return ()
+    with contextlib.closing(LogStream(pipeline.conninfo())) as stream:
+        return tuple(sorted(stream.switch_points(now.timeline).items()))
+
+
+def _refuse_sibling(pipeline: Pipeline, known: PipelineRecord, now: ServerIdentity) -> None:
+    """Two standbys that are promoted apart give the same number to timelines that have nothing in common."""
+    if known.history and history_of(pipeline, now) != known.history:
+        raise SourceChanged(
+            f"the lake was built from {described(known)}, and this source's timeline of that number comes from "
+            "elsewhere: another standby was promoted, or a backup restored, apart from the one that was followed",
+            where="source.connection",
+            remedy=NEW_SOURCE,
+        )
+
+
+def take_tables(pipeline: Pipeline, registry: Registry, ledger: Ledger) -> None:
+    """Every table carries the generation of `ledger` from now on: a driver that still works for the old source, which
+    no slot of the new one keeps out, can commit to none any more. Tables that Spark writes are not kept from it."""
+    fence = Fence(ledger.generation_app, ledger.generation)
+    for record in registry.tables.values():
+        if record.state in _IN_STEP:
+            for one in (record, history_record(record)) if record.schema.history else (record,):
+                take(table_path(pipeline.lake_path(), one.path), fence)
 
 
 def _beyond(pipeline: Pipeline, record: TableRecord, switch: int) -> str:
@@ -125,8 +158,13 @@ def adopt(pipeline: Pipeline) -> None:
         lease.hold(conninfo, registry, lease.SET_UP),
     ):
         now = identify(connection)
+        if _is_adopted(registry, known, now, Ledger(root, pipeline.name).newest):
+            return  # it was killed behind this; what it has brought in step meanwhile stays
+        _refuse_slot(read_slot(connection, pipeline.source.slot), connection.info.dbname, pipeline)
+        # Before the slot: the server decodes its log with the publications of each moment.
+        made = ensure_publications(connection, pipeline.source.publication, pipeline=pipeline.name)
         # Suspended before anything else: whoever goes on from a half-done change, with whichever source, trusts no row.
-        reason = f"the source changed from {described(known)} to {described(now)}"
+        reason = f"{_CHANGED} from {described(known)} to {described(now)}"
         # And as another incarnation: a position of the old log, which may be higher, is none that it fell back from.
         suspended = [
             replace(
@@ -153,7 +191,8 @@ def adopt(pipeline: Pipeline) -> None:
                 publication=pipeline.source.publication,
                 start_lsn=slot.confirmed_lsn,
                 made_slot=True,
-                made_publication=known.made_publication and known.system_id == now.system_id,
+                made_publication=made or (known.made_publication and known.system_id == now.system_id),
+                history=(),
             )
         )
         states = {one.name: {"state": one.state, "reason": one.reason, "since": one.since} for one in suspended}
@@ -162,6 +201,36 @@ def adopt(pipeline: Pipeline) -> None:
             PositionFile(epoch.generation, epoch.epoch, epoch.position, epoch.position.lsn, now_text(), states=states),
         )
     log.warning("%s: every table is suspended until it is repaired or loaded again", reason)
+
+
+def _is_adopted(registry: Registry, known: PipelineRecord, now: ServerIdentity, newest: Epoch | None) -> bool:
+    """Whether everything of a change to this source is done but bringing the tables in step."""
+    if (known.system_id, known.timeline) != (now.system_id, now.timeline) or newest is None:
+        return False
+    waiting = [r for r in registry.tables.values() if r.state == "suspended" and r.reason.startswith(_CHANGED)]
+    same_log = (newest.position.system_id, newest.position.timeline) == (now.system_id, now.timeline)
+    return bool(waiting) and same_log and newest.position.lsn >= known.start_lsn
+
+
+def _refuse_slot(slot: SlotState | None, database: str, pipeline: Pipeline) -> None:
+    """Before anything is changed."""
+    where = f"replication slot {pipeline.source.slot}"
+    if slot is None:
+        return
+    if slot.active:
+        raise LostLease(
+            f"the slot is in use by server process {slot.active_pid}: a replicate works with this source",
+            code="already_running",
+            where=where,
+            remedy="stop replicate, or pause its DAG, then run this again",
+        )
+    if slot.plugin != "pgoutput" or slot.database != database:
+        raise SlotGap(
+            f"the slot belongs to plugin {slot.plugin} and database {slot.database}",
+            code="foreign_slot",
+            where=where,
+            remedy="name another slot in source.slot",
+        )
 
 
 def _published(ledger: Ledger, position: Position) -> Epoch:

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from headwater.config import Pipeline
-from headwater.errors import LostLease, Refused, SlotGap
+from headwater.errors import LostLease, Refused, SlotGap, Transient
 from headwater.failpoints import reach
 from headwater.jobs import lease
 from headwater.jobs.applying import Tables
@@ -29,7 +29,7 @@ from headwater.jobs.following import Following
 from headwater.jobs.handovers import Handovers
 from headwater.jobs.hidden_columns import hiding
 from headwater.jobs.log_format import may_be_binary, refuse_late_text
-from headwater.jobs.new_source import same_or_followed
+from headwater.jobs.new_source import history_of, same_or_followed, take_tables
 from headwater.jobs.pausing import await_resumption
 from headwater.jobs.publisher import Publisher
 from headwater.jobs.reader import LogReader, ReaderOptions
@@ -43,7 +43,7 @@ from headwater.log.large import STAGE_FROM
 from headwater.log.spill import SpillStore
 from headwater.position import Position, format_lsn, parse_lsn
 from headwater.session import build_session
-from headwater.source.connection import Connection, Session, connect
+from headwater.source.connection import Connection, Session, connect, identify
 from headwater.source.problems import refuse_errors
 from headwater.source.publication import inserts_name
 from headwater.source.samples import emit_marker
@@ -134,7 +134,7 @@ def replicate(
 
             hide()
             ledger.begin_generation(position.at(start))
-            _follow(ledger, registry, position)
+            _follow(connection, pipeline, ledger, registry, position, start)
             registry.upgrade()  # a driver of an older Headwater, which would end now, is out already
             reach("replicate.after_generation")
             preapply.begin(ledger.generation, reader.spill_folder, lambda: _is_behind(pipeline, reader))
@@ -196,16 +196,36 @@ def _is_loaded(state: str) -> bool:
     return state in ("active", "catching up", "suspended")
 
 
-def _follow(ledger: Ledger, registry: Registry, position: Position) -> None:
+def _follow(
+    connection: Connection, pipeline: Pipeline, ledger: Ledger, registry: Registry, position: Position, start: int
+) -> None:
     """Take a timeline that was found to go on where the lake stands for the lake's own. The ledger first: a driver that
     is killed in between finds the same again."""
-    known, newest = registry.pipeline, ledger.newest
+    known = registry.pipeline
     assert known is not None
+    moves = known.timeline != position.timeline
+    if moves:
+        # A driver of the old source may have worked until now: from here on none does, and what was found counts only
+        # if it still holds.
+        take_tables(pipeline, registry, ledger)
+        same_or_followed(connection, pipeline, registry, ledger)
+        reached = max(known.start_lsn, ledger.newest.position.lsn if ledger.newest is not None else 0)
+        if reached != start:
+            raise Transient(
+                f"the lake went on to {format_lsn(reached)} while this driver started at {format_lsn(start)}",
+                where="source.connection",
+                remedy="run replicate again",
+            )
+    newest = ledger.newest
     if newest is not None and not newest.position.same_log(position):
         at = position.at(newest.position.lsn)
         ledger.publish(at, {}, all_tables=newest.tables, source_time=None, sample=None, stages={})
-    if known.timeline != position.timeline:
-        registry.write(replace(known, timeline=position.timeline))
+    history = history_of(pipeline, identify(connection))
+    if moves or history != known.history:
+        # A table that is suspended may stand past the switch: as another incarnation it has no position.
+        silent = [r for r in registry.tables.values() if r.state == "suspended"] if moves else []
+        later = [replace(record, incarnation=record.incarnation + 1) for record in silent]
+        registry.write(replace(known, timeline=position.timeline, history=history), *later)
 
 
 def _continuity(connection: Connection, pipeline: Pipeline, known: PipelineRecord, ledger: Ledger) -> int:

@@ -36,6 +36,13 @@ def require_same_source(connection: Connection, known: PipelineRecord, newest: E
             where="source.connection",
             remedy=REPLICATE_SAYS,
         )
+    if newest is not None and (newest.position.system_id, newest.position.timeline) != (now.system_id, now.timeline):
+        raise SourceChanged(
+            f"the lake's newest position is one of system {newest.position.system_id} timeline "
+            f"{newest.position.timeline}, this source is {described(now)}: a change to another source has not ended",
+            where="source.connection",
+            remedy=NEW_SOURCE,
+        )
     end = position_now(connection).lsn
     if newest is not None and not now.in_recovery and end < newest.position.lsn:
         raise SourceChanged(

@@ -145,9 +145,11 @@ class CeilingWatch:
         problem = self.judge(read_slot(connection, self._slot), now)
         if problem is not None and self._load_works(connection):
             # The load needs the slot, which stays until it has ended: nobody but this driver can let go of the log.
-            log.warning(
-                "%s when the load that works has ended, unless replicate has caught up by then", problem.message
-            )
+            if now >= self._next_word:
+                self._next_word = now + _WARN_SECONDS
+                log.warning(
+                    "%s when the load that works has ended, unless replicate has caught up by then", problem.message
+                )
             return None
         return problem
 

@@ -7,6 +7,7 @@ the version after the one that was planned on. `append` and `replace` are the sa
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -104,6 +105,22 @@ def apply(state: TableState, plan: Plan, fence: Fence) -> Applied:
     state.follow_own(actions, work.deleted, keyed)
     taken = "append" if work.append_because else ""
     return Applied(plan.version + 1, work.divergence, work.example, apply_path=taken, gone=gone)
+
+
+def take(folder: str, fence: Fence) -> None:
+    """Let the table in `folder` carry the fence's generation, in a commit of nothing else: whoever commits under an
+    older one is out."""
+    while True:
+        snapshot = delta_log.read_snapshot(folder)
+        if snapshot.transactions.get(fence.app_id, 0) >= fence.generation:
+            return
+        actions = [
+            delta_log.commit_info("HEADWATER FENCE", {}, {}, snapshot.version),
+            delta_log.transaction(fence.app_id, fence.generation),
+        ]
+        with contextlib.suppress(LostRace):
+            delta_log.commit(folder, snapshot.version + 1, actions)
+            return
 
 
 def _with_keys(written: list[Written], keys: WrittenKeys | None) -> Iterator[Added]:

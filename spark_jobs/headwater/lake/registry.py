@@ -75,7 +75,8 @@ class PipelineRecord:
     """The source this lake was built from, and what Headwater created there.
 
     `start_lsn` is the slot's position when it was created: until the first epoch it takes the ledger's place.
-    `paused`: since when nobody may replicate; empty: anybody may.
+    `paused`: since when nobody may replicate; empty: anybody may. `history`: the timelines that this one comes from,
+    each with the LSN at which it ended; empty: none, or no driver has asked yet.
     """
 
     system_id: str
@@ -86,6 +87,7 @@ class PipelineRecord:
     made_slot: bool
     made_publication: bool
     paused: str = ""
+    history: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +311,9 @@ def _record_of(kind: str, document: dict[str, Any]) -> Record:
     if kind == "reload":
         unknown = tuple(Leaf(**leaf) for leaf in document["unknown"])
         return Reload(**{**document, "leaves": tuple(document["leaves"]), "unknown": unknown})
+    if kind == "pipeline":
+        ended = tuple((timeline, lsn) for timeline, lsn in document.pop("history", ()))
+        return PipelineRecord(**document, history=ended)
     if kind != "table":
         record: Record = _KINDS[kind](**document)
         return record
