@@ -134,7 +134,7 @@ class CeilingWatch:
         self._slot, self._ceiling = pipeline.source.slot, pipeline.source.wal_ceiling
         self._load_works = load_works
         self._least: int | None = None
-        self._next_look = self._next_word = 0.0
+        self._next_look = self._next_word = self._next_word_beside = 0.0
 
     def look(self, connection: Connection) -> SlotGap | None:
         """Why the driver has to end. Asks the source only where there is a ceiling and some seconds have passed."""
@@ -145,8 +145,8 @@ class CeilingWatch:
         problem = self.judge(read_slot(connection, self._slot), now)
         if problem is not None and self._load_works(connection):
             # The load needs the slot, which stays until it has ended: nobody but this driver can let go of the log.
-            if now >= self._next_word:
-                self._next_word = now + _WARN_SECONDS
+            if now >= self._next_word_beside:
+                self._next_word_beside = now + _WARN_SECONDS
                 log.warning(
                     "%s when the load that works has ended, unless replicate has caught up by then", problem.message
                 )
