@@ -99,9 +99,8 @@ def test_a_driver_that_cannot_let_go_of_the_log_ends_and_gives_up_its_slot(
     database: Database, pipeline: Pipeline
 ) -> None:
     with database.connect(autocommit=False) as forgotten:
-        forgotten.execute(
-            "select pg_logical_emit_message(true, 'forgotten', '')"
-        )  # the log from here on is kept until this ends
+        # The log from here on is kept until this ends.
+        forgotten.execute("select pg_logical_emit_message(true, 'forgotten', '')")
         with pytest.raises(SlotGap) as ended:
             _follow_until_it_ends(database, pipeline)
         assert ended.value.code == "wal_ceiling"
