@@ -83,6 +83,7 @@ class Lanes:
         self._lanes: dict[str, _Lane] = {}
         self._ready: deque[str] = deque()  # lanes that wait for a thread
         self._done: list[Done] = []
+        self._joined: tuple[tuple[int, ...], Transactions] | None = None
         self._ending = False
         self._threads: list[threading.Thread] = []
 
@@ -190,9 +191,16 @@ class Lanes:
             self._wake()
 
     def _apply(self, name: str, waiting: list[_Waiting]) -> Done:
-        share = Share.joined([w.share for w in waiting])
-        transactions = Transactions.joined([w.transactions for w in waiting])
-        return _timed(name, tuple(w.number for w in waiting), lambda: self._work(name, share, transactions))
+        share, numbers = Share.joined([w.share for w in waiting]), tuple(w.number for w in waiting)
+        transactions = self._transactions(numbers, waiting)
+        return _timed(name, numbers, lambda: self._work(name, share, transactions))
+
+    def _transactions(self, numbers: tuple[int, ...], waiting: list[_Waiting]) -> Transactions:
+        """Of hundreds of tables that have fallen behind, most have the same batches before them."""
+        known = self._joined
+        if known is None or known[0] != numbers:
+            self._joined = known = numbers, Transactions.joined([w.transactions for w in waiting])
+        return known[1]
 
     def _run(self, name: str, errand: Callable[[], Result] | None) -> Done:
         assert errand is not None

@@ -11,6 +11,7 @@ rearranges rows and changes none (`dataChange` false).
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -45,6 +46,9 @@ _GONE = 0.3
 """Share of deleted rows from which a file is written anew: half of it, on average, is what queries read in vain."""
 _AT_MOST = 256 << 20
 _LOOK_EVERY = 4
+_REST, _LONGEST_REST = 19.0, 10.0
+"""So many times as long as a round took, up to so many seconds, the next one of any table waits: where hundreds of
+tables are written at once, rows come first, and files are gathered less often and more of them together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +131,8 @@ class Upkeep:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="headwater-upkeep")
         self._running: dict[str, Future[list[Rewritten]]] = {}
         self._seen: dict[str, int] = {}  # the version at the last look
+        self._due: set[str] = set()  # folders that were due while the thread rested
+        self._rests_until = 0.0
         self._stop = Event()
 
     def close(self) -> None:
@@ -146,16 +152,24 @@ class Upkeep:
                 self.finish(folder, state, running)
             return
         if state.version // _LOOK_EVERY > last // _LOOK_EVERY:
+            self._due.add(folder)
+        if folder in self._due and self._rested:
+            self._due.discard(folder)
             groups = choose(state.snapshot.files.values())
             if groups:
                 read = as_read(state, groups)
                 metadata = state.snapshot.metadata
                 self._running[folder] = self._pool.submit(self.rewrite_all, folder, schema, read, metadata)
 
+    @property
+    def _rested(self) -> bool:
+        return time.monotonic() >= self._rests_until and all(one.done() for one in list(self._running.values()))
+
     def rewrite_all(
         self, folder: str, schema: TableSchema, groups: list[tuple[list[Source], str]], metadata: Action
     ) -> list[Rewritten]:
         """One file of each group. Beside the writer: nothing of the table changes."""
+        began = time.monotonic()
         done: list[Rewritten] = []
         try:
             for sources, because in groups:
@@ -163,6 +177,9 @@ class Upkeep:
         except BaseException:
             discard(folder, [one.added for one in done])
             raise
+        finally:
+            now = time.monotonic()
+            self._rests_until = now + min(_REST * (now - began), _LONGEST_REST)
         return done
 
     def rewrite(

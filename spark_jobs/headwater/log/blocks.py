@@ -158,6 +158,8 @@ class Transactions:
 
     @classmethod
     def joined(cls, parts: Sequence[Transactions]) -> Transactions:
+        if len(parts) == 1:
+            return parts[0]
         names = ("xid", "end_lsn", "commit_time", "first_sequence")
         return cls(*(_concatenated([getattr(part, name) for part in parts]) for name in names))
 
