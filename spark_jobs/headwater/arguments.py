@@ -35,6 +35,7 @@ EXAMPLES: Final = {
         "headwater reload shop.yaml --table public.orders --where 'id between 5 and 9'",
         "headwater reload shop.yaml --changed",
     ),
+    "rebuild": ("headwater rebuild shop.yaml --table public.orders",),
     "replicate": (
         "headwater replicate shop.yaml                                     # until SIGTERM or Ctrl-C",
         "headwater replicate shop.yaml --until now",
@@ -135,6 +136,8 @@ def parser() -> argparse.ArgumentParser:
     reload.add_argument("--partition", metavar="P", action="append", default=[], help=text)
     text = "only rows of this predicate over columns of key and partitions: comparisons, IN, BETWEEN, AND, OR, NOT"
     reload.add_argument("--where", metavar="PREDICATE", default="", help=text)
+    text = "give a table the shape that the file names by now (partition_by, types); readers and replication go on"
+    command("rebuild", text, tables="the table, as SQL names it")
     replicate = command("replicate", "apply the source's log to the lake until stopped")
     replicate.add_argument("--until", metavar="now|LSN", type=_now_or_lsn, help="stop once all up to there is in")
     replicate.add_argument("--max-seconds", metavar="N", type=_seconds, help="stop after so long")

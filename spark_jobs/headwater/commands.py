@@ -113,6 +113,17 @@ def _reload(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event)
     return result, _unless_suspended(result)
 
 
+def _rebuild(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:
+    tables = _known_tables(pipeline, args.table)
+    if len(tables) != 1:
+        raise _usage("name one table", "rebuild")
+    from headwater.jobs.rebuild import rebuild
+
+    with load_display() as (tell, show):
+        result = rebuild(pipeline, tables[0], tell, show)
+    return result, _unless_suspended(result)
+
+
 def _usage(message: str, command: str) -> Refused:
     return Refused(message, code="usage", where=f"headwater {command}", remedy=f"headwater {command} --help")
 
@@ -265,6 +276,7 @@ _COMMANDS: dict[str, Callable[[Pipeline, argparse.Namespace, threading.Event], R
     "check": _check,
     "load": _load,
     "reload": _reload,
+    "rebuild": _rebuild,
     "replicate": _replicate,
     "wait": _wait,
     "waits": _waits,

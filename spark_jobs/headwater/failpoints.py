@@ -25,6 +25,8 @@ NAMES: Final = (
     "replicate.after_generation",
     "replicate.after_history_commit",
     "replicate.before_evolution",
+    "replicate.before_rebuild",
+    "replicate.after_rebuild",
     "replicate.after_evolution",
     "replicate.before_table_commit",
     "replicate.after_table_commit",

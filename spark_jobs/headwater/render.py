@@ -16,6 +16,7 @@ _COLUMNS = {
         *("state", "rows", "replaced_rows", "bytes", "seconds", "capture_lsn"),
         *("missing", "extra", "different", "unsettled"),
     ),
+    "rebuild": ("state", "read_from", "rows", "replaced_rows", "bytes", "seconds"),
     "replicate": ("state", "changes"),
     "pause": ("state",),
     "resume": ("state",),
@@ -37,6 +38,7 @@ _COLUMNS = {
 _SENTENCES = {
     "init": ("reason", "remedy", "notes"),
     "reload": ("reasons", "not_repaired"),
+    "rebuild": ("changed",),
     "wait": ("reason",),
     "status": ("reason", "remedy"),
     "maintain": ("kept_for", "skipped", "error"),

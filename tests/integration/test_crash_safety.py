@@ -48,9 +48,11 @@ ELSEWHERE = (
     "replicate.after_part_",
     "replicate.before_evolution",
     "replicate.after_evolution",
+    "replicate.before_rebuild",
+    "replicate.after_rebuild",
 )
 """Reached only with another job beside, or a change of columns: test_take_over, test_reload, test_load_beside,
-test_schema_changes."""
+test_schema_changes, test_rebuild."""
 
 
 @dataclass

@@ -53,7 +53,7 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     "arguments",
     [
         [],
-        ["rebuild", "x.yaml", "--table", "public.a"],  # a command of a later issue
+        ["rewind", "x.yaml", "--table", "public.a"],  # a command of a later issue
         ["check"],
         ["check", "x.yaml", "--nope"],
         ["verify", "x.yaml", "--repairs"],

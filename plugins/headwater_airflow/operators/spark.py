@@ -206,6 +206,21 @@ class ReloadOperator(HeadwaterSparkOperator):
         return super().execute(context)
 
 
+class RebuildOperator(HeadwaterSparkOperator):
+    """Brings `table` into the shape that the pipeline file gives it by now (`partition_by`, `types`), while readers and
+    replication go on. Does nothing where the table has it."""
+
+    template_fields: Sequence[str] = (*HeadwaterSparkOperator.template_fields, "table")
+
+    def __init__(self, *, pipeline: str, table: str, **arguments: Any) -> None:
+        super().__init__(pipeline=pipeline, application=entry_script("rebuild"), **arguments)
+        self.table = table
+
+    def execute(self, context: Context) -> dict[str, Any] | None:
+        self.application_args = [self.pipeline, "--json", "--table", self.table]
+        return super().execute(context)
+
+
 class ReplicateOperator(HeadwaterSparkOperator):
     """Replicates for `max_seconds` (until stopped: None). Suspended tables are no failure: the others go on.
 

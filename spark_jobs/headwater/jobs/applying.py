@@ -15,6 +15,7 @@ from functools import partial
 
 from pyspark.sql import SparkSession
 
+from headwater.changes import NetChanges
 from headwater.config import Pipeline
 from headwater.errors import Diverged, ForeignWrite, KeepsChanging, SchemaChanged, TableError
 from headwater.failpoints import reach
@@ -45,7 +46,7 @@ from headwater.lake.tables import current, foreign_data, own_history
 from headwater.lake.warm_tables import WarmTables
 from headwater.log.blocks import Int64, Relation, Transactions
 from headwater.position import format_lsn
-from headwater.schema import Leaf
+from headwater.schema import Leaf, TableSchema
 from headwater.source.connection import Connection, Session
 
 log = logging.getLogger(__name__)
@@ -247,6 +248,19 @@ class Tables:
     def finish_columns(self, name: str, still_alive: Callable[[], None]) -> None:
         """In its lane: a driver before this one may have died over a change of columns."""
         self._evolving.finish(name, still_alive)
+
+    def rebuild(
+        self, record: TableRecord, schema: TableSchema, content: NetChanges, still_alive: Callable[[], None]
+    ) -> int | None:
+        """In its lane: the table has `content`, in the columns of `schema`, and nothing else from now on; how many rows
+        it had before. None: it cannot be written any more."""
+        return self._evolving.rebuild(record, schema, content, still_alive)
+
+    def shapes_read(self, record: TableRecord) -> list[TableSchema]:
+        """What rebuilds of the table that have read its rows are to make of it."""
+        mine = (record.name, record.incarnation, "read")
+        reloads = list(self._registry.reloads.values())
+        return [r.shape for r in reloads if r.shape is not None and (r.table, r.incarnation, r.state) == mine]
 
     def change(self, name: str, how: Callable[[TableRecord], TableRecord | None]) -> None:
         """What the registry says of the table; None: nothing else than before."""

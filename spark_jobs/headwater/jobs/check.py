@@ -12,6 +12,7 @@ from typing import Any
 
 from headwater.config import Pipeline
 from headwater.errors import Refused
+from headwater.jobs.shape import options_for_a_load, options_for_a_rebuild
 from headwater.lake import storage
 from headwater.lake.paths import registry_path
 from headwater.names import TableName, quote_ident
@@ -26,16 +27,6 @@ from headwater.source.settings import server_problems, version_problems
 __all__ = ["CheckReport", "Problem", "check", "lake_problems", "registry_problems", "require_ok"]
 
 APPLICATION_NAME = "headwater"
-_HOLD_FROM_A_LOAD_ON = {
-    "soft_delete": "soft_delete",
-    "history": "history",
-    "columns.exclude": "excluded",
-    "columns.hash or its key": "hashed",
-    "columns.mask": "masked",
-    "where": "where",
-    "partition_by": "partition_by",
-}
-"""Options of a table, and their fields of `TableSchema`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +113,13 @@ def registry_problems(root: str, pipeline_name: str, catalog: Catalog) -> list[P
         record = registry.tables.get(str(table.name)) if registry is not None else None
         if record is None or record.state not in ("active", "catching up", "suspended") or not record.schemas:
             continue
-        for option, known_as in _HOLD_FROM_A_LOAD_ON.items():
-            if getattr(record.schema, known_as) != getattr(table.schema, known_as):
-                message = f"{option} is another than when the table was loaded, and holds from its next load on"
-                remedy = f"headwater load PIPELINE.yaml --table {table.name} --again"
-                found.append(warning("option_waits_for_load", str(table.name), message, remedy))
+        where = str(table.name)
+        for option in options_for_a_load(record.schema, table.schema):
+            message = f"{option} is another than when the table was loaded, and holds from its next load on"
+            remedy = f"headwater load PIPELINE.yaml --table {where} --again"
+            found.append(warning("option_waits_for_load", where, message, remedy))
+        for option in options_for_a_rebuild(record.schema, table.schema):
+            message = f"{option} is another than when the table was loaded, and holds from its next rebuild or load on"
+            remedy = f"headwater rebuild PIPELINE.yaml --table {where}, while readers go on with the table as it is"
+            found.append(warning("option_waits_for_rebuild", where, message, remedy))
     return found

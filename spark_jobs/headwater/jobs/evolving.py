@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import logging
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from headwater.changes import NetChanges
 from headwater.config import Pipeline
 from headwater.errors import BadValue, ForeignWrite, KeepsChanging
 from headwater.failpoints import reach
@@ -36,6 +38,7 @@ from headwater.lake.commits import LostRace
 from headwater.lake.evolve import Columns, evolve, require_possible
 from headwater.lake.paths import table_path
 from headwater.lake.positional import Fence
+from headwater.lake.rebuild import is_ahead, rebuild
 from headwater.lake.registry import TableRecord
 from headwater.log.blocks import Block, Relation, RelationColumn, Transactions
 from headwater.log.decode import older_value
@@ -141,19 +144,72 @@ class Evolving:
         # What follows cannot be read: the next run asks for text.
         refuse_late_text({record.name: self._tables.records[record.name]}, binary=self._binary)
 
+    def rebuild(
+        self, record: TableRecord, schema: TableSchema, content: NetChanges, still_alive: Callable[[], None]
+    ) -> int | None:
+        """As `Tables.rebuild`. Lake, registry, in this order: only the lake's commit says when it is so, and what a
+        driver has committed before it died is found there."""
+        app_id, number = record.app_id(self._pipeline.name), len(record.schemas) + 1
+        gone = 0
+
+        def commit(path: str, version: int) -> int:
+            nonlocal gone
+            rows = (part.rows for part in content.in_parts())
+            after, gone = rebuild(path, version, record.name, app_id, schema, rows, number, self._fence)
+            return after
+
+        reach("replicate.before_rebuild", record.name)
+        with damage_named(record.name):
+            self._commit(record, commit, still_alive)
+        reach("replicate.after_rebuild", record.name)
+        self._has_shape(record, schema)
+        return gone
+
+    def _has_shape(self, record: TableRecord, schema: TableSchema) -> None:
+        """The lake's table is in a shape that the registry has yet to learn."""
+        stands = self._tables.stands_at(record.name)
+        assert stands is not None, "a table that was rebuilt was read"
+
+        def learned(old: TableRecord) -> TableRecord | None:
+            if (old.incarnation, len(old.schemas)) != (record.incarnation, len(record.schemas)):
+                return None
+            now = schema.with_leaves(old.schema.leaves)
+            return replace(old, schemas=(*old.schemas, (stands.applied_lsn, now)))
+
+        self._tables.change(record.name, learned)
+        log.info("%s: it is in its new shape", record.name)
+
+    def _learn_shape(self, record: TableRecord) -> None:
+        """What a driver has rebuilt before it died."""
+        stands = self._tables.stands_at(record.name)
+        shapes = self._tables.shapes_read(record)
+        if not shapes or stands is None:
+            return
+        path, app_id = table_path(self._root, record.path), record.app_id(self._pipeline.name)
+        with damage_named(record.name):
+            ahead = is_ahead(path, stands.version, app_id, len(record.schemas))
+        if ahead:
+            # There is but one: a rebuild is of the whole table, and no two reloads of the same rows are open at once.
+            self._has_shape(record, shapes[0])
+
     def finish(self, name: str, still_alive: Callable[[], None]) -> None:
         """The lake has the columns that the registry names."""
         record = self._tables.records[name]
         known = (name, record.incarnation, len(record.schemas))
         if known in self._finished:
             return
+        self._learn_shape(record)
+        record = self._tables.records[name]
+        known = (name, record.incarnation, len(record.schemas))
         if len(record.schemas) > 1:
             reach("replicate.before_evolution", name)
             before, after = (schema for _, schema in record.schemas[-2:])
             to = _columns(record, before, after, len(record.schemas))
             with _suspending(record):
                 self._tables.histories.evolve(record, still_alive)
-                self._commit(record, to, still_alive)
+                app_id = record.app_id(self._pipeline.name)
+                change = partial(evolve, name=name, app_id=app_id, to=to, fence=self._fence)
+                self._commit(record, change, still_alive)
             reach("replicate.after_evolution", name)
         self._finished.add(known)
 
@@ -179,14 +235,15 @@ class Evolving:
             leaves = [leaf.relation_id for leaf in found.leaves]
             return found, read_column_facts(connection, found.relation_id, leaves, added)
 
-    def _commit(self, record: TableRecord, to: Columns, still_alive: Callable[[], None]) -> None:
-        app_id, path = record.app_id(self._pipeline.name), table_path(self._root, record.path)
+    def _commit(self, record: TableRecord, how: Callable[[str, int], int], still_alive: Callable[[], None]) -> None:
+        """`how` commits to the table in a folder, upon a version; the version afterwards."""
+        path = table_path(self._root, record.path)
         for _ in range(_TRIES):
             stands = self._tables.stands_at(record.name)
             assert stands is not None, "a table that is applied to was read"
             still_alive()
             try:
-                version = evolve(path, stands.version, record.name, app_id, to, self._fence)
+                version = how(path, stands.version)
             except LostRace:
                 self._tables.look_again(record)
                 if not self._tables.is_replicated(record.name):

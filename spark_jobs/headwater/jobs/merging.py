@@ -21,13 +21,14 @@ from headwater.failpoints import reach
 from headwater.jobs.batches import Share
 from headwater.jobs.keeper import load_name
 from headwater.jobs.lanes import Result
-from headwater.jobs.planning import describe_change, visible_in
+from headwater.jobs.planning import describe_change, transactions_that_count, visible_in
+from headwater.jobs.shape import has_shape
 from headwater.lake.ledger import TableVersion
 from headwater.lake.plan import Plan
 from headwater.lake.registry import TableRecord, now_text
 from headwater.lake.reload_records import Keeping, Reload
 from headwater.lake.reloaded import part_of, row_files, rows_in, under_keys
-from headwater.log.blocks import Transactions
+from headwater.log.blocks import Rows, Transactions
 from headwater.log.net_effect import net_effect
 from headwater.log.net_parts import PartsOnDisk
 from headwater.log.spill import SpillStore
@@ -101,36 +102,49 @@ def _merged(
 ) -> Keeping:
     name = reload.table
     try:
-        record = tables.records[name]
         tables.finish_columns(name, still_alive)
-        if record.schemas[-1][0] > reload.capture_lsn:
+        record = tables.records[name]
+        if reload.shape is not None and has_shape(record.schema, reload.shape):
+            gone: int | None = 0  # the driver before this one has done it, and died before it said so
+        elif record.schemas[-1][0] > reload.capture_lsn:
             return answer.ended("failed", now_text(), "the table's columns changed since its rows were read")
-        files = row_files(root, reload.name)
-        if sum(rows for rows, _ in rows_in(files)) != reload.rows:
-            return answer.ended("failed", now_text(), "the rows that were read are gone from the lake")
-        since = _since(record.schema, tables, reload, spill)
-        if reload.keys:
-            part = under_keys(record.schema, root, reload.name, since)
         else:
-            where = parse(reload.where, record.schema) if reload.where else None
-            part = part_of(record.schema, files, reload.leaves, where, since, PartsOnDisk(spill).write_parquet)
-        done = tables.commit(record, partial(_plan, tables, record, part, reload), still_alive)
+            gone = _put(tables, root, reload, record, spill, still_alive)
         reach("replicate.after_part_commit", name)
     except (TableError, Refused) as error:
-        answer = answer.ended("failed", now_text(), error.message)
+        return answer.ended("failed", now_text(), error.message)
+    stands = tables.stands_at(name)
+    if gone is None or stands is None:
+        return answer.ended("failed", now_text(), "the table cannot be written any more")
+    log.info("%s: %s was %s: %s rows for %s", name, reload.shown, reload.done, reload.rows, gone)
+    return replace(answer.ended("done", now_text()), version=stands.version, lsn=stands.applied_lsn, replaced=gone)
+
+
+def _put(
+    tables: Tables,
+    root: str,
+    reload: Reload,
+    record: TableRecord,
+    spill: SpillStore,
+    still_alive: Callable[[], None],
+) -> int | None:
+    """Let the rows that were read, brought forward, stand in the table; how many stood there. None: it cannot be
+    written any more. Refused when what was read is not there."""
+    files = row_files(root, reload.name)
+    if sum(rows for rows, _ in rows_in(files)) != reload.rows:
+        raise Refused("the rows that were read are gone from the lake", code="reload_failed", where=record.name)
+    # Partitions may have come meanwhile.
+    schema = reload.shape.with_leaves(record.schema.leaves) if reload.shape is not None else record.schema
+    since = _since(record, schema, tables, reload, spill)
+    if reload.keys:
+        part = under_keys(schema, root, reload.name, since)
     else:
-        stands = tables.stands_at(name)
-        if done is None or stands is None:
-            answer = answer.ended("failed", now_text(), "the table cannot be written any more")
-        else:
-            answer = replace(
-                answer.ended("done", now_text()),
-                version=done[1].version,
-                lsn=stands.applied_lsn,
-                replaced=done[1].gone or 0,
-            )
-            log.info("%s: %s was reloaded: %s rows for %s", name, reload.shown, reload.rows, done[1].gone)
-    return answer
+        where = parse(reload.where, schema) if reload.where else None
+        part = part_of(schema, files, reload.leaves, where, since, PartsOnDisk(spill).write_parquet)
+    if reload.shape is not None:
+        return tables.rebuild(record, schema, part, still_alive)
+    done = tables.commit(record, partial(_plan, tables, record, part, reload), still_alive)
+    return (done[1].gone or 0) if done is not None else None
 
 
 def _plan(tables: Tables, record: TableRecord, part: NetChanges, reload: Reload, version: TableVersion) -> Plan:
@@ -141,12 +155,14 @@ def _plan(tables: Tables, record: TableRecord, part: NetChanges, reload: Reload,
     return tables.planner.plan(lenient, part, version, to_lsn, f"reload of {reload.shown}")
 
 
-def _since(schema: TableSchema, tables: Tables, reload: Reload, spill: SpillStore) -> NetChanges | None:
-    """The net effect on the part of what was committed after the rows were read."""
+def _since(
+    record: TableRecord, schema: TableSchema, tables: Tables, reload: Reload, spill: SpillStore
+) -> NetChanges | None:
+    """The net effect on the part of what was committed after the rows were read, in the columns of `schema`."""
     blocks, truncates, transactions = [], [], []
     for kept in tables.keeper.changes(reload.name, reload.table).shares():
         known = kept.share.transactions
-        counts = kept.counts & ~visible_in(reload.snapshot, known, np.ones(len(known), dtype=np.bool_))
+        counts = kept.counts & _not_read(record, reload, known)
         some, cuts = Share(list(kept.share.blocks), list(kept.share.truncates)).that_count(known, counts)
         blocks += some
         truncates += cuts
@@ -158,3 +174,10 @@ def _since(schema: TableSchema, tables: Tables, reload: Reload, spill: SpillStor
         part = schema.with_leaves(tuple(leaf for leaf in schema.leaves if leaf.relation_id in reload.leaves))
     describe = partial(describe_change, Transactions.joined(transactions))
     return net_effect(part, blocks, truncates, describe, spill)
+
+
+def _not_read(record: TableRecord, reload: Reload, transactions: Transactions) -> Rows:
+    """Which of the transactions the rows that were read do not hold."""
+    if not reload.snapshot:
+        return transactions_that_count(record, transactions, reload.capture_lsn)
+    return ~visible_in(reload.snapshot, transactions, np.ones(len(transactions), dtype=np.bool_))

@@ -35,7 +35,7 @@ from headwater.names import TableName
 from headwater.position import format_lsn
 from headwater.predicate import Predicate
 from headwater.predicate_text import parse
-from headwater.schema import Leaf
+from headwater.schema import Leaf, TableSchema
 from headwater.session import build_session
 from headwater.source.catalog import signature
 from headwater.source.connection import Connection, connect
@@ -65,7 +65,7 @@ def reload(
     """
     started = time.monotonic()
     with contextlib.closing(connect(pipeline.conninfo(), application_name="headwater reload")) as connection:
-        registry = _open(pipeline, connection, table)
+        registry = open_registry(pipeline, connection, table)
         record = registry.tables[str(table)]
         refuse_kept(record)
         if record.state == "suspended" and not partitions and not where:
@@ -80,12 +80,13 @@ def reload(
             replacing = Replacing(
                 pipeline, connection, registry, record, part.shown, part.leaves, part.unknown, where=part.where
             )
-            done = replacing.run(_Part(pipeline, connection, registry, record, part, progress, show, shown).read)
+            done = replacing.run(ReadPart(pipeline, connection, registry, record, part, progress, show, shown).read)
     done |= {"state": registry.tables[str(table)].state, "partitions": list(part.names)}
     return {"tables": {str(table): done}, "seconds": round(time.monotonic() - started, 3)}
 
 
-def _open(pipeline: Pipeline, connection: Connection, table: TableName) -> Registry:
+def open_registry(pipeline: Pipeline, connection: Connection, table: TableName) -> Registry:
+    """The lake's registry, where `table` is loaded from this source; else Refused."""
     registry = Registry.open(pipeline.lake_path(), pipeline.name)
     record = registry.tables.get(str(table)) if registry is not None else None
     if registry is None or registry.pipeline is None or record is None or record.state in ("new", "removed"):
@@ -100,8 +101,8 @@ def _open(pipeline: Pipeline, connection: Connection, table: TableName) -> Regis
 
 
 @dataclass(slots=True)
-class _Part:
-    """Reads one part of one table at a capture point."""
+class ReadPart:
+    """Reads one part of one table at a capture point; in the columns of `shape`, if it is given."""
 
     pipeline: Pipeline
     connection: Connection
@@ -112,6 +113,7 @@ class _Part:
     show: Show | None
     until_published: contextlib.ExitStack
     """So long it is shown how far it is."""
+    shape: TableSchema | None = None
 
     def read(self, asked: Reload) -> Reload:
         """Read the part at a capture point into the folder of its own."""
@@ -133,6 +135,8 @@ class _Part:
                 why = str(changed)
                 self.progress(f"{asked.table}: {changed}; reading it again ({attempt} of {_ATTEMPTS})")
                 self._follow()
+                if self.shape is not None and self.shape.definition != self.record.schema.definition:
+                    break  # what it is to be was made of the columns of before
         raise Transient(
             f"each of {_ATTEMPTS} attempts to read it failed, the last one because {why}",
             where=asked.table,
@@ -140,7 +144,7 @@ class _Part:
         )
 
     def _attempt(self, asked: Reload, shown: LoadProgress) -> Reload:
-        root, schema = self.pipeline.lake_path(), self.record.schema
+        root, schema = self.pipeline.lake_path(), self.shape or self.record.schema
         spark = build_session(self.pipeline.name, app_name=f"headwater reload {self.pipeline.name}")
         folder = reloaded_path(root, asked.name)
         with capture_point(self.pipeline.conninfo(), self.pipeline.load.max_snapshot_age) as capture:

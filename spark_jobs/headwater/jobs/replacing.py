@@ -26,7 +26,7 @@ from headwater.lake.reload_records import Keeping, Reload
 from headwater.lake.reloaded import remove_rows, row_files, rows_in
 from headwater.position import format_lsn
 from headwater.predicate_text import parse
-from headwater.schema import Leaf
+from headwater.schema import Leaf, TableSchema
 from headwater.source.conditions import exclude_each_other, reach_of
 from headwater.source.connection import Connection, connect
 from headwater.source.samples import emit_marker
@@ -107,7 +107,7 @@ def driver_beside(connection: Connection, pipeline: Pipeline, progress: Report) 
 class Replacing:
     """One replacement of rows of the table `record`: of its partitions `leaves` (empty: anywhere), or under certain
     `keys`, or of the predicate `where`. `shown`: how a person names these rows. `unknown`: partitions that the lake
-    has not met yet."""
+    has not met yet. `shape`: what the table is to be afterwards."""
 
     pipeline: Pipeline
     connection: Connection
@@ -118,6 +118,7 @@ class Replacing:
     unknown: tuple[Leaf, ...] = ()
     keys: bool = False
     where: str = ""
+    shape: TableSchema | None = None
 
     def run(self, read: Callable[[Reload], Reload]) -> dict[str, Any]:
         """`read` puts the rows into the reload's folder, and gives its record back as "read". The JSON of one table."""
@@ -166,6 +167,7 @@ class Replacing:
             keys=self.keys,
             unknown=self.unknown,
             where=self.where,
+            shape=self.shape,
         )
         self._refuse_another(reload)
         self.registry.write(reload)

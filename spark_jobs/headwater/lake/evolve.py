@@ -9,7 +9,7 @@ counts the table's schemas under an appId of its own, so that who comes back aft
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -45,6 +45,11 @@ class Columns:
     number: int = 0
 
 
+def columns_counter(app_id: str) -> str:
+    """The appId that counts the schemas a table has had since its load, from 2 on."""
+    return f"{app_id}/columns"
+
+
 def require_possible(folder: str, version: int, name: str, to: Columns) -> None:
     """SchemaChanged when the table cannot become that."""
     _refuse(read_snapshot(folder, version), name, to)
@@ -56,7 +61,7 @@ def evolve(folder: str, version: int, name: str, app_id: str, to: Columns, fence
     LostRace when another commit came first. SchemaChanged when the table cannot become that; Fenced by a newer driver.
     """
     snapshot = read_snapshot(folder, version)
-    counter = f"{app_id}/columns"
+    counter = columns_counter(app_id)
     if not (to.added or to.renamed or to.widened) or (to.number and snapshot.transactions.get(counter, 1) >= to.number):
         return version
     seen = snapshot.transactions.get(fence.app_id, 0)
@@ -83,7 +88,7 @@ def evolve(folder: str, version: int, name: str, app_id: str, to: Columns, fence
             delta_log.transaction(app_id, snapshot.transactions.get(app_id, 0)),
             *([delta_log.transaction(counter, to.number)] if to.number else []),
             delta_log.transaction(fence.app_id, fence.generation),
-            *_protocol(snapshot, to),
+            *with_timestamp_feature(snapshot, to.added),
             {"metaData": metadata},
             *(delta_log.remove(file) for file in removed),
             *(delta_log.add(file) for file in added),
@@ -129,9 +134,9 @@ def _metadata(snapshot: Snapshot, to: Columns) -> Action:
     return {**snapshot.metadata, "schemaString": schema, "configuration": configuration}
 
 
-def _protocol(snapshot: Snapshot, to: Columns) -> list[Action]:
-    """The feature that a column needs which is the table's first of its kind."""
-    if _NTZ in snapshot.features or not any("timestamp_ntz" in column.value.lake for column in to.added):
+def with_timestamp_feature(snapshot: Snapshot, columns: Iterable[Column]) -> list[Action]:
+    """The feature that one of `columns` needs which is the table's first of its kind."""
+    if _NTZ in snapshot.features or not any("timestamp_ntz" in column.value.lake for column in columns):
         return []
     protocol = dict(snapshot.protocol)
     for kind in ("readerFeatures", "writerFeatures"):

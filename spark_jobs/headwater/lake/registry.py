@@ -29,9 +29,9 @@ from headwater.lake.paths import registry_path
 from headwater.lake.reload_records import Keeping, Reload, is_past
 from headwater.schema import Leaf, TableSchema
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 """1 knew neither reloads nor what is kept for them, 2 no columns that come and go while a table is replicated, 3 no
-columns and rows that stay at the source, 4 no columns that are hidden."""
+columns and rows that stay at the source, 4 no columns that are hidden, 5 no rebuilds."""
 _COMPACT_ABOVE = 200  # files: past it the next write replaces the content by the live records
 
 log = logging.getLogger(__name__)
@@ -310,7 +310,8 @@ def _key_of(record: Record) -> tuple[str, str]:
 def _record_of(kind: str, document: dict[str, Any]) -> Record:
     if kind == "reload":
         unknown = tuple(Leaf(**leaf) for leaf in document["unknown"])
-        return Reload(**{**document, "leaves": tuple(document["leaves"]), "unknown": unknown})
+        shape = TableSchema.from_json(document["shape"]) if document.get("shape") else None
+        return Reload(**{**document, "leaves": tuple(document["leaves"]), "unknown": unknown, "shape": shape})
     if kind == "pipeline":
         ended = tuple((timeline, lsn) for timeline, lsn in document.pop("history", ()))
         return PipelineRecord(**document, history=ended)

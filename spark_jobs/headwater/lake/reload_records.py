@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from headwater.schema import Leaf
+from headwater.schema import Leaf, TableSchema
 
 ReloadState = Literal["asked", "read", "given up"]
 KeepingState = Literal["keeping", "done", "failed"]
@@ -26,7 +26,8 @@ class Reload:
     job's application_name at the source, which says whether it lives. `unknown`: partitions that the table is to know
     from now on.
     When it is "read": `snapshot`, `capture_lsn` as of `headwater.lake.registry.Capture`; `rows` rows lie in the folder
-    of its name (`headwater.lake.reloaded`).
+    of its name (`headwater.lake.reloaded`). Without a snapshot they were read in the lake, where `capture_lsn` was
+    applied. `shape`: the table is to be in that shape afterwards (`headwater.jobs.rebuild`).
     """
 
     name: str
@@ -43,6 +44,12 @@ class Reload:
     keys: bool = False
     unknown: tuple[Leaf, ...] = ()
     where: str = ""
+    shape: TableSchema | None = None
+
+    @property
+    def done(self) -> str:
+        """What happens to the part, for people."""
+        return "rebuilt" if self.shape is not None else "reloaded"
 
     def overlaps(self, other: Reload) -> bool:
         """Whether both may be of one row of the same table, as far as can be told without knowing what `where` is true

@@ -1,0 +1,74 @@
+"""What the pipeline file says of a loaded table by now, and which of it a rebuild can bring about."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from headwater.errors import Refused
+from headwater.names import quote_ident
+from headwater.schema import TableSchema
+
+HOLD_FROM_A_LOAD_ON: Final = {
+    "soft_delete": "soft_delete",
+    "history": "history",
+    "columns.exclude": "excluded",
+    "columns.hash or its key": "hashed",
+    "columns.mask": "masked",
+    "where": "where",
+}
+"""Options of a table that hold from its next load on, and their fields of `TableSchema`."""
+
+
+def options_for_a_load(registered: TableSchema, declared: TableSchema) -> list[str]:
+    """The options that are others in the file than the table was loaded with, and that only a load brings about."""
+    return [
+        option
+        for option, field in HOLD_FROM_A_LOAD_ON.items()
+        if getattr(registered, field) != getattr(declared, field)
+    ]
+
+
+def options_for_a_rebuild(registered: TableSchema, declared: TableSchema) -> list[str]:
+    """Those that a rebuild brings about as well."""
+    found = ["partition_by"] if registered.partition_by != declared.partition_by else []
+    known = {column.attnum: column for column in registered.columns}
+    for column in declared.columns:
+        old = known.get(column.attnum)
+        # A column that has changed at the source is the log's to tell.
+        if old is None or (old.type_oid, old.typmod) != (column.type_oid, column.typmod):
+            continue
+        if old.value != column.value or old.on_bad_value != column.on_bad_value:
+            found.append(f"types or on_bad_value of {quote_ident(column.name)}")
+    return found
+
+
+def reshaped(registered: TableSchema, declared: TableSchema) -> TableSchema:
+    """The table as it is registered, in the shape that is declared: other partition columns, other types in the lake.
+
+    Refused where something else differs, too, that only a load brings about.
+    """
+    name = f"{registered.schema}.{registered.name}"
+    if others := options_for_a_load(registered, declared):
+        raise Refused(
+            f"{', '.join(others)}: another than when the table was loaded, which a rebuild does not bring about",
+            code="not_rebuildable",
+            where=name,
+            remedy=f"headwater load PIPELINE.yaml --table {name} --again, which brings about all of it",
+        )
+    now = {column.attnum: column for column in declared.columns}
+    columns = tuple(
+        replace(old, value=now[old.attnum].value, on_bad_value=now[old.attnum].on_bad_value, narrower=())
+        if old.value != now[old.attnum].value
+        else replace(old, on_bad_value=now[old.attnum].on_bad_value)
+        for old in registered.columns
+    )
+    return replace(registered, columns=columns, partition_by=declared.partition_by)
+
+
+def has_shape(schema: TableSchema, shape: TableSchema) -> bool:
+    """Whether `schema` is in that shape already."""
+    of = {column.attnum: (column.value, column.on_bad_value) for column in shape.columns}
+    return schema.partition_by == shape.partition_by and all(
+        of.get(column.attnum) == (column.value, column.on_bad_value) for column in schema.columns
+    )

@@ -1,0 +1,109 @@
+"""A table's content anew in another shape, in one commit upon the old one: other partition columns, other types.
+
+The folder stays the same, so cuts of before, which name versions, are read as before; a reader of the newest version
+sees the old shape or the new one and nothing in between. The commit leaves the applied position as it is and counts the
+table's schemas under the appId that changes of columns count them under (`headwater.lake.evolve`): who comes back after
+a crash knows whether it is done.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+from headwater.arrow_types import lake_schema
+from headwater.errors import Fenced, Refused
+from headwater.lake import delta_log
+from headwater.lake.delta_log import Action, Snapshot, read_snapshot
+from headwater.lake.delta_types import delta_type, fields_of
+from headwater.lake.evolve import columns_counter, with_timestamp_feature
+from headwater.lake.layout import layout_of
+from headwater.lake.partitioned_write import discard, write_rows
+from headwater.lake.positional import Fence, obstacle
+from headwater.lake.tables import PLANNED_ON, STATISTICS, properties
+from headwater.schema import TableSchema
+
+
+def why_not(folder: str, version: int | None = None) -> str:
+    """Why the table in `folder` cannot be rebuilt; empty if it can."""
+    return obstacle(read_snapshot(folder, version))
+
+
+def is_ahead(folder: str, version: int, app_id: str, schemas: int) -> bool:
+    """Whether the table is in a later shape than the `schemas` that the registry knows of it."""
+    return read_snapshot(folder, version).transactions.get(columns_counter(app_id), 1) > schemas
+
+
+def rebuild(
+    folder: str,
+    version: int,
+    name: str,
+    app_id: str,
+    schema: TableSchema,
+    rows: Iterable[pa.Table],
+    number: int,
+    fence: Fence,
+) -> tuple[int, int]:
+    """Let `rows`, in the columns of `schema`, take the place of all there are in `version`; `number`: of this schema
+    among the table's. The version afterwards, and how many rows were there before.
+
+    LostRace when another commit came first, Fenced by a newer driver. Refused when the table is not written directly.
+    """
+    snapshot = read_snapshot(folder, version)
+    seen = snapshot.transactions.get(fence.app_id, 0)
+    if seen > fence.generation:
+        raise Fenced(
+            f"generation {seen} has taken over from generation {fence.generation}",
+            where=name,
+            remedy="nothing: the newer driver goes on",
+        )
+    if why := obstacle(snapshot):
+        raise Refused(
+            f"it cannot be rebuilt: {why}",
+            code="not_rebuildable",
+            where=name,
+            remedy=f"headwater load PIPELINE.yaml --table {name} --again",
+        )
+    metadata = _metadata(snapshot, schema)
+    written = [one.file for one in write_rows(folder, lake_schema(schema), rows, layout_of(metadata))]
+    try:
+        gone = list(snapshot.files.values())
+        metrics = {"numRemovedFiles": len(gone), "numAddedFiles": len(written)}
+        # As an overwrite: what the table held before does not matter to whoever asks where its rows come from.
+        said = {"mode": "Overwrite", "partitionBy": json.dumps(list(schema.partition_by))}
+        info = delta_log.commit_info("REBUILD", said, metrics, version)
+        info["commitInfo"]["userMetadata"] = f"{PLANNED_ON}{version}"
+        actions: list[Action] = [
+            info,
+            delta_log.transaction(app_id, snapshot.transactions.get(app_id, 0)),
+            delta_log.transaction(columns_counter(app_id), number),
+            delta_log.transaction(fence.app_id, fence.generation),
+            *with_timestamp_feature(snapshot, schema.columns),
+            {"metaData": metadata},
+            *(delta_log.remove(file) for file in gone),
+            *(delta_log.add(file) for file in written),
+        ]
+        delta_log.commit(folder, version + 1, actions)
+    except BaseException:
+        discard(folder, written)
+        raise
+    return version + 1, sum((file.rows or 0) - file.deleted for file in gone)
+
+
+def _metadata(snapshot: Snapshot, schema: TableSchema) -> Action:
+    """The table's, with the columns, types and partition columns of `schema`; columns that the source has dropped are
+    left out."""
+    known = {field["name"]: field for field in fields_of(snapshot.metadata)}
+    types = {column.name: delta_type(column.value) for column in schema.columns}
+    fields = [{**known[name], "type": types.get(name, known[name]["type"])} for name in lake_schema(schema).names]
+    configuration = dict(snapshot.configuration)
+    if STATISTICS in configuration:
+        configuration[STATISTICS] = properties(schema, 0).get(STATISTICS, configuration[STATISTICS])
+    return {
+        **snapshot.metadata,
+        "schemaString": json.dumps({"type": "struct", "fields": fields}, separators=(",", ":")),
+        "partitionColumns": list(schema.partition_by),
+        "configuration": configuration,
+    }

@@ -1,0 +1,12 @@
+"""Spark job: `headwater rebuild`, for spark-submit. Takes the command's own arguments."""
+
+from __future__ import annotations
+
+import sys
+
+from headwater.cli import main
+from headwater.parent_watch import watch_parent
+
+if __name__ == "__main__":
+    watch_parent()
+    raise SystemExit(main(["rebuild", *sys.argv[1:]]))

@@ -1,0 +1,266 @@
+"""Rebuilds of a live table: other partition columns, other types, while readers and replication go on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from deltalake import DeltaTable
+
+from fixtures.jobs import (
+    Job,
+    armed,
+    catch_up,
+    following,
+    in_thread,
+    lake_path_of,
+    lake_rows,
+    load_tables,
+    record_of,
+    until,
+)
+from fixtures.pipelines import write_pipeline
+from fixtures.postgres import Database
+from headwater.config import Pipeline
+from headwater.errors import Refused
+from headwater.jobs.check import check
+from headwater.jobs.rebuild import rebuild
+from headwater.jobs.reload import reload
+from headwater.jobs.status import status
+from headwater.jobs.verify import verify
+from headwater.jobs.wait import wait
+from headwater.lake import cuts, storage
+from headwater.lake.paths import reloaded_path
+from headwater.names import TableName
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+NAME = "public.orders"
+TABLE = TableName("public", "orders")
+COLUMNS = ["id", "region", "amount", "note"]
+
+
+@dataclass
+class Shop:
+    folder: Path
+    database: Database
+    pipeline: Pipeline
+
+    def declare(self, **entry: Any) -> Pipeline:
+        """The pipeline file says this of the table from now on."""
+        self.pipeline = write_pipeline(self.folder, self.database, {"name": NAME, **entry})
+        return self.pipeline
+
+    def rebuild(self) -> dict[str, Any]:
+        table: dict[str, Any] = rebuild(self.pipeline, TABLE)["tables"][NAME]
+        return table
+
+    def source(self) -> list[tuple[Any, ...]]:
+        return sorted(self.database.query(f"select {', '.join(COLUMNS)} from orders"), key=repr)
+
+    def lake(self) -> list[tuple[Any, ...]]:
+        return [
+            (i, region, Decimal(amount) if isinstance(amount, str) else amount, note)
+            for i, region, amount, note in lake_rows(self.pipeline, NAME, COLUMNS)
+        ]
+
+    def is_equal(self) -> bool:
+        return sorted(self.lake(), key=repr) == self.source()
+
+    @property
+    def partitioned_by(self) -> list[str]:
+        return list(DeltaTable(lake_path_of(self.pipeline, NAME)).metadata().partition_columns)
+
+    def type_of(self, column: str) -> str:
+        fields = {field.name: field.type for field in DeltaTable(lake_path_of(self.pipeline, NAME)).schema().fields}
+        return str(fields[column])
+
+    def write_meanwhile(self) -> None:
+        """Large values stay out of the log; a key is taken by another row; a row comes and goes."""
+        self.database.execute(
+            "update orders set amount = amount + 1 where id <= 20",
+            "update orders set id = 5000, region = 'cn' where id = 41",
+            "delete from orders where id between 21 and 30",
+            "insert into orders values (25, 'eu', 2.5, 'again'), (6000, 'new', 1, 'new'), (6001, 'new', 1, 'gone')",
+            "delete from orders where id = 6001",
+        )
+
+
+@pytest.fixture
+def shop(database: Database, spark: SparkSession, tmp_path: Path) -> Shop:
+    database.allow_publishing()
+    database.execute(
+        "create table orders (id int primary key, region text not null, amount numeric(8, 2), note text)",
+        "alter table orders alter note set storage external",
+        "insert into orders select i, (array['eu', 'us'])[1 + i % 2], i, repeat('x', 3000) || i "
+        "from generate_series(1, 100) i",
+    )
+    made = Shop(tmp_path, database, write_pipeline(tmp_path, database, NAME))
+    load_tables(made.pipeline)
+    catch_up(made.pipeline)
+    return made
+
+
+def test_a_live_table_is_partitioned_anew_from_its_rows_in_the_lake(
+    shop: Shop, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The source is not read; a cut of before is read as before; what is written meanwhile is there once."""
+    shop.database.execute("update orders set note = 'short' where id = 1")
+    with following(shop.pipeline) as running:
+        until(lambda: shop.is_equal() or running.done(), "the driver follows")
+        before = wait(shop.pipeline, [TABLE], "now", 60).cut
+        old = shop.source()
+        monkeypatch.setattr("headwater.jobs.reload.rows_at", None)
+        shop.declare(partition_by=["region"])
+        with armed(tmp_path, "reload.after_read") as hold:
+            job = in_thread(shop.rebuild)
+            hold.reached(job)
+            shop.write_meanwhile()
+            until(shop.is_equal, "what is committed meanwhile is applied meanwhile")
+            assert shop.partitioned_by == []
+            hold.release()
+            done = job.result(120)
+        assert (done["state"], done["read_from"], done["rows"]) == ("active", "lake", 100)
+        assert done["changed"] == ["partition_by"]
+        assert shop.partitioned_by == ["region"]
+        assert shop.is_equal()
+        shop.database.execute(
+            "update orders set region = 'jp' where id between 50 and 60",
+            "insert into orders values (7000, 'jp', 1, 'since')",
+            "delete from orders where id = 5000",
+        )
+        until(lambda: shop.is_equal() or running.done(), "replication goes on in the new shape")
+    assert before is not None
+    frames = cuts.read(spark, before)
+    assert sorted((tuple(row) for row in frames[NAME].collect()), key=repr) == old
+    found = verify(shop.pipeline, [TABLE])["tables"][NAME]
+    assert (found["compared"], found["missing"], found["extra"], found["different"]) == (True, 0, 0, 0)
+    # Nothing is left of what was read, and the driver's successor knows the shape.
+    assert storage.names(reloaded_path(shop.pipeline.lake_path(), "")) == []
+    shop.database.execute("update orders set amount = 0 where id = 2")
+    catch_up(shop.pipeline)
+    assert shop.is_equal()
+    assert shop.rebuild()["changed"] == []
+
+
+def test_a_live_table_takes_other_types_from_the_source(shop: Shop, tmp_path: Path) -> None:
+    with following(shop.pipeline) as running:
+        shop.declare(types={"amount": "string"}, partition_by=["region"])
+        (warned,) = [
+            p for p in check(shop.pipeline).problems if p.code == "option_waits_for_rebuild" and "amount" in p.message
+        ]
+        assert "headwater rebuild" in warned.remedy
+        with armed(tmp_path, "reload.after_capture") as hold:
+            job = in_thread(shop.rebuild)
+            hold.reached(job)
+            shop.write_meanwhile()
+            hold.release()
+            done = job.result(120)
+        assert done["read_from"] == "source"
+        assert shop.type_of("amount") == 'PrimitiveType("string")'
+        assert shop.partitioned_by == ["region"]
+        shop.database.execute(
+            "update orders set amount = 'NaN' where id = 3", "update orders set amount = 7.5 where id = 4"
+        )
+        until(lambda: (3, "NaN") in lake_rows(shop.pipeline, NAME, ["id", "amount"]) or running.done(), "it goes on")
+    shop.database.execute("update orders set amount = 1 where id = 3")
+    catch_up(shop.pipeline)
+    assert shop.is_equal()
+    assert not [p for p in check(shop.pipeline).problems if p.code == "option_waits_for_rebuild"]
+    reload(shop.pipeline, TABLE)
+    assert shop.is_equal()
+    assert shop.partitioned_by == ["region"]
+
+
+@pytest.mark.parametrize(
+    "failpoint",
+    [
+        "replicate.before_rebuild",
+        "replicate.after_rebuild",
+        "replicate.after_part_commit",
+        "replicate.after_part_answer",
+    ],
+)
+def test_a_driver_that_dies_over_a_rebuild_is_followed_by_one_that_ends_it(
+    shop: Shop, spark: SparkSession, tmp_path: Path, failpoint: str
+) -> None:
+    with Job(shop.pipeline, "replicate", failpoint=failpoint, spark=spark) as job:
+        until(lambda: job.process.poll() is not None or status(shop.pipeline)["running"], "the driver runs")
+        shop.declare(types={"amount": "string"}, partition_by=["region"])
+        asked = in_thread(shop.rebuild)
+        assert job.wait() == -9, job.log[-2000:]
+        shop.write_meanwhile()
+        with following(shop.pipeline) as running:
+            until(lambda: asked.done() or running.done(), "the rebuild ends")
+            done = asked.result()
+            until(lambda: shop.is_equal() or running.done(), "the lake equals the source")
+            shop.database.execute("update orders set amount = amount * 2 where id < 50")
+            until(lambda: shop.is_equal() or running.done(), "it goes on")
+    assert done["state"] == "active"
+    assert (shop.partitioned_by, shop.type_of("amount")) == (["region"], 'PrimitiveType("string")')
+    assert len(record_of(shop.pipeline, NAME).schemas) == 2
+    assert record_of(shop.pipeline, NAME).state == "active", record_of(shop.pipeline, NAME)
+
+
+def test_a_partitioned_table_takes_another_type_of_its_key_and_keeps_its_odd_names(
+    database: Database, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Its columns are mapped in the lake (a name with a space), its rows say which partition they are of."""
+    database.allow_publishing()
+    database.execute(
+        'create table tree (id numeric(9), "a day" date not null, n int, primary key (id, "a day")) '
+        'partition by range ("a day")',
+        "create table tree_1 partition of tree for values from ('2026-01-01') to ('2026-02-01')",
+        "create table tree_2 partition of tree for values from ('2026-02-01') to ('2026-03-01')",
+        "insert into tree select i, date '2026-01-01' + i % 50, i from generate_series(1, 80) i",
+    )
+    tree = "public.tree"
+    pipeline = write_pipeline(tmp_path, database, tree)
+    load_tables(pipeline)
+    with following(pipeline) as running:
+        database.execute("delete from tree where id < 5", "update tree set n = -n where id > 70")
+        typed = {"name": tree, "types": {"id": "decimal(12,0)"}, "partition_by": ['"a day"']}
+        pipeline = write_pipeline(tmp_path, database, typed)
+        done = rebuild(pipeline, TableName("public", "tree"))["tables"][tree]
+        assert (done["read_from"], done["rows"]) == ("source", 76)
+        database.execute(
+            "update tree set \"a day\" = '2026-02-20' where id between 10 and 19",
+            "delete from tree where id = 20",
+            "truncate tree_1",
+            "insert into tree values (999, '2026-01-31', 0)",
+        )
+        expected = database.query('select id, "a day", n, tableoid::bigint from tree')
+
+        def stored() -> list[tuple[Any, ...]]:
+            return lake_rows(pipeline, tree, ["id", "a day", "n", "_hw_partition"])
+
+        until(lambda: sorted(stored()) == sorted(expected) or running.done(), "the lake equals the source")
+    assert sorted(stored()) == sorted(expected)
+    assert len(spark.read.format("delta").load(lake_path_of(pipeline, tree)).where("`a day` = '2026-02-20'").collect())
+    assert DeltaTable(lake_path_of(pipeline, tree)).metadata().partition_columns == ["a day"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        ({"columns": {"exclude": ["note"]}}, "columns.exclude"),
+        ({"soft_delete": True, "partition_by": ["region"]}, "soft_delete"),
+        ({"where": "id > 5"}, "where"),
+    ],
+)
+def test_what_only_a_load_brings_about_is_refused_before_anything_is_done(
+    shop: Shop, entry: dict[str, Any], why: str
+) -> None:
+    shop.declare(**entry)
+    before = DeltaTable(lake_path_of(shop.pipeline, NAME)).version()
+    with pytest.raises(Refused, match=why) as refused:
+        shop.rebuild()
+    assert refused.value.code == "not_rebuildable"
+    assert "--again" in refused.value.remedy
+    assert DeltaTable(lake_path_of(shop.pipeline, NAME)).version() == before
