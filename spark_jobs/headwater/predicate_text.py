@@ -186,6 +186,8 @@ class _Reading:
                 f"the column {column.name} is of a type that is not compared alike at the source and in the lake; "
                 f"those that are: integers, text, varchar, {', '.join(_TYPES.values())}"
             )
+        if column.hidden is not None:
+            self._refuse(f"the column {column.name} is hidden in the lake (columns.{column.hidden.way})")
         if column.on_bad_value != "suspend":
             self._refuse(f"the column {column.name} may hold another value in the lake (on_bad_value)")
         return kind

@@ -118,6 +118,12 @@ def test_a_live_table_is_partitioned_anew_from_its_rows_in_the_lake(
         old = shop.source()
         monkeypatch.setattr("headwater.jobs.reload.rows_at", None)
         shop.declare(partition_by=["region"])
+        shop.database.execute("update orders set region = '' where id = 99")
+        until(lambda: shop.is_equal() or running.done(), "the driver follows")
+        with pytest.raises(Refused, match="region holds empty texts, which Delta takes for NULL"):
+            shop.rebuild()
+        shop.database.execute("update orders set region = 'us' where id = 99")
+        until(lambda: shop.is_equal() or running.done(), "the driver follows")
         with armed(tmp_path, "reload.after_read") as hold:
             job = in_thread(shop.rebuild)
             hold.reached(job)

@@ -15,15 +15,16 @@ from headwater.schema import Column, TableSchema
 def hiding(pipeline: Pipeline, records: Iterable[TableRecord]) -> Hiding:
     """For the log. Refused without the key of a replicated table; of one that was removed nothing is shown at all."""
     key = b""
-    relations: dict[int, tuple[Column, ...]] = {}
-    for record in records:
-        if not record.schemas or not record.schema.hides:
-            continue
-        if record.state == "removed":
-            relations[record.schema.relation_id] = ()
-            continue
-        key = key_of(pipeline, record.schema) or key
-        relations[record.schema.relation_id] = record.schema.columns
+    known = [record for record in records if record.schemas]
+    relations: dict[int, tuple[Column, ...]] = {
+        record.schema.relation_id: () for record in known if record.state == "removed" and record.schema.hides
+    }
+    # Of a table that was renamed and loaded under its new name: the relation is the same, and is not removed.
+    for record in (record for record in known if record.state != "removed"):
+        relations.pop(record.schema.relation_id, None)
+        if record.schema.hides:
+            key = key_of(pipeline, record.schema) or key
+            relations[record.schema.relation_id] = record.schema.columns
     return Hiding(key, relations)
 
 

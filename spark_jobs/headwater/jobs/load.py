@@ -201,13 +201,29 @@ def _announce_hidden(
 ) -> None:
     """Whoever reads the log knows what it has to hide of a table before the table is published: else the first values
     of it could lie in a file of what was spilled."""
-    for table in wanted:
+    hiding = [table for table in wanted if table.schema.hides]
+    members = _members(connection, pipeline) if hiding and is_running(connection, pipeline) else set[TableName]()
+    for table in hiding:
         known = registry.tables.get(str(table.name))
         schema = known.schema if known is not None and known.schemas and known.state != "removed" else None
-        if not table.schema.hides or (schema is not None and schema.columns == table.schema.columns):
+        if schema is None and table.name in members:
+            raise LostLease(
+                f"{table.name} is published already, and the running replicate does not know what to hide of it: "
+                "values of open transactions may lie in its spilled files",
+                code="already_running",
+                where=f"pipeline {pipeline.name}",
+                remedy="stop replicate, or pause its DAG, then load again; or let the load publish the table",
+            )
+        if schema is not None and schema.columns == table.schema.columns:
             continue
         record = begin(pipeline, registry, table, membership=0)
         await_answer(connection, pipeline, registry, load_name(record), f"the load of {record.name}", absent=0.0)
+
+
+def _members(connection: Connection, pipeline: Pipeline) -> set[TableName]:
+    """The tables that are published for the pipeline."""
+    publication = pipeline.source.publication
+    return {name for each in (publication, inserts_name(publication)) for name in published_tables(connection, each)}
 
 
 def _prepare_source(

@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from pyspark.sql import DataFrame, functions
+
 from headwater.config import Pipeline
 from headwater.errors import Refused, Transient
 from headwater.jobs.executors import share_engine
@@ -31,7 +33,7 @@ from headwater.lake.rebuild import why_not
 from headwater.lake.registry import Registry, TableRecord, now_text
 from headwater.lake.reload_records import Reload
 from headwater.lake.reloaded import row_files, rows_in
-from headwater.lake.tables import current, struct_type
+from headwater.lake.tables import current, quoted, struct_type
 from headwater.names import TableName
 from headwater.position import format_lsn
 from headwater.schema import TableSchema
@@ -173,13 +175,31 @@ class _Rebuild:
             allow_old_versions(spark)
             self.progress(f"{record.name}: reading version {version} of it, at {format_lsn(applied_lsn)}")
             frame = spark.read.format("delta").option("versionAsOf", version).load(path)
-            names = struct_type(record.schema).names
-            frame.select(*(frame[f"`{name}`"] for name in names)).write.mode("overwrite").option(
-                "compression", "snappy"
-            ).parquet(reloaded_path(root, asked.name))
+            frame = self._without_empty_texts(frame).select(*map(quoted, struct_type(record.schema).names))
+            frame.write.mode("overwrite").option("compression", "snappy").parquet(reloaded_path(root, asked.name))
         rows = sum(count for count, _ in rows_in(row_files(root, asked.name)))
         self.progress(f"{record.name}: {rows} rows read")
         return replace(asked, state="read", since=now_text(), snapshot="", capture_lsn=applied_lsn, rows=rows)
+
+    def _without_empty_texts(self, frame: DataFrame) -> DataFrame:
+        """An empty text in a column that is to partition the table is a bad value from now on: Delta takes it for NULL.
+        Refused, unless that is what is wanted."""
+        for name in self.shape.partition_by:
+            column = self.shape.column(name)
+            if column.value.lake != "string":
+                continue
+            empty = functions.expr(f"{quoted(name)} = ''")
+            if column.on_bad_value == "null":
+                text = functions.expr(f"nullif({quoted(name)}, '')")
+                frame = frame.withColumn(name, text)
+            elif frame.where(empty).take(1):
+                raise Refused(
+                    f"{name} holds empty texts, which Delta takes for NULL in a partition column",
+                    code="bad_value",
+                    where=self.record.name,
+                    remedy=f'set on_bad_value: {{{name}: "null"}} in the pipeline file, or choose another column',
+                )
+        return frame
 
     def _pin(self, root: str, version: int, applied_lsn: int) -> str:
         """The version stays until it has been read."""
