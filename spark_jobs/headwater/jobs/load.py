@@ -25,7 +25,7 @@ from headwater.jobs.handovers import finish_handovers
 from headwater.jobs.keeper import load_name
 from headwater.jobs.load_progress import LoadProgress, Report, Show
 from headwater.jobs.log_format import may_be_binary
-from headwater.jobs.same_source import require_same_source
+from headwater.jobs.same_source import history_of, require_same_source
 from headwater.jobs.side_by_side import SideBySide, Turns
 from headwater.jobs.source_rows import extents
 from headwater.jobs.table_load import Copy, TableLoad, begin, copy_whole, table_result
@@ -79,7 +79,7 @@ def load(
     with contextlib.closing(connect(conninfo, application_name="headwater load")) as connection:
         existing = Registry.open(root, pipeline.name)
         if existing is not None and existing.pipeline is not None:
-            require_same_source(connection, existing.pipeline, read_epoch(root))
+            require_same_source(connection, pipeline, existing.pipeline, read_epoch(root))
         # Creating the registry is the first change, and it is ours: source and lake were looked at before.
         registry = existing or Registry.create(root, pipeline.name)
         with lease.hold(conninfo, registry, lease.LOAD) as held:
@@ -267,6 +267,7 @@ def _prepare_source(
                 start_lsn=slot.confirmed_lsn,
                 made_slot=True,
                 made_publication=made_publication or (known is not None and known.made_publication),
+                history=history_of(pipeline, now),
             ),
             # In the same commit: once the pipeline starts behind the gap, no table may be taken for whole.
             *(record.entered("loading", gap) for record in loaded.values() if gap),

@@ -17,7 +17,7 @@ from headwater.errors import LostLease, Refused, SlotGap, SourceChanged
 from headwater.failpoints import reach
 from headwater.jobs import lease
 from headwater.jobs.check import check, require_ok
-from headwater.jobs.same_source import NEW_SOURCE, described, require_same_source
+from headwater.jobs.same_source import NEW_SOURCE, described, history_of, require_same_source
 from headwater.lake.history import history_record
 from headwater.lake.ledger import Epoch, Ledger
 from headwater.lake.paths import table_path
@@ -29,7 +29,6 @@ from headwater.position import Position, format_lsn
 from headwater.source.connection import Connection, ServerIdentity, connect, identify
 from headwater.source.publication import ensure_publications
 from headwater.source.slot import SlotState, create_slot, drop_slot, loss_of, read_slot
-from headwater.source.stream import LogStream
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +47,7 @@ def same_or_followed(connection: Connection, pipeline: Pipeline, registry: Regis
     assert known is not None
     now = identify(connection)
     if (now.system_id, now.timeline) == (known.system_id, known.timeline):
-        _refuse_sibling(pipeline, known, now)
-        return require_same_source(connection, known, newest)
+        return require_same_source(connection, pipeline, known, newest)
     reason = why_not_followed(connection, pipeline, registry, newest, now)
     if not reason and pipeline.source.on_timeline_change == "follow":
         log.warning("the source is on timeline %d now, and its log goes on where the lake stands", now.timeline)
@@ -93,33 +91,19 @@ def why_not_followed(
     return ""
 
 
-def history_of(pipeline: Pipeline, now: ServerIdentity) -> tuple[tuple[int, int], ...]:
-    """The timelines that the source's own comes from, oldest first, each with the LSN at which it ended."""
-    if now.timeline == 1:
-        return ()
-    with contextlib.closing(LogStream(pipeline.conninfo())) as stream:
-        return tuple(sorted(stream.switch_points(now.timeline).items()))
-
-
-def _refuse_sibling(pipeline: Pipeline, known: PipelineRecord, now: ServerIdentity) -> None:
-    """Two standbys that are promoted apart give the same number to timelines that have nothing in common."""
-    if known.history and history_of(pipeline, now) != known.history:
-        raise SourceChanged(
-            f"the lake was built from {described(known)}, and this source's timeline of that number comes from "
-            "elsewhere: another standby was promoted, or a backup restored, apart from the one that was followed",
-            where="source.connection",
-            remedy=NEW_SOURCE,
-        )
-
-
 def take_tables(pipeline: Pipeline, registry: Registry, ledger: Ledger) -> None:
     """Every table carries the generation of `ledger` from now on: a driver that still works for the old source, which
-    no slot of the new one keeps out, can commit to none any more. Tables that Spark writes are not kept from it."""
+    no slot of the new one keeps out, can commit to none any more. Tables that Spark writes are not kept from it. A load
+    that reads the old source finds its record changed when it ends, and is none of the new one's."""
     fence = Fence(ledger.generation_app, ledger.generation)
-    for record in registry.tables.values():
-        if record.state in _IN_STEP:
+    for record in list(registry.tables.values()):
+        if record.state == "loading":
+            registry.write(replace(record, incarnation=record.incarnation + 1))
+        elif record.state not in ("new", "removed"):
             for one in (record, history_record(record)) if record.schema.history else (record,):
-                take(table_path(pipeline.lake_path(), one.path), fence)
+                path = table_path(pipeline.lake_path(), one.path)
+                if current(path, one.app_id(pipeline.name)) is not None:
+                    take(path, fence)
 
 
 def _beyond(pipeline: Pipeline, record: TableRecord, switch: int) -> str:
@@ -160,11 +144,13 @@ def adopt(pipeline: Pipeline) -> None:
         now = identify(connection)
         if _is_adopted(registry, known, now, Ledger(root, pipeline.name).newest):
             return  # it was killed behind this; what it has brought in step meanwhile stays
-        _refuse_slot(read_slot(connection, pipeline.source.slot), connection.info.dbname, pipeline)
+        reason = f"{_CHANGED} from {described(known)} to {described(now)}"
+        # Made here by a change to this source that was killed; or a standby's, which goes by its own system.
+        ours = known.system_id == now.system_id or any(r.reason == reason for r in registry.tables.values())
+        _refuse_slot(read_slot(connection, pipeline.source.slot), connection.info.dbname, pipeline, ours=ours)
         # Before the slot: the server decodes its log with the publications of each moment.
         made = ensure_publications(connection, pipeline.source.publication, pipeline=pipeline.name)
         # Suspended before anything else: whoever goes on from a half-done change, with whichever source, trusts no row.
-        reason = f"{_CHANGED} from {described(known)} to {described(now)}"
         # And as another incarnation: a position of the old log, which may be higher, is none that it fell back from.
         suspended = [
             replace(
@@ -180,7 +166,9 @@ def adopt(pipeline: Pipeline) -> None:
         slot = create_slot(connection, pipeline.source.slot, pipeline.source.failover)
         assert slot.confirmed_lsn is not None
         reach("adopt.slot")
-        epoch = _published(Ledger(root, pipeline.name), Position(now.system_id, now.timeline, slot.confirmed_lsn))
+        ledger = Ledger(root, pipeline.name)
+        epoch = _published(ledger, Position(now.system_id, now.timeline, slot.confirmed_lsn))
+        take_tables(pipeline, registry, ledger)
         reach("adopt.ledger")
         registry.write(
             replace(
@@ -192,7 +180,7 @@ def adopt(pipeline: Pipeline) -> None:
                 start_lsn=slot.confirmed_lsn,
                 made_slot=True,
                 made_publication=made or (known.made_publication and known.system_id == now.system_id),
-                history=(),
+                history=history_of(pipeline, now),
             )
         )
         states = {one.name: {"state": one.state, "reason": one.reason, "since": one.since} for one in suspended}
@@ -212,8 +200,8 @@ def _is_adopted(registry: Registry, known: PipelineRecord, now: ServerIdentity, 
     return bool(waiting) and same_log and newest.position.lsn >= known.start_lsn
 
 
-def _refuse_slot(slot: SlotState | None, database: str, pipeline: Pipeline) -> None:
-    """Before anything is changed."""
+def _refuse_slot(slot: SlotState | None, database: str, pipeline: Pipeline, *, ours: bool) -> None:
+    """Before anything is changed. `ours`: nobody else can have made it for a lake of his own."""
     where = f"replication slot {pipeline.source.slot}"
     if slot is None:
         return
@@ -230,6 +218,15 @@ def _refuse_slot(slot: SlotState | None, database: str, pipeline: Pipeline) -> N
             code="foreign_slot",
             where=where,
             remedy="name another slot in source.slot",
+        )
+
+    if not ours:
+        raise SlotGap(
+            "another server has a slot of this name already: it may be what another lake goes by",
+            code="foreign_slot",
+            where=where,
+            remedy="name another slot in source.slot; or, if nobody needs it, drop it there: "
+            f"SELECT pg_drop_replication_slot('{pipeline.source.slot}')",
         )
 
 

@@ -96,7 +96,7 @@ def open_registry(pipeline: Pipeline, connection: Connection, table: TableName) 
             where=f"pipeline {pipeline.name}",
             remedy=f"headwater load PIPELINE.yaml --table {table}",
         )
-    require_same_source(connection, registry.pipeline)
+    require_same_source(connection, pipeline, registry.pipeline)
     return registry
 
 

@@ -29,10 +29,11 @@ from headwater.jobs.following import Following
 from headwater.jobs.handovers import Handovers
 from headwater.jobs.hidden_columns import hiding
 from headwater.jobs.log_format import may_be_binary, refuse_late_text
-from headwater.jobs.new_source import history_of, same_or_followed, take_tables
+from headwater.jobs.new_source import same_or_followed, take_tables
 from headwater.jobs.pausing import await_resumption
 from headwater.jobs.publisher import Publisher
 from headwater.jobs.reader import LogReader, ReaderOptions
+from headwater.jobs.same_source import history_of
 from headwater.jobs.staging import Staging
 from headwater.jobs.succession import SuccessorWatch
 from headwater.jobs.take_over import Turn, taking_over

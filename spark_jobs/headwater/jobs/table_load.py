@@ -17,7 +17,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from headwater.config import Pipeline
-from headwater.errors import Refused, SlotGap, TableError, Transient
+from headwater.errors import LostLease, Refused, SlotGap, TableError, Transient
 from headwater.failpoints import reach
 from headwater.jobs.driver_answers import await_answer
 from headwater.jobs.executors import lacking
@@ -177,9 +177,27 @@ class TableLoad:
                 capture=Capture(capture.position.lsn, str(capture.snapshot), None, record.since),
                 schemas=((capture.position.lsn, schema),),
             )
-        self.registry.write(record)
+        self._ended(record)
         reach("load.after_registry", record.name)
         return record, size
+
+    def _ended(self, record: TableRecord) -> None:
+        """The record of the load, if it is still this one's: whoever has found another source has taken it away."""
+        is_ours = True
+
+        def ended(now: TableRecord) -> TableRecord | None:
+            nonlocal is_ours
+            is_ours = now.incarnation == record.incarnation
+            return record if is_ours else None
+
+        self.registry.change(record.name, ended)
+        if not is_ours:
+            raise LostLease(
+                "the table is not this load's any more: another job has taken it over, or replicate follows another "
+                "timeline since",
+                where=record.name,
+                remedy="run load again",
+            )
 
     def _handed_over_from(self, connection: Connection, record: TableRecord) -> int:
         """A position up to which the log is not needed: every commit at or below it will be visible in the snapshot.

@@ -119,7 +119,7 @@ def open_compared(pipeline: Pipeline, connection: Connection, tables: Sequence[T
             where=f"pipeline {pipeline.name}",
             remedy="headwater load PIPELINE.yaml",
         )
-    require_same_source(connection, registry.pipeline)
+    require_same_source(connection, pipeline, registry.pipeline)
     return registry
 
 
