@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,10 +31,12 @@ from fixtures.jobs import (
 from fixtures.lakes import as_published
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
+from headwater.config import Pipeline
 from headwater.jobs.catalog_watch import CatalogWatch
 from headwater.lake.registry import State, TableRecord
+from headwater.log.blocks import Ddl
 from headwater.names import TableName
-from headwater.source.catalog import read_catalog
+from headwater.source.catalog import Catalog, read_catalog
 from headwater.source.connection import Connection, connect
 from headwater.source.publication import add_tables, ensure_publications, published_tables
 
@@ -55,6 +57,7 @@ class Watched:
     connection: Connection
     watch: CatalogWatch
     records: dict[str, TableRecord]
+    pipeline: Pipeline
 
     def found(self, *statements: str) -> dict[str, tuple[str, str]]:
         """Reason and remedy of each table that one look finds after the owner's `statements`."""
@@ -65,6 +68,9 @@ class Watched:
     @property
     def published(self) -> set[str]:
         return {str(name) for name in published_tables(self.connection, PUBLICATION)}
+
+    def catalog(self) -> Catalog:
+        return read_catalog(self.connection, self.pipeline)
 
     def suspend(self, name: str, state: State = "suspended") -> None:
         self.records[name] = self.records[name].entered(state)
@@ -94,7 +100,7 @@ def watched(database: Database, tmp_path: Path, request: pytest.FixtureRequest) 
             for table in read_catalog(connection, pipeline).tables
         }
         records = {record.name: record for record in as_published(connection, PUBLICATION, *records.values())}
-        watched = Watched(database, connection, CatalogWatch(pipeline, lambda: records), records)
+        watched = Watched(database, connection, CatalogWatch(pipeline, lambda: records), records, pipeline)
         assert set(records) == set(TABLES)
         assert watched.found() == {}
         yield watched
@@ -241,6 +247,40 @@ def test_new_files_are_told_of_once_and_suspend_nothing(watched: Watched, caplog
 
 
 @pytest.mark.parametrize("watched", [True, False], indirect=True)
+def _rewritten(watched: Watched, *statements: str) -> set[str]:
+    """The tables that are found behind statements of which the last one writes `orders` anew, and says so."""
+    watched.database.execute(*statements)
+    relation = watched.records["public.orders"].schema.relation_id
+    watched.watch.look_behind(Ddl(frozenset({relation})), watched.connection)
+    return {name for name, error in watched.watch.take() if "written anew by ALTER TABLE" in error.message}
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ["alter table orders alter n type int using n * 10"],
+        ["alter table orders add gone int", "alter table orders drop gone, alter n type int using n * 10"],
+        ["alter table orders rename n to m", "alter table orders alter m type int using m * 10"],
+    ],
+    ids=["alone", "beside a drop", "beside a rename"],
+)
+def test_values_that_were_rewritten_are_found_whatever_else_has_happened(
+    watched: Watched, statements: list[str]
+) -> None:
+    assert _rewritten(watched, *statements) == {"public.orders"}
+
+
+def test_a_rewrite_that_the_log_tells_more_of_is_left_to_it_and_then_forgotten(watched: Watched) -> None:
+    assert _rewritten(watched, "alter table orders alter n type bigint") == set()
+    schema = next(t.schema for t in watched.catalog().tables if str(t.name) == "public.orders")
+    watched.records["public.orders"] = replace(watched.records["public.orders"], schemas=((0, schema),))
+    assert watched.found("truncate orders") == {}
+    assert watched.found("vacuum full orders") == {}
+    # Nor is a column that the log may never bring another rewrite's excuse for good.
+    assert _rewritten(watched, "alter table orders add twice bigint generated always as (n * 2) stored") == set()
+    assert _rewritten(watched, "alter table orders alter id set default 7") == {"public.orders"}
+
+
 def test_a_table_that_left_and_came_back_before_the_first_look_is_found_whoever_made_the_publication(
     watched: Watched, tmp_path: Path
 ) -> None:

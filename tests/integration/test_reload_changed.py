@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from deltalake import DeltaTable
+from psycopg import errors as pg
 
 from fixtures.jobs import assert_equal, catch_up, following, lake_path_of, lake_rows, load_tables, record_of
 from fixtures.pipelines import write_pipeline
@@ -256,6 +257,26 @@ def test_markers_are_printed_and_installed_only_when_told_by_who_may(
     assert main(["check", pipeline.file, "--install-ddl-markers", "--yes"]) == EXIT_DONE
     assert main(["check", pipeline.file, "--install-ddl-markers", "--yes"]) == EXIT_DONE
     assert database.query(installed) == [("headwater_ddl",), ("headwater_rewrite",)]
+
+
+def test_who_made_schema_and_function_before_does_not_own_what_every_ddl_runs(
+    database: Database, pipeline: Pipeline, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its owner could replace the function by one that makes a superuser of him."""
+    mine = (
+        "create or replace function headwater_ddl.mark() returns event_trigger language plpgsql as "
+        "$$ begin raise exception 'mine'; end $$"
+    )
+    database.execute("create schema headwater_ddl", mine)
+    mark(pipeline, database, capfd)
+    with pytest.raises(pg.InsufficientPrivilege):
+        database.execute(mine)
+    owners = (
+        "select r.rolsuper from pg_namespace n join pg_roles r on r.oid = n.nspowner where nspname = 'headwater_ddl' "
+        "union all select r.rolsuper from pg_proc p join pg_roles r on r.oid = p.proowner where proname = 'mark'"
+    )
+    assert database.query(owners) == [(True,), (True,)]
+    database.execute("alter table plain add later int")
 
 
 def test_with_markers_rewritten_values_suspend_the_table_before_anything_behind_them_is_applied(

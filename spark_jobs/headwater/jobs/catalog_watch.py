@@ -87,7 +87,9 @@ class CatalogWatch:
         self._known: set[tuple[str, int]] = set()  # found already, by incarnation: one finding a table is enough
         self._alarms: dict[str, float] = {}
         self._files: dict[int, int] = {}  # new files that were told of, by relation
-        self._marked: set[int] = set()  # relations that DDL has written anew, by what the log says
+        self._told: set[int] = set()  # relations that DDL has written anew, as the log has said since then
+        self._marked: dict[int, _Marked] = {}
+        self._newest: dict[int, int] = {}  # the highest attnum of each table at the last look
         self._looking = threading.Lock()
         self._again = False
         self._complained = 0.0
@@ -102,7 +104,7 @@ class CatalogWatch:
     def look_behind(self, ddl: Ddl, connection: Connection) -> None:
         """Look once, behind DDL that the log has told of: what it did is committed."""
         with self._looking:
-            self._marked |= ddl.rewritten
+            self._told |= ddl.rewritten
             self._digest = None
             self._look(connection)
 
@@ -114,7 +116,9 @@ class CatalogWatch:
         if digest == self._digest and not self._retry_due():
             return
         self._again = False
-        self._judge_all(connection, tables, self._read_facts(connection, tables))
+        facts = self._read_facts(connection, tables)
+        self._mark(tables, facts)
+        self._judge_all(connection, tables, facts)
         self._digest = digest
 
     def poll(self, connection: Connection) -> None:
@@ -177,12 +181,35 @@ class CatalogWatch:
                     self._alarm(name, keyless)
             finding = problem or (keyless.error(name) if keyless is not None else None)
             seen = (name, record.incarnation)
+            if finding is not None and record.state == "loading":
+                self._again = True  # the load may have looked before that
             if finding is not None and record.state in _REPLICATED and seen not in self._known:
                 self._known.add(seen)
                 log.warning("%s: found in the source's catalog: %s", name, finding.message)
                 with self._lock:
                     self._found.append((name, finding))
         self._alarms = {name: at for name, at in self._alarms.items() if name in failing}
+
+    def _mark(self, tables: Mapping[str, TableRecord], facts: _Facts) -> None:
+        """Note which files the rewrites that the log has told of have made, and forget those that are registered by
+        now: by what followed, or what was compared. Later files are a TRUNCATE's, or hold the same values."""
+        registered = {leaf.relation_id: leaf.relfilenode for r in tables.values() for leaf in r.schema.leaves}
+        for record in tables.values():
+            root = facts.relations.get(record.schema.relation_id)
+            if root is None:
+                continue
+            newest = self._newest.get(root.relation_id, record.schema.last_attnum)
+            self._newest[root.relation_id] = max((a.attnum for a in root.attributes), default=0)
+            if any(a.generated and a.attnum > newest for a in root.attributes):
+                continue  # it was written anew for a column that may never come with the log
+            for leaf in record.schema.leaves:
+                relation = facts.relations.get(leaf.relation_id)
+                if leaf.relation_id in self._told and relation is not None:
+                    self._marked[leaf.relation_id] = _Marked(relation.filenode, leaf.relfilenode)
+        self._told.clear()
+        for relation_id, marked in list(self._marked.items()):
+            if registered.get(relation_id) != marked.registered or marked.files == marked.registered:
+                del self._marked[relation_id]
 
     def _tell_of_new_files(self, name: str, record: TableRecord, facts: _Facts) -> None:
         """The log does not say what a rewrite made of values, and most rewrites change none."""
@@ -231,7 +258,7 @@ class CatalogWatch:
                 message = f"its column {quote_ident(column.name)} took the name of another one, {quote_ident(now)}"
                 return SchemaChanged(message, where=name, remedy=again)
         for holder in facts.holders(root):
-            if holder.relation_id in self._marked and _is_as_before(record, root, holder):
+            if holder.relation_id in self._marked and not _retyped_or_grown(record, root):
                 message = f"{holder.name} was written anew by ALTER TABLE: the log does not carry the values it has now"
                 return SchemaChanged(message, where=name, remedy="headwater reload PIPELINE.yaml --changed")
             if holder.persistence == "u":
@@ -270,14 +297,24 @@ class CatalogWatch:
             )
 
 
-def _is_as_before(record: TableRecord, root: Relation, holder: Relation) -> bool:
-    """Whether the files of `holder` are others than when its values were read, and the columns the same: a type that
-    changed comes with the next Relation message, which says what it means."""
-    files = {leaf.relation_id: leaf.relfilenode for leaf in record.schema.leaves}
-    here = {(a.name, a.attnum, a.type_oid, a.typmod) for a in root.attributes}
-    grown = any(attribute.attnum > record.schema.last_attnum for attribute in root.attributes)
-    other_files = files.get(holder.relation_id, holder.filenode) != holder.filenode
-    return other_files and not grown and here >= set(record.schema.definition)
+def _retyped_or_grown(record: TableRecord, root: Relation) -> bool:
+    """Whether a column has another type than registered, or one was added that the log may carry: the next Relation
+    message shows it, and who follows it asks whether the table was written anew. For columns that were dropped or
+    renamed nobody asks."""
+    types = {column.attnum: (column.type_oid, column.typmod) for column in record.schema.columns}
+    return any(
+        types.get(a.attnum, (a.type_oid, a.typmod)) != (a.type_oid, a.typmod)
+        or (a.attnum > record.schema.last_attnum and not a.generated)
+        for a in root.attributes
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Marked:
+    """A relation that was written anew: its `files` behind that, and those that were `registered` then."""
+
+    files: int
+    registered: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,14 @@ def statements(prefix: str) -> list[str]:
     """What installs them, once or again: to be run by a superuser in the source's database. `prefix`: of the message,
     whose content is the id of a relation that was written anew, or nothing."""
     return [
+        "DROP EVENT TRIGGER IF EXISTS headwater_ddl",
+        "DROP EVENT TRIGGER IF EXISTS headwater_rewrite",
+        # Whoever owned schema or function could put other words into what every DDL runs, a superuser's too: replacing
+        # a function leaves it its owner.
         "CREATE SCHEMA IF NOT EXISTS headwater_ddl",
-        f"""CREATE OR REPLACE FUNCTION headwater_ddl.mark() RETURNS event_trigger
+        "ALTER SCHEMA headwater_ddl OWNER TO CURRENT_USER",
+        "DROP FUNCTION IF EXISTS headwater_ddl.mark()",
+        f"""CREATE FUNCTION headwater_ddl.mark() RETURNS event_trigger
 LANGUAGE plpgsql SET search_path = pg_catalog AS $$
 BEGIN
   IF tg_event <> 'table_rewrite' THEN
@@ -35,11 +41,12 @@ BEGIN
 EXCEPTION WHEN OTHERS THEN
   RAISE WARNING 'headwater: %', SQLERRM;  -- nobody's DDL is to fail because of a message
 END $$""",
-        "DROP EVENT TRIGGER IF EXISTS headwater_ddl",
         f"CREATE EVENT TRIGGER headwater_ddl ON ddl_command_end\nWHEN TAG IN ({_TAGS})\n"
         "EXECUTE FUNCTION headwater_ddl.mark()",
-        "DROP EVENT TRIGGER IF EXISTS headwater_rewrite",
         "CREATE EVENT TRIGGER headwater_rewrite ON table_rewrite EXECUTE FUNCTION headwater_ddl.mark()",
+        # DDL that a replica's role runs is in the log as any other.
+        "ALTER EVENT TRIGGER headwater_ddl ENABLE ALWAYS",
+        "ALTER EVENT TRIGGER headwater_rewrite ENABLE ALWAYS",
     ]
 
 
