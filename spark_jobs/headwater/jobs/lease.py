@@ -31,31 +31,47 @@ def hold(conninfo: str, registry: Registry, name: str) -> Iterator[Lease]:
     holder = secrets.token_hex(8)
     session = f"headwater {name} {holder}"
     with contextlib.closing(connect(conninfo, application_name=session)) as connection:
-        refuse_if_held(connection, registry, name)
         lease = Lease(name, holder, session, socket.gethostname(), os.getpid(), now_text())
-        registry.write(lease)
+
+        def taken(known: Lease | None) -> Lease:
+            _refuse(connection, known)
+            return lease
+
+        def released(known: Lease | None) -> Lease | None:
+            # Our session may have been cut, and another job have taken over since.
+            return replace(lease, session="") if known == lease else None
+
+        registry.refresh()
+        registry.change_lease(name, taken)
         try:
             yield lease
         finally:
-            registry.write(replace(lease, session=""))
+            registry.change_lease(name, released)
 
 
 def is_held(connection: Connection, registry: Registry, name: str) -> bool:
     """Whether the lease `name` is alive."""
     registry.refresh()
-    lease = registry.leases.get(name)
-    return lease is not None and bool(lease.session) and is_alive(connection, lease.session)
+    return _lives(connection, registry.leases.get(name))
 
 
 def refuse_if_held(connection: Connection, registry: Registry, name: str) -> None:
     """LostLease, naming the holder, when the lease `name` is alive."""
-    if is_held(connection, registry, name):
-        lease = registry.leases[name]
+    registry.refresh()
+    _refuse(connection, registry.leases.get(name))
+
+
+def _refuse(connection: Connection, lease: Lease | None) -> None:
+    if lease is not None and _lives(connection, lease):
         raise LostLease(
-            f"a {name} is running since {lease.taken_at} (host {lease.host}, process {lease.pid})",
-            where=f"lease {name}",
+            f"a {lease.name} is running since {lease.taken_at} (host {lease.host}, process {lease.pid})",
+            where=f"lease {lease.name}",
             remedy="wait until it ends, or stop it",
         )
+
+
+def _lives(connection: Connection, lease: Lease | None) -> bool:
+    return lease is not None and bool(lease.session) and is_alive(connection, lease.session)
 
 
 @errors_named("source")

@@ -210,8 +210,15 @@ class Registry:
     def change(self, name: str, how: Callable[[TableRecord], TableRecord | None]) -> None:
         """Store what `how` makes of the record of table `name`, None: nothing. Neither threads nor jobs that change
         one undo each other: after a lost race `how` is asked again."""
+        self._change(lambda: how(self.tables[name]))
+
+    def change_lease(self, name: str, how: Callable[[Lease | None], Lease | None]) -> None:
+        """The same of the lease `name`; None: nobody has held it yet. What `how` has looked at is what it replaces."""
+        self._change(lambda: how(self.leases.get(name)))
+
+    def _change(self, how: Callable[[], Record | None]) -> None:
         with self._lock:
-            while (record := how(self.tables[name])) is not None and not self._stored([record]):
+            while (record := how()) is not None and not self._stored([record]):
                 pass
 
     def upgrade(self) -> None:
