@@ -23,6 +23,7 @@ NAMES: Final = (
     "reload.after_capture",
     "reload.after_read",
     "replicate.after_generation",
+    "replicate.before_chunk",
     "replicate.after_history_commit",
     "replicate.before_evolution",
     "replicate.before_rebuild",

@@ -44,6 +44,7 @@ ELSEWHERE = (
     "take_over.",
     "reload.",
     "replicate.after_kept_share",
+    "replicate.before_chunk",
     "replicate.before_part",
     "replicate.after_part_",
     "replicate.before_evolution",

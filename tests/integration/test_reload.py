@@ -24,6 +24,7 @@ from fixtures.jobs import (
     lake_rows,
     load_tables,
     record_of,
+    registry_of,
     until,
 )
 from fixtures.pipelines import write_pipeline
@@ -302,6 +303,50 @@ def test_a_driver_that_dies_over_a_reload_leaves_it_to_the_next_one(
     assert_equal(database, pipeline, PLAIN)
     assert record_of(pipeline, PLAIN).state == "active"
     assert not storage.names(kept_path(pipeline.lake_path(), ""))
+
+
+@pytest.mark.parametrize("failpoint", ["replicate.before_table_commit", "replicate.after_table_commit"])
+def test_what_a_driver_kept_before_it_died_comes_once_whether_or_not_the_table_holds_it(
+    database: Database, spark: SparkSession, tmp_path: Path, failpoint: str
+) -> None:
+    """It is behind the ledger: the next driver merges the part before the log has delivered it again."""
+    database.allow_publishing()
+    database.execute(
+        "create table plain (id int primary key, n int)", "insert into plain select i, i from generate_series(1, 50) i"
+    )
+    pipeline = write_pipeline(tmp_path, database, PLAIN)
+    root = pipeline.lake_path()
+    load_tables(pipeline)
+
+    def is_followed() -> bool:
+        epoch = read_epoch(root)
+        return epoch is not None and epoch.tables[PLAIN].touched
+
+    def answers() -> list[str]:
+        return [answer.state for answer in registry_of(pipeline).kept.values()]
+
+    with (
+        armed(tmp_path, "reload.after_read") as hold,
+        Job(pipeline, "replicate", failpoint=f"{failpoint}@{PLAIN}:2", spark=spark) as driver,
+    ):
+        until(lambda: status(pipeline)["running"] or driver.process.poll() is not None, "the driver runs")
+        job = in_thread(lambda: reload(pipeline, TableName.parse(PLAIN)))
+        hold.reached(job)
+        database.execute("update plain set n = -n where id < 10")
+        until(lambda: is_followed() or driver.process.poll() is not None, "a cut lies behind what was read")
+        database.execute(
+            "insert into plain values (60, 1); delete from plain where id = 1; update plain set id = 0 where id = 2"
+        )
+        assert driver.wait() == -9, driver.log[-2000:]
+        hold.release()
+        until(lambda: [one.state for one in registry_of(pipeline).reloads.values()] == ["read"], "all was read")
+    with armed(tmp_path, "replicate.before_chunk") as log, following(pipeline) as running:
+        until(lambda: answers() == ["done"] or running.done(), "the part is merged")
+        log.release()
+        assert job.result(120)["tables"][PLAIN]["rows"] == 50
+    catch_up(pipeline)
+    assert_equal(database, pipeline, PLAIN)
+    assert record_of(pipeline, PLAIN).state == "active", record_of(pipeline, PLAIN)
 
 
 def test_a_reload_that_is_killed_changes_nothing_and_stands_in_nobodys_way(

@@ -34,10 +34,10 @@ def everything(*blocks: Block) -> list[tuple[Block, np.ndarray[tuple[int], np.dt
     return [(one, np.ones(one.changes, dtype=np.bool_)) for one in blocks]
 
 
-def found(changes: KeptChanges) -> list[tuple[int, int, bytes]]:
+def found(changes: KeptChanges, up_to: int | None = None) -> list[tuple[int, int, bytes]]:
     """(transaction id, relation id, bytes) of every change that counts, in order."""
     rows = []
-    for kept in changes.shares():
+    for kept in changes.shares(up_to):
         known = kept.share.transactions
         for one in kept.share.blocks:
             held = one.load()
@@ -96,6 +96,18 @@ def test_what_two_drivers_have_kept_counts_once(tmp_path: Path) -> None:
     after = begun(tmp_path, 2)
     after.append(everything(block(ORDERS, 1, 2, 3)), [], transactions((12, 200, 1), (13, 300, 2), (14, 400, 3)), 400)
     assert [xid for xid, _, _ in found(after)] == [11, 12, 13, 14]
+
+
+def test_of_what_an_earlier_driver_kept_nothing_counts_that_the_log_has_yet_to_deliver_again(tmp_path: Path) -> None:
+    """The ledger of the first one stood between two transactions of its last share."""
+    before = begun(tmp_path, 1)
+    before.append(everything(block(ORDERS, 0)), [], transactions((11, 100, 0)), 150)
+    before.append(everything(block(ORDERS, 1, 2)), [], transactions((12, 200, 1), (13, 300, 2)), 300)
+    after = begun(tmp_path, 2)
+    assert [xid for xid, _, _ in found(after, up_to=200)] == [11, 12]
+    after.append(everything(block(ORDERS, 2, 3)), [], transactions((13, 300, 2), (14, 400, 3)), 400)
+    for up_to in (200, 300, 400):
+        assert [xid for xid, _, _ in found(after, up_to)] == [11, 12, 13, 14]
 
 
 def test_a_driver_that_begins_again_goes_on_behind_what_it_kept(tmp_path: Path) -> None:

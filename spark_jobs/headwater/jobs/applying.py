@@ -250,10 +250,14 @@ class Tables:
         self._evolving.finish(name, still_alive)
 
     def rebuild(
-        self, record: TableRecord, schema: TableSchema, content: NetChanges, still_alive: Callable[[], None]
+        self,
+        record: TableRecord,
+        schema: TableSchema,
+        content: Callable[[int], NetChanges],
+        still_alive: Callable[[], None],
     ) -> int | None:
-        """In its lane: the table has `content`, in the columns of `schema`, and nothing else from now on; how many rows
-        it had before. None: it cannot be written any more."""
+        """In its lane: the table has `content`, which is asked for at its applied position, in the columns of `schema`,
+        and nothing else from now on; how many rows it had before. None: it cannot be written any more."""
         return self._evolving.rebuild(record, schema, content, still_alive)
 
     def shapes_read(self, record: TableRecord) -> list[TableSchema]:

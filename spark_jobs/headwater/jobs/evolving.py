@@ -36,6 +36,7 @@ from headwater.jobs.selection import as_registered, registered_columns
 from headwater.lake.apply import damage_named
 from headwater.lake.commits import LostRace
 from headwater.lake.evolve import Columns, evolve, require_possible
+from headwater.lake.ledger import TableVersion
 from headwater.lake.paths import table_path
 from headwater.lake.positional import Fence
 from headwater.lake.rebuild import is_ahead, rebuild
@@ -145,7 +146,11 @@ class Evolving:
         refuse_late_text({record.name: self._tables.records[record.name]}, binary=self._binary)
 
     def rebuild(
-        self, record: TableRecord, schema: TableSchema, content: NetChanges, still_alive: Callable[[], None]
+        self,
+        record: TableRecord,
+        schema: TableSchema,
+        content: Callable[[int], NetChanges],
+        still_alive: Callable[[], None],
     ) -> int | None:
         """As `Tables.rebuild`. Lake, registry, in this order: only the lake's commit says when it is so, and what a
         driver has committed before it died is found there."""
@@ -154,7 +159,7 @@ class Evolving:
 
         def commit(path: str, version: int) -> int:
             nonlocal gone
-            rows = (part.rows for part in content.in_parts())
+            rows = (part.rows for part in content(self._stands(record).applied_lsn).in_parts())
             after, gone = rebuild(path, version, record.name, app_id, schema, rows, number, self._fence)
             return after
 
@@ -167,14 +172,13 @@ class Evolving:
 
     def _has_shape(self, record: TableRecord, schema: TableSchema) -> None:
         """The lake's table is in a shape that the registry has yet to learn."""
-        stands = self._tables.stands_at(record.name)
-        assert stands is not None, "a table that was rebuilt was read"
+        applied_lsn = self._stands(record).applied_lsn
 
         def learned(old: TableRecord) -> TableRecord | None:
             if (old.incarnation, len(old.schemas)) != (record.incarnation, len(record.schemas)):
                 return None
             now = schema.with_leaves(old.schema.leaves)
-            return replace(old, schemas=(*old.schemas, (stands.applied_lsn, now)))
+            return replace(old, schemas=(*old.schemas, (applied_lsn, now)))
 
         self._tables.change(record.name, learned)
         log.info("%s: it is in its new shape", record.name)
@@ -235,12 +239,16 @@ class Evolving:
             leaves = [leaf.relation_id for leaf in found.leaves]
             return found, read_column_facts(connection, found.relation_id, leaves, added)
 
+    def _stands(self, record: TableRecord) -> TableVersion:
+        stands = self._tables.stands_at(record.name)
+        assert stands is not None, "a table that is applied to was read"
+        return stands
+
     def _commit(self, record: TableRecord, how: Callable[[str, int], int], still_alive: Callable[[], None]) -> None:
         """`how` commits to the table in a folder, upon a version; the version afterwards."""
         path = table_path(self._root, record.path)
         for _ in range(_TRIES):
-            stands = self._tables.stands_at(record.name)
-            assert stands is not None, "a table that is applied to was read"
+            stands = self._stands(record)
             still_alive()
             try:
                 version = how(path, stands.version)

@@ -225,7 +225,8 @@ class Following:
 
     def _merge(self, reload: Reload) -> Result:
         reach("replicate.before_part", reload.table)
-        result, answer = merge_part(self._tables, self._root, reload, self._spill, self._still_alive)
+        position = self._position()
+        result, answer = merge_part(self._tables, self._root, reload, position, self._spill, self._still_alive)
         self._registry.write(answer)
         reach("replicate.after_part_answer", reload.table)
         self._end_keeping(reload)

@@ -1,8 +1,9 @@
 """The changes of one table that a driver keeps in the lake for a load or a reload, until it has merged them.
 
-In the lake, so that the slot may move on, and whatever becomes of the driver. A share is kept before the epoch that it
-belongs to is published: what the ledger's position covers is all there. If a driver died between the two, the next one
-keeps it again under its own generation; who reads goes by positions, so nothing counts twice.
+In the lake, so that the slot may move on, and whatever becomes of the driver. A share is kept before it is committed to
+the table, and so before the epoch that it belongs to is published: what either position covers is all there. If a
+driver died in between, the next one keeps it again under its own generation; who reads goes by positions, so nothing
+counts twice.
 """
 
 from __future__ import annotations
@@ -62,17 +63,24 @@ class KeptChanges:
             name = f"{self._generation:012d}-{self._number:09d}-{number:06d}{_SUFFIX}"
             storage.replace(join(self._folder, name), piece)
 
-    def shares(self) -> Iterator[Kept]:
-        """All that is kept, in the log's order. What a driver had begun to keep when it died is left out."""
+    def shares(self, up_to: int | None = None) -> Iterator[Kept]:
+        """All that is kept, in the log's order. What a driver had begun to keep when it died is left out.
+
+        `up_to`: so far counts what earlier drivers have kept. What lies above it the log delivers again, and it is kept
+        again when its turn has come.
+        """
         base, reached = 0, 0
-        for _, names in groupby(self._names(), key=lambda name: name.rsplit("-", 1)[0]):
+        for kept_as, names in groupby(self._names(), key=lambda name: name.rsplit("-", 1)[0]):
             files = tuple(join(self._folder, name) for name in names)
             share = share_of([partial(storage.read_range, file) for file in files], base)
             if share is None:
                 continue
-            counts: Rows = np.asarray(share.transactions.end_lsn > reached)
+            to_lsn, ends = share.to_lsn, share.transactions.end_lsn
+            if up_to is not None and int(kept_as.split("-")[0]) != self._generation:
+                to_lsn = min(to_lsn, up_to)
+            counts: Rows = np.asarray((ends > reached) & (ends <= to_lsn))
             yield Kept(share, counts, files)
-            base, reached = share.next, max(reached, share.to_lsn)
+            base, reached = share.next, max(reached, to_lsn)
 
     def remove(self, kept: Kept) -> None:
         """It is in the table."""

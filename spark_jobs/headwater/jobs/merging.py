@@ -81,15 +81,16 @@ def catch_up(tables: Tables, name: str, still_alive: Callable[[], None]) -> Resu
 
 
 def merge_part(
-    tables: Tables, root: str, reload: Reload, spill: SpillStore, still_alive: Callable[[], None]
+    tables: Tables, root: str, reload: Reload, position: int, spill: SpillStore, still_alive: Callable[[], None]
 ) -> tuple[Result, Keeping]:
     """Let the rows that were read, brought forward by what was kept, take the place of the part; what is to be said
-    about it. Nothing of either is removed here: until that is said, another driver may have to do it again."""
+    about it. Nothing of either is removed here: until that is said, another driver may have to do it again. `position`:
+    up to there at least this driver has brought every table."""
     answer = tables.answers[reload.name]
 
     def work() -> None:
         nonlocal answer
-        answer = _merged(tables, root, reload, answer, spill, still_alive)
+        answer = _merged(tables, root, reload, position, answer, spill, still_alive)
 
     result = replace(tables.attempt(reload.table, work, key=reload.name), new_rows=True)
     if result.error is not None:
@@ -98,7 +99,13 @@ def merge_part(
 
 
 def _merged(
-    tables: Tables, root: str, reload: Reload, answer: Keeping, spill: SpillStore, still_alive: Callable[[], None]
+    tables: Tables,
+    root: str,
+    reload: Reload,
+    position: int,
+    answer: Keeping,
+    spill: SpillStore,
+    still_alive: Callable[[], None],
 ) -> Keeping:
     name = reload.table
     try:
@@ -109,7 +116,7 @@ def _merged(
         elif record.schemas[-1][0] > reload.capture_lsn:
             return answer.ended("failed", now_text(), "the table's columns changed since its rows were read")
         else:
-            gone = _put(tables, root, reload, record, spill, still_alive)
+            gone = _put(tables, root, reload, position, record, spill, still_alive)
         reach("replicate.after_part_commit", name)
     except (TableError, Refused) as error:
         return answer.ended("failed", now_text(), error.message)
@@ -124,43 +131,60 @@ def _put(
     tables: Tables,
     root: str,
     reload: Reload,
+    position: int,
     record: TableRecord,
     spill: SpillStore,
     still_alive: Callable[[], None],
 ) -> int | None:
     """Let the rows that were read, brought forward, stand in the table; how many stood there. None: it cannot be
     written any more. Refused when what was read is not there."""
-    files = row_files(root, reload.name)
-    if sum(rows for rows, _ in rows_in(files)) != reload.rows:
+    if sum(rows for rows, _ in rows_in(row_files(root, reload.name))) != reload.rows:
         raise Refused("the rows that were read are gone from the lake", code="reload_failed", where=record.name)
     # Partitions may have come meanwhile.
     schema = reload.shape.with_leaves(record.schema.leaves) if reload.shape is not None else record.schema
-    since = _since(record, schema, tables, reload, spill)
-    if reload.keys:
-        part = under_keys(schema, root, reload.name, since)
-    else:
-        where = parse(reload.where, schema) if reload.where else None
-        part = part_of(schema, files, reload.leaves, where, since, PartsOnDisk(spill).write_parquet)
+
+    def content(applied_lsn: int) -> NetChanges:
+        # Anew for each version of the table: a driver before this one may still wake up and commit what it has kept.
+        since = _since(record, schema, tables, reload, max(position, applied_lsn), spill)
+        return _part(schema, root, reload, since, spill)
+
     if reload.shape is not None:
-        return tables.rebuild(record, schema, part, still_alive)
-    done = tables.commit(record, partial(_plan, tables, record, part, reload), still_alive)
+        return tables.rebuild(record, schema, content, still_alive)
+    done = tables.commit(record, partial(_plan, tables, record, content, reload), still_alive)
     return (done[1].gone or 0) if done is not None else None
 
 
-def _plan(tables: Tables, record: TableRecord, part: NetChanges, reload: Reload, version: TableVersion) -> Plan:
+def _plan(
+    tables: Tables,
+    record: TableRecord,
+    content: Callable[[int], NetChanges],
+    reload: Reload,
+    version: TableVersion,
+) -> Plan:
     # No commit ends within a record: one byte further the table holds nothing else, and Delta takes it for new.
     to_lsn = version.applied_lsn + 1
     # A row of the part that is stored in another one as well must have been put there by mistake.
     lenient = replace(record, on_divergence="repair")
-    return tables.planner.plan(lenient, part, version, to_lsn, f"reload of {reload.shown}")
+    return tables.planner.plan(lenient, content(version.applied_lsn), version, to_lsn, f"reload of {reload.shown}")
+
+
+def _part(schema: TableSchema, root: str, reload: Reload, since: NetChanges | None, spill: SpillStore) -> NetChanges:
+    """What is to stand in the part: the rows that were read, brought forward by `since`."""
+    if reload.keys:
+        return under_keys(schema, root, reload.name, since)
+    where = parse(reload.where, schema) if reload.where else None
+    files = row_files(root, reload.name)
+    return part_of(schema, files, reload.leaves, where, since, PartsOnDisk(spill).write_parquet)
 
 
 def _since(
-    record: TableRecord, schema: TableSchema, tables: Tables, reload: Reload, spill: SpillStore
+    record: TableRecord, schema: TableSchema, tables: Tables, reload: Reload, up_to: int, spill: SpillStore
 ) -> NetChanges | None:
-    """The net effect on the part of what was committed after the rows were read, in the columns of `schema`."""
+    """The net effect on the part of what was committed after the rows were read, in the columns of `schema`. What an
+    earlier driver has kept above `up_to` the table does not hold, and the log brings it again: here as well it would
+    come twice."""
     blocks, truncates, transactions = [], [], []
-    for kept in tables.keeper.changes(reload.name, reload.table).shares():
+    for kept in tables.keeper.changes(reload.name, reload.table).shares(up_to):
         known = kept.share.transactions
         counts = kept.counts & _not_read(record, reload, known)
         some, cuts = Share(list(kept.share.blocks), list(kept.share.truncates)).that_count(known, counts)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headwater.errors import SourceUnreachable
+from headwater.failpoints import reach
 from headwater.jobs.chunk_pipe import ChunkReceiver
 from headwater.jobs.reader_process import (
     DRIVER_SILENCE,
@@ -270,6 +271,7 @@ class LogReader:
             self._changed.notify_all()
 
     def _chunk_arrived(self, chunk: Chunk) -> None:
+        reach("replicate.before_chunk")
         if self._on_arrival is not None:
             self._on_arrival(chunk)
         with self._changed:
