@@ -22,5 +22,5 @@ def test_jobs_that_start_together_and_die_leave_one_holder_of_each_lease_and_the
 ) -> None:
     with replicated_bank(postgres, tmp_path, seed=23) as bank:
         rounds = Rounds(bank, spark, driver_seconds=10)
-        for seed in (1, 2):
-            print(f"seed {seed}: {rounds.run(seed)}")
+        told = [rounds.run(seed) for seed in (1, 2)]
+        assert any(succeeded for _, succeeded in told), told

@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from fixtures.jobs import until
+from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Connection, Database
 from headwater.errors import LostLease
 from headwater.jobs import lease
-from headwater.lake.registry import Lease, Registry
+from headwater.lake.registry import Lease, Registry, now_text
+from soak.drivers_together import LeaseWatch
 
 pytestmark = pytest.mark.postgres
 
@@ -75,3 +79,19 @@ def test_a_holder_whose_session_was_cut_leaves_the_lease_to_the_next_one_when_it
             with pytest.raises(LostLease), lease.hold(conninfo, _registry(tmp_path), lease.LOAD):
                 pass
     assert _registry(tmp_path).leases[lease.LOAD].session == ""
+
+
+@pytest.mark.parametrize("who", ["a second holder beside the first", "one who lets go for another"])
+def test_the_soak_notices(database: Database, tmp_path: Path, who: str) -> None:
+    pipeline = write_pipeline(tmp_path, database, "public.orders")
+    registry = Registry.create(pipeline.lake_path(), pipeline.name)
+    registry.write(DEAD)
+    with LeaseWatch(database, pipeline) as watch, lease.hold(database.conninfo, registry, lease.LOAD) as first:
+        until(lambda: first.session in watch.seen, "the watch has seen the session")
+        watch.refuse_two_holders()
+        session = "headwater load another" if who.startswith("a second") else ""
+        registry.write(replace(first, holder="another", session=session, taken_at=now_text()))
+        looked = watch.seen[first.session]
+        until(lambda: watch.seen[first.session] > looked, "the watch has seen it again")
+    with pytest.raises(AssertionError, match="the holder lived at" if session else "another than the holder"):
+        watch.refuse_two_holders()

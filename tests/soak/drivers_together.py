@@ -2,7 +2,8 @@
 
 `python tests/soak/drivers_together.py --rounds 100 --seed N`: each round draws its own seed from N's and prints it with
 what became of every job; `--only SEED` is that round alone. The first round that fails ends the program. After each
-round no lease had two holders, every cut is a state that the source had, and the lake equals the source.
+round no lease had two holders, no table took a commit of a driver behind one of its successor's, every cut is a state
+that the source had, and the lake equals the source. A round in which no job succeeded does not count.
 
 All rounds share a source and a lake, so what a round leaves behind is the next one's matter.
 """
@@ -22,16 +23,26 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from deltalake import DeltaTable
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fixtures.bank import TABLES, Bank, assert_cuts_consistent, replicated_bank, writing
 from fixtures.jobs import Job, assert_equal, catch_up, load_tables, registry_of, states_of, until
+from fixtures.postgres import Database
+from headwater.config import Pipeline
 from headwater.embedded import EmbeddedServer
-from headwater.jobs import lease
+from headwater.lake.commits import select
+from headwater.lake.history import history_record
+from headwater.lake.ledger import generation_app
+from headwater.lake.paths import registry_path, table_path
+from headwater.lake.tables import commits_after
 from headwater.session import SHORT_LIVED_JVM, build_session
 
 if TYPE_CHECKING:
@@ -42,6 +53,8 @@ KILLED_SHARE: Final = 0.4
 START_SECONDS: Final = 2.0
 DRIVER_SECONDS: Final = 30
 END_SECONDS: Final = 240.0
+MOST_IDLE: Final = 3
+DONE: Final = "0"
 
 
 @dataclass
@@ -52,21 +65,25 @@ class Rounds:
     spark: SparkSession
     driver_seconds: int = DRIVER_SECONDS
     checked_epoch: int = 0
+    checked_versions: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Of each table's folder: so far its log was looked at, and the generation that it carries there."""
 
-    def run(self, seed: int) -> str:
-        """What became of each job, in words."""
+    def run(self, seed: int) -> tuple[str, bool]:
+        """What became of each job, in words; whether any has succeeded."""
         drawn = random.Random(seed)
-        with LeaseWatch(self.bank) as watch, contextlib.ExitStack() as running:
+        with LeaseWatch(self.bank.database, self.bank.pipeline) as watch, contextlib.ExitStack() as running:
             with writing(self.bank.database, seed, pace=0.05):
                 started = [(command, running.enter_context(job)) for command, job in self._start(drawn)]
                 fates = [self._fate(drawn) for _ in started]
                 self._let_them_work(started, fates)
-            told = [f"{command[0]} {_outcome(job)}" for command, job in started]
+            outcomes = [_outcome(job) for _, job in started]
             for _, job in started:
                 until(lambda job=job: not job.left, "what a job had started has ended")  # type: ignore[misc]
         watch.refuse_two_holders()
         self._recover()
-        return ", ".join(told)
+        self._refuse_late_commits()
+        told = [f"{command[0]} {outcome}" for (command, _), outcome in zip(started, outcomes, strict=True)]
+        return ", ".join(told), any(outcome == DONE for outcome in outcomes)
 
     def _start(self, drawn: random.Random) -> Iterator[tuple[tuple[str, ...], Job]]:
         commands = [
@@ -112,6 +129,21 @@ class Rounds:
         assert_equal(self.bank.database, self.bank.pipeline, *TABLES)
         self.checked_epoch = assert_cuts_consistent(self.bank.pipeline, self.checked_epoch)
 
+    def _refuse_late_commits(self) -> None:
+        """No commit carries an older generation than one before it: its driver had a successor by then."""
+        app = generation_app(self.bank.pipeline.name)
+        for record in registry_of(self.bank.pipeline).tables.values():
+            for path in [record.path, *([history_record(record).path] if record.schema.history else [])]:
+                folder = table_path(self.bank.pipeline.lake_path(), path)
+                version, newest = self.checked_versions.get(folder, (-1, 0))
+                for commit in commits_after(folder, version):
+                    version, generation = commit.version, commit.transactions.get(app, newest)
+                    assert generation >= newest, f"{folder}: version {version} of {generation} came behind {newest}"
+                    newest = generation
+                assert version == DeltaTable(folder).version(), f"{folder}: there is no version {version + 1}"
+                assert newest, f"{folder}: no commit carries a generation"
+                self.checked_versions[folder] = version, newest
+
 
 def _outcome(job: Job) -> str:
     """How it ended. AssertionError for what no job may say, whatever runs beside it."""
@@ -130,13 +162,16 @@ def _outcome(job: Job) -> str:
 
 @dataclass
 class LeaseWatch:
-    """Looks beside a round whether a lease passes to a second holder while the session of the first one lives."""
+    """Looks beside a round which sessions live, and behind it whether a lease was taken from one that did."""
 
-    bank: Bank
-    _holders: dict[str, dict[str, str]] = field(default_factory=dict)
-    _found: list[str] = field(default_factory=list)
+    database: Database
+    pipeline: Pipeline
+    seen: dict[str, datetime] = field(default_factory=dict)
+    """Until when at least a session lived, by its application_name."""
+    _failures: list[Exception] = field(default_factory=list)
 
     def __enter__(self) -> LeaseWatch:
+        self._before = DeltaTable(registry_path(self.pipeline.lake_path())).version()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease watch", daemon=True)
         self._thread.start()
@@ -147,27 +182,36 @@ class LeaseWatch:
         self._thread.join(30)
 
     def refuse_two_holders(self) -> None:
-        assert not self._found, self._found
-        assert self._holders, "nobody has held a lease"
+        """Holders come one after the other: each when the one before had let go, or its session was gone."""
+        assert not self._failures, self._failures
+        assert self.seen, "no session was seen"
+        for before, after in pairwise(self._records()):
+            if before["name"] != after["name"] or before["holder"] == after["holder"] or not before["session"]:
+                continue
+            story = f"{before} was followed by {after}"
+            assert after["session"], f"another than the holder has let go: {story}"
+            # A job looks whether the holder lives before it writes.
+            seen = self.seen.get(before["session"])
+            assert seen is None or seen < after["written_at"], f"the holder lived at {seen}: {story}"
+
+    def _records(self) -> list[dict[str, Any]]:
+        """Every record of a lease since the round began and the one before that, by lease, in order."""
+        found = {}
+        path = registry_path(self.pipeline.lake_path())
+        for version in range(self._before, DeltaTable(path).version() + 1):
+            for row in select(DeltaTable(path, version=version), "kind = 'lease'"):
+                found[row["name"], row["revision"]] = {**json.loads(row["document"]), "written_at": row["written_at"]}
+        return [found[key] for key in sorted(found)]
 
     def _run(self) -> None:
+        living = "select application_name from pg_stat_activity where application_name like 'headwater %'"
         try:
-            with self.bank.database.superuser() as connection:
-                while not self._stop.wait(0.1):
-                    for held in registry_of(self.bank.pipeline).leases.values():
-                        before = self._holders.setdefault(held.name, {})
-                        if not held.session:
-                            before.pop(held.holder, None)
-                            continue
-                        for holder, session in list(before.items()):
-                            # One that let go between two looks has closed its session by now, or is about to.
-                            if holder != held.holder and lease.is_alive(connection, session):
-                                self._stop.wait(0.5)
-                                if lease.is_alive(connection, session):
-                                    self._found.append(f"{held.name}: {holder} and {held.holder}")
-                        self._holders[held.name] = {held.holder: held.session}
+            with self.database.superuser() as connection:
+                while not self._stop.wait(0.02):
+                    now = datetime.now(UTC)
+                    self.seen.update((session, now) for (session,) in connection.execute(living))
         except Exception as error:
-            self._found.append(repr(error))
+            self._failures.append(error)
 
 
 def main() -> int:
@@ -177,7 +221,6 @@ def main() -> int:
     parser.add_argument("--only", type=int, help="play the round of this seed alone")
     options = parser.parse_args()
     drawn = random.Random(options.seed)
-    seeds = [options.only] if options.only is not None else [drawn.randrange(1 << 31) for _ in range(options.rounds)]
     os.environ.setdefault("JDK_JAVA_OPTIONS", SHORT_LIVED_JVM)
     with (
         tempfile.TemporaryDirectory(prefix="headwater-soak-") as folder,
@@ -186,16 +229,22 @@ def main() -> int:
         replicated_bank(server, Path(folder), seed=options.seed) as bank,
     ):
         rounds = Rounds(bank, build_session("shop"))
-        for number, seed in enumerate(seeds, 1):
-            print(f"round {number} of {len(seeds)}, seed {seed}: ", end="", flush=True)
+        number, idle, count = 1, 0, options.rounds if options.only is None else 1
+        while number <= count:
+            seed = drawn.randrange(1 << 31) if options.only is None else options.only
+            print(f"round {number} of {count}, seed {seed}: ", end="", flush=True)
             began = time.monotonic()
             try:
-                told = rounds.run(seed)
+                told, counts = rounds.run(seed)
+                idle = 0 if counts else idle + 1
+                assert idle < MOST_IDLE, f"in {idle} rounds after each other no job has succeeded"
             except BaseException:
                 evidence = shutil.copytree(folder, f"{folder}-failed")
                 print(f"failed; again: --only {seed}; the lake, and what every job said: {evidence}")
                 raise
-            print(f"{told}; exact after {time.monotonic() - began:.0f} s", flush=True)
+            number += counts
+            ended = f"exact after {time.monotonic() - began:.0f} s"
+            print(f"{told}; {ended}{'' if counts else ', but no job succeeded: not counted'}", flush=True)
             for file in (*Path(folder).glob("*.log"), *Path(folder).glob("*.json")):
                 file.unlink()
     return 0
