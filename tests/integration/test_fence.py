@@ -15,14 +15,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from deltalake import DeltaTable
 
 from fixtures.bank import TABLES, Bank, free_the_slot, replicated_bank
-from fixtures.jobs import Hold, Job, armed, catch_up, in_thread, lake_path_of, until
+from fixtures.jobs import Hold, Job, armed, catch_up, failing, following, in_thread, lake_path_of, registry_of, until
 from headwater import failpoints
 from headwater.embedded import EmbeddedServer
 from headwater.errors import HeadwaterError
+from headwater.jobs.reload import reload
+from headwater.jobs.status import status
 from headwater.lake.ledger import read_generation
 from headwater.lake.paths import position_file_path
+from headwater.names import TableName
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -171,3 +175,47 @@ def test_a_successor_that_meets_a_late_commit_reads_the_position_and_skips(bank:
 def _version(bank: Bank, name: str) -> int:
     log = Path(lake_path_of(bank.pipeline, name)) / "_delta_log"
     return max(int(file.stem) for file in log.glob("*.json") if file.stem.isdigit())
+
+
+def test_a_late_commit_of_a_kept_change_is_in_the_part_that_the_successor_merges(bank: Bank) -> None:
+    """It lands between the successor's look at the table and its commit, before the log has delivered it again."""
+    catch_up(bank.pipeline)
+    documents = "public.documents"
+    old_hold, merge_hold, log_hold = (Hold(bank.folder / name) for name in ("late", "merge", "log"))
+    with armed(bank.folder, "reload.after_read") as read, failing(bank.pipeline) as old:
+        until(lambda: status(bank.pipeline)["running"] or old.done(), "the first driver runs")
+        job = in_thread(lambda: reload(bank.pipeline, TableName.parse(documents)))
+        read.reached(job)
+        published = bank.epochs()[-1].tables[documents].applied_lsn
+        bank.database.execute("insert into documents values (998, repeat('l', 6400), 0)")
+        until(
+            lambda: bank.epochs()[-1].tables[documents].applied_lsn > published or old.done(),
+            "a cut lies behind what was read",
+        )
+        late = f"replicate.before_table_commit@{documents}={old_hold.action}"
+        os.environ["HEADWATER_FAILPOINT"] = late
+        bank.database.execute(
+            "delete from documents where id = 998; insert into documents values (997, repeat('l', 6400), 0)"
+        )
+        old_hold.reached(old)
+        read.release()
+        until(lambda: [r.state for r in registry_of(bank.pipeline).reloads.values()] == ["read"], "all was read")
+        _lose_the_slot(bank)
+        os.environ["HEADWATER_FAILPOINT"] = (
+            f"{late};replicate.before_table_commit={merge_hold.action};replicate.before_chunk={log_hold.action}"
+        )
+        with following(bank.pipeline) as new:
+            merge_hold.reached(new)
+            stood = DeltaTable(lake_path_of(bank.pipeline, documents)).version()
+            old_hold.release()
+            assert _outcome(old) in ("fenced", "source_unreachable")
+            assert DeltaTable(lake_path_of(bank.pipeline, documents)).version() == stood + 1
+            merge_hold.release()
+            until(
+                lambda: [a.state for a in registry_of(bank.pipeline).kept.values()] == ["done"] or new.done(), "merged"
+            )
+            log_hold.release()
+            assert job.result(120)["tables"][documents]["rows"] == 4
+    catch_up(bank.pipeline)
+    bank.assert_exact()
+    bank.database.execute("delete from documents where id = 997")
