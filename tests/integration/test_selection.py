@@ -142,7 +142,7 @@ def test_another_partitioning_is_named_by_check_and_holds_from_the_next_load_on(
     cut = headwater.wait(pipeline, tables=[PEOPLE], timeout=30)
     before = sorted(headwater.read(spark, cut)[PEOPLE].collect())
     other = write_pipeline(tmp_path, database, {**PART, "partition_by": ["region"]}, FILTERED, PLAIN)
-    (warned,) = [p for p in check(other).problems if p.code == "option_waits_for_load"]
+    (warned,) = [p for p in check(other).problems if p.code == "option_waits_for_rebuild"]
     assert (warned.where, warned.is_error) == (PEOPLE, False)
     assert "partition_by" in warned.message
     database.execute("insert into people values (200, 'eu', 'n', null, null)")
@@ -154,7 +154,7 @@ def test_another_partitioning_is_named_by_check_and_holds_from_the_next_load_on(
     assert DeltaTable(lake_path_of(other, PEOPLE)).metadata().partition_columns == ["region"]
     assert_part_equal(database, other)
     assert sorted(headwater.read(spark, cut)[PEOPLE].collect()) == before
-    assert not [p for p in check(other).problems if p.code == "option_waits_for_load"]
+    assert not [p for p in check(other).problems if p.code == "option_waits_for_rebuild"]
 
 
 def test_another_selection_holds_from_the_next_load_on(database: Database, pipeline: Pipeline, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Hashable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
@@ -88,8 +88,19 @@ class MomentTrigger(BaseEventTrigger):
             await self._keep(told)
 
     def _last_before(self, moment: datetime) -> datetime:
-        found: datetime = croniter(self.cron, moment.astimezone(self._zone)).get_prev(datetime)
-        return found.astimezone(UTC)  # two of one zone are compared as its clock shows them, summer or winter
+        """In UTC. At a named hour the zone's clock decides: an hour that it shows twice has its moments in the first of
+        them, one that it leaves out as much later. Every so many minutes is so by any clock."""
+        here = moment.astimezone(self._zone).replace(tzinfo=None)
+        before = croniter(self.cron, here)
+        if croniter.expand(self.cron)[0][1] == ["*"]:
+            shown: datetime = before.get_prev(datetime)
+            since: timedelta = here - shown
+            return moment.astimezone(UTC) - since
+        while True:
+            named: datetime = before.get_prev(datetime)
+            found = named.replace(tzinfo=self._zone).astimezone(UTC)
+            if found < moment:
+                return found
 
     async def _told(self) -> datetime:
         """The moment of the last event; of a watcher that never told any, when it began."""
