@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,13 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import SparkSession
 
-from fixtures.jobs import catch_up, load_tables
+from fixtures.jobs import catch_up, load_tables, record_of
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from fixtures.type_values import EXTENSIONS, GOOD, ONLY_TEXT, PREPARE, PREPARE_ONLY_TEXT
+from headwater.jobs.comparison import Comparison
+from headwater.jobs.verify import verify
+from headwater.lake.tables import struct_type
 
 
 def _exact(value: Any) -> Any:
@@ -27,6 +31,15 @@ def _exact(value: Any) -> Any:
     if isinstance(value, list):
         return [_exact(element) for element in value]
     return value
+
+
+def _literals(types: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """Of each type its values as SQL, filled up with NULL to one more than any has."""
+    rows = max(map(len, types.values())) + 1
+    return [
+        [f"'{value.replace(chr(39), chr(39) * 2)}'" for value in values] + ["null"] * (rows - len(values))
+        for values in types.values()
+    ]
 
 
 def _of_extensions(database: Database) -> dict[str, list[str]]:
@@ -49,11 +62,8 @@ def test_a_value_is_the_same_in_the_lake_whether_it_came_by_load_or_by_log(
     if form == "text":
         types |= ONLY_TEXT | _of_extensions(database)
     columns = [f"c{index}" for index in range(len(types))]
-    rows = max(map(len, types.values())) + 1  # the last row is NULL throughout
-    literals = [
-        [f"'{value.replace(chr(39), chr(39) * 2)}'" for value in values] + ["null"] * (rows - len(values))
-        for values in types.values()
-    ]
+    literals = _literals(types)
+    rows = len(literals[0])  # the last row is NULL throughout
     database.allow_publishing()
     database.execute(
         *PREPARE,
@@ -100,3 +110,39 @@ def test_a_value_is_the_same_in_the_lake_whether_it_came_by_load_or_by_log(
                 statement = f"select format('%s', {name}) from everything where id < 1000 order by id"
                 texts = [text for (text,) in database.query(statement)][: len(types[kind])]
                 assert [found[number][name] for number in range(len(texts))] == texts, kind
+
+
+def test_verify_tells_each_value_of_every_type_from_the_others_and_finds_it_equal_to_itself(
+    database: Database, tmp_path: Path, spark: SparkSession
+) -> None:
+    types = {name: values for name, values in GOOD.items() if name != "xml"}
+    columns = [f"c{index}" for index in range(len(types))]
+    declared = ", ".join(map(" ".join, zip(columns, types, strict=True)))
+    database.allow_publishing()
+    database.execute(*PREPARE, f"create table everything (id int primary key, {declared})")
+    for number, values in enumerate(zip(*_literals(types), strict=True)):
+        database.execute(f"insert into everything values ({number}, {', '.join(values)})")
+    pipeline = write_pipeline(tmp_path, database, "public.everything")
+    load_tables(pipeline)
+    catch_up(pipeline)
+    table = verify(pipeline)["tables"]["public.everything"]
+    assert (table["different"], table["missing"], table["extra"], table["compared"]) == (0, 0, 0, True)
+
+    # For each column all rows again, where its values stand a row further down, the last one in the first row.
+    rows = spark.read.format("delta").load(str(tmp_path / "lake" / "public" / "everything")).orderBy("id").toArrow()
+    count = rows.num_rows
+    as_they_are, moved, different = [], [], set()
+    for index, name in enumerate(columns):
+        ids = pa.array(range(index * count, (index + 1) * count), pa.int32())
+        copy = rows.set_column(0, "id", ids)
+        values = rows[name].take([*range(1, count), 0])
+        as_they_are.append(copy)
+        moved.append(copy.set_column(index + 1, name, values))
+        pairs = zip(rows[name].to_pylist(), values.to_pylist(), strict=True)
+        different |= {index * count + row for row, (one, other) in enumerate(pairs) if _exact(one) != _exact(other)}
+    schema = record_of(pipeline, "public.everything").schema
+    comparison, kind = Comparison(spark, schema), struct_type(schema)
+    source, lake = (spark.createDataFrame(pa.concat_tables(part), schema=kind) for part in (as_they_are, moved))
+    compared, candidates = comparison.first_look(source, lake, 100_000)
+    assert compared == count * len(columns)
+    assert set(candidates.keys["k0"].to_pylist()) == different

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import shutil
 import threading
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fixtures.jobs import beside, following
+from fixtures.jobs import beside, following, in_thread, until
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database, new_database
 from headwater.cli import main
@@ -215,6 +216,59 @@ def test_what_the_lake_has_not_got_yet_is_late_and_not_different(
     table = verify(pipeline, patience=PATIENCE)["tables"][PEOPLE]
     assert (table["compared"], table["rows"]) == (False, None)
     assert "no such table" in table["reason"]
+
+
+def test_one_row_of_many_is_found_with_its_key_and_no_row_is_read_twice_at_the_source(
+    database: Database, tmp_path: Path, spark: SparkSession
+) -> None:
+    database.allow_publishing()
+    database.execute(
+        'create table people (name text collate "en-x-icu" primary key, n int)',
+        "insert into people select md5(i::text), i from generate_series(1, 30000) i",
+        "analyze people",
+    )
+    pipeline = write_pipeline(tmp_path, database, PEOPLE)
+    load(pipeline)
+    until_now(pipeline)
+    lake = f"delta.`{pipeline.lake_path()}/public/people`"
+    spark.sql(f"update {lake} set n = -n where n = 17")
+    spark.sql(f"update {lake} set n = 19 - n where n in (9, 10)")  # as if the two had changed places
+    before = _read_by_scans(database)
+    table = verify(pipeline, patience=PATIENCE)["tables"][PEOPLE]
+    assert (table["rows"], table["missing"], table["extra"], table["different"]) == (30000, 0, 0, 3)
+    names = {name for (name,) in database.query("select name from people where n in (9, 10, 17)")}
+    assert {key["key"]["name"] for key in table["keys"]} == names
+    # Statistics of a session that has ended come a moment later.
+    until(lambda: _read_by_scans(database) >= before + 30000, "the scan is counted")
+    assert _read_by_scans(database) == before + 30000
+
+
+def _read_by_scans(database: Database) -> int:
+    """Rows of people that were not looked up by an index."""
+    ((read,),) = database.query("select seq_tup_read from pg_stat_user_tables where relname = 'people'")
+    return int(read)
+
+
+def test_a_table_whose_snapshot_was_held_too_long_is_compared_at_another_one(
+    database: Database, tmp_path: Path, spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "headwater")
+    database.allow_publishing()
+    database.execute("create table people (id int primary key)", "insert into people values (1)")
+    pipeline = write_pipeline(tmp_path, database, PEOPLE, load={"max_snapshot_age": "5s"})
+    load(pipeline)
+    until_now(pipeline)
+    database.execute("insert into people values (2)")
+    # It waits for the lake, and holds a snapshot.
+    job = in_thread(lambda: verify(pipeline, patience=Patience(timeout=120, without_driver=120)))
+    with database.superuser() as watcher:
+        held = "from pg_stat_activity where application_name = 'headwater capture point'"
+        until(lambda: watcher.execute(f"select {held}").rowcount == 1 or job.done(), "it is held")
+        until(lambda: watcher.execute(f"select {held}").rowcount == 0 or job.done(), "the server has ended it")
+    until_now(pipeline)
+    table = job.result(120)["tables"][PEOPLE]
+    assert (table["rows"], shown(table)) == (2, CLEAN)
+    assert "its snapshot is gone: it was held for load.max_snapshot_age" in caplog.text
 
 
 def test_it_works_while_the_source_writes_and_still_sees_a_true_difference(

@@ -1,8 +1,11 @@
-"""Comparing source and lake in Spark: every row of a table, then single keys again.
+"""Comparing source and lake in Spark: digests of all rows of a table, the keys behind digests that differ, then single
+keys again.
 
-A row is compared by the SHA-256 of its canonical text, in which each column's text is exact (floats by their
-shortest form that reads back, so -0 is not 0; NULL is not the empty string). Both sides pass through the lake's
-types, by the load's own decoders. Only keys and digests are shuffled, whatever the rows weigh.
+At the first look each side is read once. A row becomes its key and a digest of 128 bits, kept on the executors' disks
+where it was read. What shares a hash of the key is a cell, and only sums over cells are shuffled, whatever order the
+rows came in; keys are put together and compared in cells that differ alone. At a later look a row is compared by the
+SHA-256 of its canonical text, in which each column's text is exact (floats by their shortest form that reads back, so
+-0 is not 0; NULL is not the empty string). Both sides pass through the lake's types, by the load's own decoders.
 """
 
 from __future__ import annotations
@@ -12,9 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, Observation, SparkSession
-from pyspark.sql.functions import broadcast, count, expr, lit
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import broadcast, expr
 from pyspark.sql.types import LongType
 
 from headwater.jobs.differences import LakeRow, SourceRow, State
@@ -25,7 +29,18 @@ from headwater.schema import PARTITION_COLUMN, TableSchema
 _SHOWN_COLUMNS = 12
 _SHOWN_CHARACTERS = 60
 _INDEX = "_hw_i"
+_CELLS = 1 << 16
+"""Of them the driver gets a row each. A key that differs brings the other keys of its cell into the second step."""
 
+_BALANCE = [
+    "sum(s) as n",
+    # In halves: a sum of whole ones overflows. Not an exclusive or: two equal rows would cancel out.
+    "sum(s * (a & 4294967295)) as al", "sum(s * shiftrightunsigned(a, 32)) as ah",
+    "sum(s * (b & 4294967295)) as bl", "sum(s * shiftrightunsigned(b, 32)) as bh",
+]  # fmt: skip
+"""Source less lake, of a cell or of a key: 0 each when both hold the same rows. The row's digest is `a` and `b`; `s` is
+1 at the source and -1 in the lake. Rows that differ agree in both by chance once in 2^128 times."""
+_DIFFERS = "n <> 0 OR al <> 0 OR ah <> 0 OR bl <> 0 OR bh <> 0"
 _KEYED = [
     "sum(s) as ns", "max(if(s = 1, d, null)) as sd", "max(o) as so",
     "sum(1 - s) as nt", "min(if(s = 0, d, null)) as low", "max(if(s = 0, d, null)) as high", "min(f) as file",
@@ -71,31 +86,63 @@ class Comparison:
         shown = schema.key or tuple(column.name for column in schema.columns)[:_SHOWN_COLUMNS]
         self._shown = tuple(shown)
         names = [column.name for column in schema.columns] + ([PARTITION_COLUMN] if schema.partitioned else [])
-        texts = ", ".join(f"'{index}', {self._text(name)}" for index, name in enumerate(names))
-        digest = f"sha2(to_json(named_struct({texts}), map('ignoreNullFields', 'false')), 256)"
-        keys = [f"{digest} as k0"] if self.multiset else [f"{quoted(k)} as k{i}" for i, k in enumerate(schema.key)]
-        self._row = [*keys, f"{digest} as d"]
+        values = ", ".join(f"isnull({quoted(name)}), {self._exact(name)}" for name in names)
+        self._digest = (f"xxhash64(1, {values})", f"xxhash64(2, {values})")
+        if self.multiset:
+            keys, whole = [f"concat_ws(':', {', '.join(self._digest)}) as k0"], "''"
+        else:
+            texts = ", ".join(f"'{index}', {self._text(name, quoted(name))}" for index, name in enumerate(names))
+            keys = [f"{quoted(name)} as k{index}" for index, name in enumerate(schema.key)]
+            whole = f"sha2(to_json(named_struct({texts}), map('ignoreNullFields', 'false')), 256)"
+        self._row = [*keys, f"{whole} as d"]
         self._keys = [f"k{index}" for index in range(len(keys))]
 
     def first_look(self, source: DataFrame, lake: DataFrame, limit: int) -> tuple[int, Candidates]:
         """How many rows the source has, and the keys that differ, `limit` of them with their values."""
-        texts = [f"left({self._text(name)}, {_SHOWN_CHARACTERS}) as x{i}" for i, name in enumerate(self._shown)]
-        if not self.multiset:
-            texts = [f"{self._text(name)} as x{i}" for i, name in enumerate(self._shown)]
-        rows = Observation()
-        both = (
-            source.observe(rows, count(lit(1)).alias("rows"))
-            .selectExpr(*self._row, *texts, "1 as s", "0L as o", "'' as f")
-            .unionAll(lake.selectExpr(*self._row, *texts, "0 as s", "0L as o", "'' as f"))
-        )
-        names = [f"x{index}" for index in range(len(self._shown))]
-        shown = [f"first({name}) as {name}" for name in names]
-        differing = both.groupBy(*self._keys).agg(*map(expr, [*_KEYED, *shown])).where(f"NOT ({self._agrees})")
-        kept = differing.select(*self._keys, *names).persist(StorageLevel.DISK_ONLY)
+        both = self._kept(self._brief(source, 1).unionAll(self._brief(lake, -1)))
+        cell = f"cast(pmod(xxhash64({', '.join(self._keys)}), {_CELLS}) as int)"
         try:
-            total = kept.count()
-            keys = kept.limit(limit).toArrow()
-            return int(rows.get["rows"]), Candidates(keys, self._shown, max(0, total - limit))
+            cells = both.groupBy(expr(cell).alias("cell")).agg(*map(expr, ["count_if(s = 1) as rows", *_BALANCE]))
+            found = cells.selectExpr("rows", f"if({_DIFFERS}, cell, null) as cell").toArrow()
+            numbers = found["cell"].drop_null()
+            some = self._spark.createDataFrame(pa.table({"cell": numbers}), "cell int")
+            few = both.join(broadcast(some), expr(f"{cell} = cell"), "left_semi") if len(numbers) else both.limit(0)
+            total, keys = self._differing(few, limit)
+            return pc.sum(found["rows"]).as_py() or 0, Candidates(keys, self._shown, max(0, total - limit))
+        finally:
+            both.unpersist()
+
+    def _brief(self, rows: DataFrame, side: int) -> DataFrame:
+        """Key and digest of each row; where the row is the key what is shown of it, too."""
+        digest = [f"{part} as {name}" for part, name in zip(self._digest, "ab", strict=True)]
+        if not self.multiset:
+            return rows.selectExpr(*self._row[:-1], *digest, f"{side} as s")
+        shown = [f"left({self._text(n, quoted(n))}, {_SHOWN_CHARACTERS}) as x{i}" for i, n in enumerate(self._shown)]
+        return rows.selectExpr(*self._row[:-1], *digest, f"{side} as s", *shown)
+
+    def _kept(self, rows: DataFrame) -> DataFrame:
+        """`rows`, on disk once they have been read, as they are: to look for what can be compressed in digests takes
+        longer than to write them."""
+        setting = "spark.sql.inMemoryColumnarStorage.compressed"
+        before = str(self._spark.conf.get(setting))
+        self._spark.conf.set(setting, "false")
+        try:
+            return rows.persist(StorageLevel.DISK_ONLY)
+        finally:
+            self._spark.conf.set(setting, before)
+
+    def _differing(self, rows: DataFrame, limit: int) -> tuple[int, pa.Table]:
+        """How many keys differ among these rows, and `limit` of them with their texts."""
+        if self.multiset:
+            shown = texts = [f"x{index}" for index in range(len(self._shown))]
+        else:
+            shown = []
+            texts = [f"{self._text(name, f'k{index}')} as x{index}" for index, name in enumerate(self._shown)]
+        balance = [*_BALANCE, *(f"first({name}) as {name}" for name in shown)]
+        differing = rows.groupBy(*self._keys).agg(*map(expr, balance)).where(_DIFFERS)
+        kept = differing.selectExpr(*self._keys, *texts).persist(StorageLevel.DISK_ONLY)
+        try:
+            return kept.count(), kept.limit(limit).toArrow()
         finally:
             kept.unpersist()
 
@@ -131,19 +178,27 @@ class Comparison:
             return self._spark.createDataFrame([], schema=kind)
         return self._spark.createDataFrame(pa.Table.from_batches(batches), schema=kind)
 
-    @property
-    def _agrees(self) -> str:
-        return "ns = nt" if self.multiset else "ns = 1 AND nt = 1 AND sd = low"
-
     def _state(self, row: Mapping[str, Any] | Any) -> State:
         source = SourceRow(row["ns"], row["sd"] or "", row["so"])
         return State(source, LakeRow(row["nt"], row["low"] or "", row["high"] or "", row["file"] or ""))
 
-    def _text(self, name: str) -> str:
-        """An exact text of column `name`."""
-        kind = "bigint" if name == PARTITION_COLUMN else self._schema.column(name).value.lake
-        if kind == "binary":
-            return f"concat('\\\\x', hex({quoted(name)}))"
+    def _kind(self, name: str) -> str:
+        return "bigint" if name == PARTITION_COLUMN else self._schema.column(name).value.lake
+
+    def _exact(self, name: str) -> str:
+        """What of column `name`, if it is not NULL, is hashed: of equal values the same, and of no others."""
+        kind, value = self._kind(name), quoted(name)
         if kind.startswith("array<"):
-            return f"to_json(cast({quoted(name)} as array<string>))"
-        return f"cast({quoted(name)} as string)"
+            return self._text(name, value)  # by itself its NULLs are passed over
+        if kind in ("float", "double"):
+            return f"try_cast({value} as {kind}), if({value} = 0, cast({value} as string), null)"  # -0 as 0 by itself
+        return f"try_cast({value} as {kind})"  # to one type on both sides
+
+    def _text(self, name: str, value: str) -> str:
+        """An exact text of `value`, an expression of the type of column `name`."""
+        kind = self._kind(name)
+        if kind == "binary":
+            return f"concat('\\\\x', hex({value}))"
+        if kind.startswith("array<"):
+            return f"to_json(cast({value} as array<string>))"
+        return f"cast({value} as string)"

@@ -70,7 +70,7 @@ class Repair:
         return count
 
     def _read(self, asked: Reload) -> Reload:
-        with capture_point(self.pipeline.conninfo()) as capture:
+        with capture_point(self.pipeline.conninfo(), self.pipeline.load.max_snapshot_age) as capture:
             # A partition that was detached is a table still, and its rows are none of this one's.
             schema = schema_now(self.connection, self.pipeline, self.record)
             signatures = signature(self.connection, [leaf.relation_id for leaf in schema.leaves])

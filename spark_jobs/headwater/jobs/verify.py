@@ -1,8 +1,9 @@
 """`headwater verify`: does the lake hold what the source held, row for row, while the source goes on writing?
 
-Per table: a capture point at the source, the first lake version that holds everything up to it, and a full compare
-by key. Rows that the log changed in between look different; so every key that does is looked at again, at a second
-capture point and then at further ones, until either both sides agree or neither has moved and they still differ.
+Per table: a capture point at the source, the first lake version that holds everything up to it, and a compare of all
+rows, each side read once. Rows that the log changed in between look different; so every key that does is looked at
+again, at a second capture point and then at further ones, until either both sides agree or neither has moved and they
+still differ.
 Nothing is changed, neither here nor there, unless a repair is asked for (`headwater.jobs.repair`).
 """
 
@@ -30,7 +31,7 @@ from headwater.jobs.same_source import require_same_source
 from headwater.jobs.schema_changes import COLUMNS_CHANGED
 from headwater.jobs.selection import as_registered, registered_columns
 from headwater.jobs.source_rows import rows_at
-from headwater.jobs.units import BAD_VALUE, CHANGED, TableChanged
+from headwater.jobs.units import BAD_VALUE, CHANGED, TableChanged, why_changed
 from headwater.jobs.verify_version import DEFAULT_PATIENCE, Patience, StoredVersion, version_holding
 from headwater.lake.registry import Registry, TableRecord
 from headwater.names import TableName
@@ -231,28 +232,30 @@ class _Table:
 
     def _look(self, work: Callable[[_Look], Found]) -> Found:
         """`work` at a new capture point; again at another one when the table was rewritten meanwhile."""
+        why = ""
         for _ in range(_ATTEMPTS):
             try:
                 with self._both_sides() as look:
                     return work(look)
             except (_Moved, TableChanged) as moved:
-                log.info("%s: %s; taking another capture point", self._name, moved)
+                why = str(moved).removeprefix(CHANGED + ": ")
             except PySparkException as error:
                 if BAD_VALUE in str(error):
                     raise _NotCompared("the source holds a value that the lake's type cannot hold") from error
                 if CHANGED not in str(error):
                     raise
-                log.info("%s: it changed while it was read; taking another capture point", self._name)
+                why = why_changed(str(error))
+            log.info("%s: %s; taking another capture point", self._name, why)
         raise Transient(
-            f"the table was rewritten or altered during each of {_ATTEMPTS} attempts to read it",
+            f"each of {_ATTEMPTS} attempts to read the table failed, the last one because {why}",
             where=self._name,
-            remedy="verify again when the schema rests",
+            remedy="verify again when nothing alters or locks it, or with a longer load.max_snapshot_age",
         )
 
     @contextlib.contextmanager
     def _both_sides(self) -> Iterator[_Look]:
         before = self._schema_now()
-        with capture_point(self._pipeline.conninfo()) as capture:
+        with capture_point(self._pipeline.conninfo(), self._pipeline.load.max_snapshot_age) as capture:
             signatures = signature(self._connection, [leaf.relation_id for leaf in before.leaves])
             # An old snapshot sees a rewritten table as empty: nothing may have happened between these two looks.
             if self._schema_now() != before:

@@ -36,7 +36,6 @@ from headwater.source.connection import Connection
 from headwater.source.publication import inserts_name
 from headwater.source.slot import read_slot
 
-_KEEP = 3600.0  # seconds of the pin; it is given back as soon as the version has been read
 _PEEK_CHANGES = 100_000
 
 
@@ -105,7 +104,7 @@ def _wait(pipeline: Pipeline, connection: Connection, name: str, at: Position, p
         pipeline,
         Target(at.lsn, at.timeline, at.system_id),
         timeout=patience.timeout,
-        keep=_KEEP,
+        keep=_keep(pipeline),
         owner=owner,
         tables=[TableName.parse(name)],
     )
@@ -169,7 +168,13 @@ def _pin(pipeline: Pipeline, name: str, epoch: Epoch, at: Position, owner: str) 
     root = pipeline.lake_path()
     look = LakeReader(root, pipeline.name).look()
     cut = take_cut(root, pipeline.name, look, epoch, [name], max(at.lsn, epoch.position.lsn))
-    return pin_cut(root, cut, owner, datetime.now(UTC) + timedelta(seconds=_KEEP))
+    return pin_cut(root, cut, owner, datetime.now(UTC) + timedelta(seconds=_keep(pipeline)))
+
+
+def _keep(pipeline: Pipeline) -> float:
+    """Seconds of the pin, which is given back as soon as the version has been read: no look outlives its snapshot by
+    more than an hour."""
+    return pipeline.load.max_snapshot_age + 3600.0
 
 
 def _late(pipeline: Pipeline, name: str, at: Position, reason: str, outcome: Outcome) -> Transient:
