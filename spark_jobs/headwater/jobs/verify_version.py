@@ -172,8 +172,8 @@ def _pin(pipeline: Pipeline, name: str, epoch: Epoch, at: Position, owner: str) 
 
 
 def _keep(pipeline: Pipeline) -> float:
-    """Seconds of the pin, which is given back as soon as the version has been read: no look outlives its snapshot by
-    more than an hour."""
+    """Seconds of the pin, which is given back as soon as the version has been read: that may come after the source's
+    rows, and these take as long as a snapshot lasts."""
     return pipeline.load.max_snapshot_age + 3600.0
 
 
