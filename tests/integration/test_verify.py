@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import logging
@@ -236,7 +237,7 @@ def test_one_row_of_many_is_found_with_its_key_and_no_row_is_read_twice_at_the_s
     before = _read_by_scans(database)
     table = verify(pipeline, patience=PATIENCE)["tables"][PEOPLE]
     assert (table["rows"], table["missing"], table["extra"], table["different"]) == (30000, 0, 0, 3)
-    names = {name for (name,) in database.query("select name from people where n in (9, 10, 17)")}
+    names = {hashlib.md5(str(n).encode()).hexdigest() for n in (9, 10, 17)}
     assert {key["key"]["name"] for key in table["keys"]} == names
     # Statistics of a session that has ended come a moment later.
     until(lambda: _read_by_scans(database) >= before + 30000, "the scan is counted")
