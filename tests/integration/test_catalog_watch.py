@@ -246,7 +246,6 @@ def test_new_files_are_told_of_once_and_suspend_nothing(watched: Watched, caplog
     assert [message.split(":")[0] for message in told] == ["public.orders"]
 
 
-@pytest.mark.parametrize("watched", [True, False], indirect=True)
 def _rewritten(watched: Watched, *statements: str) -> set[str]:
     """The tables that are found behind statements of which the last one writes `orders` anew, and says so."""
     watched.database.execute(*statements)
@@ -281,6 +280,7 @@ def test_a_rewrite_that_the_log_tells_more_of_is_left_to_it_and_then_forgotten(w
     assert _rewritten(watched, "alter table orders alter id set default 7") == {"public.orders"}
 
 
+@pytest.mark.parametrize("watched", [True, False], indirect=True)
 def test_a_table_that_left_and_came_back_before_the_first_look_is_found_whoever_made_the_publication(
     watched: Watched, tmp_path: Path
 ) -> None:
