@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
@@ -32,6 +33,7 @@ from fixtures.lakes import as_published
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.config import Pipeline
+from headwater.jobs import catalog_watch
 from headwater.jobs.catalog_watch import CatalogWatch
 from headwater.lake.registry import State, TableRecord
 from headwater.log.blocks import Ddl
@@ -249,9 +251,31 @@ def test_new_files_are_told_of_once_and_suspend_nothing(watched: Watched, caplog
 def _rewritten(watched: Watched, *statements: str) -> set[str]:
     """The tables that are found behind statements of which the last one writes `orders` anew, and says so."""
     watched.database.execute(*statements)
-    relation = watched.records["public.orders"].schema.relation_id
-    watched.watch.look_behind(Ddl(frozenset({relation})), watched.connection)
+    watched.watch.look_behind(_told_of_orders(watched), [], watched.connection)
+    return _anew(watched)
+
+
+def _told_of_orders(watched: Watched) -> Ddl:
+    [(relation,)] = watched.database.query("select 'orders'::regclass::oid::int8")
+    return Ddl(frozenset({relation}))
+
+
+def _anew(watched: Watched) -> set[str]:
+    """The tables that looks since the last call have found to be written anew."""
     return {name for name, error in watched.watch.take() if "written anew by ALTER TABLE" in error.message}
+
+
+def _anew_after_a_look(watched: Watched) -> set[str]:
+    watched.watch.poll(watched.connection)
+    return _anew(watched)
+
+
+def _register(watched: Watched, *, files: bool = True, columns: bool = True) -> None:
+    """What the catalog shows of `orders` now is registered; its files or its columns only, if told."""
+    record = watched.records["public.orders"]
+    now = next(table.schema for table in watched.catalog().tables if str(table.name) == "public.orders")
+    schema = replace(now if columns else record.schema, leaves=(now if files else record.schema).leaves)
+    watched.records["public.orders"] = replace(record, schemas=((0, schema),))
 
 
 @pytest.mark.parametrize(
@@ -260,8 +284,9 @@ def _rewritten(watched: Watched, *statements: str) -> set[str]:
         ["alter table orders alter n type int using n * 10"],
         ["alter table orders add gone int", "alter table orders drop gone, alter n type int using n * 10"],
         ["alter table orders rename n to m", "alter table orders alter m type int using m * 10"],
+        ["alter table orders alter n type int using n * 10", "alter table orders add five int default 5"],
     ],
-    ids=["alone", "beside a drop", "beside a rename"],
+    ids=["alone", "beside a drop", "beside a rename", "beside a new column"],
 )
 def test_values_that_were_rewritten_are_found_whatever_else_has_happened(
     watched: Watched, statements: list[str]
@@ -271,13 +296,83 @@ def test_values_that_were_rewritten_are_found_whatever_else_has_happened(
 
 def test_a_rewrite_that_the_log_tells_more_of_is_left_to_it_and_then_forgotten(watched: Watched) -> None:
     assert _rewritten(watched, "alter table orders alter n type bigint") == set()
-    schema = next(t.schema for t in watched.catalog().tables if str(t.name) == "public.orders")
-    watched.records["public.orders"] = replace(watched.records["public.orders"], schemas=((0, schema),))
+    _register(watched)
     assert watched.found("truncate orders") == {}
     assert watched.found("vacuum full orders") == {}
-    # Nor is a column that the log may never bring another rewrite's excuse for good.
-    assert _rewritten(watched, "alter table orders add twice bigint generated always as (n * 2) stored") == set()
-    assert _rewritten(watched, "alter table orders alter id set default 7") == {"public.orders"}
+
+
+def test_a_rewrite_that_was_not_what_the_log_told_of_is_found_when_its_columns_were_followed(watched: Watched) -> None:
+    assert _rewritten(watched, "alter table orders alter n type bigint") == set()
+    _register(watched, files=False)
+    assert _anew_after_a_look(watched) == {"public.orders"}
+
+
+def test_a_column_that_the_log_may_never_bring_excuses_its_own_rewrite_and_no_later_one(watched: Watched) -> None:
+    # Looks come every second: also between the DDL and what the log says of it.
+    assert watched.found("alter table orders add twice bigint generated always as (id * 2) stored") == {}
+    assert _rewritten(watched) == set()
+    assert _rewritten(watched, "alter table orders alter n type int using n * 10") == {"public.orders"}
+
+
+def test_of_two_rewrites_the_second_is_found_when_only_the_first_was_compared(watched: Watched) -> None:
+    watched.database.execute("alter table orders alter n type int using n * 10")
+    first = next(table.schema for table in watched.catalog().tables if str(table.name) == "public.orders")
+    assert _rewritten(watched, "alter table orders alter n type int using n * 10") == {"public.orders"}
+    record = watched.records["public.orders"]
+    watched.records["public.orders"] = replace(record, incarnation=record.incarnation + 1, schemas=((0, first),))
+    assert _anew_after_a_look(watched) == {"public.orders"}
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_rewrite_that_is_told_of_while_a_load_ends_is_found_when_its_record_is_there(
+    watched: Watched, again: bool
+) -> None:
+    before = watched.records["public.orders"]
+    if again:
+        watched.database.execute("vacuum full orders")
+        loaded = next(table.schema for table in watched.catalog().tables if str(table.name) == "public.orders")
+    else:
+        loaded = before.schema
+    loading = before.entered("loading")
+    watched.records["public.orders"] = loading if again else replace(loading, schemas=())
+    assert _rewritten(watched, "alter table orders alter n type int using n * 10") == set()
+    watched.records["public.orders"] = replace(loading.entered("catching up"), schemas=((0, loaded),))
+    assert _anew_after_a_look(watched) == {"public.orders"}
+
+
+def _rewriting(watched: Watched, connection: psycopg.Connection[Any]) -> int:
+    """The id (32 bit) of an open transaction that writes `orders` anew."""
+    connection.execute("alter table orders alter n type int using n * 10")
+    row = connection.execute("select pg_current_xact_id()::text::bigint & x'ffffffff'::bigint").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def test_a_commit_that_the_log_has_before_others_see_it_is_waited_for(watched: Watched) -> None:
+    asks = f"select 1 from pg_stat_activity where pid = {watched.connection.info.backend_pid} and query ~ 'snapshot'"
+    with (
+        watched.database.superuser() as observer,
+        watched.database.connect(autocommit=False) as other,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        xid = _rewriting(watched, other)
+        look = pool.submit(watched.watch.look_behind, _told_of_orders(watched), [xid], watched.connection)
+        until(lambda: observer.execute(asks.encode()).fetchall() != [], "the watch waits")
+        other.commit()
+        look.result()
+    assert _anew(watched) == {"public.orders"}
+
+
+def test_a_commit_that_stays_invisible_for_long_is_judged_by_a_later_look(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog_watch, "VISIBLE_SECONDS", 0)
+    with watched.database.connect(autocommit=False) as other:
+        xid = _rewriting(watched, other)
+        watched.watch.look_behind(_told_of_orders(watched), [xid], watched.connection)
+        assert _anew_after_a_look(watched) == set()
+        other.commit()
+    assert _anew_after_a_look(watched) == {"public.orders"}
 
 
 @pytest.mark.parametrize("watched", [True, False], indirect=True)

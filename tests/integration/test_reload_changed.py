@@ -307,6 +307,37 @@ def test_with_markers_rewritten_values_suspend_the_table_before_anything_behind_
     assert_equal(database, pipeline, PLAIN)
 
 
+def test_an_outage_of_the_catalog_behind_ddl_is_waited_out_and_nothing_is_applied_unlooked(
+    database: Database, pipeline: Pipeline, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    mark(pipeline, database, capfd)
+    end = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'headwater replicate'"
+    with database.superuser() as superuser, database.connect() as owner, following(pipeline) as running:
+        owner.execute("insert into plain values (98, 98)")
+        until(lambda: (98, 98) in lake_rows(pipeline, PLAIN, ["id", "n"]), "the driver follows the log")
+        superuser.execute(f"alter role {database.role} connection limit 0")
+        superuser.execute(end)
+        owner.execute("alter table plain alter n type int using n * 10")
+        owner.execute("insert into plain values (99, 99)")
+        until(lambda: "could not be read behind DDL" in caplog.text, "the catalog cannot be read")
+        assert not running.done()
+        superuser.execute(f"alter role {database.role} connection limit -1")
+        until(lambda: record_of(pipeline, PLAIN).state == "suspended", "the look was made")
+        assert (99, 99) not in lake_rows(pipeline, PLAIN, ["id", "n"])
+    assert running.result()["stopped_by"] == "signal"
+
+
+def test_ddl_that_a_replicas_role_runs_tells_of_itself_too(
+    database: Database, pipeline: Pipeline, capfd: pytest.CaptureFixture[str]
+) -> None:
+    mark(pipeline, database, capfd)
+    with database.superuser() as superuser:
+        superuser.execute("set session_replication_role = replica")
+        superuser.execute("alter table plain alter n type int using n * 10")
+    catch_up(pipeline)
+    assert record_of(pipeline, PLAIN).state == "suspended"
+
+
 @pytest.mark.parametrize("markers", [False, True])
 def test_a_crash_of_the_server_loses_no_candidate(
     database: Database, pipeline: Pipeline, capfd: pytest.CaptureFixture[str], markers: bool

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from headwater.config import Pipeline
@@ -27,12 +27,17 @@ from headwater.source.identity import carried_columns, choose_key, identity_reme
 from headwater.source.publication import Publication, inserts_name, publication_problems, read_publication, remove_table
 from headwater.source.publication_parts import Narrowed, narrowed_members
 from headwater.source.relations import ORDINARY, PARTITIONED, Relation, descendants, one_snapshot, read_relations
+from headwater.source.snapshots import all_visible
 from headwater.source.standing import Standing, read_standings, standing_problem
 
 log = logging.getLogger(__name__)
 
 _ALARM_SECONDS = 60.0
 _REPLICATED = ("active", "catching up")
+VISIBLE_SECONDS = 10.0
+"""How long what the log has told of is waited for: a commit is in the log before other sessions see it."""
+_VISIBLE_LOOK_SECONDS = 0.02
+_CHANGED = "headwater reload PIPELINE.yaml --changed"
 
 _DIGEST = """
 select md5(concat_ws('|',
@@ -83,13 +88,15 @@ class CatalogWatch:
         self._pipeline = pipeline
         self._records = records
         self._both = (pipeline.source.publication, inserts_name(pipeline.source.publication))
-        self._digest: str | None = None
+        self._seen: tuple[str, list[TableRecord]] | None = None  # what the last judgement was made of
         self._known: set[tuple[str, int]] = set()  # found already, by incarnation: one finding a table is enough
         self._alarms: dict[str, float] = {}
         self._files: dict[int, int] = {}  # new files that were told of, by relation
-        self._told: set[int] = set()  # relations that DDL has written anew, as the log has said since then
-        self._marked: dict[int, _Marked] = {}
+        self._told: set[int] = set()  # relations that DDL has written anew, as the log has said since the last look
+        self._unseen: set[int] = set()  # transactions (32 bit) that told of them, until they are visible
+        self._marked: dict[int, int] = {}  # by relation the files that such DDL made
         self._newest: dict[int, int] = {}  # the highest attnum of each table at the last look
+        self._for_generated: dict[int, int] = {}  # by relation the files that came with a generated column
         self._looking = threading.Lock()
         self._again = False
         self._complained = 0.0
@@ -101,25 +108,43 @@ class CatalogWatch:
         with self._looking:
             self._look(connection)
 
-    def look_behind(self, ddl: Ddl, connection: Connection) -> None:
-        """Look once, behind DDL that the log has told of: what it did is committed."""
+    def look_behind(self, ddl: Ddl, xids: Collection[int], connection: Connection) -> None:
+        """Look once, behind DDL that the log has told of in the transactions `xids` (32 bit), over an autocommit
+        connection. It is waited for until they are visible, `VISIBLE_SECONDS` at most; if they are not by then (a
+        synchronous standby does not answer), nobody else has seen or changed the tables either, and a later look of
+        `poll` judges them."""
+        deadline = time.monotonic() + VISIBLE_SECONDS
+        while not all_visible(connection, xids) and time.monotonic() < deadline:
+            time.sleep(_VISIBLE_LOOK_SECONDS)
         with self._looking:
             self._told |= ddl.rewritten
-            self._digest = None
+            self._unseen |= set(xids)
+            self._seen = None
             self._look(connection)
 
     def _look(self, connection: Connection) -> None:
-        tables = {name: record for name, record in list(self._records().items()) if record.schemas}
+        records = dict(self._records())
+        tables = {name: record for name, record in records.items() if record.schemas}
         ids = {leaf.relation_id for record in tables.values() for leaf in record.schema.leaves}
         roots = {record.schema.relation_id for record in tables.values() if record.schema.partitioned}
         digest = self._read_digest(connection, ids | {r.schema.relation_id for r in tables.values()}, roots)
-        if digest == self._digest and not self._retry_due():
+        if (digest, self._suspected(tables)) == self._seen and not self._retry_due():
             return
-        self._again = False
+        # Before the catalog is read: what is visible afterwards only may not be in it.
+        visible = all_visible(connection, self._unseen)
+        self._again = not visible
         facts = self._read_facts(connection, tables)
-        self._mark(tables, facts)
+        self._note_generated(tables, facts)
+        if visible:
+            self._unseen.clear()
+            self._mark(records, facts)
         self._judge_all(connection, tables, facts)
-        self._digest = digest
+        self._seen = (digest, self._suspected(tables))
+
+    def _suspected(self, tables: Mapping[str, TableRecord]) -> list[TableRecord]:
+        """Tables that DDL has written anew: judged again when the registry knows more of them."""
+        suspects = self._told | set(self._marked)
+        return [r for r in tables.values() if any(leaf.relation_id in suspects for leaf in r.schema.leaves)]
 
     def poll(self, connection: Connection) -> None:
         """Look again and again: only the loss of `connection` is raised, anything else is logged and tried again."""
@@ -190,26 +215,40 @@ class CatalogWatch:
                     self._found.append((name, finding))
         self._alarms = {name: at for name, at in self._alarms.items() if name in failing}
 
-    def _mark(self, tables: Mapping[str, TableRecord], facts: _Facts) -> None:
-        """Note which files the rewrites that the log has told of have made, and forget those that are registered by
-        now: by what followed, or what was compared. Later files are a TRUNCATE's, or hold the same values."""
-        registered = {leaf.relation_id: leaf.relfilenode for r in tables.values() for leaf in r.schema.leaves}
+    def _note_generated(self, tables: Mapping[str, TableRecord], facts: _Facts) -> None:
+        """Which files were made for a generated column, which may never come with the log: they hold the values that
+        the table had. A later rewrite makes others."""
         for record in tables.values():
             root = facts.relations.get(record.schema.relation_id)
             if root is None:
                 continue
             newest = self._newest.get(root.relation_id, record.schema.last_attnum)
             self._newest[root.relation_id] = max((a.attnum for a in root.attributes), default=0)
-            if any(a.generated and a.attnum > newest for a in root.attributes):
-                continue  # it was written anew for a column that may never come with the log
+            if any(a.generated == "s" and a.attnum > newest for a in root.attributes):
+                holders = (facts.relations.get(leaf.relation_id) for leaf in record.schema.leaves)
+                self._for_generated |= {h.relation_id: h.filenode for h in holders if h is not None}
+
+    def _mark(self, records: Mapping[str, TableRecord], facts: _Facts) -> None:
+        """Note which files the rewrites that the log has told of have made, and forget what is registered by now: by
+        what followed, or what was compared. Later files are a TRUNCATE's, or hold the same values."""
+        loading = any(record.state == "loading" for record in records.values())
+        for record in records.values():
+            if record.state == "loading" or not record.schemas:
+                continue
             for leaf in record.schema.leaves:
                 relation = facts.relations.get(leaf.relation_id)
-                if leaf.relation_id in self._told and relation is not None:
-                    self._marked[leaf.relation_id] = _Marked(relation.filenode, leaf.relfilenode)
-        self._told.clear()
-        for relation_id, marked in list(self._marked.items()):
-            if registered.get(relation_id) != marked.registered or marked.files == marked.registered:
-                del self._marked[relation_id]
+                if relation is None:
+                    continue
+                files = relation.filenode
+                if leaf.relation_id in self._told:
+                    self._told.discard(leaf.relation_id)
+                    if files != self._for_generated.get(leaf.relation_id):
+                        self._marked[leaf.relation_id] = files
+                if leaf.relfilenode in (files, self._marked.get(leaf.relation_id)):
+                    self._marked.pop(leaf.relation_id, None)
+        if not loading:
+            self._told.clear()  # relations that are no tables of ours
+        # Else: a load that ends now may have looked before the rewrite, and its record says with which files.
 
     def _tell_of_new_files(self, name: str, record: TableRecord, facts: _Facts) -> None:
         """The log does not say what a rewrite made of values, and most rewrites change none."""
@@ -258,9 +297,12 @@ class CatalogWatch:
                 message = f"its column {quote_ident(column.name)} took the name of another one, {quote_ident(now)}"
                 return SchemaChanged(message, where=name, remedy=again)
         for holder in facts.holders(root):
-            if holder.relation_id in self._marked and not _retyped_or_grown(record, root):
+            if holder.relation_id in self._marked and not _retyped(record, root):
                 message = f"{holder.name} was written anew by ALTER TABLE: the log does not carry the values it has now"
-                return SchemaChanged(message, where=name, remedy="headwater reload PIPELINE.yaml --changed")
+                # Rows are compared under the columns that are registered.
+                same = all(here.get(column.attnum) == column.name for column in record.schema.columns)
+                grown = any(a.attnum > record.schema.last_attnum and not a.generated for a in root.attributes)
+                return SchemaChanged(message, where=name, remedy=_CHANGED if same and not grown else again)
             if holder.persistence == "u":
                 message = f"{holder.name} was set UNLOGGED: its changes are not in the log"
                 remedy = f"ALTER TABLE {holder.name} SET LOGGED; then {again}"
@@ -297,24 +339,12 @@ class CatalogWatch:
             )
 
 
-def _retyped_or_grown(record: TableRecord, root: Relation) -> bool:
-    """Whether a column has another type than registered, or one was added that the log may carry: the next Relation
-    message shows it, and who follows it asks whether the table was written anew. For columns that were dropped or
-    renamed nobody asks."""
+def _retyped(record: TableRecord, root: Relation) -> bool:
+    """Whether a column has another type than registered: the next Relation message shows it, and who follows it asks
+    whether the table was written anew. For columns that were dropped or renamed nobody asks, and one that was added is
+    not followed behind its own rewrite, but it is behind an earlier one."""
     types = {column.attnum: (column.type_oid, column.typmod) for column in record.schema.columns}
-    return any(
-        types.get(a.attnum, (a.type_oid, a.typmod)) != (a.type_oid, a.typmod)
-        or (a.attnum > record.schema.last_attnum and not a.generated)
-        for a in root.attributes
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Marked:
-    """A relation that was written anew: its `files` behind that, and those that were `registered` then."""
-
-    files: int
-    registered: int
+    return any(types.get(a.attnum, (a.type_oid, a.typmod)) != (a.type_oid, a.typmod) for a in root.attributes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,13 +30,14 @@ from headwater.jobs.lanes import Lanes, Result
 from headwater.jobs.pace import Pace
 from headwater.jobs.publisher import Publisher
 from headwater.jobs.reader import LogReader
+from headwater.jobs.reader_process import RECONNECT_SECONDS
 from headwater.jobs.retries import outage, reason_of
 from headwater.jobs.stage_times import ApplyRate, latency
 from headwater.jobs.succession import SuccessorWatch
 from headwater.lake.cuts import table_of
 from headwater.lake.ledger import Ledger
 from headwater.lake.registry import TableRecord
-from headwater.log.blocks import Chunk, Transactions
+from headwater.log.blocks import Chunk, Ddl, Transactions
 from headwater.position import Position
 from headwater.source.connection import Connection
 
@@ -238,13 +239,26 @@ class Driver:
     def _begin(self, batch: Batch) -> None:
         """Into the lanes with it; what the catalog says of DDL in it comes first."""
         if (ddl := batch.ddl) is not None:
-            self._ask(partial(self._watch.look_behind, ddl))
+            self._look_behind(ddl, batch.transactions().xid.tolist())
             self._suspend_found()
         now = time.monotonic()
         self._next_batch = now + self._pace.interval
         shares = self._tables.shares(batch)
         epoch = self._open.begin(batch, shares, now)
         self._lanes.submit(epoch.number, shares, batch.transactions())
+
+    def _look_behind(self, ddl: Ddl, xids: list[int]) -> None:
+        """As often as it takes to reach the catalog, for as long as the reader would try: the batch is not applied
+        without a look, and its rows come again if the driver ends here."""
+        deadline = time.monotonic() + RECONNECT_SECONDS
+        while True:
+            try:
+                return self._ask(partial(self._watch.look_behind, ddl, xids))
+            except Transient as reason:
+                if time.monotonic() > deadline:
+                    raise
+                log.warning("the source's catalog could not be read behind DDL, trying again: %s", reason)
+                time.sleep(_PATIENCE)
 
     def _apply(self, name: str, share: Share, transactions: Transactions) -> Result:
         return self._tables.apply(name, share, transactions, self._refuse_silence)

@@ -167,7 +167,7 @@ class TableLoad:
             if schema.history:
                 app_id = history_record(record).app_id(pipeline.name)
                 mark_load(spark, beside, record, app_id, capture.position.lsn, confirmed_lsn)
-            # The last unit ended some time ago: a rewrite after it is seen here, one after this in the log's Relation.
+            # The last unit ended some time ago: a rewrite after it is seen here, one after this by its other files.
             if signature(connection, ids) != signatures:
                 raise Changed("it was rewritten, truncated or altered during the load")
             record = replace(

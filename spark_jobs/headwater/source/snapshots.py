@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from headwater.errors import Transient
@@ -64,6 +64,17 @@ def widen_xid(xid32: int, near: int) -> int:
     ahead = (xid32 - near) % _WRAP
     wide = near + (ahead if ahead < _WRAP // 2 else ahead - _WRAP)
     return wide if wide >= 0 else wide + _WRAP
+
+
+def all_visible(connection: Connection, xids32: Collection[int]) -> bool:
+    """Whether a statement that begins now sees what the committed top-level transactions `xids32` did."""
+    if not xids32:
+        return True
+    _needs_fresh_snapshots(connection)
+    with errors_named("the visible transactions"):
+        row = connection.execute("select pg_current_snapshot()::text").fetchone()
+    assert row is not None
+    return all(VisibilitySnapshot.parse(row[0]).visible_mask(list(xids32)))
 
 
 @dataclass(frozen=True, slots=True)
