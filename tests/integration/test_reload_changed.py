@@ -247,7 +247,10 @@ def test_markers_are_printed_and_installed_only_when_told_by_who_may(
 ) -> None:
     installed = "select evtname::text from pg_event_trigger where evtname like 'headwater%' order by 1"
     assert main(["check", pipeline.file, "--install-ddl-markers", "--json"]) == EXIT_DONE
-    assert json.loads(capfd.readouterr().out)["installed"] is False
+    printed = json.loads(capfd.readouterr().out)
+    assert printed["installed"] is False
+    assert printed["sql"].startswith("BEGIN;\n")  # a client that goes on behind an error makes no trigger either
+    assert printed["sql"].endswith("COMMIT;\n")
     assert main(["check", pipeline.file, "--install-ddl-markers", "--yes"]) == EXIT_REFUSED
     assert "a superuser runs what" in capfd.readouterr().err
     assert main(["check", pipeline.file, "--yes"]) == EXIT_REFUSED

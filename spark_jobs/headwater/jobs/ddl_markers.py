@@ -16,4 +16,6 @@ def ddl_markers(pipeline: Pipeline, *, told: bool) -> dict[str, Any]:
     if told:
         with contextlib.closing(connect(pipeline.conninfo(), application_name="headwater check")) as connection:
             install(connection, DDL_PREFIX)
-    return {"sql": "".join(f"{statement};\n" for statement in statements(DDL_PREFIX)), "installed": told}
+    # All or none: were one to fail, the next would make a trigger with whatever function is there.
+    whole = ["BEGIN", *statements(DDL_PREFIX), "COMMIT"]
+    return {"sql": "".join(f"{statement};\n" for statement in whole), "installed": told}
