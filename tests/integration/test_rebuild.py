@@ -157,6 +157,7 @@ def test_a_live_table_is_partitioned_anew_from_its_rows_in_the_lake(
 
 def test_a_live_table_takes_other_types_from_the_source(shop: Shop, tmp_path: Path) -> None:
     with following(shop.pipeline) as running:
+        until(lambda: running.done() or status(shop.pipeline)["running"], "the driver runs")
         shop.declare(types={"amount": "string"}, partition_by=["region"])
         (warned,) = [
             p for p in check(shop.pipeline).problems if p.code == "option_waits_for_rebuild" and "amount" in p.message
@@ -230,6 +231,7 @@ def test_a_partitioned_table_takes_another_type_of_its_key_and_keeps_its_odd_nam
     pipeline = write_pipeline(tmp_path, database, tree)
     load_tables(pipeline)
     with following(pipeline) as running:
+        until(lambda: running.done() or status(pipeline)["running"], "the driver runs")
         database.execute("delete from tree where id < 5", "update tree set n = -n where id > 70")
         typed = {"name": tree, "types": {"id": "decimal(12,0)"}, "partition_by": ['"a day"']}
         pipeline = write_pipeline(tmp_path, database, typed)
