@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -286,6 +287,26 @@ def test_what_is_kept_stays_below_its_limit_and_is_private(
     assert ages == [1, 2], "the one that was longest not used has gone"
     for path in [cache_folder(), *cache_folder().rglob("*.run")]:
         assert path.stat().st_mode & 0o077 == 0
+
+
+def test_what_is_kept_never_fills_the_disk(
+    tmp_path: Path, beside: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(index_cache, "_AT_MOST", 1 << 20)
+    first, second = Table(tmp_path / "first"), Table(tmp_path / "second")
+    for table in (first, second):
+        table.add(*range(1, 4))
+    kept(first, beside)
+    (old,) = cache_folder().iterdir()
+    usage = shutil.disk_usage(tmp_path)
+    nearly_full = usage._replace(free=int(usage.total * 0.04))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage if not old.exists() else nearly_full)
+    kept(second, beside)
+    assert not old.exists(), "the one that was longest not used makes room"
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: nearly_full)
+    kept(first, beside)
+    assert "the disk is nearly full" in caplog.text
+    assert len(list(cache_folder().rglob("manifest.json"))) <= 1
 
 
 def test_where_nothing_can_be_kept_the_index_works_all_the_same(

@@ -3,7 +3,8 @@
 `$XDG_CACHE_HOME/headwater/index` (`~/.cache/...`), private to its user, a folder for each table and incarnation with
 its runs and one manifest. Everything in it can be built anew from the table, and is, at any doubt: another table id,
 key or format, a version whose commit is not the same any more, a damaged file, a folder that others could write to.
-It may be deleted at any time. Beyond the limit the tables that were longest not used go first.
+It may be deleted at any time. Beyond the limit, or on a disk that is nearly full, the tables that were longest not
+used go first.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ _FORMAT = 1
 _MANIFEST = "manifest.json"
 _AT_MOST = 20 << 30
 """Bytes of the runs of all tables together."""
+_LEFT_FREE = 0.05
+"""Of the disk: a cache must never be what fills it."""
 
 
 def cache_folder() -> Path:
@@ -129,15 +132,21 @@ class IndexCache:
         self.sweep(set())
 
     def has_room(self, size: int) -> bool:
-        """Whether `size` bytes fit below the limit, if need be instead of other tables' that nobody uses now."""
+        """Whether the `size` bytes of this table, which are written, may stay: if need be instead of other tables' that
+        nobody uses now."""
         others = [path for path in self.path.parent.iterdir() if path != self.path and path.is_dir()]
         sizes = {path: sum(file.stat().st_size for file in _runs(path)) for path in others}
+
+        def fits() -> bool:
+            disk = shutil.disk_usage(self.path)
+            return size + sum(sizes.values()) <= _AT_MOST and disk.free >= _LEFT_FREE * disk.total
+
         for path in sorted(others, key=_last_used):
-            if size + sum(sizes.values()) <= _AT_MOST:
+            if fits():
                 break
             if _removed(path):
                 del sizes[path]
-        return size + sum(sizes.values()) <= _AT_MOST
+        return fits()
 
 
 def open_cache(subject: Subject, *, make: bool) -> IndexCache | None:

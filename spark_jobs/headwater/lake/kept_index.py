@@ -76,7 +76,7 @@ class KeptIndex:
             stored = _all_on_disk(runs, folder, alive)
             size = sum(one.capacity * len(one.checksums) * _WORD for one in stored)
             if not self._cache.has_room(size):
-                raise OSError("the kept indexes of other tables, which are in use, leave no room for it")
+                raise OSError("the disk is nearly full, or the indexes of other tables, in use, leave no room")
             commit = commit_digest(self._subject.folder, version)
             self._cache.write(Manifest(version, commit, self._generation, numbers, files, stored))
             return {one.name for one in stored}
