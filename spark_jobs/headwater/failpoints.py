@@ -17,6 +17,7 @@ NAMES: Final = (
     "load.after_publication",
     "load.after_capture",
     "load.before_commit",
+    "load.after_stretches",
     "load.after_commit",
     "load.after_registry",
     "reload.after_answer",

@@ -11,7 +11,7 @@ from fixtures.jobs import Hold, armed, assert_equal, catch_up, in_thread, lake_p
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater import failpoints
-from headwater.jobs import table_load, units
+from headwater.jobs import table_copy, table_load, units
 from headwater.lake import tables as lake_tables
 from headwater.lake.delta_log import read_snapshot
 from headwater.lake.delta_types import fields_of
@@ -34,7 +34,8 @@ def _sessions(database: Database, name: str, more: str = "") -> int:
 @pytest.fixture
 def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(units, "PAGES_PER_UNIT", 4)
-    monkeypatch.setattr(table_load, "BYTES_PER_PLAIN_UNIT", 4 * 8192)
+    for module in (table_copy, table_load):
+        monkeypatch.setattr(module, "BYTES_PER_PLAIN_UNIT", 4 * 8192)
 
 
 @pytest.mark.usefixtures("small_units")

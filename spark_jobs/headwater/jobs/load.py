@@ -28,7 +28,8 @@ from headwater.jobs.log_format import may_be_binary
 from headwater.jobs.same_source import history_of, require_same_source
 from headwater.jobs.side_by_side import SideBySide, Turns
 from headwater.jobs.source_rows import extents
-from headwater.jobs.table_load import Copy, TableLoad, begin, copy_whole, table_result
+from headwater.jobs.table_copy import Copy, copy_whole
+from headwater.jobs.table_load import TableLoad, begin, table_result
 from headwater.jobs.units import LOCK_SECONDS
 from headwater.jobs.wal_ceiling import ceiling_problem
 from headwater.lake.ledger import read_epoch

@@ -29,7 +29,7 @@ from headwater.jobs.load_progress import Report
 from headwater.jobs.planning import Planner
 from headwater.jobs.replacing import Replacing
 from headwater.jobs.source_rows import rows_at, schema_now, units_of
-from headwater.jobs.table_load import Changed, Target, copy_whole, named_error
+from headwater.jobs.table_copy import Changed, Target, copy_whole, named_error
 from headwater.jobs.units import BAD_VALUE, CHANGED, TableChanged
 from headwater.lake import tables as lake_tables
 from headwater.lake.apply import Applier

@@ -6,80 +6,38 @@ suspended alone, with the reason.
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from headwater.config import Pipeline
 from headwater.errors import LostLease, Refused, SlotGap, TableError, Transient
 from headwater.failpoints import reach
 from headwater.jobs.driver_answers import await_answer
-from headwater.jobs.executors import lacking
-from headwater.jobs.hidden_columns import key_of
 from headwater.jobs.keeper import load_name
 from headwater.jobs.load_progress import LoadProgress, Report
 from headwater.jobs.options import on_divergence, on_schema_change
 from headwater.jobs.side_by_side import Turns
-from headwater.jobs.source_rows import extents, rows_at, units_of
+from headwater.jobs.table_copy import Changed, Copy, Target
 from headwater.jobs.units import (
-    BAD_VALUE,
     BYTES_PER_PLAIN_UNIT,
-    CHANGED,
-    LOCK_SECONDS,
-    TableChanged,
-    UnfitValue,
-    Unit,
-    UnitReader,
-    bad_value,
-    why_changed,
 )
-from headwater.lake import small_table
-from headwater.lake import tables as lake_tables
-from headwater.lake.commits import LostRace
 from headwater.lake.history import history_record, mark_load, prepare
-from headwater.lake.paths import registry_path, table_path
+from headwater.lake.paths import table_path
 from headwater.lake.registry import Capture, Registry, TableRecord, now_text
 from headwater.names import TableName
 from headwater.position import format_lsn
 from headwater.schema import TableSchema
 from headwater.source.catalog import CatalogTable, read_catalog, signature
-from headwater.source.connection import Connection, errors_named
+from headwater.source.connection import Connection
+from headwater.source.samples import emit_marker
 from headwater.source.slot import read_slot
-from headwater.source.snapshots import CapturePoint, capture_point
+from headwater.source.snapshots import capture_point
 from headwater.source.snapshots import wait_for_old_transactions as wait_out
 
 _ATTEMPTS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What a load copies to where: the table `record` at `capture`, whose leaves have these `signatures`, to `path`.
-    The commit carries `confirmed_lsn`: the slot will send everything past it again, nothing is skipped by position.
-    `connections`: so many may read."""
-
-    pipeline: Pipeline
-    connection: Connection
-    record: TableRecord
-    capture: CapturePoint
-    signatures: dict[int, Any]
-    path: str
-    confirmed_lsn: int
-    progress: LoadProgress
-    connections: int
-
-
-Copy = Callable[[SparkSession, Target], tuple[int, int]]
-"""Makes the table's content that of the capture point, in one commit; its rows, and bytes written."""
-
-
-class Changed(Exception):
-    """The table cannot be loaded at this capture point, for the reason given; it may be at another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +102,8 @@ class TableLoad:
         ids = [schema.relation_id, *(leaf.relation_id for leaf in schema.leaves)]
         confirmed_lsn = self._handed_over_from(connection, record)
         with capture_point(pipeline.conninfo(), pipeline.load.max_snapshot_age) as capture:
+            # What the snapshot sees must outlive a crash of the server, and some commits do not wait for the disk.
+            emit_marker(connection)
             signatures = signature(connection, ids)
             self._refuse_changed_before_capture(connection, record.name, schema)
             reach("load.after_capture", record.name)
@@ -249,83 +209,3 @@ def table_result(record: TableRecord) -> dict[str, Any]:
     """The JSON of a table as it stands."""
     capture = format_lsn(record.capture.lsn) if record.capture else None
     return {"state": record.state, "rows": record.rows, "bytes": 0, "seconds": 0.0, "capture_lsn": capture}
-
-
-def copy_whole(spark: SparkSession, target: Target) -> tuple[int, int]:
-    """Read all units and commit them as the table's whole content. Returns (rows, bytes)."""
-    record, schema = target.record, target.record.schema
-    try:
-        units = units_of(target.connection, schema.leaves)
-    except Transient as error:
-        if error.code == "lock_timeout":
-            raise Changed(f"it was locked for {LOCK_SECONDS:g} s") from error
-        raise
-    target.progress.reading(record.name, target.capture.snapshot_id, len(units))
-    is_small = len(units) == len(schema.leaves) and _size(target) < BYTES_PER_PLAIN_UNIT
-    try:
-        if is_small and small_table.is_plain(target.path, schema):
-            try:
-                return _copy_small(target, units)
-            except LostRace as lost:
-                raise Changed("somebody else has written to it in the lake meanwhile") from lost
-        return _copy_by_engine(spark, target, units)
-    except (PySparkException, Py4JJavaError, TableChanged, UnfitValue) as error:
-        raise named_error(error, record) from error
-
-
-def _size(target: Target) -> int:
-    """In bytes at the source; asked again where the table was locked when all were."""
-    known = target.progress.size_of(target.record.name)
-    ids = [leaf.relation_id for leaf in target.record.schema.leaves]
-    return known or sum(extent.bytes for extent in extents(target.connection, ids).values())
-
-
-def _copy_small(target: Target, units: list[Unit]) -> tuple[int, int]:
-    record, schema, path = target.record, target.record.schema, target.path
-    small_table.create(path, schema, target.pipeline.lake.keep_cuts)
-    reach("load.before_commit", record.name)
-    reader = UnitReader(
-        target.pipeline.conninfo(),
-        target.capture.snapshot_id,
-        schema,
-        target.signatures,
-        hash_key=key_of(target.pipeline, schema),
-    )
-    # Closed at once, whatever happens: it has a transaction open at the source.
-    with errors_named(record.name), contextlib.closing(reader.rows_of(units)) as rows:
-        app_id = record.app_id(target.pipeline.name)
-        written = small_table.overwrite(path, schema, rows, app_id, target.confirmed_lsn)
-    reach("load.after_commit", record.name)
-    return written
-
-
-def _copy_by_engine(spark: SparkSession, target: Target, units: list[Unit]) -> tuple[int, int]:
-    pipeline, record, path, snapshot = target.pipeline, target.record, target.path, target.capture.snapshot_id
-    schema, connection = record.schema, target.connection
-    rows = schema.without_marks()
-    here, read_by = registry_path(pipeline.lake_path()), target.connections
-    frame = rows_at(spark, pipeline, connection, rows, snapshot, target.signatures, units, read_by, here)
-    if schema.soft_delete:
-        frame = frame.selectExpr("*", *lake_tables.LIVING)
-    lake_tables.create(spark, path, schema, pipeline.lake.keep_cuts)
-    reach("load.before_commit", record.name)
-    writer = frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
-    if schema.partition_by:
-        writer = writer.partitionBy(*schema.partition_by)
-    (writer.option("txnAppId", record.app_id(pipeline.name)).option("txnVersion", target.confirmed_lsn).save(path))
-    reach("load.after_commit", record.name)
-    found = lake_tables.current(path, record.app_id(pipeline.name))
-    assert found is not None
-    commit = lake_tables.read_commit(path, found[0])
-    metrics = commit.metrics if commit else {}
-    return int(metrics.get("numOutputRows", 0)), int(metrics.get("numOutputBytes", 0))
-
-
-def named_error(error: Exception, record: TableRecord) -> Exception:
-    """What a failure over a table's units means; by Spark it comes as text."""
-    text = str(error)
-    if CHANGED in text:
-        return Changed(why_changed(text))
-    if BAD_VALUE in text:
-        return bad_value(text, record.name, record.schema)
-    return lacking(text) or error

@@ -83,13 +83,24 @@ class UnfitValue(Exception):
     """A value that the lake's type cannot hold; where, the text says."""
 
 
-def cut_units(leaf: Leaf, extent: Extent) -> list[Unit]:
-    """Units of at most `PAGES_PER_UNIT` pages over `leaf`, of fewer where much lies beside them: a unit is a short
-    transaction. The last one is open-ended."""
+def cut_units(leaf: Leaf, extent: Extent, first: int = 0, end: int | None = None) -> list[Unit]:
+    """Units of at most `PAGES_PER_UNIT` pages over the pages `first` to `end` of `leaf`, of fewer where much lies
+    beside them: a unit is a short transaction. Where there is no `end` the last one has none."""
     beside = extent.bytes / extent.pages if extent.pages else 0.0
     step = max(1, min(PAGES_PER_UNIT, int(BYTES_PER_UNIT / beside) if beside else PAGES_PER_UNIT))
-    bounds: list[int | None] = [*range(0, max(extent.pages, 1), step), None]
-    return [Unit(leaf.relation_id, leaf.schema, leaf.name, first or 0, end) for first, end in pairwise(bounds)]
+    last = end if end is not None else max(extent.pages, first + 1)
+    bounds: list[int | None] = [*range(first, last, step), end]
+    return [Unit(leaf.relation_id, leaf.schema, leaf.name, begin or 0, end) for begin, end in pairwise(bounds)]
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """Two at the source, for one reader: it reads in one, and looks at the catalog and tells how far it is in the
+    other."""
+
+    reading: Connection
+    looking: Connection
+    tally: Tally
 
 
 @dataclass(frozen=True)
@@ -119,18 +130,30 @@ class UnitReader:
 
     def rows_of(self, units: Iterable[Unit]) -> Generator[pa.RecordBatch, None, None]:
         """The rows of the units, of at most ROWS_PER_BATCH each. TableChanged, UnfitValue, or what the server says."""
+        with self.sessions() as sessions:
+            yield from self.rows_by(sessions, units)
+
+    @contextlib.contextmanager
+    def sessions(self) -> Iterator[Sessions]:
+        """What reading takes, as long as the block lasts."""
         with (
             contextlib.closing(connect(self.conninfo, application_name="headwater load unit")) as reading,
             contextlib.closing(connect(self.conninfo, application_name="headwater load look")) as looking,
         ):
-            tally = Tally(looking, self.snapshot_id)
-            for unit in units:
-                for rows in self._read(reading, looking, unit):
-                    tally.read(rows.num_rows, rows.nbytes)
-                    yield rows
-                tally.unit_done()
+            yield Sessions(reading, looking, Tally(looking, self.snapshot_id))
 
-    def _read(self, reading: Connection, looking: Connection, unit: Unit) -> Iterator[pa.RecordBatch]:
+    def rows_by(self, sessions: Sessions, units: Iterable[Unit]) -> Iterator[pa.RecordBatch]:
+        """`rows_of`, by sessions that are there."""
+        for unit in units:
+            for rows in self._read(sessions.reading, sessions.looking, unit):
+                sessions.tally.read(rows.num_rows, rows.nbytes)
+                yield rows
+            sessions.tally.unit_done()
+
+    @contextlib.contextmanager
+    def at_snapshot(self, reading: Connection, looking: Connection, unit: Unit) -> Iterator[None]:
+        """A transaction under the snapshot that holds the unit's relation as it was at the capture point, or
+        TableChanged."""
         try:
             with reading.transaction():
                 self._begin(reading, unit)
@@ -138,13 +161,17 @@ class UnitReader:
                 now = signature(looking, [unit.relation_id]).get(unit.relation_id)
                 if now != self.signatures[unit.relation_id]:
                     raise TableChanged(f"{CHANGED}: it was rewritten, truncated or altered after the capture point")
-                yield from self._copy(reading, unit)
+                yield
         except psycopg.errors.LockNotAvailable as error:
             raise TableChanged(f"{CHANGED}: it was locked for {LOCK_SECONDS:g} s") from error
         except (psycopg.errors.QueryCanceled, psycopg.errors.IdleInTransactionSessionTimeout) as error:
             raise TableChanged(
                 f"{CHANGED}: reading a part of it was cancelled, or took longer than {UNIT_SECONDS:g} s"
             ) from error
+
+    def _read(self, reading: Connection, looking: Connection, unit: Unit) -> Iterator[pa.RecordBatch]:
+        with self.at_snapshot(reading, looking, unit):
+            yield from self._copy(reading, unit)
 
     def _begin(self, reading: Connection, unit: Unit) -> None:
         reading.execute("set transaction isolation level repeatable read, read only")
@@ -172,10 +199,8 @@ class UnitReader:
         columns = sql.SQL(", ").join(map(selected, self.schema.columns))
         bounds: list[sql.Composable] = [condition(self.where)] if self.where is not None else []
         # A unit of the whole relation leaves the way to the planner.
-        if unit.first or self.where is None:
-            bounds.append(sql.SQL("ctid >= {}").format(sql.Literal(f"({unit.first},0)")))
-        if unit.end is not None:
-            bounds.append(sql.SQL("ctid < {}").format(sql.Literal(f"({unit.end},0)")))
+        if unit.first or unit.end is not None or self.where is None:
+            bounds += within(unit)
         bounds += row_filter(self.schema)
         statement = sql.SQL("copy (select {} from only {} where {}) to stdout (format binary)").format(
             columns, sql.Identifier(unit.schema, unit.name), sql.SQL(" and ").join(bounds)
@@ -209,6 +234,14 @@ class UnitReader:
         if self.schema.partitioned:
             arrays.append(pa.array(np.full(decoded.rows, unit.relation_id, dtype=np.int64)))
         return pa.RecordBatch.from_arrays(arrays, names=row_names(self.schema))
+
+
+def within(unit: Unit) -> list[sql.Composed]:
+    """The condition for the pages of the unit."""
+    bounds = [sql.SQL("ctid >= {}").format(sql.Literal(f"({unit.first},0)"))]
+    if unit.end is not None:
+        bounds.append(sql.SQL("ctid < {}").format(sql.Literal(f"({unit.end},0)")))
+    return bounds
 
 
 def row_filter(schema: TableSchema) -> list[sql.Composed]:

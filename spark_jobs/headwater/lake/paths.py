@@ -45,6 +45,11 @@ def loads_path(root: str, name: str = "") -> str:
     return join(root, CONTROL, "loads", f"{name}.json") if name else join(root, CONTROL, "loads")
 
 
+def stretches_path(root: str, table: str, load: str = "") -> str:
+    """What loads of the table (`TableName.path`) have written and not committed: see `headwater.lake.stretch_notes`."""
+    return join(root, CONTROL, "stretches", table, load)
+
+
 def probe_path(root: str, name: str) -> str:
     """A file that is only written to see whether one can be: see `headwater.jobs.retries`."""
     return join(root, CONTROL, f"probe.{name}.tmp")

@@ -1,19 +1,20 @@
-"""The whole content of a small table, written without an engine: Spark takes a second for what is done here in some
-milliseconds, and a pipeline may have thousands of such tables. What is plain is written here; all else Spark writes.
+"""The whole content of a table, committed without an engine: for a small one Spark takes a second for what is done here
+in some milliseconds, and a pipeline may have thousands of such tables; files of a large one are written by whoever read
+their rows (`headwater.jobs.stretches`). What is plain is written here; all else Spark writes.
 """
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from headwater.arrow_types import lake_schema
 from headwater.lake import delta_log, storage
-from headwater.lake.delta_log import Action, Snapshot, now_milliseconds, read_snapshot
+from headwater.lake.delta_log import Action, DataFile, Snapshot, now_milliseconds, read_snapshot
 from headwater.lake.delta_types import delta_type, fields_of
 from headwater.lake.layout import layout_of
 from headwater.lake.partitioned_write import discard, write_rows
@@ -76,6 +77,16 @@ def overwrite(
     kind = lake_schema(schema)
     tables = (pa.Table.from_batches([batch]).cast(kind) for batch in batches)
     added = [written.file for written in write_rows(folder, kind, tables, layout_of(snapshot.metadata))]
+    try:
+        return put_files(snapshot, added, app_id, position)
+    except BaseException:
+        discard(folder, added)
+        raise
+
+
+def put_files(snapshot: Snapshot, added: Sequence[DataFile], app_id: str, position: int) -> tuple[int, int]:
+    """`overwrite`, by files that are written; they stay where they are whatever is raised. `snapshot`: of the table
+    before the first of them was."""
     rows, size = sum(file.rows or 0 for file in added), sum(file.size for file in added)
     metrics = {"numFiles": len(added), "numOutputRows": rows, "numOutputBytes": size}
     actions: list[Action] = [
@@ -84,11 +95,7 @@ def overwrite(
         *(delta_log.remove(file) for file in snapshot.files.values()),
         *(delta_log.add(file) for file in added),
     ]
-    try:
-        delta_log.commit(folder, snapshot.version + 1, actions)
-    except BaseException:
-        discard(folder, added)
-        raise
+    delta_log.commit(snapshot.folder, snapshot.version + 1, actions)
     return rows, size
 
 
