@@ -27,9 +27,12 @@ from headwater import failpoints
 from headwater.config import Pipeline
 from headwater.failpoints import InjectedFailure
 from headwater.jobs import stretches, table_copy, table_load, units
+from headwater.jobs.load import load
+from headwater.jobs.table_copy import Changed, Target, copy_whole
 from headwater.lake import storage
 from headwater.lake.delta_log import read_snapshot
 from headwater.lake.paths import stretches_path
+from headwater.lake.stretch_notes import StretchNote, StretchNotes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -121,6 +124,26 @@ def test_the_next_attempt_of_the_same_command_goes_on_with_what_was_read(
     assert _live(pipeline) == before
     catch_up(pipeline)
     assert_equal(database, pipeline, TABLE)
+
+
+@pytest.mark.usefixtures("small")
+def test_attempts_that_come_further_do_not_count(database: Database, spark: SparkSession, tmp_path: Path) -> None:
+    pipeline = _table(database, tmp_path)
+    reached = iter([1, 2, 3, 4, 5])
+
+    def copy(spark: SparkSession, target: Target) -> tuple[int, int]:
+        stretches_read = next(reached, None)
+        if stretches_read is None:
+            return copy_whole(spark, target)
+        notes = StretchNotes(pipeline.lake_path(), pipeline.name, target.record)
+        for first in range(stretches_read):
+            notes.write(StretchNote(0, first, first + 1, "", 1, 1, 0, 0, ()))
+        raise Changed("its snapshot is gone")
+
+    lines: list[str] = []
+    assert load(pipeline, progress=lines.append, copy=copy)["tables"][TABLE]["state"] == "catching up"
+    assert record_of(pipeline, TABLE).incarnation == 6
+    _assert_all_taken_over(database, pipeline)
 
 
 @pytest.mark.usefixtures("small")

@@ -1,7 +1,8 @@
 """Executors that are no part of the driver's process: what they need of it, and what it means when they lack something.
 
 The engine travels with the job, so theirs is the driver's own version. A Python of the driver's minor version, with
-pyarrow, numpy, pandas and psycopg, and the lake's folder under the same path are for whoever sets up the cluster.
+pyarrow, numpy, pandas, psycopg, deltalake and pyroaring, and the lake's folder under the same path are for whoever sets
+up the cluster.
 """
 
 from __future__ import annotations

@@ -39,6 +39,7 @@ from headwater.schema import Leaf, TableSchema
 from headwater.session import build_session
 from headwater.source.catalog import signature
 from headwater.source.connection import Connection, connect
+from headwater.source.samples import emit_marker
 from headwater.source.snapshots import capture_point
 
 log = logging.getLogger(__name__)
@@ -148,6 +149,7 @@ class ReadPart:
         spark = build_session(self.pipeline.name, app_name=f"headwater reload {self.pipeline.name}")
         folder = reloaded_path(root, asked.name)
         with capture_point(self.pipeline.conninfo(), self.pipeline.load.max_snapshot_age) as capture:
+            emit_marker(self.connection)  # what is seen must outlive a crash of the server
             # The partitions of now are all that the snapshot can have seen; younger ones are empty to it.
             leaves = self._leaves_now()
             chosen, ids = schema.with_leaves(leaves), [leaf.relation_id for leaf in leaves]

@@ -42,6 +42,7 @@ from headwater.names import TableName
 from headwater.schema import TableSchema
 from headwater.source.catalog import signature
 from headwater.source.connection import Connection
+from headwater.source.samples import emit_marker
 from headwater.source.snapshots import capture_point
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ class Repair:
 
     def _read(self, asked: Reload) -> Reload:
         with capture_point(self.pipeline.conninfo(), self.pipeline.load.max_snapshot_age) as capture:
+            emit_marker(self.connection)  # what is seen must outlive a crash of the server
             # A partition that was detached is a table still, and its rows are none of this one's.
             schema = schema_now(self.connection, self.pipeline, self.record)
             signatures = signature(self.connection, [leaf.relation_id for leaf in schema.leaves])

@@ -27,6 +27,7 @@ from headwater.jobs.units import (
 from headwater.lake.history import history_record, mark_load, prepare
 from headwater.lake.paths import table_path
 from headwater.lake.registry import Capture, Registry, TableRecord, now_text
+from headwater.lake.stretch_notes import StretchNotes
 from headwater.names import TableName
 from headwater.position import format_lsn
 from headwater.schema import TableSchema
@@ -72,7 +73,9 @@ class TableLoad:
         self, spark: SparkSession, connection: Connection, table: CatalogTable, membership: int
     ) -> tuple[TableRecord, int]:
         name, why = str(table.name), ""
-        for attempt in range(1, _ATTEMPTS + 1):
+        attempt, most = 0, 0
+        while attempt < _ATTEMPTS:
+            attempt += 1
             try:
                 # A table is out of step from its beginning on: not before it is its turn.
                 with self.turns.take(self.connections(name)):
@@ -82,14 +85,17 @@ class TableLoad:
                 if isinstance(changed, Transient) and changed.code != "lock_timeout":
                     raise
                 why = str(changed)
-                self.report(f"{name}: {changed}; loading it again with a new capture point ({attempt} of {_ATTEMPTS})")
+                done = StretchNotes(self.pipeline.lake_path(), self.pipeline.name, record).count()
+                if done > most:  # the next one need not read that again: a table may take longer than a snapshot lasts
+                    attempt, most = 0, done
+                self.report(f"{name}: {changed}; loading it again with a new capture point")
                 try:
                     table = read_catalog(connection, self.pipeline, table.name).table(table.name)
                 except Refused as gone:  # dropped, or not replicable any more, since the command began
                     return self._suspended(record, gone.message, gone.remedy)
             except TableError as error:
                 return self._suspended(record, error.message, error.remedy)
-        reason = f"each of {_ATTEMPTS} attempts to load it failed, the last one because {why}"
+        reason = f"{_ATTEMPTS} attempts to load it failed and came no further, the last one because {why}"
         remedy = f"headwater load PIPELINE.yaml --table {name} --again, when nothing alters or locks it any more"
         return self._suspended(record, reason, remedy)
 

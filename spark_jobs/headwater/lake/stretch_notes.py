@@ -63,6 +63,10 @@ class StretchNotes:
         storage.make_folder(folder)
         storage.replace(join(folder, f"{note.relation_id}-{note.first}{_SUFFIX}"), note.to_json().encode())
 
+    def count(self) -> int:
+        """How many stretches this load has written or taken over."""
+        return len(storage.names(self._path(self.record.incarnation)))
+
     def earlier(self, snapshot: Snapshot) -> list[StretchNote]:
         """What loads before this one have left and never committed, of each stretch the newest; their files are there.
         `snapshot`: of the table, as it stands before this load."""
