@@ -43,6 +43,7 @@ ELSEWHERE = (
     "adopt.",
     "take_over.",
     "reload.",
+    "load.after_stretches",
     "replicate.after_kept_share",
     "replicate.before_chunk",
     "replicate.before_part",
@@ -53,7 +54,7 @@ ELSEWHERE = (
     "replicate.after_rebuild",
 )
 """Reached only with another job beside, or a change of columns: test_take_over, test_reload, test_load_beside,
-test_schema_changes, test_rebuild."""
+test_schema_changes, test_rebuild, test_load_stretches."""
 
 
 @dataclass

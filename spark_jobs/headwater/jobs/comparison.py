@@ -132,7 +132,7 @@ class Comparison:
             self._spark.conf.set(setting, before)
 
     def _differing(self, rows: DataFrame, limit: int) -> tuple[int, pa.Table]:
-        """How many keys differ among these rows, and `limit` of them with their texts."""
+        """How many keys differ among these rows, and the first `limit` of them with their texts."""
         if self.multiset:
             shown = texts = [f"x{index}" for index in range(len(self._shown))]
         else:
@@ -142,7 +142,7 @@ class Comparison:
         differing = rows.groupBy(*self._keys).agg(*map(expr, balance)).where(_DIFFERS)
         kept = differing.selectExpr(*self._keys, *texts).persist(StorageLevel.DISK_ONLY)
         try:
-            return kept.count(), kept.limit(limit).toArrow()
+            return kept.count(), kept.orderBy(*self._keys).limit(limit).toArrow()
         finally:
             kept.unpersist()
 
