@@ -10,7 +10,7 @@ environment variable that the operators set, here as well as there.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ def wait(
     on_timeout: Literal["fail", "continue", "fallback"] = "fail",
     ignore_suspended: bool = False,
     validated: bool = False,
+    partitions: Mapping[str, str | Sequence[str]] | None = None,
 ) -> dict[str, Any]:
     """The pinned cut, as `headwater.wait` gives it, or `headwater.NotFresh`. The arguments are the sensor's."""
     from headwater.config import load_pipeline
@@ -44,4 +45,5 @@ def wait(
         ignore_suspended=ignore_suspended,
         on_timeout=on_timeout,
         validated=validated,
+        partitions=partitions,
     )

@@ -156,6 +156,8 @@ def parser() -> argparse.ArgumentParser:
     wait.add_argument("--ignore-suspended", action="store_true", help="leave suspended tables out")
     text = "only a cut that has passed `headwater validate` will do; it is the one that is printed"
     wait.add_argument("--validated", action="store_true", help=text)
+    text = "with one --table: only this partition of it, or subtree, as SQL names it; repeatable"
+    wait.add_argument("--partition", metavar="P", action="append", default=[], help=text)
     waits = command("waits", "show how long sensors and other waits took, and how they ended")
     text = f"look back so far (default: 7d; {KEPT_DAYS} days are kept)"
     waits.add_argument("--last", metavar="7d", type=_seconds, default=7 * 86400.0, help=text)

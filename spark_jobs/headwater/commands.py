@@ -138,7 +138,18 @@ def _replicate(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Eve
 def _wait(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:
     from headwater.jobs.wait import wait
 
-    result = wait(pipeline, args.table, args.require, args.timeout, args.ignore_suspended, validated=args.validated)
+    if args.partition and len(args.table) != 1:
+        raise _usage("--partition goes with one --table", "wait")
+    partitions = {table: [_partition(name, table) for name in args.partition] for table in args.table if args.partition}
+    result = wait(
+        pipeline,
+        args.table,
+        args.require,
+        args.timeout,
+        args.ignore_suspended,
+        validated=args.validated,
+        partitions=partitions,
+    )
     return result.to_json(), result.exit_status
 
 
@@ -269,7 +280,7 @@ def _partition(text: str, table: TableName) -> TableName:
     try:
         return TableName.parse(text, default_schema=table.schema)
     except BadName as error:
-        raise Refused(str(error), code="usage", where="--partition", remedy="headwater reload --help") from None
+        raise Refused(str(error), code="usage", where="--partition", remedy="write it as SQL does") from None
 
 
 _COMMANDS: dict[str, Callable[[Pipeline, argparse.Namespace, threading.Event], Result]] = {

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from deltalake import DeltaTable
 
+import headwater
 from fixtures.jobs import (
     Job,
     armed,
@@ -32,6 +33,7 @@ from fixtures.postgres import Database
 from headwater.cli import main
 from headwater.config import Pipeline
 from headwater.errors import LostLease, Refused
+from headwater.jobs.instead import instead_of_cut
 from headwater.jobs.reload import reload
 from headwater.jobs.status import status
 from headwater.lake import storage
@@ -397,6 +399,59 @@ def test_without_a_driver_a_reload_runs_one_until_it_is_published(
     assert newest is not None
     assert newest.tables[PLAIN].version == DeltaTable(lake_path_of(pipeline, PLAIN)).version()
     assert not status(pipeline)["running"]
+
+
+def test_a_wait_for_a_partition_gets_what_its_reload_brings_and_minds_no_other(
+    shop: Shop, spark: SparkSession, tmp_path: Path
+) -> None:
+    def wait(*names: str) -> Any:
+        return headwater.wait(shop.pipeline, tables=[SALES], partitions={SALES: names}, timeout=120)
+
+    with armed(tmp_path, "reload.after_read") as hold:
+        job = in_thread(lambda: _reload(shop, SALES, "sales_eu"))
+        hold.reached(job)
+        eu = in_thread(lambda: wait("sales_eu"))
+        us = wait("sales_us")
+        assert {row["region"] for row in headwater.read(spark, us)[SALES].collect()} == {"us"}
+        assert not eu.done()
+        hold.release()
+        job.result(120)
+    cut = eu.result(120)
+    version = max(kept.version or 0 for kept in registry_of(shop.pipeline).kept.values() if kept.table == SALES)
+    assert cut["tables"][SALES]["version"] >= version
+    assert list(cut["tables"][SALES]["partitions"]) == ["public.sales_eu"]
+    at_source = shop.database.query("select id from sales where region = 'eu'")
+    assert sorted(row["id"] for row in headwater.read(spark, cut)[SALES].collect()) == sorted(i for (i,) in at_source)
+    assert headwater.scan(cut, SALES, columns=["id"], where="id > 0").read_all().num_rows == len(at_source)
+    assert headwater.scan(cut, SALES, where="id < 0").read_all().num_rows == 0
+    views = headwater.views(spark, cut, temporary=True)
+    assert spark.sql(f"select 1 from {views[SALES]}").count() == len(at_source)
+    wanted = {TableName.parse(SALES): [TableName.parse("public.sales_us")]}
+    ended = {"outcome": "timed_out"}
+    instead = instead_of_cut(
+        shop.pipeline, ended, "fallback", tables=list(wanted), keep=60, owner="me", partitions=wanted
+    )
+    assert instead is not None
+    assert {row["region"] for row in headwater.read(spark, instead)[SALES].collect()} == {"us"}
+
+
+def test_a_wait_takes_subtrees_and_partitions_that_the_lake_has_not_met(shop: Shop, spark: SparkSession) -> None:
+    def wait(*names: str) -> Any:
+        return headwater.wait(shop.pipeline, tables=[TREE], partitions={TREE: list(names)}, timeout=120)
+
+    low = wait("tree_low")
+    assert sorted(low["tables"][TREE]["partitions"]) == ["public.tree_low_0", "public.tree_low_1"]
+    assert {row["region"] for row in headwater.read(spark, low)[TREE].collect()} <= {"eu", "uk"}
+    shop.database.execute("create table tree_cn partition of tree for values in ('cn')")
+    assert headwater.read(spark, wait("tree_cn"))[TREE].count() == 0
+    shop.database.execute("drop table tree_cn")
+    for name in ("sales_eu", "nothing"):
+        with pytest.raises(Refused) as refused:
+            wait("tree_low", name)
+        assert (refused.value.code, name in refused.value.message) == ("no_partition", True)
+    file = shop.pipeline.file
+    assert main(["wait", file, "--table", TREE, "--partition", "tree_high", "--timeout", "60s", "--json"]) == 0
+    assert main(["wait", file, "--partition", "tree_high", "--json"]) == 2
 
 
 def _equal(shop: Shop, name: str) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -49,7 +50,7 @@ class Shop:
         source = self.pipeline.source
         return LogFollower(self.database, self.lake, source.slot, source.publication, pace)
 
-    def wait(self, require: object = "now", timeout: float = 20, **options: bool) -> WaitResult:
+    def wait(self, require: object = "now", timeout: float = 20, **options: Any) -> WaitResult:
         return wait(self.pipeline, None, require, timeout, **options)
 
     def with_source_down(self, folder: Path) -> Pipeline:

@@ -9,6 +9,7 @@ import pickle
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,24 @@ def test_a_folder_whose_owner_was_killed_is_swept_and_one_whose_owner_lives_is_n
         assert sweep(str(tmp_path)) == [left]
         assert os.path.isdir(living.path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_swept_before_it_is_locked_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    make = tempfile.mkdtemp
+
+    def meddled(**how: str) -> str:
+        made.append(make(**how))
+        if len(made) < 3:
+            assert sweep(str(tmp_path)) == [made[-1]]
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", meddled)
+    with SpillFolder(str(tmp_path)) as folder:
+        assert folder.path == made[2]
+        assert sweep(str(tmp_path)) == []
 
 
 def test_what_only_looks_like_a_spill_folder_is_left_alone(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ takes a new target; a restart of the triggerer does not.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from headwater.config import Pipeline
     from headwater.jobs.wait import Waiter
+    from headwater.jobs.wanted_parts import Partitions
+    from headwater.names import TableName
 
 # A trigger enforces the deadline itself: Airflow's own, looked at every 15 s, is only for a triggerer that is gone.
 _GRACE = timedelta(minutes=2)
@@ -45,11 +47,13 @@ class FreshnessSensor(BaseSensorOperator):
     worker at all; `pipeline`, `tables` and `require` may be templates then, but no XComArg.
     `keep_cut`: for how long the versions of the cut are kept. `validated`: only a cut will do that has passed
     `headwater validate`, and it is the one returned; with require="default" the pipeline file says so, too.
+    `partitions`: of a table only these are wanted, `{"public.orders": ["orders_2026_01"]}`: reloads of them that are
+    under way are waited for, and the cut gives only their rows.
     A DAG run's conf goes over these, but for `pipeline`: `{"headwater": {"max_wait": "1h"}}` for every sensor of the
     run, `{"headwater": {"tasks": {"fresh": {"require": "now"}}}}` for one.
     """
 
-    template_fields: Sequence[str] = ("pipeline", "tables", "require")
+    template_fields: Sequence[str] = ("pipeline", "tables", "require", "partitions")
     ui_color = "#d8ecf3"
 
     def __init__(
@@ -63,6 +67,7 @@ class FreshnessSensor(BaseSensorOperator):
         ignore_suspended: bool = False,
         keep_cut: float | str | timedelta = timedelta(hours=24),
         validated: bool = False,
+        partitions: Mapping[str, str | Sequence[str]] | None = None,
         start_from_trigger: bool = False,
         **arguments: Any,
     ) -> None:
@@ -76,6 +81,7 @@ class FreshnessSensor(BaseSensorOperator):
         self.ignore_suspended = ignore_suspended
         self.keep_cut = duration(keep_cut, "keep_cut")
         self.validated = validated
+        self.partitions = partitions
         self._own_settings().check()
         self.start_from_trigger = start_from_trigger
         if start_from_trigger:
@@ -96,7 +102,11 @@ class FreshnessSensor(BaseSensorOperator):
                 f"start_from_trigger with require={require!r}: no worker is there to resolve it; give a text, or a "
                 "template of one"
             )
-        texts = " ".join([self.pipeline, require, *(self.tables or ())])
+        if not isinstance(self.partitions, Mapping | None):
+            raise ValueError(
+                f"start_from_trigger with partitions={self.partitions!r}: no worker is there to resolve it"
+            )
+        texts = " ".join([self.pipeline, require, *(self.tables or ()), str(self.partitions or "")])
         if "xcom_pull" in texts and "map_indexes" not in texts:
             raise ValueError(
                 "start_from_trigger: xcom_pull needs map_indexes=-1, or the index meant; a triggerer gets no answer "
@@ -105,7 +115,12 @@ class FreshnessSensor(BaseSensorOperator):
         arguments = {
             # Under other names than the sensor's: Airflow would render them in the triggerer's event loop, and a
             # template that asks for an XCom would hold up every trigger there for ever.
-            "templates": {"pipeline": self.pipeline, "tables": self.tables, "require": require},
+            "templates": {
+                "pipeline": self.pipeline,
+                "tables": self.tables,
+                "require": require,
+                "partitions": self.partitions,
+            },
             "max_wait": self._own_settings().max_wait.total_seconds(),
             "on_timeout": self.on_timeout,
             "ignore_suspended": self.ignore_suspended,
@@ -146,6 +161,7 @@ class FreshnessSensor(BaseSensorOperator):
             self.ignore_suspended,
             self.keep_cut,
             self.validated,
+            self.partitions,
         )
 
     def _settings(self, context: Context) -> Settings:
@@ -165,20 +181,22 @@ class FreshnessSensor(BaseSensorOperator):
         return conn_id, load_pipeline(self.pipeline, {**os.environ, **connection_environment(conn_id)})
 
     def _waiter(self, pipeline: Pipeline, settings: Settings, context: Context) -> Waiter:
-        from headwater.jobs.wait import Asker, Waiter, parse_table
+        from headwater.jobs.wait import Asker, Waiter
         from headwater.lake.freshness import parse_requirement
 
         requirement = parse_requirement(settings.require)
+        tables, partitions = _wanted(settings)
         return Waiter(
             pipeline,
             requirement,
             timeout=settings.max_wait.total_seconds(),
             keep=settings.keep_cut.total_seconds(),
             owner=owner_of(context),
-            tables=[parse_table(name) for name in settings.tables] if settings.tables is not None else None,
+            tables=tables,
             ignore_suspended=settings.ignore_suspended,
             give_up_early=settings.on_timeout == "fallback",
             validated=settings.validated,
+            partitions=partitions,
             asker=Asker(who_of(context), self._called(str(requirement))),
         )
 
@@ -240,16 +258,17 @@ class FreshnessSensor(BaseSensorOperator):
         """What is handed on although the wait was not satisfied; None where nothing can be."""
         from headwater.errors import HeadwaterError
         from headwater.jobs.instead import instead_of_cut
-        from headwater.jobs.wait import parse_table
 
+        tables, partitions = _wanted(settings)
         try:
             found = instead_of_cut(
                 self._pipeline()[1],
                 event,
                 settings.on_timeout,
-                tables=[parse_table(name) for name in settings.tables] if settings.tables is not None else None,
+                tables=tables,
                 keep=settings.keep_cut.total_seconds(),
                 owner=owner_of(context),
+                partitions=partitions,
             )
         except HeadwaterError as error:
             self.log.error("%s", sentence(event))
@@ -257,6 +276,15 @@ class FreshnessSensor(BaseSensorOperator):
         if found is not None:
             self.log.warning("%s; going on %s", sentence(event), found["instead"])
         return found
+
+
+def _wanted(settings: Settings) -> tuple[list[TableName] | None, Partitions]:
+    """The tables and partitions that are named; Refused for a name that is none."""
+    from headwater.jobs.wait import parse_table
+    from headwater.jobs.wanted_parts import parse_partitions
+
+    tables = [parse_table(name) for name in settings.tables] if settings.tables is not None else None
+    return tables, parse_partitions(settings.partitions, tables)
 
 
 def needs_no_worker(task: Any) -> bool:

@@ -29,6 +29,7 @@ class Settings:
     ignore_suspended: bool
     keep_cut: timedelta
     validated: bool = False
+    partitions: Mapping[str, str | Sequence[str]] | None = None
 
     def check(self) -> None:
         """ValueError for what cannot work, as far as that can be said before templates are rendered."""
@@ -40,6 +41,11 @@ class Settings:
             raise ValueError(f"validated={self.validated!r}: expected true or false")
         if self.validated and self.on_timeout == "fallback":
             raise ValueError("validated and on_timeout='fallback' exclude each other: nobody has validated the source")
+        partitions = self.partitions
+        if isinstance(partitions, Mapping):
+            named = [[names] if isinstance(names, str) else names for names in partitions.values()]
+            if not all(isinstance(names, Sequence) and all(isinstance(name, str) for name in names) for names in named):
+                raise ValueError(f"partitions={partitions!r}: expected the names of each table's partitions")
 
 
 def for_run(settings: Settings, context: Context, task_id: str) -> Settings:
@@ -82,6 +88,8 @@ def overridden(settings: Settings, context: Context, task_id: str) -> Settings:
     tables = changes.get("tables")
     if tables is not None and (isinstance(tables, str) or not isinstance(tables, Sequence)):
         raise ValueError(f"tables={tables!r}: expected a list of names")
+    if changes.get("partitions") is not None:
+        _mapping(changes["partitions"], "partitions")
     changed = replace(settings, **changes)
     changed.check()
     return changed

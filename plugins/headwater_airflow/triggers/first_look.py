@@ -23,8 +23,8 @@ _ANSWER_SECONDS = 60.0
 
 
 class SensorTrigger(FreshnessTrigger):
-    """A FreshnessSensor's arguments, durations in seconds. `templates`: those named `pipeline`, `tables` and `require`,
-    rendered when the wait begins. `plain`: nothing of the sensor's own class has to run in a worker."""
+    """A FreshnessSensor's arguments, durations in seconds. `templates`: those named `pipeline`, `tables`, `require` and
+    `partitions`, rendered when the wait begins. `plain`: nothing of the sensor's own class has to run in a worker."""
 
     def __init__(
         self,
@@ -88,7 +88,9 @@ class SensorTrigger(FreshnessTrigger):
         from headwater.config import load_pipeline
         from headwater.errors import Transient
         from headwater.jobs.wait import parse_table
+        from headwater.jobs.wanted_parts import parse_partitions
         from headwater.lake.freshness import parse_requirement
+        from headwater.names import TableName
 
         one: Any = self.task_instance
         context = one.get_template_context()
@@ -100,6 +102,8 @@ class SensorTrigger(FreshnessTrigger):
             raise Transient(f"its templates were not rendered within {_ANSWER_SECONDS:g} s: {self.templates}") from None
         settings = for_run(self._settings(asked), context, one.task_id)
         self.tables = [str(parse_table(name)) for name in settings.tables or ()]
+        self.partitions = settings.partitions
+        parse_partitions(self.partitions, [TableName.parse(name) for name in self.tables])  # a mistake is told at once
         self.ignore_suspended, self.validated = settings.ignore_suspended, settings.validated
         self.keep_seconds = settings.keep_cut.total_seconds()
         self.give_up_early = settings.on_timeout == "fallback"
@@ -139,6 +143,7 @@ class SensorTrigger(FreshnessTrigger):
             self.ignore_suspended,
             timedelta(seconds=self.keep_seconds),
             self.validated,
+            asked.get("partitions"),  # a wait that an older version began has none
         )
 
     async def _looked(self) -> None:

@@ -8,7 +8,7 @@ pipeline file and the source's connection are read where the trigger runs. All w
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +69,7 @@ class FreshnessTrigger(BaseTrigger):
         # Where no target is known yet: what it is to be taken from.
         self.wanted: Requirement | None = None
         self.validated = False
+        self.partitions: Mapping[str, str | Sequence[str]] | None = None
         self._current: Waiter | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -142,6 +143,7 @@ class FreshnessTrigger(BaseTrigger):
 
     def _waiter(self, pipeline: Pipeline, lookout: SharedLookout) -> Waiter:
         from headwater.jobs.wait import Asker, Waiter
+        from headwater.jobs.wanted_parts import parse_partitions
         from headwater.lake.freshness import Target
         from headwater.names import TableName
 
@@ -158,6 +160,7 @@ class FreshnessTrigger(BaseTrigger):
             ignore_suspended=self.ignore_suspended,
             give_up_early=self.give_up_early,
             validated=self.validated and self.target is None,  # a target says by itself of which
+            partitions=parse_partitions(self.partitions, None) if self.target is None else None,
             lookout=lookout,
             # A trigger that was stored by an older version does not know who asks.
             asker=Asker(self.who, self.requirement, began) if self.who else None,

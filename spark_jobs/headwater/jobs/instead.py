@@ -7,7 +7,7 @@ versions, and of which `headwater.read` reads every table at the source. Only wh
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,7 +15,8 @@ from headwater.config import Pipeline
 from headwater.errors import Refused, Transient
 from headwater.jobs.source_state import SourceState, as_the_source_stands, ask_source, followed
 from headwater.jobs.wait import wanted_tables
-from headwater.lake.cuts import AT_SOURCE, Cut, pin_cut, take_cut, time_text
+from headwater.jobs.wanted_parts import find_parts
+from headwater.lake.cuts import AT_SOURCE, Cut, pin_cut, take_cut, time_text, with_parts
 from headwater.lake.freshness import IN_STEP, Outcome, complete_until
 from headwater.lake.status import LakeReader
 from headwater.names import TableName
@@ -31,6 +32,8 @@ _CONTINUED = (
 # A table that is suspended or loading in the lake is whole at the source.
 _FALLEN_BACK = (Outcome.TIMED_OUT, Outcome.NOT_RUNNING, Outcome.PAUSED, Outcome.SUSPENDED, Outcome.LOADING)
 
+_Partitions = Mapping[TableName, Sequence[TableName]]
+
 
 def instead_of_cut(
     pipeline: Pipeline,
@@ -40,6 +43,7 @@ def instead_of_cut(
     tables: Iterable[TableName] | None,
     keep: float,
     owner: str,
+    partitions: Mapping[TableName, Sequence[TableName]] | None = None,
 ) -> Cut | None:
     """For `on_timeout` continue or fallback: a cut, with `ended` (a wait's JSON) in short and a sentence, `instead`.
 
@@ -48,14 +52,16 @@ def instead_of_cut(
     outcome = ended.get("outcome")
     short = {name: ended.get(name) for name in ("outcome", "target", "waited_seconds", "reason")}
     if on_timeout == "continue" and outcome in _CONTINUED:
-        return {**_as_it_stands(pipeline, tables, keep, owner), **short}
+        return {**_as_it_stands(pipeline, tables, keep, owner, partitions or {}), **short}
     # Nobody has validated the source: who wants tables validated is not served by it.
     if on_timeout == "fallback" and outcome in _FALLEN_BACK and not ended.get("validated"):
-        return {**_at_the_source(pipeline, tables), **short}
+        return {**_at_the_source(pipeline, tables, partitions or {}), **short}
     return None
 
 
-def _as_it_stands(pipeline: Pipeline, tables: Iterable[TableName] | None, keep: float, owner: str) -> Cut:
+def _as_it_stands(
+    pipeline: Pipeline, tables: Iterable[TableName] | None, keep: float, owner: str, partitions: _Partitions
+) -> Cut:
     """The newest cut, pinned. `complete_until`: everything committed before that moment is in it, by the source's
     clock; `staleness_seconds`: how long ago that is. Null where it is not known."""
     root = pipeline.lake_path()
@@ -80,7 +86,8 @@ def _as_it_stands(pipeline: Pipeline, tables: Iterable[TableName] | None, keep: 
     epoch = lake.epoch(look.file.epoch)
     in_step = [name for name in names if name in look.tables and look.tables[name].state == IN_STEP]
     lsn = min(map(look.covered, in_step), default=epoch.position.lsn)
-    cut = take_cut(root, pipeline.name, look, epoch, names, lsn)
+    parts = find_parts(pipeline, lake.registry(), partitions)
+    cut = with_parts(take_cut(root, pipeline.name, look, epoch, names, lsn), parts)
     pin = pin_cut(root, cut, owner, datetime.now(UTC) + timedelta(seconds=keep))
     complete = complete_until(look.file, lsn, [source.sample] if source is not None else ())
     stale = round((source.now() - complete).total_seconds(), 3) if source is not None and complete else None
@@ -94,10 +101,11 @@ def _as_it_stands(pipeline: Pipeline, tables: Iterable[TableName] | None, keep: 
     }
 
 
-def _at_the_source(pipeline: Pipeline, tables: Iterable[TableName] | None) -> Cut:
-    names = wanted_tables(pipeline, tables, LakeReader(pipeline.lake_path(), pipeline.name).look())
+def _at_the_source(pipeline: Pipeline, tables: Iterable[TableName] | None, partitions: _Partitions) -> Cut:
+    lake = LakeReader(pipeline.lake_path(), pipeline.name)
+    names = wanted_tables(pipeline, tables, lake.look())
     entry = {"path": None, "version": None, "applied_lsn": None, "state": AT_SOURCE}
-    return {
+    cut = {
         "pipeline": pipeline.name,
         "epoch": None,
         "position": None,
@@ -106,3 +114,4 @@ def _at_the_source(pipeline: Pipeline, tables: Iterable[TableName] | None) -> Cu
         "fallback": {"pipeline_file": pipeline.file, "repeatable": False},
         "instead": "with the source: whoever reads this cut reads its tables there, as they are then; not repeatable",
     }
+    return with_parts(cut, find_parts(pipeline, lake.registry(), partitions))

@@ -48,7 +48,7 @@ def read(spark: SparkSession, cut: Mapping[str, Any], *, allow_behind: bool = Fa
     with contextlib.closing(connect(pipeline.conninfo(), application_name="headwater fallback")) as connection:
         for _ in range(_ATTEMPTS):
             try:
-                return _read_at_source(spark, pipeline, connection, list(cut["tables"]))
+                return _read_at_source(spark, pipeline, connection, cut["tables"])
             except _Changed as changed:
                 log.info("pipeline %s: %s; reading the source again", pipeline.name, changed)
     raise Transient(
@@ -59,11 +59,12 @@ def read(spark: SparkSession, cut: Mapping[str, Any], *, allow_behind: bool = Fa
 
 
 def _read_at_source(
-    spark: SparkSession, pipeline: Pipeline, connection: Connection, names: list[str]
+    spark: SparkSession, pipeline: Pipeline, connection: Connection, tables: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, DataFrame]:
     from headwater.jobs.source_rows import rows_at
     from headwater.lake.tables import LIVING
 
+    names = list(tables)
     schemas = _schemas(pipeline, connection, names)
     relations = [leaf.relation_id for schema in schemas.values() for leaf in schema.leaves]
     frames: dict[str, DataFrame] = {}
@@ -72,7 +73,10 @@ def _read_at_source(
         # An old snapshot sees a rewritten table as empty: nothing may have happened between these two looks.
         if _schemas(pipeline, connection, names) != schemas:
             raise _Changed("a table was altered before it was read")
-        for name, schema in schemas.items():
+        for name, whole in schemas.items():
+            wanted = tables[name].get("partitions")
+            leaves = [leaf for leaf in whole.leaves if wanted is None or leaf.relation_id in wanted.values()]
+            schema = whole.with_leaves(tuple(leaves))
             rows = rows_at(spark, pipeline, connection, schema.without_marks(), capture.snapshot_id, signatures)
             frames[name] = _brought(rows.selectExpr("*", *LIVING) if schema.soft_delete else rows, name)
         if signature(connection, relations) != signatures:

@@ -15,7 +15,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal
@@ -26,7 +26,7 @@ from headwater.jobs.lookout import Lookout
 from headwater.jobs.progress import Progress, progress
 from headwater.jobs.wait_result import NotFresh, WaitResult
 from headwater.lake import freshness
-from headwater.lake.cuts import Cut, pin_cut, release_pin, take_cut, time_text
+from headwater.lake.cuts import Cut, pin_cut, release_pin, take_cut, time_text, with_parts
 from headwater.lake.freshness import (
     AsConfigured,
     AtPosition,
@@ -48,6 +48,7 @@ from headwater.quantities import parse_duration
 if TYPE_CHECKING:
     from headwater.jobs.source_state import SourceState
     from headwater.jobs.validated_cuts import Validations
+    from headwater.lake.ledger import TableVersion
     from headwater.lake.status import LakeReader
 
 log = logging.getLogger(__name__)
@@ -77,7 +78,8 @@ class Waiter:
 
     `keep`: for how many seconds the cut is pinned, in the name of `owner`. `give_up_early`: end as timed out as soon as
     the time that is still to wait, as estimated, exceeds what is left. `validated`: only what has passed a validation
-    counts, of every table; a `Target` says by itself of which. `lookout`: shared with other waits, and then refreshed
+    counts, of every table; a `Target` says by itself of which. `partitions`: of a table only these are wanted, as
+    SQL names them; a `Target` knows them. `lookout`: shared with other waits, and then refreshed
     by whoever owns it. `asker`: the wait is to be in the log of waits.
     """
 
@@ -93,6 +95,7 @@ class Waiter:
         ignore_suspended: bool = False,
         give_up_early: bool = False,
         validated: bool = False,
+        partitions: Mapping[TableName, Sequence[TableName]] | None = None,
         lookout: Lookout | None = None,
         asker: Asker | None = None,
     ) -> None:
@@ -102,6 +105,7 @@ class Waiter:
         self._ignore_suspended = ignore_suspended
         self._give_up_early = give_up_early
         self._validated = validated
+        self._partitions = dict(partitions or {})
         self._validations: Validations | None = None
         self._shared = lookout is not None
         self._lookout = lookout or Lookout(pipeline)
@@ -159,6 +163,9 @@ class Waiter:
             self.tables = wanted_tables(self._pipeline, None, look)
         if self._validated and self.target is not None:
             self.target = replace(self.target, validated=self.tables)
+        if self._partitions and not self.target.parts and (failed := self._find_parts()) is not None:
+            self.waiting = failed
+            return self._end(failed, look) if failed.outcome is not None else None
         self._resolve_moment(look)
         self._notice_life(look)
         judged = self._judge(look)
@@ -218,6 +225,22 @@ class Waiter:
         if len(by_table) == len(limits):
             return Target(by_table=by_table, validated=validated)
         return Target(position.lsn, position.timeline, position.system_id, by_table=by_table, validated=validated)
+
+    def _find_parts(self) -> Verdict | None:
+        """Which partitions are meant, and which reloads of them are open; a verdict when the source, which has to be
+        asked for those that the lake has not met, does not answer. Refused for what is no partition."""
+        from headwater.jobs.wanted_parts import find_parts
+
+        assert self.target is not None
+        try:
+            self.target = replace(
+                self.target, parts=find_parts(self._pipeline, self._lake.registry(), self._partitions)
+            )
+        except Transient as error:
+            reason = f"the source does not answer which partitions are meant: {error.message}"
+            late = time.monotonic() >= self._deadline
+            return Verdict(Outcome.SOURCE_UNREACHABLE if late else None, reason, error.remedy)
+        return None
 
     def _resolve_moment(self, look: Look) -> None:
         """Find where in the log the moment lies that is waited for: by the driver's samples, else by our own.
@@ -300,6 +323,8 @@ class Waiter:
             if (anew := self._loaded_since(judged.tables)) is not None:
                 self._next_visit = 0.0
                 return replace(judged, outcome=None, reason=f"{anew} was loaded anew, the source is asked about it")
+            if self.target.parts and (open_reload := self._open_reload(held)):
+                return replace(judged, outcome=None, reason=open_reload)
         return judged
 
     def _verdict(self, look: Look, samples: Sequence[tuple[datetime, int]] = ()) -> Verdict:
@@ -330,6 +355,15 @@ class Waiter:
         asked = {standing.registered for standing in self._source.standings}
         new = [str(table.name) for table in self._lookout.registered(self.tables or ()) if table not in asked]
         return next((name for name in names if name in new), None)
+
+    def _open_reload(self, held: Mapping[str, TableVersion]) -> str:
+        """Which reload of a wanted partition is not in the lake yet; empty: none."""
+        from headwater.jobs.wanted_parts import not_yet_reloaded
+
+        registry = self._lake.registry()
+        assert self.target is not None
+        assert registry is not None, "a table was found in it"
+        return not_yet_reloaded(registry, self.target.parts, held)
 
     def _notice_life(self, look: Look) -> None:
         if self._last_file is not None and look.file != self._last_file:
@@ -363,7 +397,8 @@ class Waiter:
         assert epoch is not None
         assert self.tables is not None
         root = self._pipeline.lake_path()
-        cut = take_cut(root, self._pipeline.name, look, epoch, self.tables, judged.lsn)
+        parts = self.target.parts if self.target is not None else {}
+        cut = with_parts(take_cut(root, self._pipeline.name, look, epoch, self.tables, judged.lsn), parts)
         pin = pin_cut(root, cut, self._owner, datetime.now(UTC) + timedelta(seconds=self._keep))
         if self._validations is not None and self._validations.is_gone(cut):
             release_pin(root, pin.id)
@@ -401,6 +436,7 @@ def wait(
     ignore_suspended: bool = False,
     give_up_early: bool = False,
     validated: bool = False,
+    partitions: Mapping[TableName, Sequence[TableName]] | None = None,
 ) -> WaitResult:
     """The command `headwater wait`: blocks until the wait has ended, at most about `timeout` seconds. While it waits it
     says why, in the log."""
@@ -415,6 +451,7 @@ def wait(
         ignore_suspended=ignore_suspended,
         give_up_early=give_up_early,
         validated=validated,
+        partitions=partitions,
         asker=Asker(f"wait on {socket.gethostname()}", str(requirement)),
     )
     next_word = time.monotonic() + _FIRST_WORD_SECONDS
@@ -439,14 +476,17 @@ def wait_for_cut(
     ignore_suspended: bool = False,
     on_timeout: Literal["fail", "continue", "fallback"] = "fail",
     validated: bool = False,
+    partitions: Mapping[str, str | Sequence[str]] | None = None,
 ) -> Cut:
     """`headwater.wait`: the pinned cut, or NotFresh. `tables` as SQL writes them; None: every table of the pipeline.
+    `partitions`, by table: only these are wanted, leaves or subtrees, and the cut gives only their rows.
 
     `on_timeout`: with "continue" the newest cut as it stands, with "fallback" one that `headwater.read` reads at the
     source; either has `outcome` and `instead`, which says what it is (see `headwater.jobs.instead`). `validated`: only
     a cut that has passed `headwater validate` is good enough; then not with "fallback": nobody validates the source.
     """
     from headwater.jobs.instead import instead_of_cut
+    from headwater.jobs.wanted_parts import parse_partitions
 
     if on_timeout not in ("fail", "continue", "fallback"):
         raise Refused(
@@ -464,11 +504,15 @@ def wait_for_cut(
         )
     loaded = pipeline if isinstance(pipeline, Pipeline) else load_pipeline(pipeline)
     names = [parse_table(name) for name in tables or ()]
-    result = wait(loaded, names, require, seconds(timeout), ignore_suspended, on_timeout == "fallback", validated)
+    parts = parse_partitions(partitions, names)
+    early = on_timeout == "fallback"
+    result = wait(loaded, names, require, seconds(timeout), ignore_suspended, early, validated, parts)
     if result.cut is not None:
         return result.cut
     owner, keep = _process(), loaded.lake.keep_cuts
-    instead = instead_of_cut(loaded, result.to_json(), on_timeout, tables=names, keep=keep, owner=owner)
+    instead = instead_of_cut(
+        loaded, result.to_json(), on_timeout, tables=names, keep=keep, owner=owner, partitions=parts
+    )
     if instead is None:
         raise result.error()
     log.warning("pipeline %s: %s; going on %s", loaded.name, result.error().message, instead["instead"])

@@ -25,11 +25,13 @@ from headwater.lake.freshness import IN_STEP, Look, TableState
 from headwater.lake.paths import pins_path, table_uri
 from headwater.names import TableName
 from headwater.position import format_lsn
+from headwater.schema import PARTITION_COLUMN
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from headwater.lake.ledger import Epoch
+    from headwater.lake.requirements import WantedParts
 
 Cut = dict[str, Any]
 AT_SOURCE = "at the source"
@@ -76,6 +78,15 @@ def _table(root: str, state: TableState | None, epoch: Epoch, name: str) -> dict
         return {**entry, "state": "in step"}
     found = state or TableState("removed")
     return {**entry, "state": "behind", "since": found.since, "reason": found.reason or f"it is {found.state}"}
+
+
+def with_parts(cut: Cut, parts: Mapping[str, WantedParts]) -> Cut:
+    """`cut`, of some tables only the rows of these partitions: their relation ids stand in the table's entry."""
+    tables = {
+        name: {**entry, "partitions": dict(parts[name].leaves)} if name in parts else entry
+        for name, entry in cut["tables"].items()
+    }
+    return {**cut, "tables": tables}
 
 
 def history_name(name: str) -> str:
@@ -224,7 +235,7 @@ def read_version(spark: SparkSession, cut: Mapping[str, Any], name: str, table: 
     try:
         frame = spark.read.format("delta").option("versionAsOf", table["version"]).load(table["path"])
         if is_whole(table):
-            return frame
+            return frame.where(wanted) if (wanted := partitions_condition(table, "`")) else frame
         reason = "its files were removed"
     except AnalysisException as error:
         reason = error.getCondition() or ""
@@ -235,6 +246,14 @@ def read_version(spark: SparkSession, cut: Mapping[str, Any], name: str, table: 
             raise
         reason = "there is no table"
     raise version_gone(cut, name, table, reason)
+
+
+def partitions_condition(table: Mapping[str, Any], quote: str) -> str:
+    """In SQL that writes names between `quote`: which rows of `table`, an entry of a cut, are wanted; empty: all."""
+    if "partitions" not in table:
+        return ""
+    ids = ", ".join(str(int(number)) for number in table["partitions"].values())
+    return f"{quote}{PARTITION_COLUMN}{quote} in ({ids})" if ids else "false"
 
 
 def version_gone(cut: Mapping[str, Any], name: str, table: Mapping[str, Any], reason: str) -> Refused:
@@ -259,4 +278,15 @@ def is_whole(table: Mapping[str, Any]) -> bool:
     return cleanup.is_whole(folder, table["version"])
 
 
-__all__ = ["Cut", "Pin", "list_pins", "pin_cut", "read", "release_pin", "remove_expired", "take_cut", "time_text"]
+__all__ = [
+    "Cut",
+    "Pin",
+    "list_pins",
+    "pin_cut",
+    "read",
+    "release_pin",
+    "remove_expired",
+    "take_cut",
+    "time_text",
+    "with_parts",
+]

@@ -135,12 +135,31 @@ def _mapping_of(text: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
+class WantedParts:
+    """Partitions of a table that are waited for. `names`: as they were asked for; `leaves`: those that hold rows, and
+    their relation ids. `reloads`: of these partitions, that were open when the wait began: what they bring is wanted.
+    """
+
+    names: tuple[str, ...]
+    leaves: Mapping[str, int]
+    reloads: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {"names": list(self.names), "leaves": dict(self.leaves), "reloads": list(self.reloads)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> WantedParts:
+        return cls(tuple(value["names"]), dict(value["leaves"]), tuple(value["reloads"]))
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """A requirement once it is pinned: `lsn` in the log (`system_id`, `timeline`), or `max_staleness`, or `since`,
     which becomes an `lsn` as soon as a sample at or after that moment is known (`resolved`).
 
     `by_table`: tables with a greatest staleness of their own, in seconds; the others go by the rest.
-    `validated`: tables of which only what has passed a validation counts.
+    `validated`: tables of which only what has passed a validation counts. `parts`: tables of which only some partitions
+    are wanted.
     """
 
     lsn: int | None = None
@@ -150,6 +169,7 @@ class Target:
     since: datetime | None = None
     by_table: Mapping[str, float] = field(default_factory=dict)
     validated: tuple[str, ...] = ()
+    parts: Mapping[str, WantedParts] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, so that a deferred wait resumes with the same target in another process."""
@@ -161,6 +181,7 @@ class Target:
             **({"since": self.since.isoformat()} if self.since is not None else {}),
             **({"by_table": dict(self.by_table)} if self.by_table else {}),
             **({"validated": list(self.validated)} if self.validated else {}),
+            **({"parts": {name: parts.to_json() for name, parts in self.parts.items()}} if self.parts else {}),
         }
 
     @classmethod
@@ -174,6 +195,7 @@ class Target:
             datetime.fromisoformat(since) if since is not None else None,
             dict(value.get("by_table", {})),
             tuple(value.get("validated", ())),
+            {name: WantedParts.from_json(parts) for name, parts in value.get("parts", {}).items()},
         )
 
     @property
@@ -199,7 +221,8 @@ class Target:
         return self.by_table.get(name, self.max_staleness)
 
     def __str__(self) -> str:
-        return f"{self._shown()}, validated" if self.validated else self._shown()
+        parts = [f"{', '.join(parts.names)} of {name}" for name, parts in sorted(self.parts.items())]
+        return ", ".join([self._shown(), *parts, *(["validated"] if self.validated else [])])
 
     def _shown(self) -> str:
         if self.since is not None:

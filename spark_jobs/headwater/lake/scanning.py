@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headwater.errors import Refused
-from headwater.lake.cuts import is_whole, refuse_behind, version_gone
+from headwater.lake.cuts import is_whole, partitions_condition, refuse_behind, version_gone
 from headwater.names import TableName
 
 if TYPE_CHECKING:
@@ -52,7 +52,9 @@ def scan(
     if not is_whole(entry):
         raise version_gone(cut, name, entry, "its files were removed")
     try:
-        found = opened.scan(columns=list(columns) if columns is not None else None, predicate=where)
+        only = partitions_condition(entry, '"')
+        predicate = f"({where}) and {only}" if where and only else where or only or None
+        found = opened.scan(columns=list(columns) if columns is not None else None, predicate=predicate)
     except DeltaError as error:
         raise Refused(
             f"delta-rs does not take these columns or this condition: {error}",

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from headwater.errors import Refused
-from headwater.lake.cuts import allow_old_versions, read
+from headwater.lake.cuts import allow_old_versions, partitions_condition, read
 from headwater.lake.storage import path_of
 from headwater.names import TableName
 
@@ -103,7 +103,8 @@ def _statement(cut: Mapping[str, Any], name: str, view: str) -> str:
     table = cut["tables"][name]
     path = str(table["path"]).replace("`", "``")
     said = f"{name} at epoch {cut['epoch']} of pipeline {cut['pipeline']}".replace("\\", "\\\\").replace("'", "\\'")
+    only = partitions_condition(table, "`")
     return (
         f"CREATE OR REPLACE VIEW {view} COMMENT '{said}' TBLPROPERTIES ('headwater.epoch' = '{cut['epoch']}') "
-        f"AS SELECT * FROM delta.`{path}` VERSION AS OF {int(table['version'])}"
+        f"AS SELECT * FROM delta.`{path}` VERSION AS OF {int(table['version'])}" + (f" WHERE {only}" if only else "")
     )

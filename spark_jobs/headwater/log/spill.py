@@ -38,13 +38,14 @@ class SpillFolder:
 
     def __enter__(self) -> SpillFolder:
         sweep(self._parent)
-        while True:
+        while True:  # another driver's sweep may meet the folder before it is locked
             self.path = tempfile.mkdtemp(prefix=_PREFIX, dir=self._parent)
-            self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
-            if os.path.isdir(self.path):
-                return self
-            os.close(self._lock)  # another driver's sweep met the folder before it was locked
+            with contextlib.suppress(FileNotFoundError):
+                self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+                fcntl.flock(self._lock, fcntl.LOCK_EX)
+                if os.path.isdir(self.path):
+                    return self
+                os.close(self._lock)
 
     def __exit__(self, *_: object) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
