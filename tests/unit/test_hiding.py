@@ -81,10 +81,10 @@ def test_hashes_and_masks_stand_where_values_stood_and_nothing_else_has_moved() 
 @pytest.mark.parametrize(
     "columns",
     [
-        (RELATION.columns[0], replace(RELATION.columns[1], name="name"), replace(RELATION.columns[2], name="mail")),
+        (RELATION.columns[0], RELATION.columns[1]._replace(name="name"), RELATION.columns[2]._replace(name="mail")),
         (*RELATION.columns, RelationColumn("added", 25, -1, False)),
         RELATION.columns[:2],
-        (RELATION.columns[0], replace(RELATION.columns[1], type_oid=1043), *RELATION.columns[2:]),
+        (RELATION.columns[0], RELATION.columns[1]._replace(type_oid=1043), *RELATION.columns[2:]),
     ],
     ids=["names change places", "added", "dropped", "another type"],
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -31,9 +31,11 @@ Rows = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
 
 
-@dataclass(frozen=True, slots=True)
-class RelationColumn:
-    """A column as a Relation message shows it; `identity`: part of the replica identity."""
+class RelationColumn(NamedTuple):
+    """A column as a Relation message shows it; `identity`: part of the replica identity.
+
+    A tuple, for the sake of pickle: each chunk brings the columns of all its tables, thousands where tables are many.
+    """
 
     name: str
     type_oid: int

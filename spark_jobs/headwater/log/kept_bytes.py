@@ -69,7 +69,9 @@ def _chosen(transactions: Transactions, used: Int64) -> Transactions:
 def _piece(blocks: Sequence[tuple[Block, Held]], last: _Last | None = None) -> bytes:
     relations = list(dict.fromkeys(block.relation for block, _ in blocks))
     header: dict[str, Any] = {
-        "relations": [asdict(relation) for relation in relations],
+        "relations": [
+            {**asdict(relation), "columns": [column._asdict() for column in relation.columns]} for relation in relations
+        ],
         "blocks": [[relations.index(block.relation), held.size, held.changes] for block, held in blocks],
     }
     arrays: list[Any] = [part for _, h in blocks for part in (h.data, h.starts, h.ends, h.sequence)]
