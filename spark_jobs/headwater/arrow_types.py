@@ -55,5 +55,15 @@ def lake_schema(schema: TableSchema) -> pa.Schema:
     return pa.schema(fields)
 
 
+def as_stored(rows: pa.RecordBatch, kind: pa.Schema) -> pa.Table:
+    """Rows that are read at the source as a table of schema `kind` (`lake_schema`) stores them: where it has marks, as
+    rows that live."""
+    table = pa.Table.from_batches([rows])
+    for field in list(kind)[table.num_columns :]:
+        value = pa.scalar(False if field.name == DELETED else None, field.type)
+        table = table.append_column(field, pa.repeat(value, table.num_rows))
+    return table.cast(kind)
+
+
 def key_schema(schema: TableSchema) -> pa.Schema:
     return pa.schema([pa.field(name, arrow_type(schema.column(name).value)) for name in schema.key])

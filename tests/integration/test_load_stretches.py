@@ -53,14 +53,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "BYTES_PER_PLAIN_UNIT", 2 * 8192)
 
 
-def _table(database: Database, folder: Path) -> Pipeline:
+def _table(database: Database, folder: Path, **options: bool) -> Pipeline:
     database.allow_publishing()
     database.execute(
         f"create table {TABLE} (id int primary key, note text not null) with (autovacuum_enabled = off)",
         f"insert into {TABLE} select i, repeat(chr(97 + i % 26), 1000) from generate_series(0, {ROWS - 1}) i",
     )
     assert database.query(f"select max((ctid::text::point)[0])::int from {TABLE}") == [(23,)]
-    return write_pipeline(folder, database, TABLE)
+    return write_pipeline(folder, database, {"name": TABLE, **options})
 
 
 def _fail(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, point: str, *, again: bool = False) -> None:
@@ -88,10 +88,11 @@ def _assert_all_taken_over(database: Database, pipeline: Pipeline) -> None:
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("soft_delete", [False, True])
 def test_only_what_changed_at_the_source_is_read_again(
-    database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soft_delete: bool
 ) -> None:
-    pipeline = _table(database, tmp_path)
+    pipeline = _table(database, tmp_path, soft_delete=soft_delete)
     _fail(pipeline, monkeypatch, "load.after_stretches")
     before = _written(pipeline)
     assert len(before) == 6

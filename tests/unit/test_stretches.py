@@ -71,12 +71,14 @@ def test_rows_are_not_those_of_another_server_history_definition_secret_or_file(
     capture = CapturePoint("1-1", VisibilitySnapshot(10, 20, frozenset()), Position("1", 1, 100), None)  # type: ignore[arg-type]
     reader = UnitReader("", "1-1", SCHEMA.with_leaves((LEAF,)), {7: Signature(5, ((1, "id", 20, -1),))}, hash_key=b"k")
     others = [
-        (reader, replace(capture, position=Position("2", 1, 100))),
-        (reader, replace(capture, position=Position("1", 2, 100))),
-        (replace(reader, hash_key=b"other"), capture),
-        (replace(reader, signatures={7: Signature(6, ((1, "id", 20, -1),))}), capture),
-        (replace(reader, schema=replace(reader.schema, row_filter="id > 1")), capture),
+        (reader, SCHEMA, replace(capture, position=Position("2", 1, 100))),
+        (reader, SCHEMA, replace(capture, position=Position("1", 2, 100))),
+        (replace(reader, hash_key=b"other"), SCHEMA, capture),
+        (replace(reader, signatures={7: Signature(6, ((1, "id", 20, -1),))}), SCHEMA, capture),
+        (reader, replace(SCHEMA, row_filter="id > 1"), capture),
+        (reader, replace(SCHEMA, soft_delete=True), capture),
     ]
-    found = {like(reader, capture)[7], *(like(*other)[7] for other in others)}
+    found = {like(reader, SCHEMA, capture)[7], *(like(*other)[7] for other in others)}
     assert len(found) == 1 + len(others)
-    assert like(replace(reader, snapshot_id="2-2"), replace(capture, snapshot_id="2-2")) == like(reader, capture)
+    later = replace(capture, snapshot_id="2-2")
+    assert like(replace(reader, snapshot_id="2-2"), SCHEMA, later) == like(reader, SCHEMA, capture)

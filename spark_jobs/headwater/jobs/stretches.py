@@ -18,14 +18,14 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from headwater.arrow_types import lake_schema
+from headwater.arrow_types import as_stored, lake_schema
 from headwater.jobs.executors import require_folder
 from headwater.jobs.units import Extent, Sessions, Unit, UnitReader, cut_units, row_filter, within
 from headwater.lake.layout import Layout
 from headwater.lake.partitioned_write import write_rows
 from headwater.lake.paths import table_path
 from headwater.lake.stretch_notes import StretchNote, StretchNotes
-from headwater.schema import Leaf
+from headwater.schema import Leaf, TableSchema
 from headwater.source.snapshots import CapturePoint
 
 UNITS_PER_STRETCH = 8
@@ -81,10 +81,10 @@ def units_together(units: int, connections: int) -> int:
     return max(1, min(UNITS_PER_STRETCH, -(-units // connections)))
 
 
-def like(reader: UnitReader, capture: CapturePoint) -> dict[int, str]:
+def like(reader: UnitReader, schema: TableSchema, capture: CapturePoint) -> dict[int, str]:
     """What must be the same for rows of a leaf that were written earlier: the server and its history, the relation, and
-    what is made of its rows. By relation id."""
-    of_all = (capture.position.system_id, capture.position.timeline, reader.schema.with_leaves(()))
+    what is made of its rows. By relation id. `schema`: of what is written."""
+    of_all = (capture.position.system_id, capture.position.timeline, schema.with_leaves(()))
     secret = sha256(reader.hash_key).hexdigest() if reader.hash_key else ""
     return {
         leaf.relation_id: sha256(
@@ -146,14 +146,15 @@ class StretchWriter:
         return self._noted(replace(stretch.note, xmin=self.xmin, xmax=self.xmax))
 
     def _written(self, sessions: Sessions, stretch: Stretch) -> StretchNote:
-        folder, kind = table_path(self.notes.root, self.notes.record.path), lake_schema(self.reader.schema)
+        record = self.notes.record
+        folder, kind = table_path(self.notes.root, record.path), lake_schema(record.schema)
         size = 0
 
         def tables() -> Iterator[pa.Table]:
             nonlocal size
             for batch in self.reader.rows_by(sessions, stretch.units):
                 size += batch.nbytes
-                yield pa.Table.from_batches([batch]).cast(kind)
+                yield as_stored(batch, kind)
 
         files = tuple(written.file for written in write_rows(folder, kind, tables(), Layout()))
         pages, rows = stretch.pages, sum(file.rows or 0 for file in files)

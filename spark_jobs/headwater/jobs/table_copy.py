@@ -105,7 +105,7 @@ def _size(target: Target, found: Mapping[int, Extent]) -> int:
 
 
 def _reader(target: Target, writes_to: str = "") -> UnitReader:
-    schema = target.record.schema
+    schema = target.record.schema.without_marks()
     key = key_of(target.pipeline, schema)
     return UnitReader(
         target.pipeline.conninfo(), target.capture.snapshot_id, schema, target.signatures, writes_to, hash_key=key
@@ -146,7 +146,9 @@ def _copy_by_stretches(
     target.progress.reading(record.name, capture.snapshot_id, sum(len(stretch.units) for stretch in stretches))
     share_engine(spark)
     reader = _reader(target, writes_to=registry_path(root))
-    writer = StretchWriter(reader, notes, like(reader, capture), capture.snapshot.xmin, capture.snapshot.xmax)
+    writer = StretchWriter(
+        reader, notes, like(reader, record.schema, capture), capture.snapshot.xmin, capture.snapshot.xmax
+    )
     hands = max(1, min(target.connections, len(stretches)))
     dealt = [(text,) for text in deal(stretches, hands)]
     frame = spark.createDataFrame(spark.sparkContext.parallelize(dealt, hands), "stretch string")

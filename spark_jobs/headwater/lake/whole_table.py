@@ -12,8 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater.arrow_types import lake_schema
+from headwater.arrow_types import as_stored, lake_schema
 from headwater.lake import delta_log, storage
+from headwater.lake.commits import LostRace
 from headwater.lake.delta_log import Action, DataFile, Snapshot, now_milliseconds, read_snapshot
 from headwater.lake.delta_types import delta_type, fields_of
 from headwater.lake.layout import layout_of
@@ -21,7 +22,7 @@ from headwater.lake.partitioned_write import discard, write_rows
 from headwater.lake.paths import log_path
 from headwater.lake.positional import obstacle
 from headwater.lake.tables import NEEDS_MAPPING, properties
-from headwater.schema import PARTITION_COLUMN, TableSchema
+from headwater.schema import DELETED, DELETED_AT, DELETED_LSN, PARTITION_COLUMN, TableSchema
 
 
 def is_plain(folder: str, schema: TableSchema) -> bool:
@@ -30,7 +31,7 @@ def is_plain(folder: str, schema: TableSchema) -> bool:
     mapped = any(set(name) & NEEDS_MAPPING for name in names)
     # Names that differ by case alone Delta refuses: that is Spark's to say.
     alike = len({name.lower() for name in names}) < len(names)
-    if mapped or alike or schema.partition_by or schema.soft_delete:
+    if mapped or alike or schema.partition_by:
         return False
     try:
         snapshot = _stands(folder)
@@ -71,15 +72,15 @@ def overwrite(
     folder: str, schema: TableSchema, batches: Iterable[pa.RecordBatch], app_id: str, position: int
 ) -> tuple[int, int]:
     """Make the rows of `batches` the whole content, in one commit that carries `position` under `app_id`. The rows, and
-    bytes written. LostRace when another commit came first: it may be that of a later load. Whatever is raised, by
-    `batches` too: nothing has changed."""
+    bytes written. LostRace when another commit came first, which may be that of a later load, and what `batches` raises:
+    then nothing has changed."""
     snapshot = read_snapshot(folder)
     kind = lake_schema(schema)
-    tables = (pa.Table.from_batches([batch]).cast(kind) for batch in batches)
+    tables = (as_stored(batch, kind) for batch in batches)
     added = [written.file for written in write_rows(folder, kind, tables, layout_of(snapshot.metadata))]
     try:
         return put_files(snapshot, added, app_id, position)
-    except BaseException:
+    except LostRace:  # behind any other error the commit may be there, and name them
         discard(folder, added)
         raise
 
@@ -103,6 +104,8 @@ def _fields(schema: TableSchema) -> list[dict[str, Any]]:
     kinds = [(column.name, delta_type(column.value)) for column in schema.columns]
     if schema.partitioned:
         kinds.append((PARTITION_COLUMN, "long"))
+    if schema.soft_delete:
+        kinds += [(DELETED, "boolean"), (DELETED_LSN, "long"), (DELETED_AT, "timestamp")]
     return [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in kinds]
 
 
