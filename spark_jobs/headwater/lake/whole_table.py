@@ -72,7 +72,7 @@ def overwrite(
     folder: str, schema: TableSchema, batches: Iterable[pa.RecordBatch], app_id: str, position: int
 ) -> tuple[int, int]:
     """Make the rows of `batches` the whole content, in one commit that carries `position` under `app_id`. The rows, and
-    bytes written. LostRace when another commit came first, which may be that of a later load, and what `batches` raises:
+    bytes written. LostRace when another commit came first (it may be that of a later load), and what `batches` raises:
     then nothing has changed."""
     snapshot = read_snapshot(folder)
     kind = lake_schema(schema)
