@@ -274,6 +274,34 @@ def test_a_lake_that_does_not_answer_ends_the_wait_behind_its_deadline(
     assert "does not answer" in event["error"]["message"]
 
 
+def test_a_satisfied_wait_is_told_so_while_the_look_of_another_one_hangs(
+    pipeline: Pipeline, lake: HandLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, over = target_now(pipeline), threading.Event()
+    lake.publish(target.lsn or 0, A)
+    look = wait.Waiter.look
+
+    def hanging(self: wait.Waiter) -> wait.WaitResult | None:
+        if self.tables == (A, B):
+            over.wait(60)
+        return look(self)
+
+    monkeypatch.setattr(wait.Waiter, "look", hanging)
+
+    async def scenario() -> dict[str, Any]:
+        first = asyncio.create_task(event_of(trigger(pipeline, target)))
+        second = asyncio.create_task(event_of(trigger(pipeline, target, 1)))
+        try:
+            satisfied = await asyncio.wait_for(first, 30)
+            assert not second.done()
+            return satisfied
+        finally:
+            over.set()
+            await second
+
+    assert asyncio.run(scenario())["outcome"] == "satisfied"
+
+
 def test_what_nobody_expects_ends_the_waits_that_met_it_and_the_next_ones_work(
     pipeline: Pipeline, lake: HandLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ import contextlib
 import contextvars
 import os
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
 _AT_LEAST_SECONDS = 0.05
 """Between two ticks, however many waits come and go."""
 _TELL_SECONDS = 1.0
-"""Of a tick, at most, before its waits are told. Not sooner: whenever a look lets go of the interpreter, by reading or
-writing a file, the event loop would take its turn, and the next look would wait for it (a thousand that are satisfied
-took 1.2 s instead of 0.5)."""
+"""Of a tick, at most, before its waits are told, also while one of its looks hangs. Not sooner: whenever a look lets go
+of the interpreter, by reading or writing a file, the event loop would take its turn, and the next look would wait for
+it (a thousand that are satisfied took 1.2 s instead of 0.5)."""
 _OUTAGE_SECONDS = 2.0
 _ANSWER_SECONDS = 30.0
 """A source that takes longer for an answer, or a lake for a look, does not answer."""
@@ -115,6 +116,7 @@ class Waits:
     def __init__(self, path: str, conn_id: str | None) -> None:
         self._path, self._conn_id = path, conn_id
         self._waits: list[Wait] = []
+        self._found: deque[tuple[Wait, Told | None]] = deque()
         self._ready: tuple[Pipeline, SharedLookout] | None = None
         self._event_loop = asyncio.get_running_loop()
         self._wanted = asyncio.Event()
@@ -142,14 +144,22 @@ class Waits:
         try:
             await self._look_on()
         except Exception as error:
-            _put([(wait, error) for wait in self._waits])
+            for wait in self._waits:
+                wait.told.put_nowait(error)
             raise
 
     async def _look_on(self) -> None:
         while True:
             self._wanted.clear()
             waits = [wait for wait in self._waits if not wait.ended]
-            question, outage = await asyncio.to_thread(self._tick, waits)
+            looking = asyncio.ensure_future(asyncio.to_thread(self._tick, waits))
+            try:
+                while not looking.done():
+                    await asyncio.wait({looking}, timeout=_TELL_SECONDS)
+                    self._tell()
+            finally:
+                looking.cancel()
+            question, outage = looking.result()
             if question is not None and (self._asking is None or self._asking.done()):
                 self._asking = self._event_loop.create_task(self._ask(question))
             await asyncio.sleep(_AT_LEAST_SECONDS)
@@ -168,10 +178,9 @@ class Waits:
             lookout.refresh()
             lookout.look()
         except Exception as error:
-            found = [(wait, wait.failed(_named(error)) if isinstance(error, known) else error) for wait in waits]
-            self._tell(found)
+            for wait in waits:
+                self._found.append((wait, wait.failed(_named(error)) if isinstance(error, known) else error))
             return None, True
-        found, since = [], time.monotonic()
         for wait in waits:
             told: Told | None
             try:
@@ -180,11 +189,7 @@ class Waits:
                 told = wait.failed(_named(error))
             except Exception as error:
                 told = error
-            found.append((wait, told))
-            if time.monotonic() - since >= _TELL_SECONDS:
-                self._tell(found)
-                found, since = [], time.monotonic()
-        self._tell(found)
+            self._found.append((wait, told))
         try:
             return lookout.question(), False
         except known:
@@ -197,12 +202,13 @@ class Waits:
         pipeline = load_pipeline(self._path)
         return pipeline, SharedLookout(pipeline)
 
-    def _tell(self, found: Iterable[tuple[Wait, Told | None]]) -> None:
-        there_is = [(wait, told) for wait, told in found if told is not None]
-        for wait, told in there_is:
-            wait.ended = wait.ended or isinstance(told, End | Exception)
-        if there_is:
-            self._event_loop.call_soon_threadsafe(_put, there_is)
+    def _tell(self) -> None:
+        """In the event loop: what the tick has found up to now."""
+        while self._found:
+            wait, told = self._found.popleft()
+            if told is not None:
+                wait.ended = wait.ended or isinstance(told, End | Exception)
+                wait.told.put_nowait(told)
 
     async def _ask(self, question: Question) -> None:
         """Credentials are fetched for every question: they may have changed since the last one."""
@@ -222,11 +228,6 @@ class Waits:
             lookout.bring(question, _named(error))
         finally:
             self._wanted.set()
-
-
-def _put(found: Iterable[tuple[Wait, Told]]) -> None:
-    for wait, told in found:
-        wait.told.put_nowait(told)
 
 
 def _named(error: Exception) -> HeadwaterError:
