@@ -38,6 +38,7 @@ OF_A_PLACE: dict[str, Callable[[str], Any]] = {
     "append": lambda place: storage.append(place, b""),
     "link": lambda place: storage.link("/nowhere", place),
     "make_folder": storage.make_folder,
+    "make_shared_folder": storage.make_shared_folder,
     "parquet_writer": lambda place: storage.parquet_writer(place, pa.schema([("a", pa.int64())])),
     "delete": storage.delete,
     "delete_folder": storage.delete_folder,

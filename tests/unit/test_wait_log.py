@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -54,6 +56,22 @@ def test_lines_of_many_writers_do_not_mix_and_half_a_line_is_left_out(tmp_path: 
     expected = [50] * 7 + [51]
     assert sorted(found.runs for found in reader.since(NOW - timedelta(hours=1))) == expected, "it reads on"
     assert sorted(found.runs for found in waits_since(root, NOW - timedelta(hours=1))) == expected
+
+
+def test_who_may_write_to_the_lake_may_add_to_the_log_whatever_the_umask_of_who_began_it(tmp_path: Path) -> None:
+    control = Path(waits_path(str(tmp_path))).parent
+    control.mkdir()
+    control.chmod(0o2775)
+    before = os.umask(0o077)
+    try:
+        record(str(tmp_path), waited(1.0))
+        control.chmod(0o2750)
+        record(str(tmp_path), waited(2.0, days=1))
+    finally:
+        os.umask(before)
+    folder = Path(waits_path(str(tmp_path)))
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o2775
+    assert {stat.S_IMODE(day.stat().st_mode) for day in folder.iterdir()} == {0o664}
 
 
 def test_old_days_go_and_young_ones_stay(tmp_path: Path) -> None:

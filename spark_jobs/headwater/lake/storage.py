@@ -135,9 +135,18 @@ def replace(place: str, data: bytes) -> None:
 
 def append(place: str, data: bytes) -> None:
     """Add a line to a file that may not be there yet; lines of several processes do not mix. Another store would have
-    to make an object of it."""
-    descriptor = os.open(path_of(place), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    to make an object of it.
+
+    Who may write to the folder may write to the file, whatever the umask of the process that makes it: the next line
+    may come from another user.
+    """
+    path = path_of(place)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     try:
+        mode = stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode) & 0o666
+        found = os.fstat(descriptor)
+        if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != mode:
+            os.fchmod(descriptor, mode)
         os.write(descriptor, data)
     finally:
         os.close(descriptor)
@@ -174,6 +183,16 @@ def make_folder(folder: str, mode: int = 0o777) -> None:
     """With those above it; nothing happens when it is there. `mode`, less the umask, is of the last one: pyarrow gives
     none. Where folders are only parts of names there is nothing to do, and who may read is the store's own matter."""
     Path(path_of(folder)).mkdir(mode, parents=True, exist_ok=True)
+
+
+def make_shared_folder(folder: str) -> None:
+    """For files of many users: it has the rights of the folder above it, which is made if need be. Nothing happens
+    when it is there."""
+    path = path_of(folder)
+    make_folder(os.path.dirname(path))
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path)
+        os.chmod(path, stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode))
 
 
 def parquet_writer(place: str, schema: Any, **options: Any) -> Any:

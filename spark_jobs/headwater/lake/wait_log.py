@@ -61,7 +61,7 @@ class Waits:
 def record(root: str, waited: Waited) -> None:
     text = json.dumps({**asdict(waited), "tables": list(waited.tables)})
     try:
-        storage.make_folder(waits_path(root))
+        storage.make_shared_folder(waits_path(root))
         # On a line of its own also behind half of one, which a process may leave that is killed.
         storage.append(join(waits_path(root), waited.at[:10] + _SUFFIX), f"\n{text}\n".encode())
     except OSError as error:
