@@ -20,3 +20,14 @@ def local_path(place: str) -> str:
     if url.netloc or url.query or url.fragment or not url.path.startswith("/"):
         raise ValueError("expected file:/// and an absolute path (percent-encode ? and #)")
     return os.path.normpath("/" + unquote(url.path).lstrip("/"))
+
+
+def refuse_escapes(place: str) -> None:
+    """ValueError for a place on this machine that delta-rs does not find: `%20` in the name of a folder is a space to
+    it."""
+    try:
+        path = local_path(place)
+    except ValueError:
+        return
+    if found := re.search("%[0-9A-Fa-f]{2}", path):
+        raise ValueError(f"delta-rs finds no folder with {found[0]} in its name; give the folder another one")

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import SecretStr
 
-from headwater.lake_root import local_path
+from headwater.lake_root import local_path, refuse_escapes
 from headwater.names import BadName, TableName, TablePattern, parse_identifier, parse_name_or_pattern
 from headwater.quantities import parse_duration, parse_size
 
@@ -154,6 +154,7 @@ def mask_value(value: Any) -> str:
 
 def root_value(value: Any) -> str:
     local_path(text_value(value))
+    refuse_escapes(value)
     return str(value)
 
 

@@ -56,6 +56,13 @@ def scanned(path: Path, version: int, state: str = "in step", **arguments: Any) 
     return sorted(found["id"].to_pylist())
 
 
+def test_a_folder_that_delta_rs_cannot_find_is_not_told_as_a_cut_that_is_gone(table: Path) -> None:
+    odd = table.rename(table.with_name("Order%20Lines"))
+    with pytest.raises(Refused, match="%20 in its name") as refused:
+        scanned(odd, 1)
+    assert refused.value.code == "bad_argument"
+
+
 def test_a_cut_is_scanned_without_spark(table: Path) -> None:
     for version, rows in enumerate(([], range(10), range(3, 10))):
         assert scanned(table, version) == list(rows)

@@ -251,7 +251,10 @@ def test_a_local_root_is_a_path(tmp_path: Path, root: str, path: str) -> None:
     assert read(tmp_path, HEAD.replace("file:///data/lake", root) + "tables: [public.a]\n").lake_path() == path
 
 
-@pytest.mark.parametrize("root", ["lake", "./lake", "file://host/lake", "s3://b/l", "abfss://c@a/l", "file:lake"])
+@pytest.mark.parametrize(
+    "root",
+    ["lake", "./lake", "file://host/lake", "s3://b/l", "abfss://c@a/l", "file:lake", "/a%20b", "file:/a%252Fb"],
+)
 def test_any_other_root_is_refused(tmp_path: Path, root: str) -> None:
     assert "lake.root: " in refused(tmp_path, HEAD.replace("file:///data/lake", root) + "tables: [public.a]\n")
 

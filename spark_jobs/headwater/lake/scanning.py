@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.errors import Refused
 from headwater.lake.cuts import is_whole, partitions_condition, refuse_behind, version_gone
+from headwater.lake_root import refuse_escapes
 from headwater.names import TableName
 
 if TYPE_CHECKING:
@@ -45,6 +46,10 @@ def scan(
             remedy=f"name one of its tables: {', '.join(cut['tables'])}",
         )
     refuse_behind({**cut, "tables": {name: entry}}, allow_behind=allow_behind)
+    try:
+        refuse_escapes(entry["path"])
+    except ValueError as error:
+        raise Refused(str(error), code="bad_argument", where=name, remedy="or read it with headwater.read") from None
     try:
         opened = DeltaTable(entry["path"], version=entry["version"])
     except DeltaError as error:
