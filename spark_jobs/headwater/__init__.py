@@ -7,6 +7,7 @@ The public surface, loaded on first use, so that importing a part of the package
     orders = headwater.scan(cut, "public.orders")         # the same without Spark, as Arrow
     changes = headwater.history(spark, cut, "public.orders")   # of a table with `history: true`
     views = headwater.views(spark, "pipeline.yaml")       # of all tables at the newest epoch, for plain readers
+    headwater.drop_views(spark, views.values())           # and let go of what they kept
     tables = headwater.register(spark, "pipeline.yaml")   # in the session's catalog, under their names
     position = headwater.commit_position(connection)      # of one's own commit, to wait for it elsewhere
 """
@@ -24,13 +25,15 @@ if TYPE_CHECKING:
     from headwater.jobs.wait import wait_for_cut as wait
     from headwater.lake.history import history as history
     from headwater.lake.scanning import scan as scan
+    from headwater.lake.views import drop as drop_views
     from headwater.source.samples import commit_position as commit_position
 
-__all__ = ["NotFresh", "commit_position", "history", "read", "register", "scan", "views", "wait"]
+__all__ = ["NotFresh", "commit_position", "drop_views", "history", "read", "register", "scan", "views", "wait"]
 
 _WHERE = {
     "NotFresh": ("headwater.jobs.wait", "NotFresh"),
     "commit_position": ("headwater.source.samples", "commit_position"),
+    "drop_views": ("headwater.lake.views", "drop"),
     "history": ("headwater.lake.history", "history"),
     "read": ("headwater.jobs.reading", "read"),
     "register": ("headwater.jobs.views", "register"),

@@ -16,6 +16,9 @@ import yaml
 import headwater
 from fixtures.lakes import HandLake, position_at
 from headwater.errors import Refused
+from headwater.lake.cuts import list_pins, pin_cut, release_pin
+from headwater.lake.horizon import Horizons
+from headwater.names import TableName
 from headwater.session import build_session
 
 if TYPE_CHECKING:
@@ -40,8 +43,9 @@ def cut(session: SparkSession, tmp_path: Path) -> dict[str, Any]:
     """Three tables with a version 0 without rows and a version 1 with as many as TABLES says. Delta by itself refuses
     to read version 1 as soon as there is another."""
     tables: dict[str, dict[str, Any]] = {}
+    (tmp_path / "_headwater").mkdir()
     for name, rows in TABLES.items():
-        path = tmp_path / str(len(tables)) / "t"
+        path = tmp_path / TableName.parse(name).path
         session.sql(
             f"create table delta.`{path}` (id bigint) using delta "
             "tblproperties ('delta.deletedFileRetentionDuration' = 'interval 0 hours')"
@@ -77,6 +81,42 @@ def test_views_show_the_cut_until_they_are_refreshed(session: SparkSession, cut:
     assert counts(session, views) == {name: rows + 100 for name, rows in TABLES.items()}
     # Another session of the same catalog reads them as well.
     assert counts(build_session().newSession(), views) == {name: rows + 100 for name, rows in TABLES.items()}
+
+
+def pinned(root: Path) -> dict[str, int]:
+    """The version that each view's pin keeps, by what clean-up goes by."""
+    owners = [pin.owner for pin in list_pins(str(root))]
+    assert len(owners) == len(set(owners)), "a view has one pin"
+    return {name: version for name, (version, _) in Horizons.read(str(root), 1.0).pinned.items()}
+
+
+def test_what_a_view_shows_is_kept_until_it_is_refreshed_or_dropped(
+    session: SparkSession, cut: dict[str, Any], tmp_path: Path
+) -> None:
+    views = headwater.views(session, cut)
+    assert pinned(tmp_path) == dict.fromkeys(TABLES, 1)
+    mine = pin_cut(str(tmp_path), cut, "me", list_pins(str(tmp_path))[0].expiry)
+    later = more(session, cut)
+    lines = 'public."Order Lines"'
+    some = {**later, "tables": {name: later["tables"][name] for name in TABLES if name != lines}}
+    assert headwater.views(session, some).keys() == some["tables"].keys()
+    assert len(list_pins(str(tmp_path))) == len(TABLES) + 1
+    release_pin(str(tmp_path), mine.id)
+    assert pinned(tmp_path) == {**dict.fromkeys(TABLES, 2), lines: 1}, "a view that was not refreshed keeps its own"
+    gone = {name: {**table, "version": 9} for name, table in later["tables"].items()}
+    with pytest.raises(Refused) as refused:
+        headwater.views(session, {**later, "tables": gone})
+    assert refused.value.code == "cut_gone"
+    assert pinned(tmp_path) == {**dict.fromkeys(TABLES, 2), lines: 1}
+    headwater.drop_views(session, [views[lines], views[lines], "`public`.`never_was`"])
+    assert not session.catalog.tableExists("public.Order_Lines")
+    assert pinned(tmp_path) == dict.fromkeys(some["tables"], 2)
+    assert headwater.views(session, some, keep_cut=0) == {name: views[name] for name in some["tables"]}
+    assert pinned(tmp_path) == {}
+    session.sql("create view public.other as select 1 as id")
+    with pytest.raises(Refused, match="no view that Headwater has made"):
+        headwater.drop_views(session, ["public.other"])
+    assert session.catalog.tableExists("public.other")
 
 
 def test_one_database_holds_the_views_of_tables_whose_names_differ(session: SparkSession, cut: dict[str, Any]) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from headwater.config import Pipeline, load_pipeline
 from headwater.errors import Refused
+from headwater.jobs.wait import seconds
 from headwater.lake.cuts import Cut, take_cut
 from headwater.lake.status import LakeReader
 from headwater.lake.views import publish
@@ -25,10 +27,14 @@ def views(
     database: str | None = None,
     temporary: bool = False,
     allow_behind: bool = False,
+    keep_cut: float | str | timedelta = "24h",
 ) -> dict[str, str]:
     """Make or replace a view for each table of a cut: the one given, or that of all tables at the newest epoch of the
-    pipeline (file). See `headwater.lake.views.publish`."""
-    return publish(spark, _cut(pipeline_or_cut), database=database, temporary=temporary, allow_behind=allow_behind)
+    pipeline (file). `keep_cut`: for how long it is pinned unless it is replaced before; 0: not at all. See
+    `headwater.lake.views.publish`."""
+    keep = seconds(keep_cut)
+    cut = _cut(pipeline_or_cut)
+    return publish(spark, cut, database=database, temporary=temporary, allow_behind=allow_behind, keep=keep)
 
 
 def register(

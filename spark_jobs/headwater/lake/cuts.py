@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from headwater.errors import Refused
 from headwater.lake import storage
 from headwater.lake.freshness import IN_STEP, Look, TableState
-from headwater.lake.paths import pins_path, table_uri
+from headwater.lake.paths import control_path, pins_path, table_uri
 from headwater.names import TableName
 from headwater.position import format_lsn
 from headwater.schema import PARTITION_COLUMN
@@ -266,6 +266,16 @@ def version_gone(cut: Mapping[str, Any], name: str, table: Mapping[str, Any], re
     )
 
 
+def root_of(name: str, table: Mapping[str, Any]) -> str:
+    """The lake in which the table `name` lies, whose entry in a cut is `table`; empty for one that lies elsewhere."""
+    try:
+        path = storage.path_of(table["path"])
+    except ValueError:
+        return ""
+    root = path.removesuffix(f"/{TableName.parse(name).path}")
+    return root if root != path and storage.is_folder(control_path(root)) else ""
+
+
 def is_whole(table: Mapping[str, Any]) -> bool:
     """Whether every file of the version that `table`, an entry of a cut, names is there. Asked here and not by the
     first query: Spark would name a file, or leave its rows out if it is told to."""
@@ -286,6 +296,7 @@ __all__ = [
     "read",
     "release_pin",
     "remove_expired",
+    "root_of",
     "take_cut",
     "time_text",
     "with_parts",

@@ -9,6 +9,10 @@ from headwater.lake.storage import uri_of
 CONTROL = "_headwater"
 
 
+def control_path(root: str) -> str:
+    return join(root, CONTROL)
+
+
 def ledger_path(root: str) -> str:
     return join(root, CONTROL, "ledger")
 
