@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from headwater.errors import Fenced, SchemaChanged
 from headwater.lake import delta_log
+from headwater.lake.commits import LostRace
 from headwater.lake.data_files import live_batches, write_batches
 from headwater.lake.delta_log import Action, DataFile, Snapshot, read_snapshot
 from headwater.lake.delta_types import delta_type, fields_of, stored_schema
@@ -79,22 +80,26 @@ def evolve(folder: str, version: int, name: str, app_id: str, to: Columns, fence
         for file in removed:
             if (file.rows is None) or file.rows > file.deleted:
                 added.append(_rewritten(snapshot, file, metadata, to))  # noqa: PERF401 (known, should the next one fail)
-        metrics = {"numRemovedFiles": len(removed), "numAddedFiles": len(added)}
-        said = {"columns": json.dumps([*(c.name for c in (*to.added, *to.widened)), *to.renamed.values()])}
-        info = delta_log.commit_info("CHANGE COLUMNS", said, metrics, version)
-        info["commitInfo"]["userMetadata"] = f"{PLANNED_ON}{version}"
-        actions: list[Action] = [
-            info,
-            delta_log.transaction(app_id, snapshot.transactions.get(app_id, 0)),
-            *([delta_log.transaction(counter, to.number)] if to.number else []),
-            delta_log.transaction(fence.app_id, fence.generation),
-            *with_timestamp_feature(snapshot, to.added),
-            {"metaData": metadata},
-            *(delta_log.remove(file) for file in removed),
-            *(delta_log.add(file) for file in added),
-        ]
-        delta_log.commit(folder, version + 1, actions)
     except BaseException:
+        discard(folder, added)
+        raise
+    metrics = {"numRemovedFiles": len(removed), "numAddedFiles": len(added)}
+    said = {"columns": json.dumps([*(c.name for c in (*to.added, *to.widened)), *to.renamed.values()])}
+    info = delta_log.commit_info("CHANGE COLUMNS", said, metrics, version)
+    info["commitInfo"]["userMetadata"] = f"{PLANNED_ON}{version}"
+    actions: list[Action] = [
+        info,
+        delta_log.transaction(app_id, snapshot.transactions.get(app_id, 0)),
+        *([delta_log.transaction(counter, to.number)] if to.number else []),
+        delta_log.transaction(fence.app_id, fence.generation),
+        *with_timestamp_feature(snapshot, to.added),
+        {"metaData": metadata},
+        *(delta_log.remove(file) for file in removed),
+        *(delta_log.add(file) for file in added),
+    ]
+    try:
+        delta_log.commit(folder, version + 1, actions)
+    except LostRace:  # behind any other error the commit may be there, and name them
         discard(folder, added)
         raise
     return version + 1

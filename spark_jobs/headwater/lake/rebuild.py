@@ -16,6 +16,7 @@ import pyarrow as pa
 from headwater.arrow_types import lake_schema
 from headwater.errors import Fenced, Refused
 from headwater.lake import delta_log
+from headwater.lake.commits import LostRace
 from headwater.lake.delta_log import Action, Snapshot, read_snapshot
 from headwater.lake.delta_types import delta_type, fields_of
 from headwater.lake.evolve import columns_counter, with_timestamp_feature
@@ -68,25 +69,25 @@ def rebuild(
         )
     metadata = _metadata(snapshot, schema)
     written = [one.file for one in write_rows(folder, lake_schema(schema), rows, layout_of(metadata))]
+    gone = list(snapshot.files.values())
+    metrics = {"numRemovedFiles": len(gone), "numAddedFiles": len(written)}
+    # As an overwrite: what the table held before does not matter to whoever asks where its rows come from.
+    said = {"mode": "Overwrite", "partitionBy": json.dumps(list(schema.partition_by))}
+    info = delta_log.commit_info("REBUILD", said, metrics, version)
+    info["commitInfo"]["userMetadata"] = f"{PLANNED_ON}{version}"
+    actions: list[Action] = [
+        info,
+        delta_log.transaction(app_id, snapshot.transactions.get(app_id, 0)),
+        delta_log.transaction(columns_counter(app_id), number),
+        delta_log.transaction(fence.app_id, fence.generation),
+        *with_timestamp_feature(snapshot, schema.columns),
+        {"metaData": metadata},
+        *(delta_log.remove(file) for file in gone),
+        *(delta_log.add(file) for file in written),
+    ]
     try:
-        gone = list(snapshot.files.values())
-        metrics = {"numRemovedFiles": len(gone), "numAddedFiles": len(written)}
-        # As an overwrite: what the table held before does not matter to whoever asks where its rows come from.
-        said = {"mode": "Overwrite", "partitionBy": json.dumps(list(schema.partition_by))}
-        info = delta_log.commit_info("REBUILD", said, metrics, version)
-        info["commitInfo"]["userMetadata"] = f"{PLANNED_ON}{version}"
-        actions: list[Action] = [
-            info,
-            delta_log.transaction(app_id, snapshot.transactions.get(app_id, 0)),
-            delta_log.transaction(columns_counter(app_id), number),
-            delta_log.transaction(fence.app_id, fence.generation),
-            *with_timestamp_feature(snapshot, schema.columns),
-            {"metaData": metadata},
-            *(delta_log.remove(file) for file in gone),
-            *(delta_log.add(file) for file in written),
-        ]
         delta_log.commit(folder, version + 1, actions)
-    except BaseException:
+    except LostRace:  # behind any other error the commit may be there, and name them
         discard(folder, written)
         raise
     return version + 1, sum((file.rows or 0) - file.deleted for file in gone)
