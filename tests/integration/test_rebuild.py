@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
@@ -20,12 +21,14 @@ from fixtures.jobs import (
     lake_rows,
     load_tables,
     record_of,
+    registry_of,
     until,
 )
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
+from headwater.arrow_types import lake_schema
 from headwater.config import Pipeline
-from headwater.errors import Refused
+from headwater.errors import Refused, Transient
 from headwater.jobs.check import check
 from headwater.jobs.rebuild import rebuild
 from headwater.jobs.reload import reload
@@ -33,7 +36,12 @@ from headwater.jobs.status import status
 from headwater.jobs.verify import verify
 from headwater.jobs.wait import wait
 from headwater.lake import cuts, storage
+from headwater.lake.commits import query
 from headwater.lake.paths import reloaded_path
+from headwater.lake.positional import Fence
+from headwater.lake.rebuild import rebuild as rebuild_in_lake
+from headwater.lake.registry import now_text
+from headwater.lake.reload_records import Reload
 from headwater.names import TableName
 
 if TYPE_CHECKING:
@@ -252,6 +260,82 @@ def test_a_partitioned_table_takes_another_type_of_its_key_and_keeps_its_odd_nam
     assert sorted(stored()) == sorted(expected)
     assert len(spark.read.format("delta").load(lake_path_of(pipeline, tree)).where("`a day` = '2026-02-20'").collect())
     assert DeltaTable(lake_path_of(pipeline, tree)).metadata().partition_columns == ["a day"]
+
+
+def test_a_column_that_comes_while_a_rebuild_waits_keeps_its_values(shop: Shop, tmp_path: Path) -> None:
+    """The rows are read behind the change, the shape was made before it."""
+    shop.declare(partition_by=["region"])
+
+    def extra() -> list[tuple[Any, ...]]:
+        return [row for row in lake_rows(shop.pipeline, NAME, ["id", "extra"]) if row[0] == 1]
+
+    with following(shop.pipeline) as running:
+        until(lambda: running.done() or status(shop.pipeline)["running"], "the driver runs")
+        with armed(tmp_path, "reload.after_answer") as hold:
+            job = in_thread(shop.rebuild)
+            hold.reached(job)
+            shop.database.execute("alter table orders add extra int", "update orders set extra = 7 where id = 1")
+            until(lambda: len(record_of(shop.pipeline, NAME).schemas) == 2 or running.done(), "the lake follows")
+            until(lambda: extra() == [(1, 7)] or running.done(), "the value is in the lake")
+            hold.release()
+            with pytest.raises(Transient, match="was not rebuilt: the table's columns changed meanwhile"):
+                job.result(120)
+        assert extra() == [(1, 7)]
+        assert shop.rebuild()["state"] == "active"
+        assert (extra(), shop.partitioned_by) == ([(1, 7)], ["region"])
+
+
+def test_columns_that_the_lake_has_yet_to_follow_are_refused(shop: Shop) -> None:
+    shop.declare(partition_by=["region"])
+    shop.database.execute("alter table orders drop note")
+    with pytest.raises(Refused, match="its columns changed at the source") as refused:
+        shop.rebuild()
+    assert refused.value.code == "schema_changed"
+
+
+def test_a_driver_that_dies_over_a_second_rebuild_is_followed_by_one_that_knows_which(
+    shop: Shop, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = iter(["0" * 16, "1" * 16])
+    monkeypatch.setattr("headwater.jobs.replacing.secrets.token_hex", lambda size: next(names))
+    shop.declare(partition_by=["region"])
+    shop.rebuild()
+    with Job(shop.pipeline, "replicate", failpoint="replicate.after_rebuild", spark=spark) as job:
+        until(lambda: job.process.poll() is not None or status(shop.pipeline)["running"], "the driver runs")
+        shop.declare(types={"amount": "string"})
+        asked = in_thread(shop.rebuild)
+        assert job.wait() == -9, job.log[-2000:]
+        shop.write_meanwhile()
+        with following(shop.pipeline) as running:
+            until(lambda: asked.done() or running.done(), "the rebuild ends")
+            asked.result()
+            until(lambda: shop.is_equal() or running.done(), "the lake equals the source")
+    assert (shop.partitioned_by, shop.type_of("amount")) == ([], 'PrimitiveType("string")')
+    # What was committed is found in the lake, and not done once more.
+    assert len(record_of(shop.pipeline, NAME).schemas) == 3
+
+
+def test_a_driver_whose_predecessor_wakes_up_over_a_rebuild_goes_on_in_its_shape(shop: Shop, tmp_path: Path) -> None:
+    record, path = record_of(shop.pipeline, NAME), lake_path_of(shop.pipeline, NAME)
+    shape = replace(record.schema, partition_by=("region",))
+    app_id = record.app_id(shop.pipeline.name)
+    with armed(tmp_path, "replicate.before_table_commit") as hold, following(shop.pipeline) as running:
+        until(lambda: running.done() or status(shop.pipeline)["running"], "the driver runs")
+        shop.database.execute("update orders set region = 'jp' where id = 1", "insert into orders values (8000, 'jp')")
+        hold.reached(running)
+        found = DeltaTable(path)
+        rows = query(found, "select * from t").cast(lake_schema(shape))
+        lease = registry_of(shop.pipeline)
+        asked = Reload("0" * 16, NAME, record.incarnation, (), NAME, "", "read", now_text(), rows=100, shape=shape)
+        lease.write(asked)
+        rebuild_in_lake(path, found.version(), NAME, app_id, shape, [rows], 2, Fence("headwater/other", 1))
+        hold.release()
+        until(lambda: shop.is_equal() or running.done(), "the lake equals the source")
+        until(lambda: len(record_of(shop.pipeline, NAME).schemas) == 2 or running.done(), "the shape is known")
+    assert shop.is_equal()
+    assert shop.partitioned_by == ["region"]
+    values = DeltaTable(path).get_add_actions(flatten=True)
+    assert set(pa.table(values)["partition.region"].to_pylist()) == {"eu", "us", "jp"}
 
 
 @pytest.mark.parametrize(

@@ -442,7 +442,7 @@ def test_a_reload_that_was_read_before_a_change_is_given_up_and_says_why(plain: 
         hold.release()
         with pytest.raises(Transient) as failed:
             job.result(120)
-    assert "columns changed since its rows were read" in failed.value.message
+    assert "columns changed meanwhile" in failed.value.message
     assert plain.is_equal()
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import struct
+import traceback
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from headwater.config import Pipeline
@@ -15,6 +17,7 @@ from headwater.jobs.hidden_columns import hiding
 from headwater.lake.registry import TableRecord
 from headwater.log.blocks import Block, Held, Relation, RelationColumn
 from headwater.log.hiding import Hiding
+from headwater.log.wire import MalformedMessage
 from headwater.predicate_text import parse
 from headwater.schema import Column, TableSchema, ValueType
 
@@ -92,6 +95,18 @@ def test_of_other_columns_than_those_that_are_known_nothing_is_left(columns: tup
     found = Hiding(KEY, {7: COLUMNS}).block(block(*CHANGES, relation=replace(RELATION, columns=columns)))
     assert not any(secret in left(found) for secret in (*SECRETS, b"seen", ID))
     assert found.changes == len(CHANGES)
+
+
+def test_an_error_over_a_hidden_value_does_not_quote_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message goes to the driver, its log and the page."""
+
+    def broken(column: Column, key: bytes, texts: pa.Array) -> pa.Array:
+        raise ValueError(f"cannot read {texts.to_pylist()}")
+
+    monkeypatch.setattr("headwater.log.hiding.hide", broken)
+    with pytest.raises(MalformedMessage, match="a value of column mail") as malformed:
+        Hiding(KEY, {7: COLUMNS}).block(block(*CHANGES))
+    assert "ann@example.org" not in "".join(traceback.format_exception(malformed.value))
 
 
 def test_another_relation_is_let_through() -> None:

@@ -240,6 +240,7 @@ class Tables:
         """Somebody else has committed to the table, of which we thought to know where it stands."""
         self._ledger.check_fence()
         self._read_version(record, self._versions[record.name])
+        self._evolving.look_again(self.records[record.name])
 
     def moved_to(self, name: str, version: int) -> None:
         """The table stands at another version, with the same rows of the log."""
@@ -260,11 +261,11 @@ class Tables:
         and nothing else from now on; how many rows it had before. None: it cannot be written any more."""
         return self._evolving.rebuild(record, schema, content, still_alive)
 
-    def shapes_read(self, record: TableRecord) -> list[TableSchema]:
-        """What rebuilds of the table that have read its rows are to make of it."""
-        mine = (record.name, record.incarnation, "read")
-        reloads = list(self._registry.reloads.values())
-        return [r.shape for r in reloads if r.shape is not None and (r.table, r.incarnation, r.state) == mine]
+    def shapes_asked(self, record: TableRecord) -> list[TableSchema]:
+        """What rebuilds were to make of the table since its load, the last one first; those that are over, too."""
+        reloads = sorted(self._registry.reloads.values(), key=lambda reload: reload.since, reverse=True)
+        mine = (record.name, record.incarnation)
+        return [r.shape for r in reloads if r.shape is not None and (r.table, r.incarnation) == mine]
 
     def change(self, name: str, how: Callable[[TableRecord], TableRecord | None]) -> None:
         """What the registry says of the table; None: nothing else than before."""
@@ -494,6 +495,9 @@ class Tables:
                 self.look_again(record)
                 if self.records[name].state == "suspended":
                     return None
+                self._evolving.finish(name, still_alive)
+                if len(self.records[name].schemas) != len(record.schemas):
+                    raise KeepsChanging.during(1, name) from None  # planned in the shape of before: all of it again
                 continue
             reach("replicate.after_table_commit", name)
             # The commit exists: the table stands at it, whatever is thought of it.

@@ -39,7 +39,7 @@ from headwater.lake.evolve import Columns, evolve, require_possible
 from headwater.lake.ledger import TableVersion
 from headwater.lake.paths import table_path
 from headwater.lake.positional import Fence
-from headwater.lake.rebuild import is_ahead, rebuild
+from headwater.lake.rebuild import rebuild, shape_ahead
 from headwater.lake.registry import TableRecord
 from headwater.log.blocks import Block, Relation, RelationColumn, Transactions
 from headwater.log.decode import older_value
@@ -184,17 +184,20 @@ class Evolving:
         log.info("%s: it is in its new shape", record.name)
 
     def _learn_shape(self, record: TableRecord) -> None:
-        """What a driver has rebuilt before it died."""
+        """What another driver has rebuilt, and died before it said so."""
         stands = self._tables.stands_at(record.name)
-        shapes = self._tables.shapes_read(record)
+        shapes = self._tables.shapes_asked(record)
         if not shapes or stands is None:
             return
         path, app_id = table_path(self._root, record.path), record.app_id(self._pipeline.name)
         with damage_named(record.name):
-            ahead = is_ahead(path, stands.version, app_id, len(record.schemas))
-        if ahead:
-            # There is but one: a rebuild is of the whole table, and no two reloads of the same rows are open at once.
-            self._has_shape(record, shapes[0])
+            shape = shape_ahead(path, stands.version, record.name, app_id, len(record.schemas), shapes)
+        if shape is not None:
+            self._has_shape(record, shape)
+
+    def look_again(self, record: TableRecord) -> None:
+        """Others have written to the table: perhaps a driver before this one, that has rebuilt it."""
+        self._finished.discard((record.name, record.incarnation, len(record.schemas)))
 
     def finish(self, name: str, still_alive: Callable[[], None]) -> None:
         """The lake has the columns that the registry names."""

@@ -113,8 +113,8 @@ def _merged(
         record = tables.records[name]
         if reload.shape is not None and has_shape(record.schema, reload.shape):
             gone: int | None = 0  # the driver before this one has done it, and died before it said so
-        elif record.schemas[-1][0] > reload.capture_lsn:
-            return answer.ended("failed", now_text(), "the table's columns changed since its rows were read")
+        elif _has_changed(record, reload):
+            return answer.ended("failed", now_text(), "the table's columns changed meanwhile")
         else:
             gone = _put(tables, root, reload, position, record, spill, still_alive)
         reach("replicate.after_part_commit", name)
@@ -125,6 +125,14 @@ def _merged(
         return answer.ended("failed", now_text(), "the table cannot be written any more")
     log.info("%s: %s was %s: %s rows for %s", name, reload.shown, reload.done, reload.rows, gone)
     return replace(answer.ended("done", now_text()), version=stands.version, lsn=stands.applied_lsn, replaced=gone)
+
+
+def _has_changed(record: TableRecord, reload: Reload) -> bool:
+    """Whether the table has other columns than the rows that were read, or than the shape that was made of it before:
+    the first schema is that of its load, whose capture point may lie above the position of rows in the lake."""
+    if reload.shape is not None and reload.shape.definition != record.schema.definition:
+        return True
+    return len(record.schemas) > 1 and record.schemas[-1][0] > reload.capture_lsn
 
 
 def _put(

@@ -14,6 +14,7 @@ import contextlib
 import os
 import signal
 import time
+import traceback
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Final
@@ -353,6 +354,14 @@ def main(folder: str, data: Connection, control: Connection) -> None:
             f"it cannot be read: {bad}", code="protocol_error", where="log", remedy="report this as a bug"
         )
     except Exception as unexpected:
-        error = HeadwaterError(f"the reader failed: {type(unexpected).__name__}: {unexpected}", where="log")
+        error = HeadwaterError(f"the reader failed: {_named(unexpected)}", where="log")
     with contextlib.suppress(OSError):
         ChunkSender(data).send(Ended(error))
+
+
+def _named(error: Exception) -> str:
+    """Its kind, and where it came from. Not its text: it may show a row's value, a hidden one even."""
+    if isinstance(error, OSError):
+        return f"{type(error).__name__}: {error.strerror or 'no reason given'}"
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} in {last.name} ({os.path.basename(last.filename)}, line {last.lineno})"

@@ -62,6 +62,7 @@ def rebuild(
         record = registry.tables[str(table)]
         refuse_state(record)
         declared = _declared(connection, pipeline, table)
+        schema_now(connection, pipeline, record)  # refuses columns that the lake has yet to follow
         changed = options_for_a_rebuild(record.schema, declared)
         shape = reshaped(record.schema, declared)
         done: dict[str, Any] = {"rows": 0, "bytes": 0, "seconds": 0.0, "replaced_rows": 0, "read_from": ""}

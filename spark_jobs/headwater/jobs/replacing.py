@@ -139,11 +139,12 @@ class Replacing:
                 size = sum(found for _, found in rows_in(row_files(root, name)))
                 reach("reload.after_read")
                 self.registry.write(done)
-                emit_marker(self.connection)  # an idle log moves on, to where all that was read has been applied
             except BaseException:
                 self._give_up(asked)
                 remove_rows(root, name)
                 raise
+            # From here on it is the driver's: it may be at it already.
+            emit_marker(self.connection)  # an idle log moves on, to where all that was read has been applied
             merged = self._merged(done)
         return {
             "rows": done.rows,
@@ -242,10 +243,8 @@ class Replacing:
         )
         if found is None or found.state == "failed":
             reason = found.reason if found is not None else "replicate has ended"
-            what = "was reloaded and is not published yet" if done else "was not reloaded"
-            again = (
-                "see headwater status PIPELINE.yaml; run the reload again when replicate runs and the table is active"
-            )
+            what = f"was {asked.done} and is not published yet" if done else f"was not {asked.done}"
+            again = "see headwater status PIPELINE.yaml; run it again when replicate runs and the table is active"
             raise Transient(
                 f"{asked.shown} {what}: {reason}",
                 code="reload_failed",

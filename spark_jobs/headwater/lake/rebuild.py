@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from headwater.arrow_types import lake_schema
-from headwater.errors import Fenced, Refused
+from headwater.errors import Fenced, ForeignWrite, Refused
 from headwater.lake import delta_log
 from headwater.lake.commits import LostRace
 from headwater.lake.delta_log import Action, Snapshot, read_snapshot
@@ -32,9 +32,31 @@ def why_not(folder: str, version: int | None = None) -> str:
     return obstacle(read_snapshot(folder, version))
 
 
-def is_ahead(folder: str, version: int, app_id: str, schemas: int) -> bool:
-    """Whether the table is in a later shape than the `schemas` that the registry knows of it."""
-    return read_snapshot(folder, version).transactions.get(columns_counter(app_id), 1) > schemas
+def shape_ahead(
+    folder: str, version: int, name: str, app_id: str, schemas: int, shapes: Iterable[TableSchema]
+) -> TableSchema | None:
+    """Which of `shapes` the table is in, if that is a later one than the `schemas` that the registry knows of it; None:
+    it is not. ForeignWrite when it is in none of them."""
+    snapshot = read_snapshot(folder, version)
+    if snapshot.transactions.get(columns_counter(app_id), 1) <= schemas:
+        return None
+    for shape in shapes:
+        if _is_in(snapshot, shape):
+            return shape
+    raise ForeignWrite(
+        "it was rebuilt, and nobody knows any more into which shape",
+        where=name,
+        remedy=f"headwater load PIPELINE.yaml --table {name} --again",
+    )
+
+
+def _is_in(snapshot: Snapshot, shape: TableSchema) -> bool:
+    types = {field["name"]: field["type"] for field in fields_of(snapshot.metadata)}
+    return (
+        list(snapshot.metadata["partitionColumns"]) == list(shape.partition_by)
+        and types.keys() == set(lake_schema(shape).names)
+        and all(types[column.name] == delta_type(column.value) for column in shape.columns)
+    )
 
 
 def rebuild(

@@ -61,9 +61,10 @@ class Hiding:
                 there = np.flatnonzero(found.lengths >= 0)
                 try:
                     texts, bad = found.converter(column)(column.value, buffer, found.starts, found.lengths)
-                except MalformedMessage as malformed:  # its words may be the value's
-                    raise MalformedMessage(f"a value of column {column.name}", malformed.position) from None
-                shown = self._hidden(column, texts, bad)
+                    shown = self._hidden(column, texts, bad)
+                except Exception as error:  # its words may be the value's
+                    where = error.position if isinstance(error, MalformedMessage) else int(at.min())
+                    raise MalformedMessage(f"a value of column {column.name}", where) from None
                 edits.add(found.at[there], found.ends[there], shown.take(pa.array(there)))
             at = found.ends
         return at
