@@ -131,7 +131,8 @@ class Upkeep:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="headwater-upkeep")
         self._running: dict[str, Future[list[Rewritten]]] = {}
         self._seen: dict[str, int] = {}  # the version at the last look
-        self._due: set[str] = set()  # folders that were due while the thread rested
+        self._due: dict[str, float] = {}  # folders that were due while the thread rested, and their last commits
+        self._begun: dict[str, float] = {}  # when files of each were looked at last
         self._rests_until = 0.0
         self._stop = Event()
 
@@ -151,10 +152,12 @@ class Upkeep:
                 del self._running[folder]
                 self.finish(folder, state, running)
             return
-        if state.version // _LOOK_EVERY > last // _LOOK_EVERY:
-            self._due.add(folder)
-        if folder in self._due and self._rested:
-            self._due.discard(folder)
+        now = time.monotonic()
+        if folder in self._due or state.version // _LOOK_EVERY > last // _LOOK_EVERY:
+            self._due[folder] = now
+        if folder in self._due and self._rested and self._is_next(folder, now):
+            del self._due[folder]
+            self._begun[folder] = now
             groups = choose(state.snapshot.files.values())
             if groups:
                 read = as_read(state, groups)
@@ -164,6 +167,12 @@ class Upkeep:
     @property
     def _rested(self) -> bool:
         return time.monotonic() >= self._rests_until and all(one.done() for one in list(self._running.values()))
+
+    def _is_next(self, folder: str, now: float) -> bool:
+        """Whether none has waited longer that is written to just now: of tables that are written one behind the other
+        it would always be the first one's turn."""
+        waiting = [other for other, at in list(self._due.items()) if at >= now - _LONGEST_REST]
+        return min(waiting, key=lambda other: self._begun.get(other, 0.0)) == folder
 
     def rewrite_all(
         self, folder: str, schema: TableSchema, groups: list[tuple[list[Source], str]], metadata: Action

@@ -1,0 +1,65 @@
+"""Which table's files are gathered when one thread serves them all."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from concurrent.futures import wait
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from headwater.arrow_types import lake_schema
+from headwater.lake import delta_log, upkeep
+from headwater.lake.data_files import write_batches
+from headwater.lake.layout import layout_of
+from headwater.lake.positional import Fence
+from headwater.lake.table_state import TableState
+from headwater.lake.upkeep import Upkeep
+from headwater.schema import Column, TableSchema, ValueType
+
+SCHEMA = TableSchema(1, "public", "t", (Column("n", 1, 20, -1, ValueType("int8", "bigint")),), ())
+
+
+def _table(folder: Path) -> TableState:
+    (folder / "_delta_log").mkdir(parents=True)
+    field = {"name": "n", "type": "long", "nullable": True, "metadata": {}}
+    metadata = {
+        "id": folder.name,
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": json.dumps({"type": "struct", "fields": [field]}),
+        "partitionColumns": [],
+        "configuration": {"delta.checkpointInterval": "1000"},
+    }
+    protocol = {"minReaderVersion": 1, "minWriterVersion": 2}
+    delta_log.create(str(folder), [{"protocol": protocol}, {"metaData": metadata}])
+    return TableState(str(folder), SCHEMA)
+
+
+def _append(folder: str, state: TableState) -> None:
+    rows = pa.table({"n": [1]}, lake_schema(SCHEMA))
+    file = write_batches(folder, rows.schema, [rows], layout_of(state.snapshot.metadata))
+    delta_log.commit(folder, state.version + 1, [delta_log.add(file)])
+    state.advance()
+
+
+def test_each_of_two_tables_that_are_always_written_one_behind_the_other_is_gathered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each batch finds the thread rested, at the first table of it."""
+    clock = itertools.count(1000.0, 0.001)
+    rest = [0.0]
+    monkeypatch.setattr("headwater.lake.upkeep.time.monotonic", lambda: next(clock) + rest[0])
+    monkeypatch.setattr(upkeep, "_REST", 1e6)
+    tables = {str(tmp_path / name): _table(tmp_path / name) for name in ("first", "second")}
+    work = Upkeep(Fence("headwater/shop/generation", 1))
+    for _ in range(40):
+        rest[0] += 3
+        for folder, state in tables.items():
+            _append(folder, state)
+            work.after_commit(folder, state, SCHEMA)
+            wait(list(work._running.values()))
+    work.close()
+    for folder, state in tables.items():
+        assert len(state.snapshot.files) < 40, folder
