@@ -239,6 +239,7 @@ class Tables:
     def look_again(self, record: TableRecord) -> None:
         """Somebody else has committed to the table, of which we thought to know where it stands."""
         self._ledger.check_fence()
+        self._registry.refresh()  # what it was asked to make of the table
         self._read_version(record, self._versions[record.name])
         self._evolving.look_again(self.records[record.name])
 
