@@ -124,7 +124,13 @@ def test_what_goes_on_instead_is_of_these_partitions_too(parted: HandLake, pipel
 
 
 def test_what_is_no_partition_of_a_wanted_table_is_refused(parted: HandLake, pipeline: str) -> None:
-    for partitions, code in (({B: "b_1"}, "not_partitioned"), ({A: "a b"}, "bad_name"), ({"x y": "a"}, "bad_name")):
+    refused_ones: list[tuple[Any, str]] = [
+        ({B: "b_1"}, "not_partitioned"),
+        ({A: "a b"}, "bad_name"),
+        ({"x y": "a"}, "bad_name"),
+        ("a_1", "bad_argument"),
+    ]
+    for partitions, code in refused_ones:
         with pytest.raises(Refused) as refused:
             wait_for_cut(pipeline, require=at(parted, 0x180), partitions=partitions, timeout=1)
         assert refused.value.code == code

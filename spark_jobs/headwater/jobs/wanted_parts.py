@@ -31,6 +31,13 @@ def parse_partitions(
     """The partitions of each table, as SQL names them; without a schema that of the table. Refused for a name that is
     none, and for a table that is not among those that are waited for."""
     found: Partitions = {}
+    if not isinstance(partitions, Mapping | None):  # a template that gave something else
+        raise Refused(
+            f"{partitions!r} names no partitions",
+            code="bad_argument",
+            where="partitions",
+            remedy='give them by table, as {"public.orders": ["orders_2026_01"]}',
+        )
     for table, names in (partitions or {}).items():
         parent = parse_table(table)
         if tables and parent not in tables:
