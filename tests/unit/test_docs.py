@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ast
 import importlib
+import itertools
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pydantic import BaseModel
 
 from headwater.config import Defaults, Lake, Load, Pipeline, Replicate, Source, TableEntry, load_pipeline
+from headwater.lake import ledger, validations
 from headwater.lake.freshness import Outcome
 from headwater.source import connection, slot
 
@@ -103,6 +106,22 @@ def test_every_key_of_the_pipeline_file_is_in_the_reference() -> None:
     assert "tables[]" in described
 
 
+@pytest.mark.parametrize(("name", "schema"), [("Ledger", ledger._SCHEMA), ("Validations", validations._SCHEMA)])
+def test_the_columns_of_a_table_of_headwaters_own_are_in_the_page_of_the_lake(name: str, schema: pa.Schema) -> None:
+    rows = _table_after(f"**{name}**", ROOT / "docs" / "reference" / "lake.md")
+    described: dict[str, str] = {}
+    for cells in rows:
+        columns, types = re.findall(r"`(\w+)`", cells[0]), cells[1].split(", ")
+        described |= zip(columns, types * len(columns) if len(types) == 1 else types, strict=True)
+    assert described == {field.name: _described_type(field.type) for field in schema}
+
+
+def test_the_fields_of_a_table_in_the_ledger_are_in_the_page_of_the_lake() -> None:
+    rows = _table_after("**Ledger**", ROOT / "docs" / "reference" / "lake.md")
+    (meaning,) = (cells[2] for cells in rows if cells[0] == "`tables`")
+    assert set(re.findall(r"`(\w+)`", meaning)) == {field.name for field in ledger._TABLE}
+
+
 def test_every_row_of_the_lineage_names_a_test_or_says_why_there_is_none() -> None:
     page = (ROOT / "docs" / "lineage.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if re.match(r"\| [A-Z]\d+ \|", line)]
@@ -133,6 +152,21 @@ def test_every_environment_variable_that_a_page_names_is_read_somewhere() -> Non
     for page in PAGES:
         for name in re.findall(r"HEADWATER_[A-Z_]+", page.read_text(encoding="utf-8")):
             assert name in code, f"{_page_id(page)}: {name}"
+
+
+def _table_after(heading: str, page: Path) -> list[list[str]]:
+    """The cells of the first table behind `heading`, row by row, without its head."""
+    text = page.read_text(encoding="utf-8").partition(heading)[2]
+    lines = itertools.takewhile(lambda line: line.startswith("|"), text[text.index("\n|") + 1 :].splitlines())
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines][2:]
+
+
+def _described_type(kind: pa.DataType) -> str:
+    if pa.types.is_map(kind):
+        return f"map {_described_type(kind.key_type)} -> {_described_type(kind.item_type)}"
+    if pa.types.is_struct(kind):
+        return "struct"
+    return {"int64": "bigint", "bool": "boolean", "timestamp[us, tz=UTC]": "timestamp"}.get(str(kind), str(kind))
 
 
 def _functions(path: Path) -> set[str]:
