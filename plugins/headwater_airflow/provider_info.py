@@ -17,9 +17,12 @@ def get_provider_info() -> dict[str, Any]:
         "package-name": "headwater",
         "name": _INTEGRATION,
         "description": "PostgreSQL to Delta Lake replication, and sensors that wait for the freshness a task needs.",
-        "integrations": [{"integration-name": _INTEGRATION, "external-doc-url": "", "tags": ["software"]}],
+        "integrations": [{"integration-name": _INTEGRATION, "tags": ["software"]}],
         "operators": modules("operators.spark", "operators.replication", "operators.source", "operators.branch"),
         "sensors": modules("sensors.freshness"),
-        "triggers": modules("triggers.freshness", "triggers.movement"),
+        "triggers": modules(
+            "triggers.first_look", "triggers.freshness", "triggers.lateness", "triggers.moments", "triggers.movement"
+        ),
         "hooks": modules("hooks.source"),
+        # No "plugins": the entry point `airflow.plugins` registers ours, and Airflow reports a second one as an error.
     }

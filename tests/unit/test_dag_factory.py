@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jsonschema
 import pytest
 
 from headwater.errors import BadConfiguration
@@ -211,16 +213,28 @@ def test_a_stored_dag_holds_no_secret(tmp_path: Path) -> None:
         assert PASSWORD not in serialized(dag)
 
 
-def test_every_module_that_the_provider_names_exists() -> None:
+def test_the_provider_info_is_what_airflow_asks_for_and_names_every_module_with_a_trigger_or_sensor() -> None:
+    import airflow
+
     from headwater_airflow.plugin import HeadwaterPlugin
     from headwater_airflow.provider_info import get_provider_info
 
     info = get_provider_info()
-    for kind in ("operators", "sensors", "triggers", "hooks"):
-        for entry in info[kind]:
-            for module in entry["python-modules"]:
-                importlib.import_module(module)
+    schema = json.loads((Path(airflow.__file__).parent / "provider_info.schema.json").read_text())
+    jsonschema.validate(info, schema)
+    assert set(info) <= set(schema["properties"])
     assert info["package-name"] == "headwater"
+    for kind in ("operators", "sensors", "triggers", "hooks"):
+        named = {module for entry in info[kind] for module in entry["python-modules"]}
+        for module in named:
+            importlib.import_module(module)
+        if kind in ("sensors", "triggers"):
+            files = (ROOT / "plugins" / "headwater_airflow" / kind).glob("*.py")
+            classes = re.compile(rf"^class \w+{kind.removesuffix('s').capitalize()}\(", re.MULTILINE)
+            assert named == {
+                f"headwater_airflow.{kind}.{file.stem}" for file in files if classes.search(file.read_text())
+            }
+    assert "plugins" not in info  # its entry point registers the plugin: once more is an import error in Airflow
     assert HeadwaterPlugin.name == "headwater"
 
 
