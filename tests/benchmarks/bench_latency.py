@@ -5,6 +5,7 @@ Reference of the same run: a bare Delta append of one row by Spark, which no pub
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import statistics
 import tempfile
@@ -12,8 +13,10 @@ import threading
 import time
 from pathlib import Path
 
+import psycopg
 from mixed_load import TABLES, make_mixed_tables, pipeline, report, server
 
+from headwater.embedded import EmbeddedServer
 from headwater.jobs.load import load
 from headwater.jobs.replicate import replicate
 from headwater.lake.position_file import read_position_file
@@ -25,23 +28,30 @@ RATE = int(os.environ.get("HEADWATER_BENCH_RATE", "1000"))
 STEP = 0.1
 
 
-def write(connection: object, marks: list[tuple[int, float]], stop: threading.Event, rate: int = RATE) -> None:
-    """`rate` single-row changes a second in steps; after each step its position and the moment."""
-    execute = connection.execute  # type: ignore[attr-defined]
+def write(conninfo: str, marks: list[tuple[int, float]], stop: threading.Event, rate: int) -> None:
+    """`rate` changes a second in steps; after each step its position and the moment."""
+    connection = psycopg.connect(conninfo, autocommit=True)
+    execute = connection.execute
+    execute("set synchronous_commit = off")
     per_step = int(rate * STEP)
     due = time.perf_counter()
     while not stop.is_set():
         execute(f"call mixed({per_step})")
         row = execute("select pg_current_wal_insert_lsn()::text").fetchone()
+        assert row is not None
         marks.append((parse_lsn(row[0]), time.perf_counter()))
         due += STEP
         stop.wait(max(0.0, due - time.perf_counter()))
+    connection.close()
 
 
-def seconds_to_published(root: str, marks: list[tuple[int, float]], seconds: float) -> list[tuple[float, float]]:
-    """For so long: of each of `marks` that is published its moment and the seconds that it took."""
+def _at_rate(conninfo: str, root: str, rate: int, seconds: float) -> tuple[int, list[tuple[float, float]]]:
+    marks: list[tuple[int, float]] = []
     found: list[tuple[float, float]] = []
-    pause, began = threading.Event(), time.perf_counter()
+    stop, pause = threading.Event(), threading.Event()
+    writer = threading.Thread(target=write, args=(conninfo, marks, stop, rate))
+    writer.start()
+    began = time.perf_counter()
     while time.perf_counter() - began < seconds:
         pause.wait(0.02)
         file = read_position_file(root)
@@ -49,7 +59,19 @@ def seconds_to_published(root: str, marks: list[tuple[int, float]], seconds: flo
         while file is not None and len(found) < len(marks) and marks[len(found)][0] <= file.position.lsn:
             moment = marks[len(found)][1]
             found.append((moment, now - moment))
-    return found
+    stop.set()
+    writer.join()
+    return len(marks) * int(rate * STEP), found
+
+
+def at_rate(source: EmbeddedServer, root: str, rate: int, seconds: float) -> tuple[int, list[tuple[float, float]]]:
+    """Write `rate` changes a second by `call mixed(changes)`, for so long. How many were written, and of each step that
+    was published meanwhile its moment and the seconds that it took.
+
+    In a process of its own: who writes and who waits must not take the driver's interpreter from it.
+    """
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_at_rate, (source.conninfo("postgres"), root, rate, seconds))
 
 
 def main() -> None:
@@ -57,19 +79,13 @@ def main() -> None:
         wanted = pipeline(Path(scratch), source, *make_mixed_tables(source))
         load(wanted)
         root = wanted.lake_path()
-        marks: list[tuple[int, float]] = []
-        stop_writing, stop = threading.Event(), threading.Event()
+        stop = threading.Event()
         driver = threading.Thread(target=replicate, args=(wanted, None, None, stop))
         driver.start()
         while read_position_file(root) is None:
             stop.wait(0.05)
-        with source.connect("postgres") as connection:
-            connection.execute("set synchronous_commit = off")
-            writer = threading.Thread(target=write, args=(connection, marks, stop_writing))
-            writer.start()
-            delays = [delay for _, delay in seconds_to_published(root, marks, SECONDS)]
-            stop_writing.set()
-            writer.join()
+        written, found = at_rate(source, root, RATE, SECONDS)
+        delays = [delay for _, delay in found]
         stop.set()
         driver.join()
         spark = build_session()
@@ -84,7 +100,7 @@ def main() -> None:
             changes_per_second=RATE,
             tables=TABLES,
             seconds=SECONDS,
-            written=len(marks) * int(RATE * STEP),
+            written=written,
             published=len(delays) * int(RATE * STEP),
             p50_seconds=round(statistics.median(half), 2) if half else None,
             p99_seconds=round(statistics.quantiles(half, n=100)[98], 2) if len(half) > 1 else None,

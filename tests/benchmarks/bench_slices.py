@@ -137,17 +137,16 @@ def main() -> None:
         watch = Watch(wanted.lake_path())
         watching = threading.Thread(target=watch.run)
         stop_writing = threading.Event()
-        with source.connect("postgres") as connection:
-            connection.execute("set synchronous_commit = off")
-            writing = threading.Thread(target=write, args=(connection, watch.marks, stop_writing, RATE))
-            try:
-                _measure(wanted, Path(scratch), watch, watching, writing)
-            finally:
-                stop_writing.set()
-                watch.stop.set()
-                for thread in (writing, watching):
-                    if thread.ident is not None:
-                        thread.join()
+        arguments = (source.conninfo("postgres"), watch.marks, stop_writing, RATE)
+        writing = threading.Thread(target=write, args=arguments)
+        try:
+            _measure(wanted, Path(scratch), watch, watching, writing)
+        finally:
+            stop_writing.set()
+            watch.stop.set()
+            for thread in (writing, watching):
+                if thread.ident is not None:
+                    thread.join()
 
 
 def _fill(source: EmbeddedServer) -> None:

@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 import numpy as np
-from bench_latency import STEP, seconds_to_published, write
+from bench_latency import STEP, at_rate
 from mixed_load import pipeline, report, server
 
 from headwater.embedded import EmbeddedServer
@@ -60,20 +60,6 @@ def make_tables(source: EmbeddedServer) -> list[str]:
             """
         )
     return [f"public.m{number}" for number in range(TABLES)]
-
-
-def at_rate(source: EmbeddedServer, root: str, rate: int, seconds: float) -> tuple[int, list[tuple[float, float]]]:
-    """Changes written, and the published steps."""
-    marks: list[tuple[int, float]] = []
-    stop = threading.Event()
-    with source.connect("postgres") as connection:
-        connection.execute("set synchronous_commit = off")
-        writer = threading.Thread(target=write, args=(connection, marks, stop, rate))
-        writer.start()
-        found = seconds_to_published(root, marks, seconds)
-        stop.set()
-        writer.join()
-    return len(marks) * int(rate * STEP), found
 
 
 def main() -> None:

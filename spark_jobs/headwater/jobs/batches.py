@@ -54,14 +54,19 @@ class Batch:
     """Consecutive chunks that are applied together."""
 
     chunks: list[Chunk] = field(default_factory=list)
+    changes: int = field(init=False, default=0)
+    size: int = field(init=False, default=0)
+    """Bytes of the log."""
 
-    @property
-    def changes(self) -> int:
-        return sum(chunk.changes for chunk in self.chunks)
+    def __post_init__(self) -> None:
+        chunks, self.chunks = self.chunks, []
+        for chunk in chunks:
+            self.add(chunk)
 
-    @property
-    def size(self) -> int:
-        return sum(chunk.size for chunk in self.chunks)
+    def add(self, chunk: Chunk) -> None:
+        self.chunks.append(chunk)
+        self.changes += chunk.changes
+        self.size += chunk.size
 
     @property
     def demand(self) -> bool:

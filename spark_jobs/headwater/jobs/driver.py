@@ -219,7 +219,7 @@ class Driver:
         batch = Batch()
         deadline = time.monotonic() + self._limits.max_seconds
         while (chunk := self._next_chunk(batch)) is not None:
-            batch.chunks.append(chunk)
+            batch.add(chunk)
             self._reader.taken(chunk.size)
             full = batch.changes >= self._limits.max_rows or batch.size >= self._limits.max_bytes
             # Up to the newest demand that waits: a batch for each would let the log outrun a slow lake, as waiters

@@ -61,8 +61,7 @@ class _Lane:
     shares: deque[_Waiting] = field(default_factory=deque)
     errands: deque[Callable[[], Result]] = field(default_factory=deque)
     busy: bool = False
-    rests_until: float = 0.0
-    """Monotonic: what was tried is first in the lane again."""
+    ready: bool = False
 
 
 class Lanes:
@@ -82,6 +81,7 @@ class Lanes:
         self._changed = threading.Condition()
         self._lanes: dict[str, _Lane] = {}
         self._ready: deque[str] = deque()  # lanes that wait for a thread
+        self._resting: dict[str, float] = {}  # until when (monotonic); what was tried is first in the lane again
         self._done: list[Done] = []
         self._joined: tuple[tuple[int, ...], Transactions] | None = None
         self._ending = False
@@ -143,22 +143,22 @@ class Lanes:
 
     def _make_ready(self, name: str) -> None:
         lane = self._lanes[name]
-        if lane.busy or name in self._ready or not (lane.shares or lane.errands):
+        if lane.busy or lane.ready or not (lane.shares or lane.errands):
             return
-        if lane.rests_until <= time.monotonic():
+        if name not in self._resting:
+            lane.ready = True
             self._ready.append(name)
         self._changed.notify_all()
 
     def _wake_rested(self) -> float | None:
         """Make ready what has rested enough; seconds until the next one has."""
+        if not self._resting:
+            return None
         now = time.monotonic()
-        resting = [name for name, lane in self._lanes.items() if lane.rests_until and not lane.busy]
-        for name in resting:
-            if self._lanes[name].rests_until <= now:
-                self._lanes[name].rests_until = 0.0
-                self._make_ready(name)
-        ends = [self._lanes[name].rests_until for name in resting]
-        return min((end - now for end in ends if end), default=None)
+        for name in [name for name, until in self._resting.items() if until <= now]:
+            del self._resting[name]
+            self._make_ready(name)
+        return min((until - now for until in self._resting.values()), default=None)
 
     def _serve(self) -> None:
         while True:
@@ -171,7 +171,7 @@ class Lanes:
                     return
                 name = self._ready.popleft()
                 lane = self._lanes[name]
-                lane.busy = True
+                lane.busy, lane.ready = True, False
                 shares = list(lane.shares)
                 lane.shares.clear()
                 errand = lane.errands.popleft() if not shares else None
@@ -182,7 +182,7 @@ class Lanes:
                     lane.shares.extendleft(reversed(shares))
                     if errand is not None:
                         lane.errands.appendleft(errand)
-                    lane.rests_until = time.monotonic() + done.failure.seconds
+                    self._resting[name] = time.monotonic() + done.failure.seconds
                 else:
                     self._done.append(done)
                 del shares

@@ -33,6 +33,7 @@ from headwater.jobs.stage_times import BusyShares
 from headwater.log.blocks import Chunk
 from headwater.log.hiding import Hiding
 from headwater.log.large import Announcement, Gone, OpenBlocks, on_their_own
+from headwater.log.packing import PackedChunk, Unpacker
 from headwater.log.spill import SpillFolder, spill_files
 
 __all__ = ["LogReader", "ReaderOptions", "ReaderProcess"]
@@ -225,13 +226,15 @@ class LogReader:
 
     def _receive(self) -> None:
         ended = Ended(SourceUnreachable("the log reader process died", where="reader", remedy="run replicate again"))
-        receiver = ChunkReceiver(self._data)
+        receiver, unpacker = ChunkReceiver(self._data), Unpacker()
         try:
             while True:
                 item = receiver.receive()
                 if isinstance(item, Ended):
                     ended = item
                     break
+                if isinstance(item, PackedChunk):
+                    item = unpacker.unpack(item)
                 self._arrived(item)
                 del item  # a chunk belongs to whoever takes it: its files go when that one lets go
         except (EOFError, OSError):

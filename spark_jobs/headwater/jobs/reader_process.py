@@ -24,6 +24,7 @@ from headwater.jobs.chunk_pipe import ChunkSender
 from headwater.log.blocks import Message
 from headwater.log.framing import Framer, ProtocolError
 from headwater.log.hiding import Hiding
+from headwater.log.packing import Packer
 from headwater.log.spill import SpillStore
 from headwater.log.wire import MalformedMessage
 from headwater.source.stream import ConnectionLost, Keepalive, LogSource, LogStream
@@ -120,6 +121,7 @@ class _Reader:
         self._options = options
         self._conninfo = options.conninfo
         self._data = ChunkSender(data)
+        self._packer = Packer()
         self._control = control
         self._framer = Framer(SpillStore(folder, options.spill), announce_from=options.announce_from)
         self._hides = options.hiding is not None
@@ -298,7 +300,7 @@ class _Reader:
         self._in_flight += chunk.size
         self._reported = max(self._reported, chunk.read_position)
         with stage("ship"):
-            self._data.send(chunk)
+            self._data.send(self._packer.pack(chunk))
         self._told = self._shipped = time.monotonic()
 
     def _obey(self, stream: LogStream | None) -> None:

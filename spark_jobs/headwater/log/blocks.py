@@ -8,7 +8,7 @@ transactions share a block per relation, so that decoding works on thousands of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
@@ -209,15 +209,14 @@ class Chunk:
     ddl: Ddl | None = None
     left_out: int = 0
     """Bytes that belonged to no change when the chunk was made of a larger one: they count for its size."""
+    size: int = field(init=False)
+    """Bytes of the log, in memory or on disk."""
+    changes: int = field(init=False)
 
-    @property
-    def size(self) -> int:
-        """Bytes of the log, in memory or on disk."""
-        return sum(block.size for block in self.blocks) + self.left_out
-
-    @property
-    def changes(self) -> int:
-        return sum(block.changes for block in self.blocks)
+    def __post_init__(self) -> None:
+        # Asked again and again while the chunk waits, and it may have hundreds of blocks.
+        object.__setattr__(self, "size", sum(block.size for block in self.blocks) + self.left_out)
+        object.__setattr__(self, "changes", sum(block.changes for block in self.blocks))
 
     @property
     def is_large(self) -> bool:
