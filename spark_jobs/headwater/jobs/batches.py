@@ -107,6 +107,8 @@ class Share:
 
     def that_count(self, transactions: Transactions, counts: Rows) -> tuple[list[tuple[Block, Rows]], list[Truncate]]:
         """The blocks, each with the mask of changes whose transaction counts, and the truncates that count."""
+        if counts.all():
+            return [(block, np.ones(block.changes, dtype=np.bool_)) for block in self.blocks], self.truncates
         blocks = [(block, counts[transactions.index_of(block.sequence)]) for block in self.blocks]
         return blocks, [t for t in self.truncates if counts[transactions.index_of(np.array([t.sequence]))[0]]]
 

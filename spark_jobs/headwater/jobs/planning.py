@@ -4,6 +4,7 @@ that it takes to Delta. Nothing is changed here.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import numpy as np
@@ -100,12 +101,13 @@ class Planner:
 
 def transactions_that_count(record: TableRecord, transactions: Transactions, applied_lsn: int) -> Rows:
     """Above the applied position, and, while the load hands over, not visible in its snapshot."""
-    counts: Rows = transactions.end_lsn > applied_lsn
-    capture = record.capture
+    end_lsn, capture = transactions.end_lsn, record.capture
+    handover_end = 0 if capture is None else math.inf if capture.handover_end is None else capture.handover_end
+    if len(end_lsn) and end_lsn[0] > max(applied_lsn, handover_end):  # always, but behind a load or a crash
+        return np.ones(len(end_lsn), dtype=np.bool_)
+    counts: Rows = end_lsn > applied_lsn
     if capture is not None:
-        handing_over = (
-            counts if capture.handover_end is None else counts & (transactions.end_lsn <= capture.handover_end)
-        )
+        handing_over = counts & (end_lsn <= handover_end)
         counts = counts & ~(handing_over & visible_in(capture.snapshot, transactions, handing_over))
     return counts
 
