@@ -253,6 +253,25 @@ def test_another_key_is_refused_until_its_tables_are_loaded_anew(
         load_tables(pipeline, PEOPLE, again=True)
 
 
+def test_a_load_with_a_mistaken_key_changes_nothing(
+    database: Database, start: Started, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = start(ENTRY)
+    load_tables(pipeline)
+    database.execute("create table more (id int primary key, email text)", "insert into more values (1, 'a@b.example')")
+    both = start(ENTRY, {"name": "public.more", "columns": {"hash": ["email"]}})
+    monkeypatch.setenv(VARIABLE, "another key, which is as long")
+    for again in (False, True):
+        with pytest.raises(Refused, match=f"another key than when {PEOPLE} was loaded"):
+            load_tables(both, "public.more", again=again)
+    monkeypatch.setenv(VARIABLE, KEY)
+    catch_up(both)
+    monkeypatch.setenv(VARIABLE, "another key, which is as long")
+    load_tables(both, "public.more", PEOPLE, again=True)
+    catch_up(both)
+    assert {record_of(both, name).state for name in (PEOPLE, "public.more")} == {"active"}
+
+
 def test_what_cannot_be_hidden_is_refused_with_its_reason(database: Database, start: Started) -> None:
     database.execute("create table parts (id int primary key, email text) partition by range (id)")
     pipeline = start(

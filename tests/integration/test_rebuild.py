@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
@@ -33,7 +35,9 @@ from headwater.jobs.check import check
 from headwater.jobs.rebuild import rebuild
 from headwater.jobs.reload import reload
 from headwater.jobs.status import status
+from headwater.jobs.validate import validate
 from headwater.jobs.verify import verify
+from headwater.jobs.verify_version import version_holding
 from headwater.jobs.wait import wait
 from headwater.lake import cuts, storage
 from headwater.lake.commits import query
@@ -191,6 +195,33 @@ def test_a_live_table_takes_other_types_from_the_source(shop: Shop, tmp_path: Pa
     reload(shop.pipeline, TABLE)
     assert shop.is_equal()
     assert shop.partitioned_by == ["region"]
+
+
+def test_types_that_change_beside_a_verify_or_behind_a_cut_are_told_apart(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = wait(shop.pipeline, [TABLE], "0/1", 0.0).cut
+    assert before is not None
+
+    rebuilt: list[dict[str, Any]] = []
+
+    @contextlib.contextmanager
+    def behind_a_rebuild(*arguments: Any) -> Iterator[Any]:
+        if not rebuilt:
+            shop.declare(types={"amount": "string"})
+            rebuilt.append(shop.rebuild())
+        with version_holding(*arguments) as stored:
+            yield stored
+
+    with following(shop.pipeline) as running:
+        until(lambda: running.done() or status(shop.pipeline)["running"], "the driver runs")
+        monkeypatch.setattr("headwater.jobs.verify.version_holding", behind_a_rebuild)
+        found = verify(shop.pipeline, [TABLE])["tables"][NAME]
+    assert shop.type_of("amount") == 'PrimitiveType("string")'
+    assert found["compared"]
+    assert (found["missing"], found["extra"], found["different"], found["unsettled"]) == (0, 0, 0, 0)
+    for cut in (before, None):
+        assert validate(shop.pipeline, [TABLE], cut=cut)["tables"][NAME]["success"]
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.postgres]
 
 PEOPLE, PAIRS, EVENTS, PARTED = "public.people", "public.pairs", "public.events", "public.parted"
+ODD = "public.odd"
 CLEAN = {"missing": 0, "extra": 0, "different": 0, "unsettled": 0, "keys": []}
 SOURCE = [
     "create table people (id bigint primary key, name text, score float8, amount numeric(12,2), tags text[],"
@@ -46,12 +47,14 @@ SOURCE = [
     "insert into pairs select i % 5, 'k' || i, 'note' from generate_series(1, 20) i",
     "create table events (kind text, number int)",
     "insert into events select 'tick', i % 3 from generate_series(1, 9) i",
+    "create table odd (d int primary key, k0 text, s int, f text, o int)",  # names that the comparison uses, too
+    "insert into odd select i, 'k' || i, -i, 'f', 7 from generate_series(1, 6) i",
     "create table parted (id int, region text, primary key (id, region)) partition by list (region)",
     "create table parted_eu partition of parted for values in ('eu')",
     "create table parted_us partition of parted for values in ('us')",
     "insert into parted select i, case when i % 2 = 0 then 'eu' else 'us' end from generate_series(1, 10) i",
 ]
-TABLES: list[str | dict[str, Any]] = [PEOPLE, PAIRS, {"name": EVENTS, "insert_only": True}, PARTED]
+TABLES: list[str | dict[str, Any]] = [PEOPLE, PAIRS, {"name": EVENTS, "insert_only": True}, PARTED, ODD]
 PATIENCE = Patience(timeout=60, without_driver=0.5)
 
 
@@ -114,6 +117,7 @@ def test_a_lake_in_step_has_no_differences_and_no_pin_stays_behind(
         PAIRS: 20,
         EVENTS: 9,
         PARTED: 10,
+        ODD: 6,
     }
     for table in result["tables"].values():
         assert (shown(table), table["compared"], table["state"]) == (CLEAN, True, "active")
@@ -129,6 +133,7 @@ def test_missing_extra_and_different_rows_are_found_with_their_keys(
     shop.damage(PEOPLE, "update TABLE set name = 'other' where id = 8")
     shop.damage(PEOPLE, "insert into TABLE (id, name) values (900, 'nobody')")
     shop.damage(PAIRS, "insert into TABLE select * from TABLE where a = 1 and b = 'k1'")
+    shop.damage(ODD, "update TABLE set k0 = 'other' where d = 2")
     assert main(["verify", shop.pipeline.file, "--json"]) == EXIT_DIFFERENCES
     tables = json.loads(capfd.readouterr().out)["tables"]
     assert shown(tables[PEOPLE]) == {
@@ -141,6 +146,7 @@ def test_missing_extra_and_different_rows_are_found_with_their_keys(
     found = {(key["key"]["id"], key["kind"]) for key in tables[PEOPLE]["keys"]}
     assert found == {(7, "missing"), (8, "different"), (900, "extra")}
     assert shown(tables[PAIRS]) == {**CLEAN, "extra": 1, "keys": [{"key": {"a": 1, "b": "k1"}, "kind": "extra"}]}
+    assert shown(tables[ODD]) == {**CLEAN, "different": 1, "keys": [{"key": {"d": 2}, "kind": "different"}]}
     assert shown(tables[PARTED]) == CLEAN
 
 

@@ -63,3 +63,43 @@ def test_each_of_two_tables_that_are_always_written_one_behind_the_other_is_gath
     work.close()
     for folder, state in tables.items():
         assert len(state.snapshot.files) < 40, folder
+
+
+def test_tables_that_are_not_written_any_more_are_gathered_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("headwater.lake.upkeep.time.monotonic", lambda: now[0])
+    tables = {str(tmp_path / name): _table(tmp_path / name) for name in ("first", "second")}
+    work = Upkeep(Fence("headwater/shop/generation", 1))
+    work._rests_until = 2000.0  # busy with others, all the time that these are written
+    for _ in range(10):
+        for folder, state in tables.items():
+            _append(folder, state)
+            work.after_commit(folder, state, SCHEMA)
+    assert work.waiting() == []
+    now[0] = 3000.0
+    turns = 0
+    while waiting := work.waiting():
+        for folder in waiting:
+            work.after_commit(folder, tables[folder], SCHEMA)
+        wait(list(work._running.values()))
+        now[0] += 60
+        turns += 1
+        assert turns < 10
+    work.close()
+    for state in tables.values():
+        assert len(state.snapshot.files) < 4
+
+
+def test_what_was_rewritten_of_a_table_that_somebody_else_writes_is_discarded(tmp_path: Path) -> None:
+    folder, state = str(tmp_path / "t"), _table(tmp_path / "t")
+    work = Upkeep(Fence("headwater/shop/generation", 1))
+    for _ in range(5):
+        _append(folder, state)
+        work.after_commit(folder, state, SCHEMA)
+    assert work._running
+    work.leave(folder)
+    work.close()
+    assert work.waiting() == []
+    assert {path.name for path in (tmp_path / "t").glob("*.parquet")} == set(state.snapshot.files)

@@ -33,7 +33,7 @@ from headwater.jobs.stager_process import Target
 from headwater.jobs.staging import Staging
 from headwater.lake.apply import Applier
 from headwater.lake.caretaker import Caretaker
-from headwater.lake.cuts import history_name, table_of
+from headwater.lake.cuts import HISTORY, history_name, table_of
 from headwater.lake.history import history_record
 from headwater.lake.ledger import Ledger, TableVersion
 from headwater.lake.paths import table_path
@@ -211,6 +211,18 @@ class Tables:
             log.warning("%s: its upkeep failed, and comes again behind a later commit: %s", name, reason_of(error))
             self._doubtful.add(name)
         return Result(self.moved_since(name, before))
+
+    def waiting_for_upkeep(self) -> list[str]:
+        """Tables that were due for upkeep when their changes ended."""
+        paths = set(self._applier.waiting_for_upkeep())
+        if not paths:
+            return []
+        found = []
+        for name, record in self.records.items():
+            own = {table_path(self._root, path) for path in (record.path, record.path + HISTORY)}
+            if own & paths and self.is_replicated(name) and name not in self._doubtful:
+                found.append(name)
+        return found
 
     def _keep_up(self, record: TableRecord) -> None:
         version = self._versions[record.name]

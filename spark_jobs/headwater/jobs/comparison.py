@@ -89,13 +89,14 @@ class Comparison:
         values = ", ".join(f"isnull({quoted(name)}), {self._exact(name)}" for name in names)
         self._digest = (f"xxhash64(1, {values})", f"xxhash64(2, {values})")
         if self.multiset:
-            keys, whole = [f"concat_ws(':', {', '.join(self._digest)}) as k0"], "''"
+            keys, whole = [f"concat_ws(':', {', '.join(self._digest)})"], "''"
         else:
             texts = ", ".join(f"'{index}', {self._text(name, quoted(name))}" for index, name in enumerate(names))
-            keys = [f"{quoted(name)} as k{index}" for index, name in enumerate(schema.key)]
+            keys = [quoted(name) for name in schema.key]
             whole = f"sha2(to_json(named_struct({texts}), map('ignoreNullFields', 'false')), 256)"
-        self._row = [*keys, f"{whole} as d"]
-        self._keys = [f"k{index}" for index in range(len(keys))]
+        self._whole = whole
+        self._key = {f"k{index}": key for index, key in enumerate(keys)}
+        self._keys = list(self._key)
 
     def first_look(self, source: DataFrame, lake: DataFrame, limit: int) -> tuple[int, Candidates]:
         """How many rows the source has, and the keys that differ, `limit` of them with their values."""
@@ -115,10 +116,11 @@ class Comparison:
     def _brief(self, rows: DataFrame, side: int) -> DataFrame:
         """Key and digest of each row; where the row is the key what is shown of it, too."""
         digest = [f"{part} as {name}" for part, name in zip(self._digest, "ab", strict=True)]
+        keys = [f"{key} as {name}" for name, key in self._key.items()]
         if not self.multiset:
-            return rows.selectExpr(*self._row[:-1], *digest, f"{side} as s")
+            return rows.selectExpr(*keys, *digest, f"{side} as s")
         shown = [f"left({self._text(n, quoted(n))}, {_SHOWN_CHARACTERS}) as x{i}" for i, n in enumerate(self._shown)]
-        return rows.selectExpr(*self._row[:-1], *digest, f"{side} as s", *shown)
+        return rows.selectExpr(*keys, *digest, f"{side} as s", *shown)
 
     def _kept(self, rows: DataFrame) -> DataFrame:
         """`rows`, on disk once they have been read, as they are: to look for what can be compressed in digests takes
@@ -150,14 +152,17 @@ class Comparison:
         """The state of the keys `chosen` (see `numbered`); those on neither side are left out."""
         # Which file holds a row tells a row that stayed from one that was removed and put back.
         origin, file = ("0L", "''") if self.multiset else (ORIGIN, "_metadata.file_path")
-        both = source.selectExpr(*self._row, "1 as s", f"{origin} as o", "'' as f").unionAll(
-            lake.selectExpr(*self._row, "0 as s", "0L as o", f"{file} as f")
-        )
-        on = " AND ".join(f"both.{name} <=> chosen.{name}" for name in self._keys)
-        found = both.alias("both").join(broadcast(chosen.alias("chosen")), expr(on))
-        columns = ["d", "s", "o", "if(s = 1, null, f) as f"]
-        grouped = found.selectExpr(_INDEX, *columns).groupBy(_INDEX).agg(*map(expr, _KEYED))
+        both = self._of(chosen, source, 1, origin, "null").unionAll(self._of(chosen, lake, 0, "0L", file))
+        grouped = both.groupBy(_INDEX).agg(*map(expr, _KEYED))
         return {row[_INDEX]: self._state(row) for row in grouped.collect()}
+
+    def _of(self, chosen: DataFrame, rows: DataFrame, side: int, origin: str, file: str) -> DataFrame:
+        """The rows of one side that are of the keys `chosen`: only of these the whole text is made."""
+        keys = chosen.selectExpr(_INDEX, *(f"{name} as _hw_{name}" for name in self._keys))
+        on = " AND ".join(f"{key} <=> _hw_{name}" for name, key in self._key.items())
+        with_place = rows.selectExpr("*", f"{origin} as _hw_o", f"cast({file} as string) as _hw_f")
+        found = with_place.join(broadcast(keys), expr(on))
+        return found.selectExpr(_INDEX, f"{self._whole} as d", f"{side} as s", "_hw_o as o", "_hw_f as f")
 
     def numbered(self, candidates: Candidates, numbers: Sequence[int]) -> DataFrame:
         """The keys `numbers` of `candidates` with their number."""

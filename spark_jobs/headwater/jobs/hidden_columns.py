@@ -28,6 +28,22 @@ def hiding(pipeline: Pipeline, records: Iterable[TableRecord]) -> Hiding:
     return Hiding(key, relations)
 
 
+def refuse_two_keys(records: Iterable[TableRecord], schemas: Iterable[TableSchema]) -> None:
+    """Before a load of `schemas` changes anything: nothing can be replicated where one table was hashed with another
+    key than the next. `records`: the tables that stay as they are."""
+    new = {fingerprint for schema in schemas for fingerprint in schema.hashed.values()}
+    stay = [record for record in records if record.schemas and record.state != "removed" and record.schema.hashed]
+    other = sorted(record.name for record in stay if new and set(record.schema.hashed.values()) != new)
+    if other:
+        raise Refused(
+            f"source.hash_key holds another key than when {', '.join(other)} was loaded: equal values would differ",
+            code="hash_key",
+            where="load",
+            remedy="give it the former key; or, for the new one, stop replicate, then headwater load PIPELINE.yaml "
+            f"--again with --table for each table with columns.hash at once, {', '.join(other)} among them",
+        )
+
+
 def key_of(pipeline: Pipeline, schema: TableSchema) -> bytes:
     """The key that the table was loaded with; empty if it hashes nothing. Refused when the environment has another."""
     if not schema.hashed:
@@ -40,6 +56,6 @@ def key_of(pipeline: Pipeline, schema: TableSchema) -> bytes:
             code="hash_key",
             where=name,
             remedy="give it the former key; or, for the new one, stop replicate, then headwater load PIPELINE.yaml "
-            f"--table {name} --again for each table with columns.hash",
+            f"--again --table {name}, with --table for each other table with columns.hash",
         )
     return key

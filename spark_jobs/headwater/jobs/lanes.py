@@ -121,6 +121,12 @@ class Lanes:
             self._lane(name).errands.append(errand)
             self._make_ready(name)
 
+    def is_idle(self, name: str) -> bool:
+        """Whether nothing of the table is done or waits."""
+        with self._changed:
+            lane = self._lane(name)
+            return not (lane.busy or lane.shares or lane.errands)
+
     def take_done(self) -> list[Done]:
         with self._changed:
             done, self._done = self._done, []

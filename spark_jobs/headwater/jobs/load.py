@@ -22,6 +22,7 @@ from headwater.jobs import lease
 from headwater.jobs.check import check, require_ok
 from headwater.jobs.driver_answers import await_answer, is_running
 from headwater.jobs.handovers import finish_handovers
+from headwater.jobs.hidden_columns import refuse_two_keys
 from headwater.jobs.keeper import load_name
 from headwater.jobs.load_progress import LoadProgress, Report, Show
 from headwater.jobs.log_format import may_be_binary
@@ -89,6 +90,9 @@ def load(
             with lease.hold(conninfo, registry, lease.SET_UP):
                 _retire(pipeline, registry)
                 wanted = [t for t in chosen if again or not _is_loaded(registry, t.name)]
+                names = {str(t.name) for t in wanted}
+                stay = (record for name, record in registry.tables.items() if name not in names)
+                refuse_two_keys(stay, (t.schema for t in wanted))
                 if is_running(connection, pipeline):
                     _refuse_beside(connection, pipeline, registry, wanted)
                 _announce_hidden(connection, pipeline, registry, wanted)

@@ -41,8 +41,8 @@ class TableValidation:
         labels: Mapping[str, Sequence[str]],
     ) -> None:
         self._root, self._record, self._entry = root, record, entry
-        # The cut may be older than the newest columns.
-        self._schema = record.schema_in(frame.columns).without_marks()
+        # The cut may be older than the newest columns, or types.
+        self._schema = record.schema_in(dict(frame.dtypes)).without_marks()
         self._frame = self._living(frame)
         self._suites = [self._basics(labels), *([suite] if suite is not None else [])]
         self.note = ""

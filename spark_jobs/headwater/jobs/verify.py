@@ -62,6 +62,10 @@ class _Moved(Exception):
     """The table was rewritten or altered between the capture point and the reading: take another capture point."""
 
 
+class _Reshaped(Exception):
+    """The lake's table has other columns than what is compared: compare it anew, in these."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Look:
     """Both sides at one moment, readable inside the block that gave it."""
@@ -147,7 +151,7 @@ class _Table:
         if self._is_to_be_loaded():
             return self._repaired_by_load()
         try:
-            rows, candidates, settled = self._compare(record.schema.without_marks())
+            rows, candidates, settled = self._compare_as_it_is()
         except _NotCompared as reason:
             if self._is_to_be_loaded():
                 return self._repaired_by_load()
@@ -208,12 +212,27 @@ class _Table:
     def _record(self) -> TableRecord:
         return self._registry.tables[self._name]
 
+    def _compare_as_it_is(self) -> tuple[int, Candidates, Settled]:
+        for _ in range(_ATTEMPTS):
+            try:
+                return self._compare(self._record().schema.without_marks())
+            except _Reshaped:
+                log.info("%s: a rebuild has given it other types; comparing it anew", self._name)
+        raise self._not_read("its types in the lake changed")
+
+    def _not_read(self, why: str) -> Transient:
+        return Transient(
+            f"each of {_ATTEMPTS} attempts to read the table failed, the last one because {why}",
+            where=self._name,
+            remedy="verify again when nothing alters or locks it, or with a longer load.max_snapshot_age",
+        )
+
     def _compare(self, schema: TableSchema) -> tuple[int, Candidates, Settled]:
         def full(look: _Look) -> tuple[int, Candidates]:
             self.first = (look.capture.position, look.stored.epoch)
             spark = self._spark()
             return Comparison(spark, schema).first_look(
-                self._source(spark, look), self._stored(spark, look.stored), _CANDIDATES
+                self._source(spark, look), self._stored(spark, look.stored, schema), _CANDIDATES
             )
 
         rows, candidates = self._look(full)
@@ -222,7 +241,7 @@ class _Table:
         comparison = Comparison(self._spark(), schema)
 
         def again(numbers: Sequence[int]) -> dict[int, State]:
-            return self._look(lambda look: self._states(comparison, candidates, look, numbers))
+            return self._look(lambda look: self._states(comparison, schema, candidates, look, numbers))
 
         return rows, candidates, settle(range(count), again, ROUNDS)
 
@@ -246,11 +265,7 @@ class _Table:
                     raise
                 why = why_changed(str(error))
             log.info("%s: %s; taking another capture point", self._name, why)
-        raise Transient(
-            f"each of {_ATTEMPTS} attempts to read the table failed, the last one because {why}",
-            where=self._name,
-            remedy="verify again when nothing alters or locks it, or with a longer load.max_snapshot_age",
-        )
+        raise self._not_read(why)
 
     @contextlib.contextmanager
     def _both_sides(self) -> Iterator[_Look]:
@@ -287,16 +302,23 @@ class _Table:
         capture = look.capture
         return rows_at(spark, self._pipeline, self._connection, look.schema, capture.snapshot_id, look.signatures)
 
-    def _stored(self, spark: SparkSession, stored: StoredVersion) -> DataFrame:
-        """The rows that the lake holds as living."""
+    def _stored(self, spark: SparkSession, stored: StoredVersion, schema: TableSchema) -> DataFrame:
+        """The rows that the lake holds as living, in the types of `schema`."""
         rows = spark.read.format("delta").option("versionAsOf", stored.version).load(stored.path)
+        kinds = dict(rows.dtypes)
+        if any(kinds.get(column.name) != column.value.lake for column in schema.columns):
+            # A rebuild has committed since: after the capture point, or between this version and the registry.
+            self._registry.refresh()
+            if self._record().schema.without_marks().columns != schema.columns:
+                raise _Reshaped
+            raise _Moved("its types in the lake changed")
         return rows.where(f"NOT {DELETED}") if self._record().schema.soft_delete else rows
 
     def _states(
-        self, comparison: Comparison, candidates: Candidates, look: _Look, numbers: Sequence[int]
+        self, comparison: Comparison, schema: TableSchema, candidates: Candidates, look: _Look, numbers: Sequence[int]
     ) -> dict[int, State]:
         spark = self._spark()
-        lake = self._stored(spark, look.stored)
+        lake = self._stored(spark, look.stored, schema)
         if comparison.multiset:
             chosen = comparison.numbered(candidates, numbers)
             return comparison.look_again(self._source(spark, look), lake, chosen)

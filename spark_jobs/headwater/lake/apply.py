@@ -82,11 +82,16 @@ class Applier:
         """Behind the ledger: what the table at `version` needs besides its changes. Returns its version afterwards."""
         state = self._states.get(path)
         if state is None or state.version != version:
+            self._upkeep.leave(path)
             self._turns.after_commit(path)  # it was not written directly
             return version
         self._upkeep.after_commit(path, state, schema)
         state.save_index()
         return state.version
+
+    def waiting_for_upkeep(self) -> list[str]:
+        """Paths of tables that `keep_up` would do something for, if they were not written before."""
+        return self._upkeep.waiting()
 
     def forget(self, path: str) -> None:
         """Somebody else is going to write the table at `path` anew: nothing that is known of it will hold any more."""

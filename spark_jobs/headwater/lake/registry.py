@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -117,10 +117,14 @@ class TableRecord:
     def schema(self) -> TableSchema:
         return self.schemas[-1][1]
 
-    def schema_in(self, columns: Collection[str]) -> TableSchema:
-        """The newest whose columns are all among `columns`: those of a version of the lake's table."""
-        fitting = (schema for _, schema in reversed(self.schemas) if {c.name for c in schema.columns} <= set(columns))
-        return next(fitting, self.schema)
+    def schema_in(self, kinds: Mapping[str, str]) -> TableSchema:
+        """The newest whose columns, in these types, are all among those of a version of the lake's table: its types by
+        name."""
+
+        def fits(schema: TableSchema) -> bool:
+            return all(kinds.get(column.name) == column.value.lake for column in schema.columns)
+
+        return next((schema for _, schema in reversed(self.schemas) if fits(schema)), self.schema)
 
     def app_id(self, pipeline: str) -> str:
         """The Delta `txn` appId under which this table's commits carry their applied position."""

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from threading import Event
 
 import numpy as np
@@ -141,7 +142,7 @@ class Upkeep:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def after_commit(self, folder: str, state: TableState, schema: TableSchema) -> None:
-        """In the writer's turn, behind the ledger: commit what is ready, begin what is due."""
+        """In the writer's turn, behind the ledger or while nothing comes: commit what is ready, begin what is due."""
         last, self._seen[folder] = self._seen.get(folder, state.version - 1), state.version
         every = int(state.snapshot.configuration.get("delta.checkpointInterval", "10"))
         if state.version // every > last // every:
@@ -164,6 +165,18 @@ class Upkeep:
                 metadata = state.snapshot.metadata
                 self._running[folder] = self._pool.submit(self.rewrite_all, folder, schema, read, metadata)
 
+    def leave(self, folder: str) -> None:
+        """Somebody else writes it now."""
+        self._due.pop(folder, None)
+        running = self._running.pop(folder, None)
+        if running is not None:
+            running.add_done_callback(partial(_discard_rewritten, folder))
+
+    def waiting(self) -> list[str]:
+        """Folders that a turn would help, though nothing is written to them any more."""
+        done = [folder for folder, one in list(self._running.items()) if one.done()]
+        return done or (list(self._due) if self._rested else [])
+
     @property
     def _rested(self) -> bool:
         return time.monotonic() >= self._rests_until and all(one.done() for one in list(self._running.values()))
@@ -171,7 +184,7 @@ class Upkeep:
     def _is_next(self, folder: str, now: float) -> bool:
         """Whether none has waited longer that is written to just now: of tables that are written one behind the other
         it would always be the first one's turn."""
-        waiting = [other for other, at in list(self._due.items()) if at >= now - _LONGEST_REST]
+        waiting = [other for other, at in list(self._due.items()) if other == folder or at >= now - _LONGEST_REST]
         return min(waiting, key=lambda other: self._begun.get(other, 0.0)) == folder
 
     def rewrite_all(
@@ -256,6 +269,11 @@ class Upkeep:
             *(delta_log.remove(file, data=False) for file in removed),
             *(delta_log.add(file, data=False) for file in added),
         ]
+
+
+def _discard_rewritten(folder: str, done: Future[list[Rewritten]]) -> None:
+    if not done.cancelled() and done.exception() is None:
+        discard(folder, [one.added for one in done.result()])
 
 
 def _checkpoint(folder: str) -> None:
