@@ -1,9 +1,10 @@
-"""Commit at the source -> first line of the task behind the sensor, through a real Airflow, HEADWATER_BENCH_TIMES (15)
-times for each kind of sensor: one that a worker begins and the triggerer ends, and one that only the triggerer sees.
+"""The last commit before a moment -> first line of the task behind the sensor, through a real Airflow,
+HEADWATER_BENCH_TIMES (15) times for each kind of sensor: one that a worker begins and the triggerer ends, and one that
+only the triggerer sees.
 
-The sensor waits already when the commit is made, for a position that this commit alone brings. By stages: until the
-position is published, until the sensor's task has ended, until the next task's first line. Reference of the same run:
-Airflow's own `DateTimeSensorAsync`, from the moment that it waits for.
+While a shop goes on writing, the sensor waits for everything that is committed before a moment a few seconds away. By
+stages: from the moment until the cut's epoch is published, until the sensor's task has ended, until the next task's
+first line. Reference of the same run: Airflow's own `DateTimeSensorAsync` for such a moment.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import shutil
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -25,12 +27,9 @@ from headwater.jobs.demo.environment import Demo, demo_environment
 from headwater.jobs.demo.shop import Writer
 from headwater.jobs.demo.story import Story
 from headwater.lake.position_file import read_position_file
-from headwater.position import format_lsn, parse_lsn
 
 TIMES = int(os.environ.get("HEADWATER_BENCH_TIMES", "15"))
 KINDS = ("deferred", "from_the_trigger", "by_airflow")
-MESSAGE_BYTES = 64 << 10
-"""Of the commit that is waited for: so far ahead is its position that nothing else reaches it."""
 
 DAGS = """
 import os
@@ -67,44 +66,59 @@ by_airflow = dag(
 """
 
 
-def until(condition: Callable[[], bool], pause: float = 0.5) -> None:
+def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 120
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError("it does not go on")
-        time.sleep(pause)
+        time.sleep(0.5)
 
 
-def once(demo: Demo, kind: str) -> tuple[float, ...]:
-    """Seconds of each stage: commit to published (not for Airflow's own), to the sensor's end, to the next first line."""
-    client, root = demo.airflow.client, str(demo.lake)
-    moment = datetime.now(UTC) + timedelta(seconds=8)
-    with demo.server.connect("shop") as connection:
-        row = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()
-        assert row is not None
-        target = parse_lsn(row[0]) + MESSAGE_BYTES // 2
-        run = client.trigger(kind, {"require": moment.isoformat() if kind == "by_airflow" else format_lsn(target)})
-        until(lambda: client.tasks(kind, run).get("waits") == "deferred")
-        stages = []
-        if kind == "by_airflow":
-            began = moment.timestamp()
-            if time.time() > began - 1:
-                raise TimeoutError("the sensor was late, it would be done before it waits")
-        else:
-            time.sleep(2)  # until the triggerer has it, too
-            with connection.transaction():
-                connection.execute("select pg_logical_emit_message(true, 'bench', repeat('x', %s))", [MESSAGE_BYTES])
-                connection.execute("update products set stock = stock where id = 1")
-            began = time.time()
-            until(lambda: (file := read_position_file(root)) is not None and file.position.lsn >= target, 0.01)
-            published = time.time()
-            stages.append(published - began)
-            began = published
+class Published:
+    """When each epoch was first seen in the position file, in a thread of its own."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._seen: list[tuple[int, float]] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Published:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def moment_of(self, epoch: int) -> float:
+        return next(moment for number, moment in self._seen if number >= epoch)
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.02):
+            file = read_position_file(self._root)
+            if file is not None and (not self._seen or self._seen[-1][0] < file.epoch):
+                self._seen.append((file.epoch, time.time()))
+
+
+def once(demo: Demo, kind: str, published: Published) -> tuple[float, ...]:
+    """Seconds of each stage: from the moment until the cut's epoch is published (not of Airflow's own), until the
+    sensor's task has ended, until the next task's first line."""
+    client = demo.airflow.client
+    moment = datetime.now(UTC) + timedelta(seconds=10)
+    run = client.trigger(kind, {"require": moment.isoformat()})
+    until(lambda: client.tasks(kind, run).get("waits") == "deferred")
+    began = moment.timestamp()
+    if time.time() > began - 1:
+        raise TimeoutError("the machine is too busy: the moment comes before the sensor waits for it")
     if client.wait_for_run(kind, run, 300) != "success":
         raise RuntimeError(f"{kind}: {client.tasks(kind, run)}")
     ended = datetime.fromisoformat(client.task(kind, run, "waits")["end_date"]).timestamp()
     first_line = float(client.xcom(kind, run, "behind"))
-    return (*stages, ended - began, first_line - ended)
+    if kind == "by_airflow":
+        return ended - began, first_line - ended
+    epoch = published.moment_of(client.xcom(kind, run, "waits")["epoch"])
+    return epoch - began, ended - epoch, first_line - ended
 
 
 def main() -> None:
@@ -119,20 +133,21 @@ def main() -> None:
             story.await_airflow()
             story.load()
             story.await_replication()
-            writer.stop()
             until(lambda: set(KINDS) <= demo.airflow.client.dag_ids())
             found: dict[str, list[tuple[float, ...]]] = {kind: [] for kind in KINDS}
-            for number in range(TIMES + 1):
-                for kind in KINDS:
-                    stages = once(demo, kind)
-                    if number:  # the first one of each warms up
-                        found[kind].append(stages)
+            with Published(str(demo.lake)) as published:
+                for number in range(TIMES + 1):
+                    for kind in KINDS:
+                        stages = once(demo, kind, published)
+                        if number:  # the first one of each warms up
+                            found[kind].append(stages)
+            writer.stop()
     totals = {kind: [sum(stages) for stages in each] for kind, each in found.items()}
     for kind in KINDS[:2]:
-        names = ("published", "sensor_ended", "next_first_line")
+        names = ("published", "sensor_ended", "first_line")
         medians = (statistics.median(stage) for stage in zip(*found[kind], strict=True))
         report(
-            "commit to downstream",
+            "moment to downstream",
             sensor=kind,
             times=TIMES,
             **{f"to_{name}_seconds": round(seconds, 2) for name, seconds in zip(names, medians, strict=True)},
