@@ -236,6 +236,67 @@ def test_a_satisfied_wait_needs_no_worker_unless_something_is_left_for_one(
         assert event.payload["outcome"] == "satisfied"
 
 
+class Counted:
+    """Airflow's metrics as a backend gets them."""
+
+    def __init__(self) -> None:
+        self.counters: list[tuple[str, dict[str, str]]] = []
+        self.seconds: list[float] = []
+
+    def incr(self, stat: str, tags: dict[str, str]) -> None:
+        self.counters.append((stat, tags))
+
+    def timing(self, stat: str, dt: timedelta, tags: dict[str, str]) -> None:
+        assert (stat, tags) == ("headwater.wait.duration", {"pipeline": "shop"})
+        self.seconds.append(dt.total_seconds())
+
+
+def counted_in(package: str, monkeypatch: pytest.MonkeyPatch) -> Counted:
+    backend = Counted()
+    monkeypatch.setattr(f"{package}._shared.observability.metrics.stats._backend", backend)
+    return backend
+
+
+def test_a_wait_is_counted_once_where_it_ends(lake: HandLake, pipeline: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow.sdk.exceptions import AirflowException, AirflowFailException
+    from airflow.sdk.execution_time.xcom import XCom
+
+    in_task, in_triggerer = counted_in("airflow.sdk", monkeypatch), counted_in("airflow", monkeypatch)
+    tags = {"pipeline": "shop"}
+    sensor(pipeline, require=at(lake, 0x180)).execute(CONTEXT)
+    assert (in_task.counters, len(in_task.seconds)) == ([("headwater.wait.satisfied", tags)], 1)
+    late = sensor(pipeline, require=at(lake, 0x300), max_wait="500ms")
+    (event,) = asyncio.run(events(stored_and_restored(deferred(late))))
+    assert not in_triggerer.counters
+    with pytest.raises(AirflowException):
+        late.execute_complete(CONTEXT, event)
+    assert in_task.counters[1:] == [("headwater.wait.not_running", tags)]
+    assert in_task.seconds[1] >= 0.5
+    with pytest.raises(AirflowFailException):
+        sensor(pipeline, tables=["public.nobody"], require=at(lake, 0x180)).execute(CONTEXT)
+    assert [stat for stat, _ in in_task.counters[2:]] == ["headwater.wait.not_replicated"]
+
+    async def store(key: str, value: Any, **place: Any) -> None:
+        pass
+
+    monkeypatch.setattr(XCom, "aset", store)
+    trigger = stored_and_restored(deferred(sensor(pipeline, require=at(lake, 0x300))))
+    trigger.ends_task = True
+    instance: Any = SimpleNamespace(dag_id="dag", task_id="fresh", run_id="run", map_index=-1)
+    trigger.task_instance = instance
+    lake.publish(0x300, A)
+    asyncio.run(asyncio.wait_for(anext(trigger.run()), 20))
+    assert (in_triggerer.counters, len(in_triggerer.seconds)) == ([("headwater.wait.satisfied", tags)], 1)
+    assert len(in_task.counters) == 3
+
+
+def test_a_wait_that_cannot_be_counted_ends_as_it_would(
+    lake: HandLake, pipeline: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow.sdk._shared.observability.metrics.stats._backend", object())
+    assert sensor(pipeline, require=at(lake, 0x180)).execute(CONTEXT)["outcome"] == "satisfied"
+
+
 def test_the_trigger_carries_the_pinned_target_and_no_secret(lake: HandLake, pipeline: str) -> None:
     _, arguments = deferred(sensor(pipeline, require=at(lake, 0x300))).serialize()
     assert arguments["target"] == {"lsn": "0/300", "timeline": 1, "system_id": "7", "max_staleness": None}

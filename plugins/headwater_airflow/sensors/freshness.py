@@ -17,6 +17,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 
 from headwater_airflow.hooks.source import connection_environment
 from headwater_airflow.sensors.settings import INTERVAL_END, Settings, duration, for_run
+from headwater_airflow.wait_stats import count_wait
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -142,13 +143,16 @@ class FreshnessSensor(BaseSensorOperator):
             waiter = self._waiter(pipeline, settings, context)
             result = waiter.look()
         except HeadwaterError as error:
-            raise _failure({**error.to_json(), "exit_status": error.exit_status}) from None
+            refused = {**error.to_json(), "exit_status": error.exit_status}
+            count_wait(self.pipeline, refused)
+            raise _failure(refused) from None
         if result is not None:
-            return self._ended({**result.to_json(), "exit_status": result.exit_status}, context)
+            return self.execute_complete(context, {**result.to_json(), "exit_status": result.exit_status})
         return self._defer(waiter, conn_id, deadline, settings, context)
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
-        """Back in a worker: `event` is the trigger's payload."""
+        """In a worker, at the end of the wait: `event` is the trigger's payload, or what the first look has found."""
+        count_wait(self.pipeline, event)
         return self._ended(event, context)
 
     def _own_settings(self) -> Settings:

@@ -17,6 +17,7 @@ from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 from headwater_airflow.sensors.freshness import fresh
 from headwater_airflow.triggers import waits
 from headwater_airflow.triggers.waits import End, Wait
+from headwater_airflow.wait_stats import count_wait
 
 if TYPE_CHECKING:
     from headwater.config import Pipeline
@@ -136,6 +137,7 @@ class FreshnessTrigger(BaseTrigger):
             self.log.warning("the cut is handed on by a worker: %s", error)
             return False
         self.log.info("%s", fresh(cut))
+        count_wait(self.pipeline, cut, in_trigger=True)
         return True
 
     def _remaining(self) -> float:
