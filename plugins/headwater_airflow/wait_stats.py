@@ -19,8 +19,8 @@ def count_wait(pipeline: str, event: dict[str, Any], *, in_trigger: bool = False
     try:
         stats: Any = import_module("airflow.observability.stats" if in_trigger else "airflow.sdk.observability.stats")
         tags = {"pipeline": str(event.get("pipeline") or Path(pipeline).stem)}
-        stats.incr(f"headwater.wait.{event.get('outcome') or 'refused'}", tags=tags)
+        stats.incr(f"headwater_wait.{event.get('outcome') or 'refused'}", tags=tags)
         if event.get("waited_seconds") is not None:
-            stats.timing("headwater.wait.duration", timedelta(seconds=event["waited_seconds"]), tags=tags)
+            stats.timing("headwater_wait.duration", timedelta(seconds=event["waited_seconds"]), tags=tags)
     except Exception as error:
         log.info("the wait is not counted in Airflow's metrics: %s", error)

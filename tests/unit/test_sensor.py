@@ -247,7 +247,7 @@ class Counted:
         self.counters.append((stat, tags))
 
     def timing(self, stat: str, dt: timedelta, tags: dict[str, str]) -> None:
-        assert (stat, tags) == ("headwater.wait.duration", {"pipeline": "shop"})
+        assert (stat, tags) == ("headwater_wait.duration", {"pipeline": "shop"})
         self.seconds.append(dt.total_seconds())
 
 
@@ -264,17 +264,17 @@ def test_a_wait_is_counted_once_where_it_ends(lake: HandLake, pipeline: str, mon
     in_task, in_triggerer = counted_in("airflow.sdk", monkeypatch), counted_in("airflow", monkeypatch)
     tags = {"pipeline": "shop"}
     sensor(pipeline, require=at(lake, 0x180)).execute(CONTEXT)
-    assert (in_task.counters, len(in_task.seconds)) == ([("headwater.wait.satisfied", tags)], 1)
+    assert (in_task.counters, len(in_task.seconds)) == ([("headwater_wait.satisfied", tags)], 1)
     late = sensor(pipeline, require=at(lake, 0x300), max_wait="500ms")
     (event,) = asyncio.run(events(stored_and_restored(deferred(late))))
     assert not in_triggerer.counters
     with pytest.raises(AirflowException):
         late.execute_complete(CONTEXT, event)
-    assert in_task.counters[1:] == [("headwater.wait.not_running", tags)]
+    assert in_task.counters[1:] == [("headwater_wait.not_running", tags)]
     assert in_task.seconds[1] >= 0.5
     with pytest.raises(AirflowFailException):
         sensor(pipeline, tables=["public.nobody"], require=at(lake, 0x180)).execute(CONTEXT)
-    assert [stat for stat, _ in in_task.counters[2:]] == ["headwater.wait.not_replicated"]
+    assert [stat for stat, _ in in_task.counters[2:]] == ["headwater_wait.not_replicated"]
 
     async def store(key: str, value: Any, **place: Any) -> None:
         pass
@@ -286,7 +286,7 @@ def test_a_wait_is_counted_once_where_it_ends(lake: HandLake, pipeline: str, mon
     trigger.task_instance = instance
     lake.publish(0x300, A)
     asyncio.run(asyncio.wait_for(anext(trigger.run()), 20))
-    assert (in_triggerer.counters, len(in_triggerer.seconds)) == ([("headwater.wait.satisfied", tags)], 1)
+    assert (in_triggerer.counters, len(in_triggerer.seconds)) == ([("headwater_wait.satisfied", tags)], 1)
     assert len(in_task.counters) == 3
 
 
