@@ -104,39 +104,45 @@ def main() -> None:
         stop = threading.Event()
         driver = threading.Thread(target=replicate, args=(wanted, None, None, stop))
         driver.start()
-        while read_position_file(wanted.lake_path()) is None:
-            stop.wait(0.05)
-        alone = waits(wanted, tables, 1, min(SECONDS, 10))
-        with writing(source, WRITERS) as counts:
-            began = time.perf_counter()
-            found = waits(wanted, tables, READERS, SECONDS)
-            written = sum(counts) / (time.perf_counter() - began)
-        report(
-            "waits for now under full write load",
-            readers=READERS,
-            waits=len(found),
-            changes_per_second=round(written),
-            mean_seconds=round(float(np.mean(found)), 2),
-            p99_seconds=round(float(np.quantile(found, 0.99)), 2),
-            reference="one reader, nobody writes",
-            reference_mean_seconds=round(float(np.mean(alone)), 3),
-        )
-        with writing(source, 1) as counts:
-            began = time.perf_counter()
-            stale, found = markers(source, wanted, WAITS)
-            written = sum(counts) / (time.perf_counter() - began)
-        report(
-            "markers",
-            waits=WAITS,
-            stale=stale,
-            changes_per_second=round(written),
-            mean_seconds=round(float(np.mean(found)), 2),
-            p99_seconds=round(float(np.quantile(found, 0.99)), 2),
-            reference="one reader, nobody writes",
-            reference_mean_seconds=round(float(np.mean(alone)), 3),
-        )
-        stop.set()
-        driver.join()
+        try:
+            measure(source, wanted, tables)
+        finally:
+            stop.set()
+            driver.join()
+
+
+def measure(source: EmbeddedServer, wanted: Pipeline, tables: list[str]) -> None:
+    while read_position_file(wanted.lake_path()) is None:
+        time.sleep(0.05)
+    alone = waits(wanted, tables, 1, min(SECONDS, 10))
+    with writing(source, WRITERS) as counts:
+        began = time.perf_counter()
+        found = waits(wanted, tables, READERS, SECONDS)
+        written = sum(counts) / (time.perf_counter() - began)
+    report(
+        "waits for now under full write load",
+        readers=READERS,
+        waits=len(found),
+        changes_per_second=round(written),
+        mean_seconds=round(float(np.mean(found)), 2),
+        p99_seconds=round(float(np.quantile(found, 0.99)), 2),
+        reference="one reader, nobody writes",
+        reference_mean_seconds=round(float(np.mean(alone)), 3),
+    )
+    with writing(source, 1) as counts:
+        began = time.perf_counter()
+        stale, found = markers(source, wanted, WAITS)
+        written = sum(counts) / (time.perf_counter() - began)
+    report(
+        "markers",
+        waits=WAITS,
+        stale=stale,
+        changes_per_second=round(written),
+        mean_seconds=round(float(np.mean(found)), 2),
+        p99_seconds=round(float(np.quantile(found, 0.99)), 2),
+        reference="one reader, nobody writes",
+        reference_mean_seconds=round(float(np.mean(alone)), 3),
+    )
 
 
 if __name__ == "__main__":

@@ -136,7 +136,11 @@ class FreshnessSensor(BaseSensorOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         from headwater.errors import HeadwaterError
 
-        settings = self._settings(context)
+        try:
+            settings = self._settings(context)
+        except AirflowFailException:
+            count_wait(self.pipeline, {})
+            raise
         deadline = datetime.now(UTC) + settings.max_wait
         try:
             conn_id, pipeline = self._pipeline()
