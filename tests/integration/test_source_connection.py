@@ -112,7 +112,7 @@ def test_a_session_has_fixed_settings_whatever_the_role_says(database: Database)
             "timezone = 'Asia/Tokyo'",
             "bytea_output = 'escape'",
             "extra_float_digits = 0",
-            "statement_timeout = '1ms'",
+            "statement_timeout = '1s'",
             "row_security = on",
             "intervalstyle = 'iso_8601'",
         ):
@@ -172,3 +172,23 @@ def test_a_session_that_was_ended_is_made_again_and_the_question_asked_once_more
         with pytest.raises(psycopg.errors.UndefinedTable):
             session.ask(lambda connection: connection.execute("select * from nowhere"))
         assert session.ask(pid) == after, "an error that is not the connection's ends nothing"
+
+
+def test_a_password_that_was_right_before_and_is_refused_now_is_worth_another_try(database: Database) -> None:
+    def set_password(password: str) -> str:
+        with database.superuser() as admin:
+            admin.execute(f"alter role {database.role} password '{password}'")
+        return database.server.conninfo(database.name, database.role, password)
+
+    given = [set_password("first-S3cret")]
+    first = connect(given[-1])
+    with contextlib.closing(Session(lambda: given[-1], first, "headwater replicate")) as session:
+        second = set_password("second-S3cret")
+        with contextlib.suppress(psycopg.OperationalError):
+            first.execute("select pg_terminate_backend(pg_backend_pid())")
+        with pytest.raises(SourceUnreachable) as found:
+            session.ask(lambda connection: connection.execute("select 1"))
+        assert (found.value.code, found.value.exit_status) == ("password_changed", 1)
+        assert "S3cret" not in str(found.value)
+        given.append(second)
+        assert session.ask(lambda connection: connection.execute("select 1").fetchone()) == (1,)

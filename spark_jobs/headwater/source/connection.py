@@ -60,6 +60,9 @@ _BAD_TEXT_REMEDY = (
     "write postgresql://user:password@host:port/database (in it, percent-encode every character of user and password"
     " that is not a letter or a digit) or host=... dbname=... user=... password=..."
 )
+_admitted: set[str] = set()
+"""Where a server has let this process in. A password that it refuses later was changed: the next try may bring the new
+one, while a person has to correct one that was never right."""
 _CANCELLED = {"57014": "timeout", "55P03": "lock_timeout", "25P03": "timeout", "25P04": "timeout"}
 
 
@@ -83,7 +86,8 @@ def connect(
 ) -> Connection:
     """A session with fixed settings; both time-outs in seconds, 0 for none.
 
-    Raises `SourceUnreachable` or `Refused`; neither repeats more of `conninfo` than user, host, port and database.
+    Raises `SourceUnreachable` (also where a password that this process was let in with is refused by now) or `Refused`;
+    neither repeats more of `conninfo` than user, host, port and database.
     """
     options = _parse(conninfo)
     where = _where(options)
@@ -94,11 +98,19 @@ def connect(
             autocommit=True,
             prepare_threshold=None,  # a pooler in between may hand each statement to another server session
         )
+        _admitted.add(where)
         _fix_session(connection, statement_timeout, lock_timeout)
         connection.autocommit = autocommit
         return connection
     except psycopg.Error as error:
         failure = _login_failure(error, options, where)
+    if failure.code == "wrong_password" and where in _admitted:
+        failure = SourceUnreachable(
+            f"{failure.message}; this process was let in before",
+            code="password_changed",
+            where=where,
+            remedy="start it again with the new password: a task's next try fetches Airflow's connection anew",
+        )
     if connection is not None:
         connection.close()
     raise failure
