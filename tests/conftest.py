@@ -28,6 +28,7 @@ _LONGEST = [
     "test_clean_stop",
     "test_choice_of_path",
     "test_take_over",
+    "test_killed_services",
     "test_marked_rows",
     "test_server_shutdown",
     "test_verify",

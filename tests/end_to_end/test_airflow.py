@@ -14,9 +14,11 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from deltalake import DeltaTable
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from rich.console import Console
 
+from fixtures.airflow_processes import drivers
 from fixtures.browser import Browser
 from fixtures.lakes import HandLake, position_at
 from headwater.jobs.demo.airflow_server import example_dags
@@ -24,7 +26,6 @@ from headwater.jobs.demo.environment import Demo, demo_environment
 from headwater.jobs.demo.shop import Writer
 from headwater.jobs.demo.story import DOWNSTREAM, LOAD, RELOAD, REPLICATE, SENSOR, Story
 from headwater.lake.position_file import read_position_file
-from headwater.parent_watch import PARENT_PID
 from headwater.position import parse_lsn
 from headwater.source.samples import commit_position
 
@@ -73,6 +74,23 @@ with DAG("by_the_clock", schedule=[fresh(shop, "* * * * * */5", ["public.orders"
 """
 """A DAG that begins as soon as the lake is fresh for a moment: here one every five seconds."""
 
+ON_REQUEST = """
+import os
+
+from airflow.sdk import DAG
+from headwater_airflow.operators.spark import RebuildOperator, ValidateOperator
+from headwater_airflow.sensors.freshness import FreshnessSensor
+
+shop = os.path.join(os.environ["HEADWATER_PIPELINES"], "shop.yaml")
+common = {"schedule": None, "catchup": False, "is_paused_upon_creation": False}
+with DAG("rebuild", **common):
+    RebuildOperator(task_id="rebuild", pipeline=shop, table="{{ dag_run.conf['table'] }}")
+with DAG("validated", **common, default_args={"retries": 3}):
+    fresh = FreshnessSensor(task_id="fresh", pipeline=shop, tables=["public.customers"], require="now")
+    ValidateOperator(task_id="validate", pipeline=shop, tables=["public.customers"], cut=fresh.output)
+"""
+"""Operators that the factory has no DAG for, or none with a cut."""
+
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
@@ -81,6 +99,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
         shutil.copy(file, dags)
     (dags / "unmanned.py").write_text(UNMANNED)
     (dags / "by_the_clock.py").write_text(BY_THE_CLOCK)
+    (dags / "on_request.py").write_text(ON_REQUEST)
     with demo_environment(dags=dags) as running:
         yield running
 
@@ -109,25 +128,6 @@ def until(condition: Callable[[], object], what: str, seconds: float = 600) -> N
     while not condition():
         assert time.monotonic() < deadline, f"still not so after {seconds:.0f} s: {what}"
         time.sleep(0.2)
-
-
-def drivers(demo: Demo, job: str) -> dict[int, int]:
-    """Python drivers of `job` that tasks of this Airflow started, each with the id of its task's process."""
-    found = {}
-    for process in Path("/proc").iterdir():
-        try:
-            command = (process / "cmdline").read_bytes().split(b"\0")
-            environ = dict(
-                part.split(b"=", 1) for part in (process / "environ").read_bytes().split(b"\0") if b"=" in part
-            )
-        except (OSError, ValueError):
-            continue
-        is_driver = b"python" in os.path.basename(command[0]) and any(
-            f"headwater_{job}.py".encode() in c for c in command
-        )
-        if is_driver and environ.get(b"AIRFLOW_HOME") == str(demo.airflow.home).encode():
-            found[int(process.name)] = int(environ[PARENT_PID.encode()])
-    return found
 
 
 def newest_epoch(demo: Demo) -> int:
@@ -213,6 +213,48 @@ def test_a_table_is_reloaded_from_the_trigger_form_while_its_slice_goes_on(demo:
     assert before & set(drivers(demo, "replicate")), "the slice that ran before still runs"
 
 
+def test_a_table_takes_the_shape_that_the_file_gives_it_by_now_while_its_slice_goes_on(
+    demo: Demo, story: Story
+) -> None:
+    client, table = demo.airflow.client, demo.lake / "public" / "products"
+    until(lambda: drivers(demo, "replicate"), "a slice runs")
+    before = set(drivers(demo, "replicate"))
+    text = demo.pipeline_file.read_text()
+    demo.pipeline_file.write_text(
+        text.replace("  - public.products\n", "  - {name: public.products, types: {stock: bigint}}\n")
+    )
+    run = client.trigger("rebuild", {"table": "public.products"})
+    assert client.wait_for_run("rebuild", run, 300) == "success", client.log("rebuild", run, "rebuild")
+    rebuilt = client.xcom("rebuild", run, "rebuild")["tables"]["public.products"]
+    assert (rebuilt["state"], rebuilt["rows"]) == ("active", 200)
+    assert before & set(drivers(demo, "replicate")), "the slice that ran before still runs"
+    types = {field.name: str(field.type) for field in DeltaTable(table).schema().fields}
+    assert types["stock"] == 'PrimitiveType("long")'
+
+
+def test_a_cut_is_validated_and_one_that_fails_names_rows_and_is_not_tried_again(demo: Demo, story: Story) -> None:
+    client = demo.airflow.client
+    run = client.trigger("validated")
+    assert client.wait_for_run("validated", run, 300) == "success", client.log("validated", run, "validate")
+    cut, passed = client.xcom("validated", run, "fresh"), client.xcom("validated", run, "validate")
+    assert (passed["success"], passed["epoch"], list(passed["tables"])) == (True, cut["epoch"], ["public.customers"])
+    suite = demo.pipeline_file.parent / "expectations" / "public.customers.yaml"
+    suite.parent.mkdir()
+    suite.write_text(
+        "name: rules\nexpectations:\n"
+        "  - {type: expect_column_values_to_be_between, kwargs: {column: id, min_value: 2}}\n"
+    )
+    try:
+        run = client.trigger("validated")
+        assert client.wait_for_run("validated", run, 300) == "failed"
+    finally:
+        shutil.rmtree(suite.parent)
+    failed = client.xcom("validated", run, "validate", "result")
+    assert failed["success"] is False
+    assert [row["key"] for row in failed["tables"]["public.customers"]["keys"]] == [{"id": 1}]
+    assert client.task("validated", run, "validate")["try_number"] == 1
+
+
 def test_pausing_the_dag_stops_its_slice_and_unpausing_it_goes_on(demo: Demo, story: Story) -> None:
     client = demo.airflow.client
 
@@ -234,9 +276,9 @@ def test_pausing_the_dag_stops_its_slice_and_unpausing_it_goes_on(demo: Demo, st
 
 def test_a_driver_whose_task_was_killed_ends_by_itself_and_the_retry_goes_on(demo: Demo, story: Story) -> None:
     until(lambda: drivers(demo, "replicate"), "a slice runs")
-    orphan, task = next(iter(drivers(demo, "replicate").items()))
-    os.kill(task, signal.SIGKILL)
-    until(lambda: orphan not in drivers(demo, "replicate"), "the driver without a task has ended")
+    orphan = drivers(demo, "replicate")[0]
+    os.kill(orphan.task, signal.SIGKILL)
+    until(lambda: orphan.is_gone, "the driver without a task has ended, and its JVM")
     until(lambda: drivers(demo, "replicate"), "another slice runs")
     outcome = story.prove(story.downstream())
     assert outcome.lake == outcome.source

@@ -1,0 +1,246 @@
+"""A part of Airflow dies, or somebody takes a slice's task or run away while its driver works.
+
+Each time the old driver ends by itself or goes on, as the pages say, and another takes over: no two write in turns, and
+the lake is what the source is. One Airflow for all tests, whose slices do not end by themselves meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from urllib.parse import quote
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+from rich.console import Console
+
+from fixtures.airflow_processes import RunningDriver, drivers, kill_service, service
+from fixtures.waiting import until
+from headwater.config import load_pipeline
+from headwater.jobs.demo.airflow_server import example_dags
+from headwater.jobs.demo.environment import Demo, demo_environment
+from headwater.jobs.demo.shop import REVENUE, TABLES, Writer
+from headwater.jobs.demo.story import DOWNSTREAM, REPLICATE, SENSOR, Story
+from headwater.jobs.wait import wait_for_cut
+from headwater.lake.ledger import generation_app, read_all
+from headwater.lake.position_file import PositionFile, read_position_file
+from headwater.position import parse_lsn
+
+pytestmark = [pytest.mark.airflow, pytest.mark.postgres, pytest.mark.spark]
+
+SLICE_SECONDS, NEW_SLICE_SECONDS = 3600.0, 3333.0
+LONG = 300
+
+NEW_CODE = f"""
+import os
+
+from headwater_airflow.dag_factory import headwater_dags
+
+globals().update(headwater_dags(os.environ["HEADWATER_PIPELINES"] + "/*.yaml", slice_seconds={NEW_SLICE_SECONDS}))
+"""
+
+
+@pytest.fixture(scope="module")
+def dags(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dags")
+    for name in ("headwater_pipelines.py", "headwater_example_downstream.py"):
+        shutil.copy(example_dags() / name, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def demo(dags: Path) -> Iterator[Demo]:
+    with demo_environment(slice_seconds=SLICE_SECONDS, dags=dags) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def services(demo: Demo) -> Iterator[ExitStack]:
+    """What was started again; it goes on working for the tests that follow."""
+    with ExitStack() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def writer(demo: Demo) -> Iterator[Writer]:
+    writer = Writer(demo.server.connect("shop"), rate=5)
+    writer.start()
+    yield writer
+    writer.stop()
+
+
+@pytest.fixture(scope="module")
+def story(demo: Demo, writer: Writer) -> Story:
+    """Loaded, and replicating."""
+    story = Story(demo, writer, Console(), time.monotonic())
+    story.await_airflow()
+    story.load()
+    story.await_replication()
+    return story
+
+
+@pytest.fixture
+def driver(demo: Demo, story: Story, writer: Writer) -> Iterator[RunningDriver]:
+    """The only one, publishing. At the end: whoever wrote, the lake and its history are exact."""
+    if not _runs(demo):
+        demo.airflow.client.trigger(REPLICATE)
+    until(lambda: len(_runs(demo)) == len(drivers(demo, "replicate")) == 1, "one slice runs", LONG)
+    _await_epochs(demo)
+    yield drivers(demo, "replicate")[0]
+    _assert_exact(demo, writer)
+
+
+def _runs(demo: Demo) -> list[str]:
+    return [run["dag_run_id"] for run in demo.airflow.client.runs(REPLICATE) if run["state"] in ("running", "queued")]
+
+
+def _published(demo: Demo) -> PositionFile:
+    file = read_position_file(str(demo.lake))
+    assert file is not None
+    return file
+
+
+def _await_epochs(demo: Demo) -> None:
+    """Until what is written from now on is published."""
+    epoch = _published(demo).epoch + 2
+    until(lambda: _published(demo).epoch >= epoch, "epochs are published", LONG)
+
+
+def _await_successor(demo: Demo, old: RunningDriver, generation: int) -> RunningDriver:
+    until(lambda: old.is_gone, "the old driver has ended, and its JVM", LONG)
+    until(lambda: _published(demo).generation > generation, "another driver publishes", LONG)
+    (new,) = drivers(demo, "replicate")
+    assert new.pid != old.pid
+    return new
+
+
+def _assert_exact(demo: Demo, writer: Writer) -> None:
+    """A new cut is what the source's own log says; nobody has ever written behind a successor."""
+    cut = wait_for_cut(load_pipeline(demo.pipeline_file, {**os.environ, "HEADWATER_SOURCE": demo.source}), timeout=LONG)
+    tables = QueryBuilder()
+    for name in TABLES:
+        found = cut["tables"][f"public.{name}"]
+        tables.register(name, DeltaTable(found["path"], version=found["version"]))
+    rows = pa.table(tables.execute(REVENUE).read_all()).to_pylist()
+    lake = {region: (orders, items, total) for region, orders, items, total in (row.values() for row in rows)}
+    source, transactions = demo.oracle.answer_at(parse_lsn(cut["position"]["lsn"]), writer.answers)
+    assert lake == source
+    assert transactions > 0
+    for before, epoch in pairwise(read_all(str(demo.lake))):
+        assert (epoch.epoch, epoch.from_lsn) == (before.epoch + 1, before.position.lsn)
+        assert epoch.generation >= before.generation
+    for name in TABLES:
+        generations = _generations(demo.lake / "public" / name / "_delta_log")
+        assert generations == sorted(generations)
+
+
+def _generations(log: Path) -> list[int]:
+    """Which drivers committed to a table, in the order of its versions."""
+    actions = [json.loads(line) for file in sorted(log.glob("*.json")) for line in file.read_text().splitlines()]
+    transactions = [action["txn"] for action in actions if "txn" in action]
+    return [txn["version"] for txn in transactions if txn["appId"] == generation_app("shop")]
+
+
+def test_a_slice_outlives_its_scheduler_and_the_next_one_begins_it_anew(
+    demo: Demo, services: ExitStack, driver: RunningDriver
+) -> None:
+    generation, (run,) = _published(demo).generation, _runs(demo)
+    kill_service(demo, "scheduler")
+    _await_epochs(demo)
+    assert not driver.is_gone
+    assert _published(demo).generation == generation, "the same driver goes on without a scheduler"
+    services.enter_context(service(demo, "scheduler"))
+    _await_successor(demo, driver, generation)
+    assert _runs(demo) == [run], "in the same run"
+
+
+def test_a_slice_outlives_its_api_server(demo: Demo, services: ExitStack, driver: RunningDriver) -> None:
+    client, generation, (run,) = demo.airflow.client, _published(demo).generation, _runs(demo)
+    tries = client.task(REPLICATE, run, "replicate")["try_number"]
+    kill_service(demo, "api-server")
+    _await_epochs(demo)
+    services.enter_context(service(demo, "api-server"))
+    until(client.healthy, "Airflow answers again", LONG)
+    _await_epochs(demo)
+    task = client.task(REPLICATE, run, "replicate")
+    assert (task["state"], task["try_number"], _runs(demo)) == ("running", tries, [run])
+    assert not driver.is_gone
+    assert _published(demo).generation == generation
+
+
+def test_a_sensor_waits_on_for_the_same_position_when_its_triggerer_was_killed(
+    demo: Demo, services: ExitStack, story: Story, driver: RunningDriver
+) -> None:
+    client = demo.airflow.client
+    client.set_paused(REPLICATE, True)
+    until(lambda: driver.is_gone, "nobody replicates", LONG)
+    waiting = client.trigger(DOWNSTREAM)
+    until(lambda: client.tasks(DOWNSTREAM, waiting).get(SENSOR) == "deferred", "the sensor waits", LONG)
+
+    def told() -> list[str]:
+        return re.findall(r"wanted: ([0-9A-F]+/[0-9A-F]+)", client.log(DOWNSTREAM, waiting, SENSOR))
+
+    until(lambda: len(told()) >= 2, "the worker has said what is waited for, and then the triggerer", LONG)
+    before = told()
+    kill_service(demo, "triggerer")
+    services.enter_context(service(demo, "triggerer"))
+    until(lambda: len(told()) > len(before), "the next triggerer says it as well", LONG)
+    client.set_paused(REPLICATE, False)
+    assert client.wait_for_run(DOWNSTREAM, waiting, LONG) == "success"
+    assert set(told()) == {client.xcom(DOWNSTREAM, waiting, SENSOR)["target"]}
+    outcome = story.prove(waiting)
+    assert outcome.lake == outcome.source
+
+
+def test_a_task_that_is_cleared_while_it_runs_ends_its_driver_and_begins_anew(
+    demo: Demo, driver: RunningDriver
+) -> None:
+    client, generation, (run,) = demo.airflow.client, _published(demo).generation, _runs(demo)
+    client.call(
+        "POST",
+        f"dags/{REPLICATE}/clearTaskInstances",
+        {"dry_run": False, "dag_run_id": run, "task_ids": ["replicate"], "only_failed": False},
+    )
+    _await_successor(demo, driver, generation)
+    assert _runs(demo) == [run], "in the same run"
+
+
+@pytest.mark.parametrize("state", ["success", "failed"])
+def test_a_task_that_is_marked_while_it_runs_ends_its_driver_and_the_next_run_goes_on(
+    demo: Demo, driver: RunningDriver, state: str
+) -> None:
+    client, generation, (run,) = demo.airflow.client, _published(demo).generation, _runs(demo)
+    client.call(
+        "PATCH", f"dags/{REPLICATE}/dagRuns/{quote(run, safe='')}/taskInstances/replicate", {"new_state": state}
+    )
+    until(lambda: driver.is_gone, "the driver of the task has ended, and its JVM", LONG)
+    until(lambda: not _runs(demo), "its run is over", LONG)
+    assert client.run(REPLICATE, run)["state"] == state
+    client.trigger(REPLICATE)
+    _await_successor(demo, driver, generation)
+
+
+def test_a_run_of_newly_deployed_code_beside_an_older_one_takes_over_from_it(
+    demo: Demo, dags: Path, driver: RunningDriver
+) -> None:
+    client, generation, (old,) = demo.airflow.client, _published(demo).generation, _runs(demo)
+    (dags / "headwater_pipelines.py").write_text(NEW_CODE)
+    words = f"slices of {NEW_SLICE_SECONDS:g} s"
+    until(lambda: words in client.call("GET", f"dags/{REPLICATE}/details")["doc_md"], "the new code is known", LONG)
+    _await_epochs(demo)
+    assert not driver.is_gone, "what runs goes on with the code that it began with"
+    new = client.trigger(REPLICATE)
+    successor = _await_successor(demo, driver, generation)
+    assert f"{SLICE_SECONDS:g}" in driver.arguments
+    assert f"{NEW_SLICE_SECONDS:g}" in successor.arguments
+    until(lambda: _runs(demo) == [new], "the older run is over", LONG)
+    assert client.run(REPLICATE, old)["state"] == "success"
+    assert client.xcom(REPLICATE, old, "replicate")["handed_over"] is True
