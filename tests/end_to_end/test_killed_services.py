@@ -28,7 +28,7 @@ from headwater.config import load_pipeline
 from headwater.jobs.demo.airflow_server import example_dags
 from headwater.jobs.demo.environment import Demo, demo_environment
 from headwater.jobs.demo.shop import REVENUE, TABLES, Writer
-from headwater.jobs.demo.story import DOWNSTREAM, REPLICATE, SENSOR, Story
+from headwater.jobs.demo.story import REPLICATE, Story
 from headwater.jobs.wait import wait_for_cut
 from headwater.lake.ledger import generation_app, read_all
 from headwater.lake.position_file import PositionFile, read_position_file
@@ -38,6 +38,16 @@ pytestmark = [pytest.mark.airflow, pytest.mark.postgres, pytest.mark.spark]
 
 SLICE_SECONDS, NEW_SLICE_SECONDS = 3600.0, 3333.0
 LONG = 300
+
+WAITS = """
+import os
+
+from airflow.sdk import DAG
+from headwater_airflow.sensors.freshness import FreshnessSensor
+
+with DAG("waits", schedule=None, catchup=False, is_paused_upon_creation=False):
+    FreshnessSensor(task_id="fresh", pipeline=os.environ["HEADWATER_PIPELINES"] + "/shop.yaml", require="now")
+"""
 
 NEW_CODE = f"""
 import os
@@ -53,6 +63,7 @@ def dags(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dags")
     for name in ("headwater_pipelines.py", "headwater_example_downstream.py"):
         shutil.copy(example_dags() / name, folder)
+    (folder / "waits.py").write_text(WAITS)
     return folder
 
 
@@ -177,16 +188,16 @@ def test_a_slice_outlives_its_api_server(demo: Demo, services: ExitStack, driver
 
 
 def test_a_sensor_waits_on_for_the_same_position_when_its_triggerer_was_killed(
-    demo: Demo, services: ExitStack, story: Story, driver: RunningDriver
+    demo: Demo, services: ExitStack, driver: RunningDriver
 ) -> None:
     client = demo.airflow.client
     client.set_paused(REPLICATE, True)
     until(lambda: driver.is_gone, "nobody replicates", LONG)
-    waiting = client.trigger(DOWNSTREAM)
-    until(lambda: client.tasks(DOWNSTREAM, waiting).get(SENSOR) == "deferred", "the sensor waits", LONG)
+    run = client.trigger("waits")
+    until(lambda: client.tasks("waits", run).get("fresh") == "deferred", "the sensor waits", LONG)
 
     def told() -> list[str]:
-        return re.findall(r"wanted: ([0-9A-F]+/[0-9A-F]+)", client.log(DOWNSTREAM, waiting, SENSOR))
+        return re.findall(r"wanted: ([0-9A-F]+/[0-9A-F]+)", client.log("waits", run, "fresh"))
 
     until(lambda: len(told()) >= 2, "the worker has said what is waited for, and then the triggerer", LONG)
     before = told()
@@ -194,10 +205,10 @@ def test_a_sensor_waits_on_for_the_same_position_when_its_triggerer_was_killed(
     services.enter_context(service(demo, "triggerer"))
     until(lambda: len(told()) > len(before), "the next triggerer says it as well", LONG)
     client.set_paused(REPLICATE, False)
-    assert client.wait_for_run(DOWNSTREAM, waiting, LONG) == "success"
-    assert set(told()) == {client.xcom(DOWNSTREAM, waiting, SENSOR)["target"]}
-    outcome = story.prove(waiting)
-    assert outcome.lake == outcome.source
+    assert client.wait_for_run("waits", run, LONG) == "success"
+    cut = client.xcom("waits", run, "fresh")
+    assert set(told()) == {cut["target"]}
+    assert parse_lsn(cut["position"]["lsn"]) >= parse_lsn(cut["target"])
 
 
 def test_a_task_that_is_cleared_while_it_runs_ends_its_driver_and_begins_anew(
