@@ -14,6 +14,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +27,12 @@ from airflow.sdk.exceptions import (
 )
 
 from headwater.errors import EXIT_DIFFERENCES, EXIT_REFUSED, EXIT_SUSPENDED, Refused
+from headwater_airflow import lineage
 from headwater_airflow.operators.submission import SparkSubmission, submission_environment
 from headwater_airflow.operators.watch import stop_when_paused
 
 if TYPE_CHECKING:
+    from airflow.providers.openlineage.extractors import OperatorLineage
     from airflow.sdk import Context
 
 _NO_RETRY = {
@@ -79,6 +82,23 @@ class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the 
     def finished_with(self, status: int, submission: SparkSubmission) -> bool:
         """Whether this exit status other than 0 still is a success of the task."""
         return False
+
+    def answer(self) -> dict[str, Any] | None:
+        """The job's JSON; None before its end, or if it ended without one."""
+        return self._hook.result if isinstance(self._hook, SparkSubmission) else None
+
+    def named_tables(self) -> list[str]:
+        """The tables that the job is asked for; none: all. Taken from its arguments, since they may be templates."""
+        arguments = [str(argument) for argument in self.application_args or ()]
+        return [value for option, value in pairwise(arguments) if option == "--table"]
+
+    def get_openlineage_facets_on_start(self) -> OperatorLineage | None:
+        """What the job reads and writes, for Airflow's OpenLineage provider. None: there is nothing to tell."""
+        return None
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage | None:
+        """The same when it has ended, in whatever way: tables that came with it are known by then."""
+        return self.get_openlineage_facets_on_start()
 
     def _ended(self, submission: SparkSubmission, context: Context) -> dict[str, Any] | None:
         status, result = submission.exit_status, submission.result
@@ -162,6 +182,9 @@ class LoadOperator(HeadwaterSparkOperator):
             **arguments,
         )
 
+    def get_openlineage_facets_on_start(self) -> OperatorLineage:
+        return lineage.copied(self.pipeline, self.named_tables())
+
 
 class ReloadOperator(HeadwaterSparkOperator):
     """Replaces `table`, or some `partitions` of it, or its rows of the predicate `where`, by what the source holds,
@@ -205,6 +228,12 @@ class ReloadOperator(HeadwaterSparkOperator):
         self.application_args = [self.pipeline, "--json", *table, *parts, *where, *changed]
         return super().execute(context)
 
+    def named_tables(self) -> list[str]:
+        return [self.table] if self.table else []
+
+    def get_openlineage_facets_on_start(self) -> OperatorLineage:
+        return lineage.copied(self.pipeline, self.named_tables())
+
 
 class RebuildOperator(HeadwaterSparkOperator):
     """Brings `table` into the shape that the pipeline file gives it by now (`partition_by`, `types`), while readers and
@@ -219,6 +248,14 @@ class RebuildOperator(HeadwaterSparkOperator):
     def execute(self, context: Context) -> dict[str, Any] | None:
         self.application_args = [self.pipeline, "--json", "--table", self.table]
         return super().execute(context)
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage | None:
+        # Only the job knows where it reads: the lake, or for other types the source.
+        tables = (self.answer() or {}).get("tables", {})
+        where = {table["read_from"] for table in tables.values()}
+        if "source" in where:
+            return lineage.copied(self.pipeline, list(tables))
+        return lineage.rewritten(self.pipeline, list(tables)) if "lake" in where else None
 
 
 class ReplicateOperator(HeadwaterSparkOperator):
@@ -265,6 +302,9 @@ class ReplicateOperator(HeadwaterSparkOperator):
         # 143: the stop came while the driver was still starting.
         return status == EXIT_SUSPENDED or (submission.stop_requested and status == 143)
 
+    def get_openlineage_facets_on_start(self) -> OperatorLineage:
+        return lineage.copied(self.pipeline, self.named_tables())
+
 
 class MaintainOperator(HeadwaterSparkOperator):
     """Compacts, writes checkpoints and removes what no cut needs any more (all tables, or `tables`)."""
@@ -288,6 +328,9 @@ class VerifyOperator(HeadwaterSparkOperator):
             application_args=[pipeline, "--json", *_table_arguments(tables)],
             **arguments,
         )
+
+    def get_openlineage_facets_on_start(self) -> OperatorLineage:
+        return lineage.compared(self.pipeline, self.named_tables())
 
 
 class ValidateOperator(HeadwaterSparkOperator):
@@ -326,6 +369,9 @@ class ValidateOperator(HeadwaterSparkOperator):
             self.application_args = [*(self.application_args or ()), "--cut", file]
             return super().execute(context)
 
+    def get_openlineage_facets_on_start(self) -> OperatorLineage:
+        return lineage.validated(self.pipeline, self.named_tables(), self.answer())
+
 
 class SparkOnCutOperator(HeadwaterSparkOperator):
     """A Spark job of your own that reads one consistent cut.
@@ -348,6 +394,9 @@ class SparkOnCutOperator(HeadwaterSparkOperator):
         with cut_file(self.cut) as file:
             self.application_args = [file, *(self.application_args or ())]
             return super().execute(context)
+
+    def get_openlineage_facets_on_start(self) -> OperatorLineage:
+        return lineage.read_cut(self.cut)
 
     def _connection_environment(self) -> dict[str, str]:
         # Most cuts are read from the lake only; one that fell back, at the source.
