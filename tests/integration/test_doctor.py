@@ -18,6 +18,7 @@ from fixtures.postgres import Database
 from fixtures.waiting import until
 from headwater.cli import main
 from headwater.config import Pipeline
+from headwater.jobs.maintain import maintain
 from headwater.jobs.pausing import pause, resume
 from headwater.jobs.status import status
 
@@ -194,6 +195,20 @@ def test_a_pause_is_not_taken_for_a_dead_driver(patient: Patient) -> None:
     found = next(finding for finding in said["findings"] if finding["code"] == "paused")
     assert found["remedy"] == f"headwater resume {patient.file}"
     assert "not_running" not in {finding["code"] for finding in said["findings"]}
+
+
+def test_small_files_that_nobody_gathers_are_told_until_maintain_has(
+    patient: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwater.jobs.findings._MANY_FILES", 4)
+    for number in range(4):
+        patient.database.execute(f"insert into lines values ({100 + number}, 1)")
+        catch_up(patient.pipeline)
+    found = patient.finding(1, "small_files")
+    assert LINES in found["where"]
+    assert found["remedy"].startswith(f"headwater maintain {patient.file}")
+    maintain(patient.pipeline)
+    assert "small_files" not in {finding["code"] for finding in patient.examined(1)["findings"]}
 
 
 def test_log_past_the_ceiling_is_told_and_the_slot_is_left_where_it_is(patient: Patient, tmp_path: Path) -> None:

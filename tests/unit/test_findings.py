@@ -40,6 +40,7 @@ def seen(tmp_path: Path) -> Examined:
         tables={ORDERS: table()},
         applied={},
         unchecked={},
+        small={},
         leases=(),
         free={"lake": ("/data", 1 << 40), "spilled changes": ("/tmp", 1 << 40)},
     )
@@ -56,13 +57,15 @@ def test_errors_come_before_warnings_and_what_stops_all_before_what_stops_one(se
             "public.fresh": table("new"),
         },
         unchecked={ORDERS: 1001},
+        small={ORDERS: 16, "public.lines": 15},
         free={"lake": ("/data", 1 << 20)},
     )
     found = findings(sick)
     assert [finding.code for finding in found] == [
         *("source_unreachable", "not_running", "suspended"),
-        *("not_replicated", "disk_low", "long_log"),
+        *("not_replicated", "disk_low", "long_log", "small_files"),
     ]
+    assert found[-1].where == ORDERS
     assert all(finding.evidence and finding.remedy for finding in found[1:])
     assert found[2].remedy == f"headwater verify '{sick.pipeline.file}' --repair"
     assert "1.0 MiB are free" in found[4].message

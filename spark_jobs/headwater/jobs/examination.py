@@ -27,12 +27,13 @@ from headwater.jobs.source_state import (
 from headwater.jobs.status import is_running, tables_of
 from headwater.lake import storage
 from headwater.lake.commits import open_table
-from headwater.lake.delta_log import checkpoints
+from headwater.lake.delta_log import checkpoints, read_snapshot
 from headwater.lake.freshness import Look
 from headwater.lake.ledger import Epoch, read_epoch
 from headwater.lake.paths import log_path, table_path
 from headwater.lake.registry import Lease, PipelineRecord, Registry, TableRecord
 from headwater.lake.status import LakeReader
+from headwater.lake.upkeep import choose
 from headwater.log import spill
 from headwater.source.connection import connect
 from headwater.source.problems import Problem
@@ -60,7 +61,8 @@ class Examined:
     """All facts of one visit. `answers` None: the source did not answer, for the reason `failure`.
 
     `newest`: the ledger's newest epoch, read after the slot was. `tables` as `status` shows them. `applied`: of each
-    table the position that its newest commit in the lake carries; `unchecked`: commits since its newest checkpoint.
+    table the position that its newest commit in the lake carries; `unchecked`: commits since its newest checkpoint;
+    `small`: files that are due to be made into fewer, where no driver lives that would do it.
     `free`: bytes, of the disks of the lake and of spilled changes, as this process sees them.
     """
 
@@ -75,6 +77,7 @@ class Examined:
     tables: Mapping[str, dict[str, Any]]
     applied: Mapping[str, int]
     unchecked: Mapping[str, int]
+    small: Mapping[str, int]
     leases: tuple[Lease, ...]
     free: Mapping[str, tuple[str, int]]
 
@@ -112,6 +115,7 @@ def examine(pipeline: Pipeline) -> Examined:
         tables=tables_of(pipeline, lake, look, listed, lags, running),
         applied=_applied(root, pipeline.name, records),
         unchecked=_unchecked(root, records),
+        small={} if running else _small(root, records),
         leases=tuple(lease for lease in registry.leases.values() if lease.session) if registry is not None else (),
         free=_free(root),
     )
@@ -156,6 +160,15 @@ def _unchecked(root: str, records: Iterable[TableRecord]) -> dict[str, int]:
             continue
         newest = max(checkpoints(folder, names), default=-1)
         found[record.name] = sum(int(entry[1]) > newest for name in names if (entry := _ENTRY.match(name)))
+    return found
+
+
+def _small(root: str, records: Iterable[TableRecord]) -> dict[str, int]:
+    found = {}
+    for record in records:
+        with suppress(OSError, KeyError, TypeError, ValueError):  # as above: what fails is told elsewhere
+            files = read_snapshot(table_path(root, record.path)).files.values()
+            found[record.name] = sum(len(group.files) for group in choose(files))
     return found
 
 

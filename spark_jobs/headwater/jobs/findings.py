@@ -27,6 +27,7 @@ _OLD_SECONDS: Final = 60.0
 _NEAR: Final = 0.5  # of a bound on retained log
 _LOW_BYTES: Final = 1 << 30
 _LONG_LOG: Final = 1000  # commits; a checkpoint is written every hundred
+_MANY_FILES: Final = 16  # of a table, due to be made into fewer: a few are what any driver leaves when it stops
 _FOLLOWED: Final = ("active", "catching up")
 _TO_BE_STARTED: Final = frozenset({"not_running", "loading"})
 
@@ -62,6 +63,7 @@ def findings(seen: Examined) -> list[Finding]:
         *_late(seen),
         *_disk(seen),
         *_long_logs(seen),
+        *_small_files(seen),
     ]
     file = shlex.quote(seen.pipeline.file)
     exact = [_with_file(finding, file) for finding in found]
@@ -360,6 +362,19 @@ def _long_logs(seen: Examined) -> Iterator[Finding]:
             message=f"up to {max(long.values())} commits since the newest checkpoint: opening it becomes slow",
             evidence="the names in its _delta_log",
             remedy="headwater maintain PIPELINE.yaml",
+        )
+
+
+def _small_files(seen: Examined) -> Iterator[Finding]:
+    many = {name: count for name, count in seen.small.items() if count >= _MANY_FILES}
+    if many:
+        yield Finding(
+            code="small_files",
+            severity="warning",
+            where=", ".join(many),
+            message=f"up to {max(many.values())} small files that no driver makes into fewer: each costs every query",
+            evidence="the files of its newest version, by the sizes that a driver goes by",
+            remedy="headwater maintain PIPELINE.yaml, or let a driver run",
         )
 
 
