@@ -319,6 +319,7 @@ def test_the_ui_leads_from_all_pipelines_to_one_and_its_tables(demo: Demo, pages
     pages.one("a[href='pipelines/shop']").click()
     shows(pages, "Stages", "Newest epochs", "shop.replicate", "generation")
     pages.wait(lambda: len(pages.all("a[href^='pipelines/shop/tables/']")) == 4, "every table")
+    pages.one("svg[aria-label*='of the last 6 hours: at most '] polyline")
     pages.one("a[href='pipelines/shop/tables/public.orders']").click()
     shows(pages, "public.orders", "Files", "What was applied", "Schema", "positional")
     pages.out_of_frame()

@@ -17,8 +17,10 @@ from fixtures.lakes import HandLake, position_at
 from fixtures.pages import NOWHERE, PASSWORD, Pages, page_pipeline
 from headwater.jobs.metrics import METRICS
 from headwater.lake.ledger import TableVersion
+from headwater.lake.recent_epochs import RecentEpochs
 from headwater.lake.registry import now_text
 from headwater.lake.reload_records import Keeping, Reload
+from headwater.names import TableName
 
 ROOT = Path(__file__).resolve().parents[2]
 API = "api/pipelines"
@@ -169,6 +171,13 @@ def test_a_pipeline_shows_its_state_its_epochs_and_what_needs_a_person(pages: Pa
     assert rows["public.a"]["applied_lsn"] == "0/4000"
     assert rows["public.a"]["latency"] == [0.5, 0.3]
     assert rows["public.c"]["state"] == "new"
+    # The last hours are told from more rows of the ledger than are kept in view.
+    few = RecentEpochs(lake.root, kept=1)
+    few.refresh()
+    assert [epoch.epoch for epoch in few.epochs] == [3]
+    for points in (found["latencies"], few.latencies.points(datetime.now(UTC))):
+        assert max(longest for _, longest in points if longest is not None) == 0.5
+        assert [longest for _, longest in points].count(None) >= 70, "where nothing was published is a gap"
     assert rows["public.c"]["remedy"].startswith("headwater load ")
     assert found["source"]["answers"] is False
     assert found["lag_seconds"] is None
@@ -196,9 +205,13 @@ def test_a_table_shows_how_it_was_applied(pages: Pages) -> None:
     lake = hand_lake(pages.folder, "shop", name)
     lake.publish(0x2000)
     publish(lake, 0x3000, "append", 5, {"write": 0.2}, name)
+    commit = Path(lake.root, TableName.parse(name).path, "_delta_log", f"{1:020}.json")
+    commit.parent.mkdir(parents=True)
+    commit.write_text('{"commitInfo": {"operationParameters": {"because": "only inserts"}}}\n')
     found = pages.client("everything").get(f"{API}/shop/tables/public.%22Order%20Lines%2Fx%22").json()
     assert found["table"] == name
     assert [(epoch["path"], epoch["rows"], epoch["version"]) for epoch in found["history"]] == [("append", 5, 1)]
+    assert found["history"][0]["because"] == "only inserts"
     assert found["freshness_seconds"] == 30
     assert found["on_divergence"] == "suspend"
     assert found["files"] is None  # a hand lake has no data

@@ -22,10 +22,10 @@ from headwater.jobs.source_state import as_the_source_stands, followed
 from headwater.jobs.source_watch import Answer, SourceWatch
 from headwater.jobs.speed import speed
 from headwater.jobs.status import remedy_of, slot_of
-from headwater.jobs.table_page import files_of, reloads_of, schema_versions
+from headwater.jobs.table_page import files_of, reason_of, reloads_of, schema_versions
 from headwater.lake.freshness import IN_STEP, Look, TableState
 from headwater.lake.load_files import shown_loads
-from headwater.lake.paths import table_uri
+from headwater.lake.paths import table_path, table_uri
 from headwater.lake.recent_epochs import RecentEpoch, RecentEpochs
 from headwater.lake.registry import Registry
 from headwater.lake.status import LakeReader
@@ -134,6 +134,7 @@ class PipelineWatch:
             leases = seen.registry.leases.values() if seen.registry is not None else ()
             return {
                 **overview,
+                "latencies": [[_time(at), longest] for at, longest in self._recent.latencies.points(seen.at)],
                 "table_list": self._tables(seen),
                 "epochs": [self._epoch(epoch) for epoch in reversed(self._recent.epochs)][:_POINTS],
                 "jobs": [
@@ -166,6 +167,8 @@ class PipelineWatch:
             ]
             reloads = reloads_of(seen.registry, name) if seen.registry is not None else []
             root = self.pipeline.lake_path()
+        for one in history[:_SHOWN]:
+            one["because"] = reason_of(table_path(root, record.path), one["version"]) if record is not None else None
         uri = table_uri(root, record.path if record is not None else TableName.parse(name).path)
         entry = self.pipeline.entry_for(TableName.parse(name))
         divergence = (entry.on_divergence if entry is not None else None) or self.pipeline.defaults.on_divergence

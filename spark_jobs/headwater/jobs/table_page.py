@@ -8,7 +8,7 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from headwater.lake.delta_log import read_snapshot
+from headwater.lake.delta_log import read_actions, read_snapshot
 from headwater.lake.paths import table_path
 from headwater.lake.registry import Registry, TableRecord
 from headwater.lake.row_count import row_count
@@ -36,6 +36,17 @@ def files_of(root: str, record: TableRecord, version: int | None) -> dict[str, A
         "deleted_rows": sum(file.deleted for file in snapshot.files.values()),
         "with_deletion_vector": sum(file.vector is not None for file in snapshot.files.values()),
     }
+
+
+def reason_of(folder: str, version: int) -> str | None:
+    """Why the commit `version` took its apply path; None where it does not say, or is not there any more."""
+    try:
+        actions = read_actions(folder, version) or []
+    except (OSError, ValueError):
+        return None
+    return next(
+        (a["commitInfo"].get("operationParameters", {}).get("because") for a in actions if "commitInfo" in a), None
+    )
 
 
 def reloads_of(registry: Registry, table: str | None = None) -> list[dict[str, Any]]:

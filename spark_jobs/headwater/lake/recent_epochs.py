@@ -2,7 +2,8 @@
 
 The first look reads the last rows, every later one only what came since. From the rows follow the versions of all
 tables at the newest epoch, so that nothing else has to be asked. Its log is read with our own reader: a query engine
-takes a second for two hundred files of a row each. Without Spark. Not thread-safe.
+takes a second for two hundred files of a row each. Of older rows only the latencies are read, once. Without Spark. Not
+thread-safe.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import json
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow.compute as pc
 
 from headwater.lake import storage
 from headwater.lake.delta_log import DataFile, Snapshot, read_snapshot
+from headwater.lake.latency_history import HOURS, READ, LatencyHistory
 from headwater.lake.ledger import COMPLETE_EVERY, TableVersion
 from headwater.lake.paths import ledger_path
 
@@ -60,6 +62,7 @@ class RecentEpochs:
         self._snapshot: Snapshot | None = None
         self.epochs: deque[RecentEpoch] = deque(maxlen=kept)
         self.versions: dict[str, TableVersion] = {}
+        self.latencies = LatencyHistory()
 
     @property
     def newest(self) -> RecentEpoch | None:
@@ -97,11 +100,21 @@ class RecentEpochs:
 
     def _follow(self, snapshot: Snapshot) -> None:
         spans = {file.name: (file, _newest_in(file)) for file in snapshot.files.values()}
+        if not self.epochs:
+            self._read_latencies([file for file, _ in spans.values()])
         newest = max((last for _, last in spans.values() if last is not None), default=0)
         after = max(self.epochs[-1].epoch if self.epochs else 0, newest - (self.epochs.maxlen or KEPT))
         rows = [row for file, last in spans.values() if last is None or last > after for row in self._read(file, after)]
         for row in sorted(rows, key=lambda row: int(row["epoch"])):
             self._take(row)
+
+    def _read_latencies(self, files: list[DataFile]) -> None:
+        since = (datetime.now(UTC) - timedelta(hours=HOURS)).isoformat()
+        for file in files:
+            last = _maxima(file).get("applied_at")
+            if last is None or last >= since:
+                with storage.parquet_file(file.in_folder(self._folder)) as opened:
+                    self.latencies.take_rows(opened.read(READ, use_threads=False))
 
     def _read(self, file: DataFile, after: int) -> list[dict[str, Any]]:
         with storage.parquet_file(file.in_folder(self._folder)) as opened:
@@ -114,18 +127,19 @@ class RecentEpochs:
     def _take(self, row: dict[str, Any]) -> None:
         tables = {name: TableVersion(**value) for name, value in (row["tables"] or {}).items()}
         self.versions = tables if row["complete"] else {**self.versions, **tables}
-        self.epochs.append(
-            RecentEpoch(
-                row["epoch"],
-                row["generation"],
-                row["from_lsn"],
-                row["to_lsn"],
-                row["source_time"],
-                row["applied_at"],
-                {name: version for name, version in tables.items() if version.touched},
-                dict(row["stages"] or {}),
-            )
+        epoch = RecentEpoch(
+            row["epoch"],
+            row["generation"],
+            row["from_lsn"],
+            row["to_lsn"],
+            row["source_time"],
+            row["applied_at"],
+            {name: version for name, version in tables.items() if version.touched},
+            dict(row["stages"] or {}),
         )
+        self.epochs.append(epoch)
+        if epoch.latency is not None:
+            self.latencies.take(epoch.applied_at, epoch.latency)
 
 
 def _newest_in(file: DataFile) -> int | None:
@@ -133,6 +147,11 @@ def _newest_in(file: DataFile) -> int | None:
     if file.stats is None:
         return None
     statistics = json.loads(file.stats)
-    if (last := statistics.get("maxValues", {}).get("epoch")) is not None:
+    if (last := _maxima(file).get("epoch")) is not None:
         return int(last)
     return 0 if statistics.get("nullCount", {}).get("epoch") == file.rows else None
+
+
+def _maxima(file: DataFile) -> dict[str, Any]:
+    """The highest values in the file that its statistics tell, moments as text."""
+    return dict(json.loads(file.stats).get("maxValues", {})) if file.stats is not None else {}

@@ -1,7 +1,7 @@
 // The parts that pages are made of: states, cards, tables that sort, lines and bars.
 
 import { h } from "./dom.js";
-import { seconds } from "./format.js";
+import { absolute, seconds } from "./format.js";
 
 // A state is told by its word, its shape and its colour, in this order.
 const SHAPES = {
@@ -96,6 +96,27 @@ export function sparkline(values, what, { width = 120, height = 24 } = {}) {
     h("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": words },
       h("polyline", { points: points.join(" ") })),
     h("span.muted", null, seconds(values.at(-1))));
+}
+
+/** The last hours: pairs of a stretch's beginning and its longest latency, null where nothing was published: a gap. */
+export function timeline(points, { width = 320, height = 36 } = {}) {
+  const known = points.filter(([, value]) => value !== null);
+  if (!known.length) return null;
+  const [at, highest] = known.reduce((one, other) => (other[1] > one[1] ? other : one));
+  const step = (width - 4) / (points.length - 1);
+  const place = (index, value) => `${(index * step + 2).toFixed(1)},${(height - 2 - (value / Math.max(highest, 1e-9)) * (height - 4)).toFixed(1)}`;
+  const lines = [];
+  points.forEach(([, value], index) => {
+    if (value === null) return;
+    if (!index || points[index - 1][1] === null) lines.push([place(index - 0.25, value)]); // a stretch alone is a short line
+    lines.at(-1).push(place(index + 0.25, value));
+  });
+  const hours = Math.round((points.length * (Date.parse(points[1][0]) - Date.parse(points[0][0]))) / 3600000);
+  const quiet = points.length - known.length;
+  const words = `the longest from commit to visible in each five minutes of the last ${hours} hours: at most ${seconds(highest)}, at ${absolute(at)}; nothing was published in ${quiet} of ${points.length}`;
+  return h("span.sparkline", { title: words },
+    h("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": words }, lines.map((line) => h("polyline", { points: line.join(" ") }))),
+    h("span.muted", null, `at most ${seconds(highest)} in ${hours} h`));
 }
 
 /** Where an epoch's time went, as parts of one bar. */

@@ -93,6 +93,7 @@ function history(one, again) {
       { name: "epoch", number: true, value: (e) => e.epoch, show: (e) => count(e.epoch) },
       { name: "published", value: (e) => e.applied_at, show: (e) => ago(e.applied_at, one.at) },
       { name: "path", value: (e) => e.path, show: (e) => h("code", null, e.path || "–") },
+      { name: "because", wrap: true, show: (e) => e.because ?? "–" },
       { name: "changes", number: true, value: (e) => e.rows, show: (e) => count(e.rows) },
       { name: "version", number: true, value: (e) => e.version, show: (e) => count(e.version) },
       { name: "position", show: (e) => h("code", null, e.lsn) },
