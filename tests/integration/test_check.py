@@ -150,6 +150,25 @@ def test_a_slot_of_another_database_or_plugin_is_an_error(
     assert check(shop).ok
 
 
+def test_a_slot_that_is_older_than_its_publication_is_an_error_where_the_server_cannot_read_it(
+    database: Database, shop: Pipeline
+) -> None:
+    with database.superuser() as superuser:
+        superuser.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [shop.source.slot])
+        before = superuser.info.server_version < 180000
+        superuser.execute("drop publication headwater_shop, headwater_shop_inserts")
+    database.execute("insert into a values (1)")
+    database.publish("headwater_shop", "a", inserts=("b",))
+    confirmed = database.query("select confirmed_flush_lsn from pg_replication_slots")
+    assert _errors(check(shop)) == ({"slot_before_publication"} if before else set())
+    assert database.query("select confirmed_flush_lsn from pg_replication_slots") == confirmed
+    with database.superuser() as superuser:
+        superuser.execute("select pg_drop_replication_slot(%s)", [shop.source.slot])
+        superuser.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [shop.source.slot])
+    database.execute("insert into a values (2)")
+    assert check(shop).ok
+
+
 def test_a_pooler_between_us_and_the_server_is_an_error(database: Database, tmp_path: Path, shop: Pipeline) -> None:
     with pooler(database.conninfo) as conninfo:
         pipeline = write_pipeline(

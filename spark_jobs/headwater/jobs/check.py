@@ -20,7 +20,7 @@ from headwater.source.catalog import Catalog, read_catalog
 from headwater.source.connection import Connection, connect, errors_named
 from headwater.source.problems import Problem, error, refuse_errors, warning
 from headwater.source.publication_parts import Part
-from headwater.source.publishing_rights import publishing_problems
+from headwater.source.publishing_rights import publishing_problems, slot_order_problems
 from headwater.source.row_filters import wanted_parts
 from headwater.source.settings import server_problems, version_problems
 
@@ -69,9 +69,17 @@ def inspect(connection: Connection, pipeline: Pipeline, lake: str) -> CheckRepor
         *_unknown_excluded(catalog),
         *filter_problems,
         *publishing_problems(connection, pipeline.source.publication, catalog.tables, parts),
+        *_slot_of_a_first_load(connection, pipeline, lake),
     ]
     # A table may be judged from several sides with the same result.
     return CheckReport(tuple(dict.fromkeys(problems)), catalog, parts)
+
+
+def _slot_of_a_first_load(connection: Connection, pipeline: Pipeline, lake: str) -> list[Problem]:
+    """Whether a slot that somebody made can be read. Later on replicate reads it, and says so itself."""
+    if storage.is_folder(registry_path(lake)):
+        return []
+    return slot_order_problems(connection, pipeline.source.slot, pipeline.source.publication)
 
 
 def _unknown_excluded(catalog: Catalog) -> list[Problem]:

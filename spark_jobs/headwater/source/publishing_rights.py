@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from psycopg import errors as server_errors
+
 from headwater.names import TableName, quote_ident
 from headwater.source.catalog import CatalogTable
 from headwater.source.connection import Connection, errors_named
 from headwater.source.problems import Problem, error
 from headwater.source.publication import create_statement, inserts_name, publication_problems, read_publication
 from headwater.source.publication_parts import Part, member_list
+from headwater.source.slot import PLUGIN, read_slot
+
+_READS_OLDER_CHANGES_SINCE = 180000
 
 
 @errors_named("source")
@@ -24,6 +29,34 @@ def publishing_problems(
         *_one(connection, inserts_name(name), insert_only, parts),
         *_updates_published(connection, name, insert_only),
     ]
+
+
+@errors_named("source")
+def slot_order_problems(connection: Connection, slot_name: str, publication: str) -> list[Problem]:
+    """A slot that nothing was read from yet and nothing can be: before 18 a change older than a publication fails every
+    reading. Looks ahead in the log, and confirms nothing."""
+    slot = read_slot(connection, slot_name)
+    if slot is None or slot.active or slot.loss or connection.info.server_version >= _READS_OLDER_CHANGES_SINCE:
+        return []
+    if slot.plugin != PLUGIN or slot.database != connection.info.dbname:
+        return []  # said already
+    names = ",".join(quote_ident(name) for name in (publication, inserts_name(publication)))
+    peek = "select from pg_logical_slot_peek_binary_changes(%s, null, 1, 'proto_version', '1', 'publication_names', %s)"
+    try:
+        connection.execute(peek, (slot_name, names))
+    except server_errors.UndefinedObject:
+        quoted = slot_name.replace("'", "''")
+        return [
+            error(
+                "slot_before_publication",
+                f"slot {slot_name}",
+                "it is older than the publication, with changes in between: this server can never read past them",
+                f"SELECT pg_drop_replication_slot('{quoted}'); load makes another, or headwater init --sql prints how",
+            )
+        ]
+    except (server_errors.ObjectInUse, server_errors.QueryCanceled, server_errors.InsufficientPrivilege):
+        return []  # somebody has just begun to read it, or it is too much to look through: replicate will tell
+    return []
 
 
 def _one(
