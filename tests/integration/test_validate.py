@@ -136,6 +136,11 @@ def test_a_cut_that_meets_everything_passes_stays_pinned_and_satisfies_waits(
     assert "http" not in overview.read_text()
     pages = sorted(page.name for page in overview.parent.glob("*/*.html"))
     assert pages == ["public.Parted~20Lines.html", "public.orders.html"]
+    for page in overview.parent.glob("*/*.html"):
+        # Before anything that a browser would ask another server for.
+        before, policy, _ = page.read_text().partition("default-src 'none'; style-src 'unsafe-inline'")
+        assert policy
+        assert "http" not in before.replace("http-equiv", "")
     assert [(r["table"], r["suite"], r["success"], r["mode"]) for r in shop.rows()] == [
         (PARTED, "basics", True, "full"),
         (ORDERS, "basics", True, "full"),

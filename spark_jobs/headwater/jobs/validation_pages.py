@@ -1,8 +1,9 @@
 """Pages about a validation, for a browser: an overview of our own, and Great Expectations' data docs of each table.
 
-`<folder>/index.html` lists the newest validation's tables and needs nothing from elsewhere; `<folder>/<validation>/`
-holds a page per table as Great Expectations draws it (that one asks a public server for its styles, and can be read
-without). Pages hold counts, and keys of rows; no other values. The last thirty validations stay.
+`<folder>/index.html` lists the newest validation's tables; `<folder>/<validation>/` holds a page per table as Great
+Expectations draws it. That one names styles and scripts on public servers: a policy at its head keeps browsers from
+asking for them, since keys of rows stand beside them, and a few styles of our own take their place. Pages hold counts,
+and keys of rows; no other values. The last thirty validations stay.
 """
 
 from __future__ import annotations
@@ -27,6 +28,16 @@ _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;margin:2rem;color-scheme:light dark}table{border-collapse:collapse}"
     "td,th{text-align:left;padding:.3rem 1rem .3rem 0;vertical-align:top;border-bottom:1px solid #8886}"
     ".failed{color:#c22;font-weight:600}"
+)
+_SEALED = (
+    "<head><meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+    "<style>body{font:15px/1.5 system-ui,sans-serif;margin:2rem}table{border-collapse:collapse}"
+    "td,th{text-align:left;padding:.3rem 1rem .3rem 0;vertical-align:top;border-bottom:1px solid #ccc}"
+    "i.fas{font-style:normal}.fa-check-circle::before{content:'met';color:#181}"
+    ".fa-times::before{content:'not met';color:#c22;font-weight:600}"
+    ".fa-exclamation-triangle::before{content:'not judged';color:#c22;font-weight:600}"
+    # What only scripts would fill or open.
+    ".navbar,.card:has(.btn-group,nav),[data-toggle=collapse],footer,img{display:none}</style>"
 )
 
 
@@ -78,8 +89,8 @@ def _data_docs(name: str, validation: Validation, outcomes: Sequence[Outcome]) -
             "active_batch_definition": {"data_asset_name": name, "batch_identifiers": {"epoch": validation.epoch}},
         },
     )
-    page = DefaultJinjaPageView().render(ValidationResultsPageRenderer().render(result))  # type: ignore[no-untyped-call]
-    return str(page)
+    page = str(DefaultJinjaPageView().render(ValidationResultsPageRenderer().render(result)))  # type: ignore[no-untyped-call]
+    return page.replace("<head>", _SEALED, 1)
 
 
 def _overview(below: str, validation: Validation, outcomes: Mapping[str, Sequence[Outcome]]) -> str:
