@@ -77,29 +77,54 @@ def test_tables_that_are_not_written_any_more_are_gathered_one_after_the_other(
         for folder, state in tables.items():
             _append(folder, state)
             work.after_commit(folder, state, SCHEMA)
-    assert work.waiting() == []
+    assert work.next_idle(tables) is None
     now[0] = 3000.0
-    turns = 0
-    while waiting := work.waiting():
-        for folder in waiting:
-            work.after_commit(folder, tables[folder], SCHEMA)
+    turns = []
+    while (chosen := work.next_idle(tables)) is not None:
+        work.after_commit(chosen, tables[chosen], SCHEMA)
         wait(list(work._running.values()))
         now[0] += 60
-        turns += 1
-        assert turns < 10
+        turns.append(chosen)
+        assert len(turns) < 10
     work.close()
     for state in tables.values():
         assert len(state.snapshot.files) < 4
 
 
+def test_a_table_that_may_not_have_its_turn_is_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("headwater.lake.upkeep.time.monotonic", lambda: now[0])
+    suspended, other = str(tmp_path / "suspended"), str(tmp_path / "other")
+    tables = {folder: _table(Path(folder)) for folder in (suspended, other)}
+    work = Upkeep(Fence("headwater/shop/generation", 1))
+    for folder, state in tables.items():
+        for _ in range(4):
+            _append(folder, state)
+            work.after_commit(folder, state, SCHEMA)
+        wait(list(work._running.values()))
+        work._rests_until = now[0] + 10
+    assert list(work._running) == [suspended]
+    now[0] += 60
+    for _ in range(3):
+        assert work.next_idle([other]) == other
+        work.after_commit(other, tables[other], SCHEMA)
+        wait(list(work._running.values()))
+        now[0] += 60
+        if work.next_idle([other]) is None:
+            break
+    assert len(tables[other].snapshot.files) < 4
+    work.close()
+    assert {path.name for path in Path(suspended).glob("*.parquet")} == set(tables[suspended].snapshot.files)
+
+
 def test_what_was_rewritten_of_a_table_that_somebody_else_writes_is_discarded(tmp_path: Path) -> None:
     folder, state = str(tmp_path / "t"), _table(tmp_path / "t")
     work = Upkeep(Fence("headwater/shop/generation", 1))
-    for _ in range(5):
+    for _ in range(4):
         _append(folder, state)
         work.after_commit(folder, state, SCHEMA)
     assert work._running
     work.leave(folder)
     work.close()
-    assert work.waiting() == []
+    assert work.next_idle([folder]) is None
     assert {path.name for path in (tmp_path / "t").glob("*.parquet")} == set(state.snapshot.files)

@@ -212,17 +212,17 @@ class Tables:
             self._doubtful.add(name)
         return Result(self.moved_since(name, before))
 
-    def waiting_for_upkeep(self) -> list[str]:
-        """Tables that were due for upkeep when their changes ended."""
-        paths = set(self._applier.waiting_for_upkeep())
-        if not paths:
-            return []
-        found = []
-        for name, record in self.records.items():
-            own = {table_path(self._root, path) for path in (record.path, record.path + HISTORY)}
-            if own & paths and self.is_replicated(name) and name not in self._doubtful:
-                found.append(name)
-        return found
+    def next_upkeep(self, is_idle: Callable[[str], bool]) -> str | None:
+        """The table, among those whose lanes are idle, that is to have a turn for its upkeep though nothing came."""
+        if not self._applier.upkeep_waits:
+            return None
+        owners: dict[str, str] = {}
+        for name in list(self.records):
+            if self.is_replicated(name) and name not in self._doubtful | self.catching_up and is_idle(name):
+                path = self.records[name].path
+                owners |= {table_path(self._root, each): name for each in (path, path + HISTORY)}
+        chosen = self._applier.next_upkeep(owners)
+        return owners[chosen] if chosen is not None else None
 
     def _keep_up(self, record: TableRecord) -> None:
         version = self._versions[record.name]
@@ -318,7 +318,7 @@ class Tables:
     def join_cuts(self, lsn: int) -> None:
         """Tables whose capture point the position has reached, and that hold all that was kept for them, become
         active: from this row on they are in cuts."""
-        waiting = [record for record in self.records.values() if record.state == "catching up"]
+        waiting = [record for record in list(self.records.values()) if record.state == "catching up"]
         for record in waiting:
             # The registry may have been read again since the load was last followed: what is kept is not applied yet.
             if record.name in self.catching_up or self.keeper.holds_back(record.name):

@@ -154,7 +154,8 @@ class Driver:
                 self._begin(batch)
             elif not self._open:
                 self._rest(force=self._reader.reply_wanted)
-                for name in filter(self._lanes.is_idle, self._tables.waiting_for_upkeep()):
+                name = self._tables.next_upkeep(self._lanes.is_idle)
+                if name is not None:
                     self._lanes.behind(name, partial(self._tables.keep_up, name))
 
     def rates(self) -> dict[str, float]:

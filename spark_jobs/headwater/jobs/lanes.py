@@ -92,8 +92,7 @@ class Lanes:
         self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> Lanes:
-        self._switch_seconds = sys.getswitchinterval()
-        sys.setswitchinterval(_SWITCH_SECONDS)
+        sys.setswitchinterval(_SWITCH_SECONDS)  # for good: the process is a driver's
         for number in range(self._count):
             thread = threading.Thread(target=self._serve, name=f"headwater-apply-{number}", daemon=True)
             thread.start()
@@ -106,7 +105,6 @@ class Lanes:
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
-        sys.setswitchinterval(self._switch_seconds)
 
     def submit(self, number: int, shares: Mapping[str, Share], transactions: Transactions) -> None:
         """The shares of the next batch."""

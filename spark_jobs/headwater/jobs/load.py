@@ -88,11 +88,9 @@ def load(
             # Rewritten files would be a conflict at the end of a load that has begun to write.
             lease.refuse_if_held(connection, registry, lease.COMPACTION)
             with lease.hold(conninfo, registry, lease.SET_UP):
-                _retire(pipeline, registry)
                 wanted = [t for t in chosen if again or not _is_loaded(registry, t.name)]
-                names = {str(t.name) for t in wanted}
-                stay = (record for name, record in registry.tables.items() if name not in names)
-                refuse_two_keys(stay, (t.schema for t in wanted))
+                _refuse_two_keys(pipeline, registry, wanted)
+                _retire(pipeline, registry)
                 if is_running(connection, pipeline):
                     _refuse_beside(connection, pipeline, registry, wanted)
                 _announce_hidden(connection, pipeline, registry, wanted)
@@ -168,6 +166,12 @@ def _choose(catalog: Catalog, names: Sequence[TableName]) -> list[CatalogTable]:
 def _is_loaded(registry: Registry, name: TableName) -> bool:
     record = registry.tables.get(str(name))
     return record is not None and (record.state in _LOADED or record.state == "suspended")
+
+
+def _refuse_two_keys(pipeline: Pipeline, registry: Registry, wanted: Sequence[CatalogTable]) -> None:
+    names = {str(table.name) for table in wanted}
+    stay = [r for r in registry.tables.values() if r.name not in names and pipeline.entry_for(TableName.parse(r.name))]
+    refuse_two_keys(stay, (table.schema for table in wanted))
 
 
 def _retire(pipeline: Pipeline, registry: Registry) -> None:

@@ -311,7 +311,7 @@ class _Table:
             self._registry.refresh()
             if self._record().schema.without_marks().columns != schema.columns:
                 raise _Reshaped
-            raise _Moved("its types in the lake changed")
+            raise _Moved("its types in the lake are being changed (replicate ends a change that was cut short)")
         return rows.where(f"NOT {DELETED}") if self._record().schema.soft_delete else rows
 
     def _states(

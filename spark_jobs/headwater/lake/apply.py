@@ -8,7 +8,7 @@ version + 1 is a lost race: usually nothing was committed and the caller plans a
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from os.path import join
@@ -89,13 +89,19 @@ class Applier:
         state.save_index()
         return state.version
 
-    def waiting_for_upkeep(self) -> list[str]:
-        """Paths of tables that `keep_up` would do something for, if they were not written before."""
-        return self._upkeep.waiting()
+    @property
+    def upkeep_waits(self) -> bool:
+        """Whether some table has not had all of its upkeep."""
+        return self._upkeep.waits
+
+    def next_upkeep(self, paths: Collection[str]) -> str | None:
+        """Of these tables, to which nothing is written just now, the one that `keep_up` is to be called for."""
+        return self._upkeep.next_idle(paths)
 
     def forget(self, path: str) -> None:
         """Somebody else is going to write the table at `path` anew: nothing that is known of it will hold any more."""
         self._turns.finish(path)
+        self._upkeep.leave(path)
         state = self._states.pop(path, None)
         if state is not None:
             state.close()

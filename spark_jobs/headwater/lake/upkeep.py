@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -140,9 +140,12 @@ class Upkeep:
     def close(self) -> None:
         self._stop.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
+        for folder in list(self._running):
+            self.leave(folder)
 
     def after_commit(self, folder: str, state: TableState, schema: TableSchema) -> None:
-        """In the writer's turn, behind the ledger or while nothing comes: commit what is ready, begin what is due."""
+        """In the writer's turn, behind the ledger or because it is `next_idle`: commit what is ready, begin what is
+        due."""
         last, self._seen[folder] = self._seen.get(folder, state.version - 1), state.version
         every = int(state.snapshot.configuration.get("delta.checkpointInterval", "10"))
         if state.version // every > last // every:
@@ -153,10 +156,10 @@ class Upkeep:
                 del self._running[folder]
                 self.finish(folder, state, running)
             return
-        now = time.monotonic()
-        if folder in self._due or state.version // _LOOK_EVERY > last // _LOOK_EVERY:
+        now, idle = time.monotonic(), state.version == last
+        if not idle and (folder in self._due or state.version // _LOOK_EVERY > last // _LOOK_EVERY):
             self._due[folder] = now
-        if folder in self._due and self._rested and self._is_next(folder, now):
+        if folder in self._due and self._rested and (idle or self._is_next(folder, now)):
             del self._due[folder]
             self._begun[folder] = now
             groups = choose(state.snapshot.files.values())
@@ -172,10 +175,19 @@ class Upkeep:
         if running is not None:
             running.add_done_callback(partial(_discard_rewritten, folder))
 
-    def waiting(self) -> list[str]:
-        """Folders that a turn would help, though nothing is written to them any more."""
-        done = [folder for folder, one in list(self._running.items()) if one.done()]
-        return done or (list(self._due) if self._rested else [])
+    @property
+    def waits(self) -> bool:
+        """Whether a folder waits for its turn."""
+        return bool(self._due or self._running)
+
+    def next_idle(self, idle: Collection[str]) -> str | None:
+        """Of these folders, to which nothing is written just now, the one that is to have a turn all the same: what was
+        made of its files waits to be committed, or none of them has waited longer for its turn."""
+        for folder, one in list(self._running.items()):
+            if one.done() and folder in idle:
+                return folder
+        due = [folder for folder in list(self._due) if folder in idle] if self._rested else []
+        return min(due, key=lambda folder: self._begun.get(folder, 0.0), default=None)
 
     @property
     def _rested(self) -> bool:
@@ -184,7 +196,7 @@ class Upkeep:
     def _is_next(self, folder: str, now: float) -> bool:
         """Whether none has waited longer that is written to just now: of tables that are written one behind the other
         it would always be the first one's turn."""
-        waiting = [other for other, at in list(self._due.items()) if other == folder or at >= now - _LONGEST_REST]
+        waiting = [other for other, at in list(self._due.items()) if at >= now - _LONGEST_REST]
         return min(waiting, key=lambda other: self._begun.get(other, 0.0)) == folder
 
     def rewrite_all(
