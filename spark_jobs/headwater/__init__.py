@@ -3,6 +3,7 @@
 The public surface, loaded on first use, so that importing a part of the package does not pay for the others:
 
     cut = headwater.wait("pipeline.yaml", tables=["public.orders"], require="now")
+    cuts = headwater.wait_all(["shop.yaml", "crm.yaml"])   # of several pipelines
     tables = headwater.read(spark, cut)
     orders = headwater.scan(cut, "public.orders")         # the same without Spark, as Arrow
     changes = headwater.history(spark, cut, "public.orders")   # of a table with `history: true`
@@ -23,12 +24,24 @@ if TYPE_CHECKING:
     from headwater.jobs.views import views as views
     from headwater.jobs.wait import NotFresh as NotFresh
     from headwater.jobs.wait import wait_for_cut as wait
+    from headwater.jobs.wait_all import wait_for_cuts as wait_all
     from headwater.lake.history import history as history
     from headwater.lake.scanning import scan as scan
     from headwater.lake.views import drop as drop_views
     from headwater.source.samples import commit_position as commit_position
 
-__all__ = ["NotFresh", "commit_position", "drop_views", "history", "read", "register", "scan", "views", "wait"]
+__all__ = [
+    "NotFresh",
+    "commit_position",
+    "drop_views",
+    "history",
+    "read",
+    "register",
+    "scan",
+    "views",
+    "wait",
+    "wait_all",
+]
 
 _WHERE = {
     "NotFresh": ("headwater.jobs.wait", "NotFresh"),
@@ -40,6 +53,7 @@ _WHERE = {
     "scan": ("headwater.lake.scanning", "scan"),
     "views": ("headwater.jobs.views", "views"),
     "wait": ("headwater.jobs.wait", "wait_for_cut"),
+    "wait_all": ("headwater.jobs.wait_all", "wait_for_cuts"),
 }
 
 

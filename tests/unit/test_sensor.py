@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 import yaml
 
+import headwater
 from fixtures.lakes import HandLake, position_at, utc
 from headwater.lake import validations
 from headwater.lake.cuts import list_pins
@@ -512,6 +513,25 @@ def test_one_mapped_task_waits_for_several_pipelines(tmp_path: Path) -> None:
         mapped = FreshnessSensor.partial(task_id="fresh", max_wait="1m").expand_kwargs(wanted)
     cuts = [cast("FreshnessSensor", mapped.unmap(kwargs)).execute(CONTEXT) for kwargs in wanted]
     assert [(set(cut["tables"]), cut["position"]["lsn"]) for cut in cuts] == [({A}, "0/200"), ({B}, "0/201")]
+
+
+def test_one_call_takes_the_cuts_of_several_pipelines(tmp_path: Path) -> None:
+    wanted: list[dict[str, Any]] = []
+    lakes: list[HandLake] = []
+    for number, name in enumerate((A, B)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        lakes.append(HandLake(folder / "lake", position_at(lsn=0x100), [A, B]))
+        lakes[-1].publish(0x200 + number, name)
+        wanted.append({"pipeline": write_pipeline(folder, lakes[-1], NOWHERE), "tables": [name]})
+    cuts = headwater.wait_all(wanted, require=at(lakes[0], 0x180), timeout="1m")
+    assert [(set(cut["tables"]), cut["position"]["lsn"]) for cut in cuts] == [({A}, "0/200"), ({B}, "0/201")]
+    assert [[pin.cut["epoch"] for pin in list_pins(lake.root)] for lake in lakes] == [[cut["epoch"]] for cut in cuts]
+    wanted[1] |= {"require": at(lakes[1], 0x300), "timeout": 0.1}
+    with pytest.raises(headwater.NotFresh, match="no replicate driver"):
+        headwater.wait_all(wanted, require=at(lakes[0], 0x180), timeout="1m")
+    (again,) = headwater.wait_all([wanted[0]["pipeline"]], require=at(lakes[0], 0x180))
+    assert again["position"] == cuts[0]["position"]
 
 
 def ended(outcome: str, exit_status: int = 3) -> dict[str, Any]:
