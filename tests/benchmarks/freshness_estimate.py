@@ -1,0 +1,79 @@
+"""How near to the truth a wait's estimate is, while HEADWATER_BENCH_COMMITS (500,000) single-row commits over ten
+tables are caught up with: at each look, the seconds that were still to go by the estimate beside those that it took.
+
+Reference of the same run: the speed since the wait began, on average.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+from mixed_load import make_mixed_tables, pipeline, report, server
+
+from headwater.config import load_pipeline
+from headwater.jobs.load import load
+from headwater.jobs.replicate import replicate
+from headwater.jobs.wait import Waiter
+from headwater.lake.requirements import Now
+
+COMMITS = int(os.environ.get("HEADWATER_BENCH_COMMITS", "500000"))
+LOOK_SECONDS = 0.25
+STABLE = 0.2
+"""Of the wait: before that the speed is not known yet, by either way."""
+
+
+def estimates(file: str) -> tuple[list[tuple[float, float, float]], float]:
+    """Moments, each with the estimate and with the one of the reference; and when the wait was over."""
+    waiter = Waiter(load_pipeline(file), Now(), timeout=1800, keep=60, owner="benchmark")
+    began, first = time.perf_counter(), 0
+    found = []
+    while waiter.look() is None:
+        now, seen = time.perf_counter() - began, waiter.progress
+        if seen is not None and seen.gap_bytes is not None:
+            first = first or seen.gap_bytes
+            if seen.eta_seconds is not None and seen.gap_bytes < first:
+                found.append((now, seen.eta_seconds, now * seen.gap_bytes / (first - seen.gap_bytes)))
+        time.sleep(LOOK_SECONDS)
+    return found, time.perf_counter() - began
+
+
+def main() -> None:
+    with server() as source, tempfile.TemporaryDirectory(prefix="headwater-bench-") as scratch:
+        wanted = pipeline(Path(scratch), source, *make_mixed_tables(source))
+        load(wanted)
+        with source.connect("postgres") as connection:
+            connection.execute("set synchronous_commit = off")
+            connection.execute(f"call mixed({COMMITS})")
+        stop = threading.Event()
+        driver = threading.Thread(target=replicate, args=(wanted, None, None, stop))
+        driver.start()
+        try:
+            with multiprocessing.get_context("spawn").Pool(1) as waiting:
+                found, end = waiting.apply(estimates, (wanted.file,))
+        finally:
+            stop.set()
+            driver.join()
+    moments, ours, by_average = np.array(found).T
+    left = end - moments
+    judged = (moments > STABLE * end) & (left > 1)
+    off, reference = (np.abs(guess - left)[judged] / left[judged] for guess in (ours, by_average))
+    report(
+        "estimates of a wait",
+        seconds=round(end, 1),
+        estimates=int(judged.sum()),
+        median_off=round(float(np.median(off)), 3),
+        ninth_decile_off=round(float(np.quantile(off, 0.9)), 3),
+        reference="by the average speed since the wait began",
+        reference_median_off=round(float(np.median(reference)), 3),
+        reference_ninth_decile_off=round(float(np.quantile(reference, 0.9)), 3),
+    )
+
+
+if __name__ == "__main__":
+    main()
