@@ -1,7 +1,7 @@
 """What a wait for "now" gives under full write load, and that it is never early.
 
-First HEADWATER_BENCH_READERS (30) readers wait and read, again and again for HEADWATER_BENCH_SECONDS (60), while
-HEADWATER_BENCH_WRITERS (2) sessions write as fast as they can: how long a wait takes. Then, beside 1,000 changes/s,
+First HEADWATER_BENCH_READERS (30) readers wait and read, again and again for HEADWATER_BENCH_SECONDS (60), beside
+HEADWATER_BENCH_RATE (10,000) single-row commits a second: how long a wait takes. Then, beside a tenth of that rate,
 HEADWATER_BENCH_WAITS (10,000) markers: each is committed, waited for, alternately by "now" and by its own commit's
 position, and looked for in the cut; one that is not there would be a stale read. Reference of the same run: one reader
 while nobody writes.
@@ -34,34 +34,23 @@ from headwater.lake.position_file import read_position_file
 from headwater.position import format_lsn
 
 READERS = int(os.environ.get("HEADWATER_BENCH_READERS", "30"))
-WRITERS = int(os.environ.get("HEADWATER_BENCH_WRITERS", "2"))
+RATE = int(os.environ.get("HEADWATER_BENCH_RATE", "10000"))
 SECONDS = float(os.environ.get("HEADWATER_BENCH_SECONDS", "60"))
 WAITS = int(os.environ.get("HEADWATER_BENCH_WAITS", "10000"))
-RATE = 1000
 MARKERS = "public.markers"
 
 
 @contextmanager
-def writing(source: EmbeddedServer, writers: int) -> Iterator[list[int]]:
-    """That many sessions write single-row commits as fast as they can; the list counts them."""
-    stop, counts = threading.Event(), [0] * writers
-
-    def write(number: int) -> None:
-        with source.connect("postgres") as connection:
-            connection.execute("set synchronous_commit = off")
-            while not stop.is_set():
-                connection.execute("call mixed(200)")
-                counts[number] += 200
-
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(writers)]
-    for thread in threads:
-        thread.start()
+def writing(source: EmbeddedServer, rate: int) -> Iterator[None]:
+    """Somebody writes so many changes a second."""
+    stop = threading.Event()
+    writer = threading.Thread(target=write, args=(source.conninfo("postgres"), [], stop, rate))
+    writer.start()
     try:
-        yield counts
+        yield
     finally:
         stop.set()
-        for thread in threads:
-            thread.join()
+        writer.join()
 
 
 def waits(file: str, tables: list[str], readers: int, seconds: float) -> list[float]:
@@ -128,32 +117,24 @@ def measure(source: EmbeddedServer, file: str, tables: list[str], waiting: Pool)
         "reference": "one reader, nobody writes",
         "reference_mean_seconds": round(float(np.mean(alone)), 3),
     }
-    with writing(source, WRITERS) as counts:
-        began = time.perf_counter()
+    with writing(source, RATE):
         found = waiting.apply(waits, (file, tables, READERS, SECONDS))
-        written = sum(counts) / (time.perf_counter() - began)
     report(
-        "waits for now under full write load",
+        "waits for now under write load",
         readers=READERS,
         waits=len(found),
-        changes_per_second=round(written),
+        changes_per_second=RATE,
         mean_seconds=round(float(np.mean(found)), 2),
         p99_seconds=round(float(np.quantile(found, 0.99)), 2),
         **reference,
     )
-    stop = threading.Event()
-    writer = threading.Thread(target=write, args=(source.conninfo("postgres"), [], stop, RATE))
-    writer.start()
-    try:
+    with writing(source, RATE // 10):
         stale, found = waiting.apply(markers, (file, WAITS))
-    finally:
-        stop.set()
-        writer.join()
     report(
         "markers",
         waits=WAITS,
         stale=stale,
-        changes_per_second=RATE,
+        changes_per_second=RATE // 10,
         mean_seconds=round(float(np.mean(found)), 2),
         p99_seconds=round(float(np.quantile(found, 0.99)), 2),
         **reference,
