@@ -218,7 +218,8 @@ class Tables:
             return None
         owners: dict[str, str] = {}
         for name in list(self.records):
-            if self.is_replicated(name) and name not in self._doubtful | self.catching_up and is_idle(name):
+            unsettled = name in self._doubtful or name in self.catching_up
+            if self.is_replicated(name) and not unsettled and is_idle(name):
                 path = self.records[name].path
                 owners |= {table_path(self._root, each): name for each in (path, path + HISTORY)}
         chosen = self._applier.next_upkeep(owners)
