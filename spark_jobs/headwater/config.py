@@ -57,6 +57,8 @@ from headwater.pipeline_values import (
 from headwater.yaml_file import Document, Path, Problem
 
 _SECRETS: tuple[Path, ...] = (("source", "connection"), ("source", "hash_key"))
+MOST_CLUSTERED = 4
+"""Columns of cluster_by: Delta takes no more."""
 _SHORTEST_HASH_KEY = 16
 
 
@@ -168,6 +170,7 @@ class TableEntry(_Section):
     key: _Columns | None = None
     types: dict[_Name, Annotated[str, _read(lake_type, str)]] = Field(default_factory=dict)
     partition_by: _Columns = ()
+    cluster_by: _Columns = ()
     columns: Columns = Field(default_factory=Columns)
     where: Annotated[str, _read(row_filter, str)] = ""
     insert_only: Annotated[bool | None, _read(truth_value, bool | str)] = None
@@ -337,10 +340,16 @@ def _check_tables(document: Document) -> None:
             document.report(path, f"{document.shown(_name_path(document, path))} is listed twice (first: {earlier})")
         first.setdefault(name, path)
         if isinstance(name, TablePattern):
-            for key in ("key", "types", "partition_by", "columns", "where"):
+            for key in ("key", "types", "partition_by", "cluster_by", "columns", "where"):
                 if key in options:
                     document.report((*path, key), "not possible for a pattern; give the table an entry of its own")
             _check_exclude(document, name, (*path, "exclude"))
+        if options.get("partition_by") and options.get("cluster_by"):
+            document.report((*path, "cluster_by"), "not possible beside partition_by: Delta knows either")
+        if isinstance(listed := options.get("cluster_by"), list) and len(listed) > MOST_CLUSTERED:
+            document.report(
+                (*path, "cluster_by"), f"names {len(listed)} columns; at most {MOST_CLUSTERED} are possible"
+            )
         if all(options.get(key) in (True, "true") for key in ("insert_only", "soft_delete")):
             document.report((*path, "soft_delete"), "not possible beside insert_only: such rows are never deleted")
         for key in ("types", "on_bad_value"):

@@ -127,6 +127,7 @@ class TableSchema:
     partitioned: bool = False
     insert_only: bool = False
     partition_by: tuple[str, ...] = ()
+    cluster_by: tuple[str, ...] = ()
     soft_delete: bool = False
     history: bool = False
     last_attnum: int = 0
@@ -184,6 +185,7 @@ class TableSchema:
                 "leaves": tuple(Leaf(**leaf) for leaf in value["leaves"]),
                 "key": tuple(value["key"]),
                 "partition_by": tuple(value["partition_by"]),
+                "cluster_by": tuple(value.get("cluster_by", ())),
                 "excluded": tuple(value.get("excluded", ())),
             }
         )

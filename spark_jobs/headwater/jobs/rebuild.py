@@ -1,6 +1,6 @@
-"""`headwater rebuild`: a live table in the shape that the pipeline file gives it by now, other partition columns or
-types in the lake, built beside the old one and swapped at one epoch (Oracle Streams: copy at a point in time, replay
-what changed since, switch over).
+"""`headwater rebuild`: a live table in the shape that the pipeline file gives it by now, partitioned or clustered by
+other columns or with other types in the lake, built beside the old one and swapped at one epoch (Oracle Streams: copy
+at a point in time, replay what changed since, switch over).
 
 It is a reload of the whole table: the driver keeps its changes meanwhile, and lets rows and changes together take the
 table's place between two of its commits. Where the lake has every value as the new shape wants it, the rows are read in
@@ -22,12 +22,14 @@ from headwater.config import Pipeline
 from headwater.errors import Refused, Transient
 from headwater.jobs.executors import share_engine
 from headwater.jobs.load_progress import Report, Show
+from headwater.jobs.ordering import in_order
 from headwater.jobs.parts import part_named
 from headwater.jobs.reload import ReadPart, open_registry
 from headwater.jobs.replacing import Replacing, driver_beside, refuse_state
 from headwater.jobs.shape import has_shape, options_for_a_rebuild, reshaped
 from headwater.jobs.source_rows import schema_now
 from headwater.lake.cuts import allow_old_versions, pin_cut, release_pin
+from headwater.lake.delta_log import read_snapshot
 from headwater.lake.paths import reloaded_path, table_path, table_uri
 from headwater.lake.rebuild import why_not
 from headwater.lake.registry import Registry, TableRecord, now_text
@@ -110,6 +112,12 @@ def _refuse(pipeline: Pipeline, record: TableRecord) -> None:
         )
 
 
+def _rows_and_bytes(path: str, version: int) -> tuple[int, int]:
+    """About as many as its files hold."""
+    files = read_snapshot(path, version).files.values()
+    return sum(file.rows or 0 for file in files), sum(file.size for file in files)
+
+
 @dataclass(slots=True)
 class _Rebuild:
     pipeline: Pipeline
@@ -177,6 +185,8 @@ class _Rebuild:
             self.progress(f"{record.name}: reading version {version} of it, at {format_lsn(applied_lsn)}")
             frame = spark.read.format("delta").option("versionAsOf", version).load(path)
             frame = self._without_empty_texts(frame).select(*map(quoted, struct_type(record.schema).names))
+            if self.shape.cluster_by:
+                frame = in_order(frame, self.shape.cluster_by, *_rows_and_bytes(path, version))
             frame.write.mode("overwrite").option("compression", "snappy").parquet(reloaded_path(root, asked.name))
         rows = sum(count for count, _ in rows_in(row_files(root, asked.name)))
         self.progress(f"{record.name}: {rows} rows read")

@@ -12,9 +12,11 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from os.path import join
 from typing import Any, Final
 
 from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
 
 from headwater.config import Pipeline
 from headwater.errors import Refused, Transient
@@ -22,11 +24,13 @@ from headwater.failpoints import reach
 from headwater.jobs.executors import lacking
 from headwater.jobs.load import load
 from headwater.jobs.load_progress import LoadProgress, Report, Show
+from headwater.jobs.ordering import in_order
 from headwater.jobs.parts import Part, part_named, rows_where
 from headwater.jobs.replacing import Replacing, driver_beside, refuse_kept, refuse_state
 from headwater.jobs.same_source import require_same_source
 from headwater.jobs.source_rows import extents, rows_at, schema_now, units_of, units_where
 from headwater.jobs.units import BAD_VALUE, CHANGED, Unit, bad_value, why_changed
+from headwater.lake import storage
 from headwater.lake.paths import registry_path, reloaded_path
 from headwater.lake.registry import Registry, TableRecord, now_text
 from headwater.lake.reload_records import Reload
@@ -170,7 +174,10 @@ class ReadPart:
                 where=self._where,
             )
             try:
-                frame.write.mode("overwrite").option("compression", "snappy").parquet(folder)
+                if schema.cluster_by and self.part.whole:
+                    _write_in_order(spark, frame, folder, schema)
+                else:
+                    _write(frame, folder)
             except PySparkException as error:
                 if CHANGED in str(error):
                     raise _Changed(why_changed(str(error))) from error
@@ -221,6 +228,23 @@ class ReadPart:
     def _leaves_now(self) -> tuple[Leaf, ...]:
         leaves = schema_now(self.connection, self.pipeline, self.record).leaves
         return tuple(leaf for leaf in leaves if not self.part.leaves or leaf.relation_id in self.part.leaves)
+
+
+def _write(frame: DataFrame, folder: str) -> None:
+    frame.write.mode("overwrite").option("compression", "snappy").parquet(folder)
+
+
+def _write_in_order(spark: SparkSession, frame: DataFrame, folder: str, schema: TableSchema) -> None:
+    """The rows of `frame`, which are read once, along the curve of the table's clustering."""
+    aside = join(folder, "as-read")
+    storage.delete_folder(folder)  # an attempt before this one may have written to it
+    _write(frame, aside)
+    found = rows_in([join(aside, name) for name in storage.names(aside) if name.endswith(".parquet")])
+    rows = spark.read.schema(frame.schema).parquet(aside)
+    size = sum(size for _, size in found)
+    rows = in_order(rows, schema.cluster_by, sum(count for count, _ in found), size)
+    rows.write.mode("append").option("compression", "snappy").parquet(folder)
+    storage.delete_folder(aside)
 
 
 class _Changed(Exception):

@@ -137,8 +137,9 @@ class _Reading:
         columns = tuple(self._kept(c) if c.attnum in self._old else self._added(c) for c in found)
         renamed, _, widened = between(self._stored, columns)
         for name in (*renamed, *(self._old[column.attnum].name for column in widened)):
-            if name in self._stored.partition_by:
-                raise self._not_followed(f"the lake is partitioned by {quote_ident(name)}")
+            for done, by in (("partitioned", self._stored.partition_by), ("clustered", self._stored.cluster_by)):
+                if name in by:
+                    raise self._not_followed(f"the lake is {done} by {quote_ident(name)}")
         last = max(self._stored.last_attnum, *(column.attnum for column in (*self._stored.columns, *columns)))
         key = tuple(renamed.get(name, name) for name in self._stored.key)
         # Widening has rewritten the table, and is known: from here on another rewrite is to be told from it.
@@ -184,9 +185,9 @@ class _Reading:
         for column in gone:
             if column.attnum not in self._facts.dropped:
                 raise self._not_followed(f"{quote_ident(column.name)} is there and not published any more")
-            if column.name in (*self._stored.key, *self._stored.partition_by):
-                use = "key" if column.name in self._stored.key else "partition_by"
-                raise self._not_followed(f"{quote_ident(column.name)} of its {use} was dropped")
+            for use in ("key", "partition_by", "cluster_by"):
+                if column.name in getattr(self._stored, use):
+                    raise self._not_followed(f"{quote_ident(column.name)} of its {use} was dropped")
 
     def _kept(self, column: Column) -> Column:
         """A registered column under its name and type of now."""

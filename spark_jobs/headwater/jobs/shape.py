@@ -18,6 +18,7 @@ HOLD_FROM_A_LOAD_ON: Final = {
     "where": "where",
 }
 """Options of a table that hold from its next load on, and their fields of `TableSchema`."""
+_LAYOUT: Final = ("partition_by", "cluster_by")
 
 
 def options_for_a_load(registered: TableSchema, declared: TableSchema) -> list[str]:
@@ -31,7 +32,7 @@ def options_for_a_load(registered: TableSchema, declared: TableSchema) -> list[s
 
 def options_for_a_rebuild(registered: TableSchema, declared: TableSchema) -> list[str]:
     """Those that a rebuild brings about as well."""
-    found = ["partition_by"] if registered.partition_by != declared.partition_by else []
+    found = [option for option in _LAYOUT if getattr(registered, option) != getattr(declared, option)]
     known = {column.attnum: column for column in registered.columns}
     for column in declared.columns:
         old = known.get(column.attnum)
@@ -44,7 +45,8 @@ def options_for_a_rebuild(registered: TableSchema, declared: TableSchema) -> lis
 
 
 def reshaped(registered: TableSchema, declared: TableSchema) -> TableSchema:
-    """The table as it is registered, in the shape that is declared: other partition columns, other types in the lake.
+    """The table as it is registered, in the shape that is declared: partitioned or clustered by other columns, of other
+    types in the lake.
 
     Refused where something else differs, too, that only a load brings about.
     """
@@ -63,12 +65,12 @@ def reshaped(registered: TableSchema, declared: TableSchema) -> TableSchema:
         else replace(old, on_bad_value=now[old.attnum].on_bad_value)
         for old in registered.columns
     )
-    return replace(registered, columns=columns, partition_by=declared.partition_by)
+    return replace(registered, columns=columns, **{option: getattr(declared, option) for option in _LAYOUT})
 
 
 def has_shape(schema: TableSchema, shape: TableSchema) -> bool:
     """Whether `schema` is in that shape already."""
     of = {column.attnum: (column.value, column.on_bad_value) for column in shape.columns}
-    return schema.partition_by == shape.partition_by and all(
+    return all(getattr(schema, option) == getattr(shape, option) for option in _LAYOUT) and all(
         of.get(column.attnum) == (column.value, column.on_bad_value) for column in schema.columns
     )

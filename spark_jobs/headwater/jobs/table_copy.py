@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from delta.tables import DeltaTable
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -20,6 +21,7 @@ from headwater.failpoints import reach
 from headwater.jobs.executors import lacking, share_engine
 from headwater.jobs.hidden_columns import key_of
 from headwater.jobs.load_progress import LoadProgress
+from headwater.jobs.ordering import files_in_order
 from headwater.jobs.source_rows import extents, rows_at
 from headwater.jobs.stretches import StretchWriter, cut_stretches, deal, like, units_together
 from headwater.jobs.units import (
@@ -160,7 +162,13 @@ def _copy_by_stretches(
         log.info("%s: %s rows of an earlier attempt are still those of the source", record.name, sum(kept))
     files = [file for note in written for file in note.files]
     reach("load.after_stretches", record.name)
-    done = whole_table.put_files(snapshot, files, record.app_id(pipeline.name), target.confirmed_lsn)
+    if record.schema.cluster_by:
+        log.info(
+            "%s: %d rows are brought into the order of cluster_by", record.name, sum(note.rows for note in written)
+        )
+        files = files_in_order(spark, target.path, record.schema, files, registry_path(root))
+        reach("load.after_ordering", record.name)
+    done = whole_table.put_files(snapshot, record.schema, files, record.app_id(pipeline.name), target.confirmed_lsn)
     reach("load.after_commit", record.name)
     notes.forget(snapshot, files)
     return done
@@ -176,6 +184,7 @@ def _copy_by_engine(spark: SparkSession, target: Target, units: list[Unit]) -> t
     if schema.soft_delete:
         frame = frame.selectExpr("*", *lake_tables.LIVING)
     lake_tables.create(spark, path, schema, pipeline.lake.keep_cuts)
+    lake_tables.cluster(path, ())  # an overwrite by Spark gives columns other names in files
     reach("load.before_commit", record.name)
     writer = frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
     if schema.partition_by:
@@ -184,6 +193,9 @@ def _copy_by_engine(spark: SparkSession, target: Target, units: list[Unit]) -> t
     reach("load.after_commit", record.name)
     found = lake_tables.current(path, record.app_id(pipeline.name))
     assert found is not None
+    if schema.cluster_by:
+        lake_tables.cluster(path, schema.cluster_by)
+        DeltaTable.forPath(spark, path).optimize().executeCompaction()
     commit = lake_tables.read_commit(path, found[0])
     metrics = commit.metrics if commit else {}
     return int(metrics.get("numOutputRows", 0)), int(metrics.get("numOutputBytes", 0))

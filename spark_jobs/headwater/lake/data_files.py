@@ -46,14 +46,15 @@ class NewFile:
         layout: Layout = PLAIN,
         values: Mapping[str, str | None] = NO_VALUES,
         below: str = "",
+        run: str = "",
     ) -> None:
         """`schema`: the rows' columns; `values`: of the partition columns, by their names in files, the same for all
-        rows; `below`: the partition's folder, ending in "/"."""
+        rows; `below`: the partition's folder, ending in "/"; `run`: that it is of, where the table is clustered."""
         self._stored = layout.stored(schema)
         self._names = [name for name in schema.names if name not in layout.partition_by]
         self._values = dict(values)
         self._below = below
-        self._name = f"part-{uuid.uuid4()}.snappy.parquet"
+        self._name = f"{f'run-{run}' if run else 'part'}-{uuid.uuid4()}.snappy.parquet"
         self._path = os.path.join(folder, self._below, self._name)
         if below:
             storage.make_folder(os.path.dirname(self._path))
@@ -91,14 +92,15 @@ def write_batches(
     batches: Iterable[pa.Table],
     layout: Layout = PLAIN,
     beside: DataFile | None = None,
+    run: str = "",
 ) -> DataFile:
     """Write rows as one new data file. They may come in parts: not more than a part and a row group are held.
 
-    `beside`: a file of the partition that all rows are of.
+    `beside`: a file of the partition that all rows are of; `run`: as of `NewFile`.
     """
     values = beside.partition_values if beside is not None else NO_VALUES
     below = beside.path[: beside.path.rfind("/") + 1] if values and beside is not None else ""
-    file = NewFile(folder, schema, layout, values, below)
+    file = NewFile(folder, schema, layout, values, below, run)
     try:
         for batch in gathered(batches):
             file.write(batch)

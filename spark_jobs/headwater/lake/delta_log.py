@@ -67,6 +67,7 @@ class Snapshot:
     transactions: dict[str, int] = field(default_factory=dict)
     protocol: Action = field(default_factory=dict)
     metadata: Action = field(default_factory=dict)
+    domains: dict[str, Action] = field(default_factory=dict)
 
     @property
     def configuration(self) -> dict[str, str]:
@@ -110,6 +111,10 @@ class Snapshot:
             self.protocol = protocol
         elif (metadata := action.get("metaData")) is not None:
             self.metadata = metadata
+        elif (domain := action.get("domainMetadata")) is not None:
+            self.domains[domain["domain"]] = domain
+            if domain.get("removed"):
+                del self.domains[domain["domain"]]
 
 
 def read_snapshot(folder: str, version: int | None = None) -> Snapshot:
@@ -120,7 +125,7 @@ def read_snapshot(folder: str, version: int | None = None) -> Snapshot:
         snapshot.version, parts = newest
         for part in parts:
             with storage.parquet_file(part) as file:
-                table = file.read(["add", "txn", "protocol", "metaData"])
+                table = file.read(["add", "txn", "protocol", "metaData", "domainMetadata"])
             for kind in table.column_names:
                 # Most rows of a busy table's checkpoint tell of files that are gone: they are null here.
                 for value in table[kind].drop_null().to_pylist(maps_as_pydicts="strict"):

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from headwater.errors import Fenced, SchemaChanged
 from headwater.lake import delta_log
+from headwater.lake.clustering import run_of
 from headwater.lake.commits import LostRace
 from headwater.lake.data_files import live_batches, write_batches
 from headwater.lake.delta_log import Action, DataFile, Snapshot, read_snapshot
@@ -83,6 +84,7 @@ def evolve(folder: str, version: int, name: str, app_id: str, to: Columns, fence
     except BaseException:
         discard(folder, added)
         raise
+    protocol = with_timestamp_feature(snapshot, to.added)
     metrics = {"numRemovedFiles": len(removed), "numAddedFiles": len(added)}
     said = {"columns": json.dumps([*(c.name for c in (*to.added, *to.widened)), *to.renamed.values()])}
     info = delta_log.commit_info("CHANGE COLUMNS", said, metrics, version)
@@ -92,7 +94,7 @@ def evolve(folder: str, version: int, name: str, app_id: str, to: Columns, fence
         delta_log.transaction(app_id, snapshot.transactions.get(app_id, 0)),
         *([delta_log.transaction(counter, to.number)] if to.number else []),
         delta_log.transaction(fence.app_id, fence.generation),
-        *with_timestamp_feature(snapshot, to.added),
+        *([{"protocol": protocol}] if protocol else []),
         {"metaData": metadata},
         *(delta_log.remove(file) for file in removed),
         *(delta_log.add(file) for file in added),
@@ -139,14 +141,15 @@ def _metadata(snapshot: Snapshot, to: Columns) -> Action:
     return {**snapshot.metadata, "schemaString": schema, "configuration": configuration}
 
 
-def with_timestamp_feature(snapshot: Snapshot, columns: Iterable[Column]) -> list[Action]:
-    """The feature that one of `columns` needs which is the table's first of its kind."""
+def with_timestamp_feature(snapshot: Snapshot, columns: Iterable[Column]) -> Action | None:
+    """The protocol with the feature that one of `columns` needs which is the table's first of its kind; None: it needs
+    no other one."""
     if _NTZ in snapshot.features or not any("timestamp_ntz" in column.value.lake for column in columns):
-        return []
+        return None
     protocol = dict(snapshot.protocol)
     for kind in ("readerFeatures", "writerFeatures"):
         protocol[kind] = sorted({*(protocol.get(kind) or ()), _NTZ})
-    return [{"protocol": protocol}]
+    return protocol
 
 
 def _rewritten(snapshot: Snapshot, file: DataFile, metadata: Action, to: Columns) -> DataFile:
@@ -166,4 +169,4 @@ def _rewritten(snapshot: Snapshot, file: DataFile, metadata: Action, to: Columns
                 columns[column.name] = filled
             yield pa.table([columns[column.name].cast(column.type) for column in after], schema=after)
 
-    return write_batches(snapshot.folder, after, batches(), layout_of(metadata), beside=file)
+    return write_batches(snapshot.folder, after, batches(), layout_of(metadata), beside=file, run=run_of(file.name))

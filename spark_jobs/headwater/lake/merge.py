@@ -24,12 +24,14 @@ from headwater.lake.frames import frame
 from headwater.lake.plan import Plan, PlanAgain
 from headwater.lake.spark_conditions import spark_condition
 from headwater.lake.tables import quoted, struct_type
+from headwater.predicate import Compared, OneOf
 from headwater.schema import DELETED, DELETED_AT, DELETED_LSN, PARTITION_COLUMN, TableSchema
 
 _OPERATION = "_hw_op"
 _UNCHANGED = "_hw_unchanged_"
 _PUT_STORED, _PUT_NEW, _REMOVE = 1, 2, 3
 _EXAMPLES = 3
+_FEW_VALUES = 50
 
 
 def merge(spark: SparkSession, plan: Plan, shared: str) -> tuple[int, str]:
@@ -209,21 +211,20 @@ def _condition(schema: TableSchema, changes: NetChanges) -> str:
 
 
 def _bounds(name: str, changes: NetChanges) -> list[str]:
+    """Literals that the stored rows' key column `name` is one of, or lies between."""
     kind = changes.rows.schema.field(name).type
     if not (changes.rows.num_rows or changes.removed.num_rows):
         return ["false"]
-    if not (pa.types.is_integer(kind) or pa.types.is_date(kind)):
+    if not (pa.types.is_integer(kind) or pa.types.is_date(kind) or pa.types.is_string(kind)):
         return []
-    found = [
-        pc.min_max(table[name]).as_py()
-        for part in changes.in_parts()
-        for table in (part.rows, part.removed)
-        if table.num_rows
-    ]
-    literal = "{}" if pa.types.is_integer(kind) else "DATE'{}'"
+    columns = [table[name] for part in changes.in_parts() for table in (part.rows, part.removed) if table.num_rows]
+    values = pc.unique(pa.chunked_array([chunk for column in columns for chunk in column.chunks], kind))
+    if len(values) <= _FEW_VALUES:  # of a partition column, say: between two of them others may lie
+        return [spark_condition(OneOf(name, tuple(values.to_pylist())), "t")]
+    extent = pc.min_max(values).as_py()
     return [
-        f"t.{quoted(name)} >= {literal.format(min(extent['min'] for extent in found))}",
-        f"t.{quoted(name)} <= {literal.format(max(extent['max'] for extent in found))}",
+        spark_condition(Compared(name, ">=", extent["min"]), "t"),
+        spark_condition(Compared(name, "<=", extent["max"]), "t"),
     ]
 
 

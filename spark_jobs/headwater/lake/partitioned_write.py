@@ -22,6 +22,8 @@ Values = tuple[Any, ...]
 
 _FILE_BYTES = 256 << 20
 """A file takes no further part past so many bytes of Arrow: in Parquet they are a half to a fifth."""
+_RUN_FILE_BYTES = 64 << 20
+"""Of a file of a run: the more files, the fewer rows are read in vain."""
 _OPEN_FILES = 64
 """Partitions whose files are open at the same time; a row group of each is in memory."""
 
@@ -43,12 +45,15 @@ class _Open:
         return Written(self.file.finish(), np.concatenate(self.numbers))
 
 
-def write_rows(folder: str, schema: pa.Schema, batches: Iterable[pa.Table], layout: Layout) -> list[Written]:
+def write_rows(
+    folder: str, schema: pa.Schema, batches: Iterable[pa.Table], layout: Layout, run: str = ""
+) -> list[Written]:
     """Write `batches` as new files of the table. One for each partition, more where rows of more than sixty-four
-    partitions come mixed in several parts. NameTooLong for a value that cannot be the name of a folder."""
+    partitions come mixed in several parts. `run`: which they are of together, where the table is clustered.
+    NameTooLong for a value that cannot be the name of a folder."""
     batches = (batch for batch in batches if batch.num_rows)
     if not layout.partition_by:
-        return _files(folder, schema, iter(batches), layout)
+        return _files(folder, schema, iter(batches), layout, run)
     open_: dict[Values, _Open] = {}
     done: list[Written] = []
     first = 0
@@ -74,13 +79,14 @@ def write_rows(folder: str, schema: pa.Schema, batches: Iterable[pa.Table], layo
         raise
 
 
-def _files(folder: str, schema: pa.Schema, rest: Iterator[pa.Table], layout: Layout) -> list[Written]:
+def _files(folder: str, schema: pa.Schema, rest: Iterator[pa.Table], layout: Layout, run: str) -> list[Written]:
     """Files of bounded size, one after the other."""
     done: list[Written] = []
     rows = 0
     try:
         while (first := next(rest, None)) is not None:
-            file = write_batches(folder, schema, _one_file(first, rest), layout)
+            most = _RUN_FILE_BYTES if run else _FILE_BYTES
+            file = write_batches(folder, schema, _one_file(first, rest, most), layout, run=run)
             numbers = np.arange(rows, rows + (file.rows or 0))
             rows += len(numbers)
             done.append(Written(file, numbers))
@@ -90,12 +96,12 @@ def _files(folder: str, schema: pa.Schema, rest: Iterator[pa.Table], layout: Lay
     return done
 
 
-def _one_file(first: pa.Table, rest: Iterator[pa.Table]) -> Iterator[pa.Table]:
+def _one_file(first: pa.Table, rest: Iterator[pa.Table], most: int) -> Iterator[pa.Table]:
     size = 0
     for batch in chain([first], rest):
         yield batch
         size += batch.nbytes
-        if size >= _FILE_BYTES:
+        if size >= most:
             return
 
 

@@ -20,7 +20,7 @@ from pyroaring import BitMap
 
 from headwater.changes import NetChanges
 from headwater.errors import Diverged, Fenced
-from headwater.lake import delta_log, layout
+from headwater.lake import clustering, delta_log, layout
 from headwater.lake.commits import LostRace
 from headwater.lake.deletion_vectors import write_vectors
 from headwater.lake.delta_log import Action, DataFile, Snapshot
@@ -42,7 +42,9 @@ from headwater.stages import stage
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
-_KNOWN_FEATURES = frozenset({"deletionVectors", "appendOnly", "invariants", "timestampNtz", "columnMapping"})
+_KNOWN_FEATURES = frozenset(
+    {"deletionVectors", "appendOnly", "invariants", "timestampNtz", "columnMapping", *clustering.FEATURES}
+)
 """Table features whose rules this writer keeps; any other one is left to Delta's own."""
 
 
@@ -91,7 +93,9 @@ def apply(state: TableState, plan: Plan, fence: Fence) -> Applied:
         # Rows are found part by part while they are written: that stage is inside this one.
         with stage("write"):
             rows = _ROWS[plan.apply_path](state, plan, work)
-            written = write_rows(plan.path, plan.changes.rows.schema, rows, state.layout)
+            # What takes the place of all rows comes in the order of its table, as far as it has one.
+            run = clustering.new_run() if work.everything and plan.record.schema.cluster_by else ""
+            written = write_rows(plan.path, plan.changes.rows.schema, rows, state.layout, run)
         added, keyed = [one.file for one in written], _with_keys(written, work.written)
     with stage("write"):
         actions = _actions(state, plan, fence, work, added)

@@ -1,4 +1,5 @@
-"""A table's content anew in another shape, in one commit upon the old one: other partition columns, other types.
+"""A table's content anew in another shape, in one commit upon the old one: partitioned or clustered by other columns,
+of other types.
 
 The folder stays the same, so cuts of before, which name versions, are read as before; a reader of the newest version
 sees the old shape or the new one and nothing in between. The commit leaves the applied position as it is and counts the
@@ -15,7 +16,7 @@ import pyarrow as pa
 
 from headwater.arrow_types import lake_schema
 from headwater.errors import Fenced, ForeignWrite, Refused
-from headwater.lake import delta_log
+from headwater.lake import clustering, delta_log
 from headwater.lake.commits import LostRace
 from headwater.lake.delta_log import Action, Snapshot, read_snapshot
 from headwater.lake.delta_types import delta_type, fields_of
@@ -54,6 +55,7 @@ def _is_in(snapshot: Snapshot, shape: TableSchema) -> bool:
     types = {field["name"]: field["type"] for field in fields_of(snapshot.metadata)}
     return (
         list(snapshot.metadata["partitionColumns"]) == list(shape.partition_by)
+        and clustering.clustered_by(snapshot) == tuple(map(layout_of(snapshot.metadata).in_files, shape.cluster_by))
         and types.keys() == set(lake_schema(shape).names)
         and all(types[column.name] == delta_type(column.value) for column in shape.columns)
     )
@@ -90,7 +92,10 @@ def rebuild(
             remedy=f"headwater load PIPELINE.yaml --table {name} --again",
         )
     metadata = _metadata(snapshot, schema)
-    written = [one.file for one in write_rows(folder, lake_schema(schema), rows, layout_of(metadata))]
+    layout, run = layout_of(metadata), clustering.new_run() if schema.cluster_by else ""
+    written = [one.file for one in write_rows(folder, lake_schema(schema), rows, layout, run)]
+    protocol = with_timestamp_feature(snapshot, schema.columns)
+    clustered = clustering.change(snapshot, schema.cluster_by, layout, protocol)
     gone = list(snapshot.files.values())
     metrics = {"numRemovedFiles": len(gone), "numAddedFiles": len(written)}
     # As an overwrite: what the table held before does not matter to whoever asks where its rows come from.
@@ -102,8 +107,9 @@ def rebuild(
         delta_log.transaction(app_id, snapshot.transactions.get(app_id, 0)),
         delta_log.transaction(columns_counter(app_id), number),
         delta_log.transaction(fence.app_id, fence.generation),
-        *with_timestamp_feature(snapshot, schema.columns),
+        *([{"protocol": protocol}] if protocol and not any("protocol" in one for one in clustered) else []),
         {"metaData": metadata},
+        *clustered,
         *(delta_log.remove(file) for file in gone),
         *(delta_log.add(file) for file in written),
     ]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from datetime import datetime
 from typing import assert_never
 
 from headwater.lake.tables import quoted
 from headwater.predicate import Compared, Every, IsNull, OneOf, Predicate, Some, Value
+
+_PLAIN = re.compile(r"[ !#-&(-\[\]-~]*")
+"""Printable ASCII without quotes and backslashes: means the same under every setting of the session."""
 
 
 def spark_condition(predicate: Predicate, alias: str) -> str:
@@ -35,6 +39,8 @@ def _literal(value: Value) -> str:
     if isinstance(value, bool | int):
         # The least bigint is none of its own: its minus is an operator.
         return str(value) if value != -(2**63) else f"({value + 1}L - 1)"
+    if isinstance(value, str) and _PLAIN.fullmatch(value):
+        return f"'{value}'"  # Delta leaves files unread by literals only, not by what is computed
     if isinstance(value, str):
         # By code points: no setting of the session changes what they mean.
         return f"decode(unhex('{value.encode().hex()}'), 'utf-8')"

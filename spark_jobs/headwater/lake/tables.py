@@ -7,6 +7,7 @@ version is expected to rise by one per commit of ours: anything else in between 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +16,10 @@ from deltalake import DeltaTable as RustTable
 from pyspark.sql import SparkSession
 from pyspark.sql.types import BooleanType, DataType, LongType, StructField, StructType, TimestampType
 
-from headwater.lake import storage
+from headwater.lake import clustering, delta_log, storage
 from headwater.lake.commits import open_table
 from headwater.lake.delta_log import read_actions
+from headwater.lake.layout import layout_of
 from headwater.lake.paths import log_entry
 from headwater.schema import DELETED, DELETED_AT, DELETED_LSN, PARTITION_COLUMN, TableSchema
 
@@ -86,6 +88,16 @@ def create(spark: SparkSession, path: str, schema: TableSchema, keep_cuts: float
     builder.execute()
 
 
+def cluster(path: str, columns: Sequence[str]) -> None:
+    """Let Delta know by which columns the table at `path` is clustered, in a commit of nothing else."""
+    snapshot = delta_log.read_snapshot(path)
+    actions = clustering.change(snapshot, columns, layout_of(snapshot.metadata))
+    if actions:
+        said = {"newClusteringColumns": ",".join(columns)}
+        info = delta_log.commit_info("CLUSTER BY", said, {}, snapshot.version)
+        delta_log.commit(path, snapshot.version + 1, [info, *actions])
+
+
 def properties(schema: TableSchema, keep_cuts: float) -> dict[str, str]:
     """The table's Delta properties at creation."""
     # What really is kept. Every checkpoint names all files that were removed within the retention: at a commit a second
@@ -101,8 +113,9 @@ def properties(schema: TableSchema, keep_cuts: float) -> dict[str, str]:
     position = {column.name: index for index, column in enumerate(schema.columns)}
     if any(position[name] >= 32 for name in schema.key):
         # Statistics are collected for the first 32 columns only: without the key's, every look-up reads every file.
-        others = [c.name for c in schema.columns if c.name not in schema.key][: 32 - len(schema.key)]
-        chosen[STATISTICS] = ",".join(quoted(name) for name in (*schema.key, *others))
+        first = (*schema.key, *(name for name in schema.cluster_by if name not in schema.key))
+        others = [c.name for c in schema.columns if c.name not in first][: 32 - len(first)]
+        chosen[STATISTICS] = ",".join(quoted(name) for name in (*first, *others))
     return chosen
 
 

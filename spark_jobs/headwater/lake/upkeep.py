@@ -2,7 +2,8 @@
 
 Every batch leaves a small file. As in a log-structured merge tree, files are gathered by size: as soon as enough of
 one tier are there, one of the next is made of them, so a row is written anew only a few times in its life; in a
-table that is partitioned by columns, files of one partition only. Files of which many rows are gone are made anew as
+table that is partitioned by columns, files of one partition only; of a table that is clustered, runs of files
+(`headwater.lake.clustering`), whose rows come into one order by it. Files of which many rows are gone are made anew as
 well. The rewriting works on files that never change, beside the writer; the commit is made in the writer's turn and
 takes along what was deleted meanwhile, so neither ever waits for the other and no race is lost. Such a commit
 rearranges rows and changes none (`dataChange` false).
@@ -24,6 +25,8 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from headwater.lake import delta_log
+from headwater.lake.clustered_rewrite import rewrite_in_order
+from headwater.lake.clustering import run_of
 from headwater.lake.commits import LostRace, write_checkpoint
 from headwater.lake.data_files import live_batches, write_batches
 from headwater.lake.deletion_vectors import write_vectors
@@ -54,7 +57,7 @@ tables are written at once, rows come first, and files are gathered less often a
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Files of one partition that are to be made into one, and why."""
+    """Files of one partition that are to be made into one, or into one run, and why."""
 
     files: list[DataFile]
     because: str
@@ -69,7 +72,7 @@ def choose(files: Iterable[DataFile], enough: int | None = None) -> list[Group]:
     chosen: list[Group] = []
     left = _AT_MOST
     for together in partitions.values():
-        group = _choose(together, enough)
+        group = _mostly_gone(together) or _choose(_runs(together), enough)
         if group is None:
             continue
         size = sum(file.size for file in group.files)
@@ -80,16 +83,30 @@ def choose(files: Iterable[DataFile], enough: int | None = None) -> list[Group]:
     return chosen
 
 
-def _choose(files: list[DataFile], enough: int | None) -> Group | None:
+def _mostly_gone(files: list[DataFile]) -> Group | None:
     for file in files:
         if file.rows and file.deleted > _GONE * file.rows and file.deleted > 1000:
             return Group([file], f"{file.deleted} of its {file.rows} rows are gone")
+    return None
+
+
+def _runs(files: list[DataFile]) -> list[list[DataFile]]:
+    """Files of one run together, every other one for itself."""
+    found: dict[str, list[DataFile]] = {}
+    for file in files:
+        found.setdefault(run_of(file.name) or file.name, []).append(file)
+    return list(found.values())
+
+
+def _choose(runs: list[list[DataFile]], enough: int | None) -> Group | None:
+    sized = sorted(((sum(file.size for file in run), run) for run in runs), key=lambda each: each[0])
     low = 0
     for high, many in _TIERS:
-        tier = sorted((file for file in files if low <= file.size < high), key=lambda file: file.size)
+        tier = [(size, run) for size, run in sized if low <= size < high]
         if len(tier) >= (enough or many):
-            total = np.cumsum([file.size for file in tier])
-            return Group(tier[: max(2, int(np.searchsorted(total, _AT_MOST)))], f"{len(tier)} files below {high} bytes")
+            total = np.cumsum([size for size, _ in tier])
+            taken = tier[: max(2, int(np.searchsorted(total, _AT_MOST)))]
+            return Group([file for _, run in taken for file in run], f"{len(tier)} files below {high} bytes")
         low = high
     return None
 
@@ -105,23 +122,39 @@ def as_read(state: TableState, groups: list[Group]) -> list[tuple[list[Source], 
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """`sources` as they were read; `added`: what was made of the rest."""
+    """`sources` as they were read; `added`: what was made of the rest, with the codes of the keys in each (None: the
+    table has no key). `order`: of the rows that were alive, in that of the sources, the place of each among the new
+    ones; None: the same."""
 
     sources: list[Source]
-    added: DataFile
-    codes: Codes | None
+    added: list[tuple[DataFile, Codes | None]]
     because: str
+    order: Int64 | None = None
 
-    def rows_gone_since(self, now: Callable[[str], BitMap]) -> BitMap:
-        """Rows of the new file that were deleted from the old ones after these were read."""
-        found, first = BitMap(), 0
+    @property
+    def files(self) -> list[DataFile]:
+        return [file for file, _ in self.added]
+
+    def rows_gone_since(self, now: Callable[[str], BitMap]) -> list[BitMap]:
+        """Of each new file, the rows that were deleted from the old ones after these were read."""
+        found: list[Int64] = [np.zeros(0, dtype=np.int64)]
+        first = 0
         for file, before in self.sources:
             gone = np.array(now(file.name) - before, dtype=np.int64)
-            # A row's number in the new file: its rank among the rows that were alive.
+            # A row's number among those that were alive.
             rank = gone - np.array([before.rank(int(row)) for row in gone], dtype=np.int64)
-            found |= BitMap((first + rank).astype(np.uint32))
+            found.append(first + rank)
             first += (file.rows or 0) - len(before)
-        return found
+        rows = np.concatenate(found)
+        if self.order is not None:
+            rows = self.order[rows]
+        rows.sort()
+        ends = np.cumsum([0, *(file.rows or 0 for file in self.files)])
+        cuts = np.searchsorted(rows, ends)
+        return [
+            BitMap((rows[low:high] - start).astype(np.uint32))
+            for low, high, start in zip(cuts, cuts[1:], ends, strict=False)
+        ]
 
 
 class Upkeep:
@@ -202,14 +235,14 @@ class Upkeep:
     def rewrite_all(
         self, folder: str, schema: TableSchema, groups: list[tuple[list[Source], str]], metadata: Action
     ) -> list[Rewritten]:
-        """One file of each group. Beside the writer: nothing of the table changes."""
+        """One file, or run, of each group. Beside the writer: nothing of the table changes."""
         began = time.monotonic()
         done: list[Rewritten] = []
         try:
             for sources, because in groups:
                 done.append(self.rewrite(folder, schema, sources, because, metadata))
         except BaseException:
-            discard(folder, [one.added for one in done])
+            discard(folder, [file for one in done for file in one.files])
             raise
         finally:
             now = time.monotonic()
@@ -219,21 +252,28 @@ class Upkeep:
     def rewrite(
         self, folder: str, schema: TableSchema, sources: list[Source], because: str, metadata: Action
     ) -> Rewritten:
-        """Make one file of the live rows of `sources`, which are of one partition; `metadata`: the table's."""
-        codes: list[Codes] = []
+        """Make one file, or run, of the live rows of `sources`, which are of one partition; `metadata`: the table's."""
         kind, layout = stored_schema(metadata), layout_of(metadata)
+        if schema.cluster_by:
+            added, order = rewrite_in_order(folder, schema, sources, kind, layout, self._refuse_to_go_on)
+            return Rewritten(sources, added, because, order)
+        codes: list[Codes] = []
 
         def batches() -> Iterator[pa.Table]:
             for file, deleted in sources:
                 for batch in live_batches(folder, file, deleted, kind, layout):
-                    if self._stop.is_set():
-                        raise InterruptedError
+                    self._refuse_to_go_on()
                     if schema.key:
                         codes.append(encode(schema, batch.select(list(schema.key))))
                     yield batch
 
-        added = write_batches(folder, kind, batches(), layout, beside=sources[0][0])
-        return Rewritten(sources, added, Codes.joined(codes) if codes else None, because)
+        file = write_batches(folder, kind, batches(), layout, beside=sources[0][0])
+        return Rewritten(sources, [(file, Codes.joined(codes) if codes else None)], because)
+
+    def _refuse_to_go_on(self) -> None:
+        """InterruptedError when the driver ends."""
+        if self._stop.is_set():
+            raise InterruptedError
 
     def finish(self, folder: str, state: TableState, running: Future[list[Rewritten]]) -> None:
         """Commit what was rewritten, less the rows that were deleted meanwhile."""
@@ -250,25 +290,28 @@ class Upkeep:
         for one in rewritten:
             # Not there any more: truncated, or rearranged by somebody else meanwhile.
             (done if all(file.name in live for file, _ in one.sources) else late).append(one)
-        discard(folder, [one.added for one in late])
+        discard(folder, [file for one in late for file in one.files])
         if not done:
             return False
-        gone = {one.added.name: one.rows_gone_since(state.deleted_rows) for one in done}
+        gone = {
+            file.name: rows
+            for one in done
+            for file, rows in zip(one.files, one.rows_gone_since(state.deleted_rows), strict=True)
+        }
         touched = {name: rows for name, rows in gone.items() if rows}
         vectors = write_vectors(folder, touched) if touched else {}
         added = [
-            delta_log.with_vector(one.added, vectors[one.added.name]) if one.added.name in vectors else one.added
+            (delta_log.with_vector(file, vectors[file.name]) if file.name in vectors else file, codes)
             for one in done
+            for file, codes in one.added
         ]
-        actions = self._actions(state, done, added)
+        actions = self._actions(state, done, [file for file, _ in added])
         try:
             delta_log.commit(folder, state.version + 1, actions)
         except LostRace:
-            discard(folder, added)
+            discard(folder, [file for file, _ in added])
             return False  # the next batch looks what has happened
-        state.follow_own(
-            actions, {}, [Added(file, one.codes, gone[file.name]) for file, one in zip(added, done, strict=True)]
-        )
+        state.follow_own(actions, {}, [Added(file, codes, gone[file.name]) for file, codes in added])
         return True
 
     def _actions(self, state: TableState, done: list[Rewritten], added: list[DataFile]) -> list[Action]:
@@ -285,7 +328,7 @@ class Upkeep:
 
 def _discard_rewritten(folder: str, done: Future[list[Rewritten]]) -> None:
     if not done.cancelled() and done.exception() is None:
-        discard(folder, [one.added for one in done.result()])
+        discard(folder, [file for one in done.result() for file in one.files])
 
 
 def _checkpoint(folder: str) -> None:

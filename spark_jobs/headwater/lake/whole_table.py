@@ -13,11 +13,11 @@ from typing import Any
 import pyarrow as pa
 
 from headwater.arrow_types import as_stored, lake_schema
-from headwater.lake import delta_log, storage
+from headwater.lake import clustering, delta_log, storage
 from headwater.lake.commits import LostRace
 from headwater.lake.delta_log import Action, DataFile, Snapshot, now_milliseconds, read_snapshot
 from headwater.lake.delta_types import delta_type, fields_of
-from headwater.lake.layout import layout_of
+from headwater.lake.layout import PLAIN, layout_of
 from headwater.lake.partitioned_write import discard, write_rows
 from headwater.lake.paths import log_path
 from headwater.lake.positional import obstacle
@@ -49,11 +49,13 @@ def create(folder: str, schema: TableSchema, keep_cuts: float) -> None:
     if _stands(folder) is not None:
         return
     features = ["timestampNtz"] if any("timestamp_ntz" in column.value.lake for column in schema.columns) else []
+    clustered = [clustering.domain(schema.cluster_by, PLAIN)] if schema.cluster_by else []
+    more = clustering.FEATURES if clustered else ()
     protocol = {
         "minReaderVersion": 3,
         "minWriterVersion": 7,
         "readerFeatures": ["deletionVectors", *features],
-        "writerFeatures": ["deletionVectors", "invariants", "appendOnly", *features],
+        "writerFeatures": ["deletionVectors", "invariants", "appendOnly", *features, *more],
     }
     metadata = {
         "id": str(uuid.uuid4()),
@@ -65,7 +67,7 @@ def create(folder: str, schema: TableSchema, keep_cuts: float) -> None:
     }
     info = delta_log.commit_info("CREATE TABLE", {}, {}, -1)
     storage.make_folder(log_path(folder))
-    delta_log.create(folder, [info, {"metaData": metadata}, {"protocol": protocol}])
+    delta_log.create(folder, [info, {"metaData": metadata}, {"protocol": protocol}, *clustered])
 
 
 def overwrite(
@@ -76,16 +78,21 @@ def overwrite(
     then nothing has changed."""
     snapshot = read_snapshot(folder)
     kind = lake_schema(schema)
-    tables = (as_stored(batch, kind) for batch in batches)
-    added = [written.file for written in write_rows(folder, kind, tables, layout_of(snapshot.metadata))]
+    tables: Iterable[pa.Table] = (as_stored(batch, kind) for batch in batches)
+    run = clustering.new_run() if schema.cluster_by else ""
+    if run:
+        tables = clustering.ordered(tables, schema.cluster_by)
+    added = [written.file for written in write_rows(folder, kind, tables, layout_of(snapshot.metadata), run)]
     try:
-        return put_files(snapshot, added, app_id, position)
+        return put_files(snapshot, schema, added, app_id, position)
     except LostRace:  # behind any other error the commit may be there, and name them
         discard(folder, added)
         raise
 
 
-def put_files(snapshot: Snapshot, added: Sequence[DataFile], app_id: str, position: int) -> tuple[int, int]:
+def put_files(
+    snapshot: Snapshot, schema: TableSchema, added: Sequence[DataFile], app_id: str, position: int
+) -> tuple[int, int]:
     """`overwrite`, by files that are written; they stay where they are whatever is raised. `snapshot`: of the table
     before the first of them was."""
     rows, size = sum(file.rows or 0 for file in added), sum(file.size for file in added)
@@ -93,6 +100,7 @@ def put_files(snapshot: Snapshot, added: Sequence[DataFile], app_id: str, positi
     actions: list[Action] = [
         delta_log.commit_info("WRITE", {"mode": "Overwrite", "partitionBy": "[]"}, metrics, snapshot.version),
         delta_log.transaction(app_id, position),
+        *clustering.change(snapshot, schema.cluster_by, layout_of(snapshot.metadata)),
         *(delta_log.remove(file) for file in snapshot.files.values()),
         *(delta_log.add(file) for file in added),
     ]

@@ -233,6 +233,7 @@ class _TableReader:
             partitioned=relation.kind == PARTITIONED,
             insert_only=bool(entry.insert_only),
             partition_by=tuple(entry.partition_by),
+            cluster_by=tuple(entry.cluster_by),
             soft_delete=bool(entry.soft_delete),
             history=bool(entry.history),
             last_attnum=relation.last_attnum,

@@ -22,6 +22,9 @@ from headwater.source.types import PgType, text_of, value_type
 
 RESERVED_PREFIX = "_hw_"
 _NO_PARTITION_TYPES = ("float", "double", "binary", "array")
+_CLUSTERED_TYPES = frozenset({"tinyint", "smallint", "int", "bigint", "date", "timestamp", "timestamp_ntz", "string"})
+"""Of which each file says the least and the greatest value."""
+_COLUMNS_WITH_STATISTICS = 32
 
 
 def replicated_columns(
@@ -105,11 +108,33 @@ def column_problems(
         elif name not in replicated and relation.attribute(name) is not None:
             message = f"partition_by {quote_ident(name)}: the column is not replicated"
             problems.append(error("partition_by_type", where, message, "choose another column"))
+    problems += _clustering_problems(relation, entry, columns)
     if columns and set(entry.partition_by) >= set(replicated):
         message = "partition_by names every column; Delta needs one that is not a partition column"
         problems.append(error("partition_by_type", where, message, "leave a column out"))
     if not columns and not problems:
         problems.append(error("no_columns", where, "it has no column that can be replicated"))
+    return problems
+
+
+def _clustering_problems(relation: Relation, entry: TableEntry, columns: tuple[Column, ...]) -> list[Problem]:
+    position = {column.name: (index, column) for index, column in enumerate(columns)}
+    problems = []
+    for name in entry.cluster_by:
+        if relation.attribute(name) is None:
+            continue  # said elsewhere
+        remedy = "choose another column"
+        if name not in position:
+            why = "the column is not replicated"
+        elif (lake := position[name][1].value.lake) not in _CLUSTERED_TYPES:
+            why = f"files do not say which values of type {lake} they hold, so none would be left unread"
+        elif position[name][0] >= _COLUMNS_WITH_STATISTICS:
+            why = f"files say which values they hold of the first {_COLUMNS_WITH_STATISTICS} columns only"
+            remedy = "choose another column, or exclude columns before it"
+        else:
+            continue
+        message = f"cluster_by {quote_ident(name)}: {why}"
+        problems.append(error("cluster_by_column", str(relation.name), message, remedy))
     return problems
 
 
@@ -177,6 +202,7 @@ def _unknown_columns(relation: Relation, entry: TableEntry) -> list[Problem]:
     where = str(relation.name)
     options = {
         "partition_by": entry.partition_by,
+        "cluster_by": entry.cluster_by,
         "types": entry.types,
         "on_bad_value": per_column,
         "columns.hash": entry.columns.hash,
