@@ -18,6 +18,7 @@ NAMES: Final = (
     "load.after_capture",
     "load.before_commit",
     "load.after_stretches",
+    "load.after_ordering",
     "load.after_commit",
     "load.after_registry",
     "reload.after_answer",

@@ -161,18 +161,24 @@ def test_what_a_table_is_clustered_by_outlives_its_log(spark: SparkSession, tmp_
     twins.write(twins.batch())
     folder = str(twins.direct)
     write_checkpoint(folder)
-    version = DeltaTable(folder).version()
-    for number in range(version):
+    for number in range(DeltaTable(folder).version()):
         (twins.direct / "_delta_log" / f"{number:020d}.json").unlink()
     snapshot = delta_log.read_snapshot(folder)
     assert clustering.clustered_by(snapshot) == ("region",)
     assert obstacle(snapshot) == ""
-    cluster(folder, ("id", "day"))
-    assert clustering.clustered_by(delta_log.read_snapshot(folder)) == ("id", "day")
-    known = spark.sql(f"describe detail delta.`{folder}`").collect()[0]
-    assert known["clusteringColumns"] == ["id", "day"]
-    cluster(folder, ())
-    cluster(folder, ())
-    assert DeltaTable(folder).version() == version + 2, "said once"
-    assert clustering.clustered_by(delta_log.read_snapshot(folder)) == ()
-    assert spark.sql(f"describe detail delta.`{folder}`").collect()[0]["clusteringColumns"] == []
+
+
+def test_delta_knows_what_a_table_is_clustered_by(spark: SparkSession, tmp_path: Path) -> None:
+    twins = make_twins(spark, tmp_path, "bigint", seed=8, cluster_by=("region",))
+    twins.write(twins.batch())
+    folder = str(twins.direct)
+    version = DeltaTable(folder).version()
+    wanted: list[tuple[str, ...]] = [("id", "big"), (), ("small",)]
+    for columns in wanted:
+        for _ in range(2):
+            cluster(folder, columns)
+        version += 1
+        assert DeltaTable(folder).version() == version, "said once"
+        assert clustering.clustered_by(delta_log.read_snapshot(folder)) == columns
+        known = spark.sql(f"describe detail delta.`{folder}`").collect()[0]
+        assert known["clusteringColumns"] == list(columns)

@@ -44,6 +44,7 @@ ELSEWHERE = (
     "take_over.",
     "reload.",
     "load.after_stretches",
+    "load.after_ordering",
     "replicate.after_kept_share",
     "replicate.before_chunk",
     "replicate.before_part",
@@ -54,7 +55,7 @@ ELSEWHERE = (
     "replicate.after_rebuild",
 )
 """Reached only with another job beside, or a change of columns: test_take_over, test_reload, test_load_beside,
-test_schema_changes, test_rebuild, test_load_stretches."""
+test_schema_changes, test_rebuild, test_load_stretches, test_cluster_by."""
 
 
 @dataclass

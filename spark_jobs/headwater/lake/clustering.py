@@ -98,8 +98,10 @@ class Curve:
 
     def places(self, rows: pa.Table) -> UInt64:
         """Of each row, within 48 bits. NULL is the least of all values."""
+        # Over all the bits: else a column of few values would decide nothing.
         ranks = [
-            np.searchsorted(bounds, _words(rows[name]), side="right").astype(np.uint64)
+            (np.searchsorted(bounds, _words(rows[name]), side="right").astype(np.uint64) << np.uint64(self.bits))
+            // np.uint64(len(bounds) + 1)
             for name, bounds in zip(self.columns, self.bounds, strict=True)
         ]
         if len(ranks) == 1:
