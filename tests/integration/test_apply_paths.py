@@ -398,6 +398,37 @@ def test_one_partition_is_pruned_to_by_every_reader(spark: SparkSession, tmp_pat
     assert sorted(rows["id"].to_list()) == expected
 
 
+@pytest.mark.parametrize("partition_by", [("code",), ()], ids=["partitions", "statistics"])
+def test_a_merge_opens_no_file_that_its_keys_cannot_lie_in(
+    spark: SparkSession, tmp_path: Path, partition_by: tuple[str, ...]
+) -> None:
+    twins = make_twins(spark, tmp_path, "text and date", seed=14, partition_by=partition_by)
+    numbers = [n for n in range(50) if n % 5 in (1, 3)]  # codes c1 and c3
+    for code in (1, 3):
+        mine = [n for n in numbers if n % 5 == code]
+        rows = [twins.row(n) for n in mine]
+        twins.apply(twins.changes(rows, [False] * len(mine), [False] * len(mine), [None] * len(mine), []), "append")
+    gone = [
+        file for file in twins.merged.rglob("*.parquet") if "_delta_log" not in file.parts and _code_of(file) == "c3"
+    ]
+    assert len(gone) == 1
+    gone[0].rename(tmp_path / "away")
+    mine = [n for n in numbers if n % 5 == 1]
+    rows = [twins.row(n) for n in mine[:4]]
+    changes = twins.changes(rows, [True] * 4, [False] * 4, [None] * 4, [twins.key(mine[5])])
+    twins.lsn += 1
+    plan = replace(twins.plan(twins.merged, changes, "merge"), by_engine="it shall be")
+    assert twins.applier.apply(plan).divergence == 0
+    (tmp_path / "away").rename(gone[0])
+    assert len(by_delta_rs(twins.merged)) == len(numbers) - 1
+
+
+def _code_of(file: Path) -> str:
+    """The one code that all rows of `file` have."""
+    (code,) = set(pq.read_table(file, partitioning="hive")["code"].to_pylist())
+    return str(code)
+
+
 def test_a_value_too_long_for_the_name_of_a_folder_is_a_bad_value(spark: SparkSession, tmp_path: Path) -> None:
     twins = make_twins(spark, tmp_path, "bigint", seed=13, partition_by=("region",))
     rows = [{**twins.row(number), "region": value} for number, value in enumerate(["eu", "ä" * 200])]

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 from deltalake import DeltaTable
 
+from fixtures.twins import Twins, by_delta_rs, make_twins, normal
 from headwater.changes import NetChanges
 from headwater.lake import delta_log
 from headwater.lake.plan import choose
-from integration.test_apply_paths import Twins, by_delta_rs, make_twins, normal
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -127,7 +127,7 @@ _LARGE = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-from integration.test_apply_paths import by_delta_rs, make_twins
+from fixtures.twins import by_delta_rs, make_twins
 from headwater.session import build_session
 
 spark = build_session(app_name="headwater local-cluster test")

@@ -3,6 +3,7 @@ loaded one when it holds all of it."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,11 +27,16 @@ from fixtures.jobs import (
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.config import Pipeline
+from headwater.jobs import following as following_jobs
+from headwater.jobs.applying import Tables
+from headwater.jobs.batches import Batch, Share
 from headwater.jobs.following import Following
 from headwater.jobs.keeper import load_name
+from headwater.jobs.pausing import pause
 from headwater.lake import storage
-from headwater.lake.ledger import read_epoch
+from headwater.lake.ledger import read_all, read_epoch
 from headwater.lake.paths import kept_path
+from headwater.names import TableName
 from headwater.source.connection import connect
 from headwater.source.slot import read_slot
 
@@ -213,3 +219,53 @@ def test_a_driver_that_starts_while_a_table_is_loaded_keeps_its_changes_from_the
             job.result(120)
             until(lambda: record_of(shop.pipeline, NEW).state == "active" or running.done(), "the table joins the cuts")
             until(lambda: shop.is_equal(NEW) or running.done(), "it holds what was committed meanwhile")
+
+
+@pytest.mark.parametrize("what", ["load", "pause"])
+def test_no_cut_is_without_changes_of_a_table_that_another_job_has_just_taken(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Whatever the driver enters into the registry itself may show it the other job's state before it follows that."""
+    load_tables(shop.pipeline, NEW)
+    monkeypatch.setattr(following_jobs, "_PERIOD", 3.0)
+    shares = Tables.shares
+
+    def seen_already(tables: Tables, batch: Batch) -> dict[str, Share]:
+        tables._registry.refresh()
+        return shares(tables, batch)
+
+    monkeypatch.setattr(Tables, "shares", seen_already)
+    with following(shop.pipeline) as running:
+        until(lambda: record_of(shop.pipeline, NEW).state == "active" or running.done(), "the driver follows the log")
+        first = read_epoch(shop.pipeline.lake_path())
+        assert first is not None
+
+        def take() -> None:
+            if what == "load":
+                load_tables(shop.pipeline, NEW, again=True)
+            else:
+                pause(shop.pipeline, [TableName("public", "new")])
+
+        job = in_thread(take)
+        written = 0
+        while not (job.done() and written > 100) and not running.done():
+            shop.database.execute(
+                "with o as (update old set n = n + 1 where id = 1) update new set n = n + 1 where id = 1"
+            )
+            written += 1
+            time.sleep(0.03)
+        job.result(120)
+        until(lambda: shop.is_equal(OLD) or running.done(), "the other table goes on")
+    both = 0
+    for epoch in read_all(shop.pipeline.lake_path()):
+        found = {name: epoch.tables.get(name) for name in (OLD, NEW)}
+        if epoch.epoch < first.epoch or not all(v is not None and v.state == "active" for v in found.values()):
+            continue
+        both += 1
+        counts = {
+            name: lake_rows(shop.pipeline, name, ["id", "n"], version=version.version)[0]
+            for name, version in found.items()
+            if version is not None
+        }
+        assert counts[OLD] == counts[NEW], epoch
+    assert both > 2

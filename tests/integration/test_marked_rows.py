@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from deltalake import DeltaTable
 
+from fixtures.twins import FENCE, KEYS, Row, Twins, by_delta_rs, by_polars, normal, on_disk, schema_of
 from headwater.changes import Deletions, NetChanges
 from headwater.lake.apply import Applier
 from headwater.lake.positional import Fence
@@ -22,7 +23,6 @@ from headwater.lake.tables import create
 from headwater.log.blocks import Transactions
 from headwater.log.marks import marked
 from headwater.schema import DELETED, DELETED_AT, DELETED_LSN
-from integration.test_apply_paths import FENCE, KEYS, Row, Twins, by_delta_rs, by_polars, normal, on_disk, schema_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

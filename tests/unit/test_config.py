@@ -74,6 +74,18 @@ tables:
     assert entry.on_divergence == "report"
 
 
+def test_a_table_is_clustered_by_some_columns_and_not_partitioned_besides(tmp_path: Path) -> None:
+    entry = read(tmp_path, HEAD + "\ntables:\n  - name: public.t\n    cluster_by: [Region, '\"A day\"']\n").tables[0]
+    assert entry.cluster_by == ("region", "A day")
+    both = "\ntables:\n  - name: public.t\n    partition_by: [r]\n    cluster_by: [a, b, c, d, e]\n"
+    with pytest.raises(BadPipelineFile) as caught:
+        read(tmp_path, HEAD + both)
+    assert "tables[0].cluster_by: not possible beside partition_by" in str(caught.value)
+    assert "tables[0].cluster_by: names 5 columns; at most 4 are possible" in str(caught.value)
+    with pytest.raises(BadPipelineFile, match="not possible for a pattern"):
+        read(tmp_path, HEAD + "\ntables:\n  - name: public.t*\n    cluster_by: [a]\n")
+
+
 @pytest.mark.parametrize("written", ["null", '"null"', "~"])
 def test_null_for_a_bad_value_may_stand_with_or_without_quotes(tmp_path: Path, written: str) -> None:
     pipeline = read(

@@ -70,7 +70,9 @@ class Tables:
         self._session = session
         self._ledger = ledger
         self._root = pipeline.lake_path()
-        self._relations = Relations(registry.tables)
+        self._records = dict(registry.tables)
+        self._entering = threading.Lock()
+        self._relations = Relations(self._records)
         self.histories = Histories(pipeline.name, self._root, ledger)
         self._versions: dict[str, TableVersion] = {}  # where each table stands
         self._before: dict[str, dict[str, TableVersion]] = {}  # where it stood before what is under way on it
@@ -86,7 +88,20 @@ class Tables:
 
     @property
     def records(self) -> dict[str, TableRecord]:
-        return self._registry.tables
+        """The tables as this driver goes by them. Any write of any thread may read the registry again, and with it what
+        other jobs have entered; that counts when it is followed (`see`), or a batch would leave out a table of which
+        the next row still says that it is in step."""
+        return self._records
+
+    def see(self, record: TableRecord) -> None:
+        """What another job has entered counts from now on."""
+        self._records[record.name] = record
+
+    def see_details(self, record: TableRecord) -> None:
+        """The same, unless its state is news that is yet to be followed."""
+        known = self._records.get(record.name)
+        if known is not None and known.phase == record.phase:
+            self._records[record.name] = record
 
     def owners(self, relation_ids: Iterable[int]) -> set[str]:
         return self._relations.owners(relation_ids)
@@ -101,6 +116,7 @@ class Tables:
         a session to the tables that need one; `warm`: what was read of them before. `stopped` waits for so many
         seconds; False when it says so: then nothing was begun."""
         warm = warm or WarmTables()
+        self._records.update(self._registry.tables)
         before = self._ledger.newest.tables if self._ledger.newest else {}
         states = ("active", "catching up", "suspended")
         present = [name for name, record in self.records.items() if record.state in states]
@@ -284,7 +300,7 @@ class Tables:
     def change(self, name: str, how: Callable[[TableRecord], TableRecord | None]) -> None:
         """What the registry says of the table; None: nothing else than before."""
         self._ledger.check_fence()
-        self._registry.change(name, how)
+        self._enter(name, how)
         self._relations.adopt(name, self.records[name])
 
     def forget(self, name: str) -> None:
@@ -321,14 +337,11 @@ class Tables:
         active: from this row on they are in cuts."""
         waiting = [record for record in list(self.records.values()) if record.state == "catching up"]
         for record in waiting:
-            # The registry may have been read again since the load was last followed: what is kept is not applied yet.
-            if record.name in self.catching_up or self.keeper.holds_back(record.name):
-                continue
-            if not self.next_row.is_settled(record.name):
+            if record.name in self.catching_up or not self.next_row.is_settled(record.name):
                 continue
             if record.capture is not None and record.capture.lsn <= lsn:
                 self._ledger.check_fence()
-                self._enter(record.name, "active")
+                self._enter_state(record.name, "active")
 
     def suspend(self, name: str, error: TableError) -> bool:
         """What was noticed outside the log suspends a table as well; False when it was not replicated any more."""
@@ -531,7 +544,7 @@ class Tables:
         if record.on_divergence != "suspend":
             log.warning("%s: diverged (%s): %s", record.name, record.on_divergence, message)
             reason = f"diverged ({record.on_divergence}): {message}"
-            self._registry.change(record.name, lambda now: replace(now, reason=reason))
+            self._enter(record.name, lambda now: replace(now, reason=reason))
             return
         raise Diverged(message, where=record.name, remedy=f"headwater load PIPELINE.yaml --table {record.name} --again")
 
@@ -578,17 +591,33 @@ class Tables:
     def _suspend(self, name: str, error: TableError) -> None:
         self._ledger.check_fence()  # what a fenced driver believes of a table is of no interest any more
         log.error("%s: suspended: %s", name, error)
-        self._enter(name, "suspended", error.message, error.remedy)
+        self._enter_state(name, "suspended", error.message, error.remedy)
 
-    def _enter(self, name: str, state: State, reason: str = "", remedy: str = "") -> None:
+    def _enter_state(self, name: str, state: State, reason: str = "", remedy: str = "") -> None:
         """The table's state, unless a load has taken it over since."""
 
         def entered(record: TableRecord) -> TableRecord | None:
             ours = record.state in ("active", "catching up", "suspended")
             return record.entered(state, reason, remedy) if ours else None
 
-        self._registry.change(name, entered)
+        self._enter(name, entered)
         self.state_changed(name)
+
+    def _enter(self, name: str, how: Callable[[TableRecord], TableRecord | None]) -> None:
+        """In the registry, and in what this driver goes by. Where another job has entered another state meanwhile,
+        which is yet to be followed, in the latter alone: the table is that job's by now."""
+        with self._entering:
+            known, ours, overtaken = self._records[name], None, False
+
+            def unless_overtaken(now: TableRecord) -> TableRecord | None:
+                nonlocal ours, overtaken
+                overtaken = now.phase != known.phase
+                ours = how(known if overtaken else now)
+                return None if overtaken else ours
+
+            self._registry.change(name, unless_overtaken)
+            if ours is not None:
+                self._records[name] = ours
 
     def state_changed(self, name: str) -> None:
         """The next row says it."""

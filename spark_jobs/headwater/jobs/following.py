@@ -51,13 +51,14 @@ class Following:
     ) -> None:
         self._root, self._registry, self._tables, self._session = root, registry, tables, session
         self._generation, self._spill, self._hide, self._still_alive = generation, spill, hide, still_alive
-        self._states = {name: _seen(record) for name, record in registry.tables.items()}
+        self._states = {name: record.phase for name, record in registry.tables.items()}
         self._busy: set[str] = set()  # errands that are on their way, by the name of what they are for
         self._looked = self._looked_for_jobs = time.monotonic()
 
     def begin(self, position: int) -> None:
         """Before the first batch: what earlier drivers have kept is kept on, what jobs ask for is begun."""
         for record in list(self._registry.tables.values()):
+            self._tables.see(record)
             if record.state == "loading" or (record.state == "catching up" and self._answered(load_name(record))):
                 self._tables.adopt(record)
                 self._tables.keeper.begin(load_name(record), record.name, holds_back=True)
@@ -83,9 +84,13 @@ class Following:
             return False
         self._looked = now
         self._registry.refresh()
-        changed = [record for record in list(self._registry.tables.values()) if self._is_news(record)]
-        for record in changed:
-            self._follow_table(record)
+        changed = False
+        for record in list(self._registry.tables.values()):
+            if self._is_news(record):
+                self._follow_table(record)
+                changed = True
+            else:
+                self._tables.see_details(record)
         for reload in self._open_reloads():
             self._follow_reload(reload)
         for reload in list(self._registry.reloads.values()):
@@ -94,7 +99,7 @@ class Following:
         if now - self._looked_for_jobs > _LOOK_FOR_JOBS:
             self._looked_for_jobs = now
             self._give_up_for_the_dead()
-        return bool(changed)
+        return changed
 
     @property
     def paused(self) -> bool:
@@ -105,7 +110,7 @@ class Following:
         """An errand on the table is done, and the main thread knows what came of it."""
         if name not in self._tables.catching_up:
             return
-        keeping = load_name(self._registry.tables[name])
+        keeping = load_name(self._tables.records[name])
         if keeping in self._tables.keeper.names(name):
             self._catch_up(name)
             return
@@ -127,19 +132,22 @@ class Following:
                 storage.delete_folder(join(folder, name))
 
     def _is_news(self, record: TableRecord) -> bool:
-        seen = _seen(record)
-        if self._states.get(record.name) == seen:
+        if self._states.get(record.name) == record.phase:
             return False
-        self._states[record.name] = seen
+        self._states[record.name] = record.phase
         return True
 
     def _follow_table(self, record: TableRecord) -> None:
         name, keeping = record.name, load_name(record)
         if record.state == "loading" and keeping not in self._tables.keeper.names(name):
             log.info("%s: it is being loaded: its changes are kept", name)
+            if name not in self._tables.records:
+                self._tables.see(record)
             self._tables.adopt(record)
             self._lanes.behind(name, partial(self._keep_for_load, record))
-        elif record.state == "catching up" and keeping in self._tables.keeper.names(name):
+            return
+        self._tables.see(record)
+        if record.state == "catching up" and keeping in self._tables.keeper.names(name):
             self._tables.catching_up.add(name)
             self._catch_up(name)
         elif record.state in ("suspended", "removed"):
@@ -149,6 +157,9 @@ class Following:
         self._tables.state_changed(name)
 
     def _keep_for_load(self, record: TableRecord) -> Result:
+        """From the next share on the table's changes are kept and not applied: the row that is without one says so."""
+        self._tables.see(record)
+        self._tables.state_changed(record.name)
         self._tables.forget(record.name)
         for older in self._tables.keeper.names(record.name):
             self._tables.keeper.end(older, record.name)
@@ -261,7 +272,3 @@ class Following:
                 alive = self._session.ask(partial(lease.is_alive, session=reload.session))
                 if not alive:
                     self._fail(reload, "the job that asked for it is gone")
-
-
-def _seen(record: TableRecord) -> tuple[int, str]:
-    return record.incarnation, record.state

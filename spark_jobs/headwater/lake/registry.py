@@ -117,6 +117,11 @@ class TableRecord:
     def schema(self) -> TableSchema:
         return self.schemas[-1][1]
 
+    @property
+    def phase(self) -> tuple[int, State]:
+        """Which load of it counts, and its state."""
+        return self.incarnation, self.state
+
     def schema_in(self, kinds: Mapping[str, str]) -> TableSchema:
         """The newest whose columns, in these types, are all among those of a version of the lake's table: its types by
         name."""
