@@ -136,7 +136,7 @@ def parser() -> argparse.ArgumentParser:
     reload.add_argument("--partition", metavar="P", action="append", default=[], help=text)
     text = "only rows of this predicate over columns of key and partitions: comparisons, IN, BETWEEN, AND, OR, NOT"
     reload.add_argument("--where", metavar="PREDICATE", default="", help=text)
-    text = "give a table the shape that the file names by now (partition_by, types); readers and replication go on"
+    text = "give a table the shape that the file names by now (partition_by, cluster_by, types); readers go on"
     command("rebuild", text, tables="the table, as SQL names it")
     replicate = command("replicate", "apply the source's log to the lake until stopped")
     replicate.add_argument("--until", metavar="now|LSN", type=_now_or_lsn, help="stop once all up to there is in")

@@ -29,7 +29,7 @@ from headwater.lake.paths import registry_path
 from headwater.lake.reload_records import Keeping, Reload, is_past
 from headwater.schema import Leaf, TableSchema
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 """1 knew neither reloads nor what is kept for them, 2 no columns that come and go while a table is replicated, 3 no
 columns and rows that stay at the source, 4 no columns that are hidden, 5 no rebuilds."""
 _COMPACT_ABOVE = 200  # files: past it the next write replaces the content by the live records
