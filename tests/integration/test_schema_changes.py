@@ -261,10 +261,14 @@ NOT_FOLLOWED = {
         reason="on_schema_change says suspend",
     ),
     "clustered": Case(
-        ("alter table {} rename n to m", *_moved()), entry={"cluster_by": ["n"]}, reason="the lake is clustered by n"
+        ("alter table {} rename n to m", "update {} set note = 'x' where id = 5"),
+        entry={"cluster_by": ["n"]},
+        reason="the lake is clustered by n",
     ),
-    "clustered_by_it": Case(
-        ("alter table {} drop n", *_moved()), entry={"cluster_by": ["n"]}, reason="n of its cluster_by was dropped"
+    "without": Case(
+        ("alter table {} drop n", "update {} set note = 'x' where id = 5"),
+        entry={"cluster_by": ["n"]},
+        reason="n of its cluster_by was dropped",
     ),
     "odd": Case(('alter table {} add "a b" int', *_moved()), reason="needs column mapping"),
     "by_case": Case(('alter table {} add "NOTE" int', *_moved()), reason="differ only by case"),
