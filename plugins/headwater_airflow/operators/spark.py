@@ -236,8 +236,8 @@ class ReloadOperator(HeadwaterSparkOperator):
 
 
 class RebuildOperator(HeadwaterSparkOperator):
-    """Brings `table` into the shape that the pipeline file gives it by now (`partition_by`, `cluster_by`, `types`), while
-    readers and replication go on. Does nothing where the table has it."""
+    """Brings `table` into the shape that the pipeline file gives it by now (`partition_by`, `cluster_by`, `types`);
+    readers and replication go on meanwhile. Does nothing where the table has it."""
 
     template_fields: Sequence[str] = (*HeadwaterSparkOperator.template_fields, "table")
 
