@@ -110,14 +110,26 @@ def test_busy_shares_are_of_the_time_that_the_stages_threads_had() -> None:
 
 
 def test_the_rate_of_applying_is_taken_while_something_is_applied() -> None:
-    one = np.array([5], dtype=np.int64)
-    epochs, speed_of = OpenEpochs(), ApplyRate()
-    for begun, published in ((10.0, 12.0), (100.0, 102.0)):
-        epochs.begin(Batch([Chunk(Transactions(one, one, one, one), (), (), 5, 6)]), [], begun)
-        epoch = epochs.publishable()
-        assert epoch is not None
-        speed_of.published(epoch, 1000, published)
+    speed_of = ApplyRate(0.0)
+    for received, published in ((10.0, 12.0), (100.0, 102.0)):
+        speed_of.published(Arrivals(1, None, received, received), 1000, published, None)
     assert speed_of.rates() == {LOG_RATE: 500.0}
+
+
+def test_a_driver_that_is_behind_has_something_to_apply_all_the_time() -> None:
+    """What it receives late was committed long ago; the source's clock is an hour ahead of ours."""
+    speed_of = ApplyRate(0.0)
+    for published in (4.0, 8.0):
+        speed_of.published(Arrivals(1, 3600.0, published - 1, published - 1), 1000, published, 3600.0)
+    assert speed_of.rates() == {LOG_RATE: 250.0}
+
+
+def test_the_rate_of_applying_is_that_of_the_last_ten_seconds() -> None:
+    speed_of = ApplyRate(0.0)
+    for second in range(1, 51):
+        distance = 1000 if second <= 30 else 100
+        speed_of.published(Arrivals(1, None, 0.0, 0.0), distance, float(second), None)
+    assert speed_of.rates() == {LOG_RATE: 100.0}
 
 
 def test_batches_are_as_long_as_allowed_until_their_cost_is_known() -> None:

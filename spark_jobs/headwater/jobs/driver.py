@@ -105,7 +105,7 @@ class Driver:
         self._totals = Totals()
         self._open = OpenEpochs()
         self._pace = Pace(pipeline.replicate.max_seconds)
-        self._speed = ApplyRate()
+        self._speed = ApplyRate(time.monotonic())
         self._processed = ledger.newest.position.lsn if ledger.newest else 0
         self._last_row = 0.0
         self._next_batch = 0.0
@@ -347,7 +347,8 @@ class Driver:
         next_row.written(written)
         reach("replicate.after_ledger")
         if epoch is not None:
-            self._speed.published(epoch, row.position.lsn - row.from_lsn, self._last_row)
+            distance, offset = row.position.lsn - row.from_lsn, self._publisher.clock_offset
+            self._speed.published(epoch.arrivals, distance, self._last_row, offset)
             stages["publish"] += self._last_row - publishing
             self._publisher.latencies = stages
             self._pace.applied(self._last_row - epoch.begun, len(epoch.touched))

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
+from headwater.jobs.batches import Arrivals
 from headwater.jobs.epochs import OpenEpoch
 from headwater.jobs.lanes import THREADS
 from headwater.lake.freshness import LOG_RATE
@@ -25,7 +26,6 @@ the table's earlier batches; `other`: in the lane, outside its named stages; `pu
 epochs before, the ledger row and the position file."""
 
 _WINDOW: Final = 10.0
-_WEIGHT: Final = 0.3
 
 
 class BusyShares:
@@ -92,18 +92,27 @@ def latency(epoch: OpenEpoch, published: float, clock_offset: float | None) -> d
 
 
 class ApplyRate:
-    """How fast the published position moves through the source's log while there is something to apply."""
+    """How fast the published position moves through the source's log, over the last ten seconds in which there was
+    something to apply: of a driver that is behind that is all of its time, what lies between two batches included."""
 
-    def __init__(self) -> None:
-        self._last = 0.0
-        self._rate: float | None = None
-
-    def published(self, epoch: OpenEpoch, distance: int, now: float) -> None:
-        """A row moved the position by `distance` bytes of log; `now`: monotonic."""
-        seconds = max(now - max(self._last, epoch.begun), 1e-3)
+    def __init__(self, now: float) -> None:
+        """`now`, here and below: monotonic."""
         self._last = now
-        rate = distance / seconds
-        self._rate = rate if self._rate is None else self._rate + _WEIGHT * (rate - self._rate)
+        self._moves: deque[tuple[int, float]] = deque()
+
+    def published(self, arrivals: Arrivals, distance: int, now: float, clock_offset: float | None) -> None:
+        """A row moved the position by `distance` bytes of log. `clock_offset`: as of `latency`."""
+        there = arrivals.received
+        if clock_offset is not None and arrivals.committed is not None:
+            there = min(there, arrivals.committed - clock_offset)
+        seconds = max(now - max(self._last, there), 1e-3)
+        self._last = now
+        self._moves.append((distance, seconds))
+        while sum(spent for _, spent in self._moves) - self._moves[0][1] >= _WINDOW:
+            self._moves.popleft()
 
     def rates(self) -> dict[str, float]:
-        return {} if self._rate is None else {LOG_RATE: round(self._rate, 1)}
+        moves = list(self._moves)
+        if not moves:
+            return {}
+        return {LOG_RATE: round(sum(distance for distance, _ in moves) / sum(seconds for _, seconds in moves), 1)}
