@@ -1,26 +1,30 @@
 """Successive slices in a running Airflow: the next run begins before the last one ends, and takes over from it.
 
 The scheduler is a real one and so are the drivers, each with a JVM of its own, started by spark-submit. What a commit
-needs from the source to the published position across these boundaries is printed, and judged by nobody.
+needs from the source to the published position across these boundaries is printed, and judged by nobody. This Airflow
+has OpenLineage's provider write its events into files.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
 import threading
 import time
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from fixtures.airflow_processes import drivers
 from fixtures.jobs import beside, until
 from fixtures.soak import SOAK
 from headwater.jobs.demo.environment import Demo, demo_environment
-from headwater.jobs.demo.shop import Writer
-from headwater.jobs.demo.story import REPLICATE, Story
+from headwater.jobs.demo.shop import TABLES, Writer
+from headwater.jobs.demo.story import AGGREGATE, DOWNSTREAM, LOAD, RELOAD, REPLICATE, SENSOR, Story
 from headwater.lake.position_file import read_position_file
 from headwater.position import parse_lsn
 
@@ -34,8 +38,20 @@ STEP, PER_STEP = 0.1, 10
 
 
 @pytest.fixture(scope="module")
-def demo() -> Iterator[Demo]:
-    with demo_environment(slice_seconds=SLICE_SECONDS) as running:
+def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of OpenLineage's events, one file each."""
+    return tmp_path_factory.mktemp("lineage")
+
+
+@pytest.fixture(scope="module")
+def demo(told: Path) -> Iterator[Demo]:
+    transport = {"type": "file", "log_file_path": str(told / "event"), "debug_mode": True}
+    lineage = {
+        "AIRFLOW__OPENLINEAGE__TRANSPORT": json.dumps(transport),
+        "AIRFLOW__OPENLINEAGE__EXECUTION_TIMEOUT": "120",
+        "AIRFLOW__OPENLINEAGE__SPARK_INJECT_PARENT_JOB_INFO": "True",
+    }
+    with demo_environment(slice_seconds=SLICE_SECONDS, environ=lineage) as running:
         yield running
 
 
@@ -106,3 +122,88 @@ def test_slices_take_over_from_each_other_while_the_source_goes_on(demo: Demo, s
     )
     outcome = story.prove(story.downstream())
     assert outcome.lake == outcome.source
+
+
+# What they tell OpenLineage
+
+
+def _events(told: Path, job: str) -> list[dict[str, Any]]:
+    """Of the task `job` (dag.task) that are complete, in order of their files: of their times."""
+    found = []
+    for file in sorted(told.glob(f"event-*-{job}-*.json")):
+        text = file.read_text()
+        if text.endswith("\n"):  # it is written as a whole, line feed last
+            found.append(json.loads(text))
+    return found
+
+
+def _datasets(event: dict[str, Any], side: str) -> list[tuple[str, str]]:
+    return [(dataset["namespace"], dataset["name"]) for dataset in event[side]]
+
+
+def test_runs_tell_openlineage_which_tables_of_the_source_became_which_delta_tables(
+    demo: Demo, story: Story, told: Path
+) -> None:
+    client = demo.airflow.client
+    source = f"postgres://127.0.0.1:{demo.server.port}"
+
+    def origins(*tables: str) -> list[tuple[str, str]]:
+        return [(source, f"shop.public.{table}") for table in tables]
+
+    def places(*tables: str) -> list[tuple[str, str]]:
+        return [("file", f"{demo.lake}/public/{table}") for table in tables]
+
+    def begins_and_ends(job: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The first event of a run of the task, and its last."""
+        until(
+            lambda: "COMPLETE" in [event["eventType"] for event in _events(told, job)], f"{job} has told its end", 300
+        )
+        events = _events(told, job)
+        last = next(event for event in events if event["eventType"] == "COMPLETE")
+        first = next(event for event in events if event["run"]["runId"] == last["run"]["runId"])
+        assert (first["eventType"], first["job"]["name"]) == ("START", job)
+        return first, last
+
+    run = client.trigger(RELOAD, {"table": "public.orders", "partitions": []})
+    assert client.wait_for_run(RELOAD, run, 300) == "success", client.log(RELOAD, run, "reload")
+    until(lambda: _ended(demo), "a slice has ended", 900)
+
+    every = sorted(TABLES)
+    before, loaded = begins_and_ends(f"{LOAD}.load")
+    assert not any(dataset.get("facets") for dataset in before["outputs"]), "nothing is known before the load"
+    for event in (before, loaded, *begins_and_ends(f"{REPLICATE}.replicate")):
+        assert (_datasets(event, "inputs"), _datasets(event, "outputs")) == (origins(*every), places(*every))
+    for event in begins_and_ends(f"{RELOAD}.reload"):
+        assert (_datasets(event, "inputs"), _datasets(event, "outputs")) == (origins("orders"), places("orders"))
+        (orders,) = event["outputs"]
+        columns = [field["name"] for field in orders["facets"]["schema"]["fields"]]
+        assert {"id", "customer_id"} <= set(columns)
+        (origin,) = orders["facets"]["columnLineage"]["fields"]["id"]["inputFields"]
+        assert (origin["namespace"], origin["name"], origin["field"]) == (source, "shop.public.orders", "id")
+    assert [set(table["facets"]) >= {"schema", "columnLineage"} for table in loaded["outputs"]] == [True] * len(every)
+
+
+def test_a_job_on_a_cut_tells_openlineage_the_versions_that_it_reads(demo: Demo, story: Story, told: Path) -> None:
+    run = story.downstream()
+    cut = demo.airflow.client.xcom(DOWNSTREAM, run, SENSOR)
+    wanted = {f"{demo.lake}/{name.replace('.', '/')}": str(table["version"]) for name, table in cut["tables"].items()}
+
+    def read() -> list[dict[str, str]]:
+        ends = [event for event in _events(told, f"{DOWNSTREAM}.{AGGREGATE}") if event["eventType"] == "COMPLETE"]
+        return [
+            {table["name"]: table["facets"]["version"]["datasetVersion"] for table in event["inputs"]} for event in ends
+        ]
+
+    until(lambda: wanted in read(), "the end of the job is told, with the versions of its cut", 300)
+
+
+def test_a_driver_knows_the_task_that_started_it_as_its_parent_and_no_event_tells_a_password(
+    demo: Demo, story: Story, told: Path
+) -> None:
+    until(lambda: drivers(demo, "replicate"), "a slice runs", 300)
+    command = Path(f"/proc/{drivers(demo, 'replicate')[0].jvm}/cmdline").read_text().split("\0")
+    assert f"spark.openlineage.parentJobName={REPLICATE}.replicate" in command
+    password = demo.source.split(":")[2].split("@")[0]
+    files = list(told.iterdir())
+    assert files
+    assert not [file for file in files if password in file.read_text()]

@@ -155,6 +155,35 @@ def test_what_cannot_be_told_is_told_by_nobody_and_fails_nothing(pipeline: str) 
     assert told(ReplicateOperator(task_id="all", pipeline=pipeline)) == nothing
 
 
+def test_a_job_knows_its_task_and_no_command_line_the_key_of_the_transport(
+    pipeline: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = """
+import sys
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from headwater_airflow.operators import spark
+
+def submit(self, application="", **arguments):
+    print(*self._build_spark_submit_command(application), sep="\\n")
+
+spark.SparkSubmission.submit = submit
+both = {"openlineage_inject_parent_job_info": True, "openlineage_inject_transport_info": True}
+run = SimpleNamespace(logical_date=datetime.now(UTC), run_after=None, clear_number=0, conf={})
+task = SimpleNamespace(dag_id="shop.load", task_id="load", map_index=-1, try_number=1)
+task.get_template_context = lambda: {"dag_run": run}
+spark.LoadOperator(task_id="load", pipeline=sys.argv[1], **both).execute({"ti": task})
+"""
+    key = "a-key-not-to-be-seen"
+    transport = {"type": "http", "url": "http://127.0.0.1:1", "auth": {"type": "api_key", "apiKey": key}}
+    monkeypatch.setenv("AIRFLOW__OPENLINEAGE__TRANSPORT", json.dumps(transport))
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", '{"conn_type": "spark", "host": "local[1]"}')
+    ran = subprocess.run([sys.executable, "-c", program, pipeline], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert "spark.openlineage.parentJobName=shop.load.load" in ran.stdout.splitlines()
+    assert key not in ran.stdout
+
+
 def test_operators_are_made_where_openlineage_is_not_installed(airflow_home: Path) -> None:
     program = """
 import sys

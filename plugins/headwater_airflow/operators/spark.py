@@ -50,27 +50,30 @@ class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the 
 
     application_args: list[Any] | None
     conf: dict[str, Any] | None
+    _hook: SparkSubmission | None
 
     template_fields: Sequence[str] = (*SparkSubmitOperator.template_fields, "pipeline")
 
     def __init__(self, *, pipeline: str, application: str, **arguments: Any) -> None:
         super().__init__(application=application, durable=False, **arguments)
+        # It would put the key of OpenLineage's transport on a command line.
+        self._openlineage_inject_transport_info = False
         self.pipeline = pipeline
 
     def execute(self, context: Context) -> dict[str, Any] | None:
-        try:
-            submission = self._submission()
-        except Refused as refused:
-            raise AirflowFailException(str(refused)) from None
-        self._hook = submission
+        self._hook = None
         try:
             super().execute(context)
+        except Refused as refused:
+            raise AirflowFailException(str(refused)) from None
         except AirflowException:
-            return self._ended(submission, context)
-        return submission.result
+            if self._hook is None:
+                raise  # nothing was submitted
+            return self._ended(self._hook, context)
+        return self.answer()
 
     def on_kill(self) -> None:
-        if isinstance(self._hook, SparkSubmission):
+        if self._hook is not None:
             self._hook.on_kill()
 
     def environment(self) -> dict[str, str]:
@@ -85,7 +88,7 @@ class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the 
 
     def answer(self) -> dict[str, Any] | None:
         """The job's JSON; None before its end, or if it ended without one."""
-        return self._hook.result if isinstance(self._hook, SparkSubmission) else None
+        return self._hook.result if self._hook is not None else None
 
     def named_tables(self) -> list[str]:
         """The tables that the job is asked for; none: all. Taken from its arguments, since they may be templates."""
@@ -120,7 +123,8 @@ class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the 
         conn_id = load_pipeline(self.pipeline).source.airflow_connection
         return {} if conn_id is None else dict(connection_environment(conn_id))
 
-    def _submission(self) -> SparkSubmission:
+    def _get_hook(self) -> SparkSubmission:
+        # Asked for by the base class once `conf` is complete: OpenLineage may have added the task as the job's parent.
         from headwater.session import submit_conf
 
         self._require_spark_connection()

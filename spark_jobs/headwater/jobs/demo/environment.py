@@ -9,7 +9,7 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,10 +53,14 @@ class Demo:
 
 @contextlib.contextmanager
 def demo_environment(
-    *, slice_seconds: float = 600, folder: Path | None = None, dags: Path | None = None
+    *,
+    slice_seconds: float = 600,
+    folder: Path | None = None,
+    dags: Path | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> Iterator[Demo]:
     """Starts source and Airflow (which goes on starting) and ends both, with all their children, whatever happens.
-    `dags`: another folder of DAG files than that of the examples."""
+    `dags`: another folder of DAG files than that of the examples; `environ`: more of Airflow's environment."""
     folder = Path(tempfile.mkdtemp(prefix="headwater_demo_")) if folder is None else folder
     folder.chmod(0o711)  # under root, PostgreSQL runs as another user, who must pass through
     with _cleanup() as cleanup:
@@ -76,6 +80,7 @@ def demo_environment(
                 "HEADWATER_PIPELINES": str(pipeline_file.parent),
                 "HEADWATER_SLICE_SECONDS": f"{slice_seconds:g}",
                 "HEADWATER_EXAMPLE_OUTPUT": str(output),
+                **(environ or {}),
             },
         )
         cleanup.enter_context(airflow)
