@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import signal
+import socket
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -88,19 +90,56 @@ with DAG("rebuild", **common):
 with DAG("validated", **common, default_args={"retries": 3}):
     fresh = FreshnessSensor(task_id="fresh", pipeline=shop, tables=["public.customers"], require="now")
     ValidateOperator(task_id="validate", pipeline=shop, tables=["public.customers"], cut=fresh.output)
+with DAG("past", **common):
+    FreshnessSensor(task_id="looks", pipeline=shop, tables=["public.orders"], require="0/1")
 """
-"""Operators that the factory has no DAG for, or none with a cut."""
+"""Operators that the factory has no DAG for, or none with a cut, and a wait whose first look is enough."""
+
+
+class Metrics:
+    """What Airflow sends to StatsD, as the lines that come out of the socket. Airflow's own metrics are not kept."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.bind(("127.0.0.1", 0))
+        self._lines: list[str] = []
+        threading.Thread(target=self._receive, daemon=True).start()
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """Settings of an Airflow that sends its metrics here, in the dialect that knows tags."""
+        port = self._socket.getsockname()[1]
+        return {
+            "AIRFLOW__METRICS__STATSD_ON": "True",
+            "AIRFLOW__METRICS__STATSD_HOST": "127.0.0.1",
+            "AIRFLOW__METRICS__STATSD_PORT": str(port),
+            "AIRFLOW__METRICS__STATSD_INFLUXDB_ENABLED": "True",
+        }
+
+    def count(self, start: str, end: str) -> int:
+        """How many lines begin and end so, by now."""
+        return sum(line.startswith(start) and line.endswith(end) for line in list(self._lines))
+
+    def _receive(self) -> None:
+        while True:
+            lines = self._socket.recv(65536).decode().splitlines()
+            self._lines += [line for line in lines if "headwater" in line.partition(":")[0].split(",")[0]]
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
+def metrics() -> Metrics:
+    return Metrics()
+
+
+@pytest.fixture(scope="module")
+def demo(metrics: Metrics, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
     dags = tmp_path_factory.mktemp("dags")
     for file in example_dags().glob("*.py"):
         shutil.copy(file, dags)
     (dags / "unmanned.py").write_text(UNMANNED)
     (dags / "by_the_clock.py").write_text(BY_THE_CLOCK)
     (dags / "on_request.py").write_text(ON_REQUEST)
-    with demo_environment(dags=dags) as running:
+    with demo_environment(dags=dags, environ=metrics.environ) as running:
         yield running
 
 
@@ -165,6 +204,25 @@ def test_a_sensor_waits_from_beginning_to_end_without_a_worker(demo: Demo, story
     assert parse_lsn(cut["position"]["lsn"]) >= committed.lsn
     waited = client.task("unmanned", run, "waits")
     assert (waited["try_number"], waited["pid"]) == (1, None), "no process of a worker"
+
+
+@pytest.mark.parametrize("dag", ["unmanned", "past"])
+def test_a_wait_is_counted_in_airflows_own_metrics_wherever_it_ends(
+    demo: Demo, story: Story, metrics: Metrics, dag: str
+) -> None:
+    """In the triggerer; in a worker."""
+    client = demo.airflow.client
+
+    def sent() -> tuple[int, int]:
+        return (
+            metrics.count("airflow.headwater_wait.satisfied,pipeline=shop:", "1|c"),
+            metrics.count("airflow.headwater_wait.duration,pipeline=shop:", "|ms"),
+        )
+
+    before = sent()
+    run = client.trigger(dag)
+    assert client.wait_for_run(dag, run, 300) == "success", client.tasks(dag, run)
+    until(lambda: sent() == (before[0] + 1, before[1] + 1), "one wait more is counted, with its time")
 
 
 def test_a_dag_runs_when_a_table_has_moved_and_a_pause_loses_nothing(demo: Demo, story: Story) -> None:
