@@ -15,6 +15,7 @@ from deltalake import DeltaTable
 
 from fixtures.twins import Twins, by_delta_rs, make_twins, normal
 from headwater.changes import NetChanges
+from headwater.jobs.table_page import reason_of
 from headwater.lake import delta_log
 from headwater.lake.plan import choose
 
@@ -70,6 +71,7 @@ def test_a_table_with_a_feature_that_is_not_known_here_goes_by_merge(
         assert sorted(repr(normal(row)) for row in rows) == twins.expected()
         found = delta_log.read_actions(str(folder), DeltaTable(str(folder)).version()) or []
         assert [a["commitInfo"]["operation"] for a in found if "commitInfo" in a] == ["MERGE"]
+        assert reason_of(str(folder), DeltaTable(str(folder)).version()) == because
     if not changes:
         wrong = spark.read.format("delta").load(str(folder)).where("not (twice <=> id * 2)").count()
         assert wrong == 0

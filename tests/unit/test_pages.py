@@ -204,14 +204,24 @@ def test_a_table_shows_how_it_was_applied(pages: Pages) -> None:
     name = 'public."Order Lines/x"'
     lake = hand_lake(pages.folder, "shop", name)
     lake.publish(0x2000)
-    publish(lake, 0x3000, "append", 5, {"write": 0.2}, name)
-    commit = Path(lake.root, TableName.parse(name).path, "_delta_log", f"{1:020}.json")
-    commit.parent.mkdir(parents=True)
-    commit.write_text('{"commitInfo": {"operationParameters": {"because": "only inserts"}}}\n')
+    commits = [
+        '{"commitInfo": {"operation": "MERGE", "userMetadata": "headwater planned on 0: by Spark: it must"}}',
+        '{"commitInfo": {"operation": "MERGE", "userMetadata": "headwater planned on 1"}}',
+        '{"commitInfo": {"operation": "OPTIMIZE", "operationParameters": {}}}',
+        *['{"commitInfo": {"operationParameters": {"because": "only inserts"}}}'] * 27,
+    ]
+    log = Path(lake.root, TableName.parse(name).path, "_delta_log")
+    log.mkdir(parents=True)
+    for version, info in enumerate(commits, start=1):
+        publish(lake, 0x2000 + version, "append", 5, {"write": 0.2}, name)
+        (log / f"{version:020}.json").write_text(f'{info}\n{{"txn": {{}}}}\n')
     found = pages.client("everything").get(f"{API}/shop/tables/public.%22Order%20Lines%2Fx%22").json()
     assert found["table"] == name
-    assert [(epoch["path"], epoch["rows"], epoch["version"]) for epoch in found["history"]] == [("append", 5, 1)]
-    assert found["history"][0]["because"] == "only inserts"
+    shown = [(epoch["path"], epoch["rows"], epoch["version"]) for epoch in found["history"]]
+    assert shown == [("append", 5, version) for version in range(30, 0, -1)]
+    reasons = [epoch["because"] for epoch in found["history"]]
+    gathered = "small files were made into larger ones; rows are what they were"
+    assert reasons == ["only inserts"] * 27 + [gathered, None, "by Spark: it must"]
     assert found["freshness_seconds"] == 30
     assert found["on_divergence"] == "suspend"
     assert found["files"] is None  # a hand lake has no data

@@ -10,7 +10,9 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, Transaction, write_deltalake
 
-from headwater.lake.tables import PLANNED_ON, current, foreign_data, own_history
+from headwater.jobs.table_page import reason_of
+from headwater.lake.commit_notes import note
+from headwater.lake.tables import current, foreign_data, own_history
 
 APP = "headwater/shop/public.orders/2"
 
@@ -24,11 +26,16 @@ class Log:
         self.newest = -1
 
     def commit(
-        self, app: str | None, planned_on: int | None = None, mode: str = "Append", data_change: bool = True
+        self,
+        app: str | None,
+        planned_on: int | None = None,
+        mode: str = "Append",
+        data_change: bool = True,
+        because: str = "",
     ) -> None:
         info: dict[str, Any] = {"operation": "WRITE", "operationParameters": {"mode": mode}}
         if planned_on is not None:
-            info["userMetadata"] = f"{PLANNED_ON}{planned_on}"
+            info["userMetadata"] = note(planned_on, because)
         actions: list[dict[str, Any]] = [{"commitInfo": info}, {"add": {"path": "x", "dataChange": data_change}}]
         if app is not None:
             actions.append({"txn": {"appId": app, "version": 1}})
@@ -71,6 +78,15 @@ def test_data_of_somebody_else_is_noticed_also_below_a_commit_of_ours(log: Log) 
     log.commit(APP, planned_on=3)
     assert "version 3 (WRITE) was written by somebody else" in log.problem()
     assert "version 3" in log.problem(since=2)
+
+
+@pytest.mark.parametrize("because", ["", "a reason: of ours"])
+def test_a_commit_says_beside_its_reason_what_it_was_planned_on(log: Log, because: str) -> None:
+    log.commit(APP, planned_on=2, because=because)
+    assert reason_of(log.path, log.newest) == (because or None)
+    assert log.problem() == ""
+    log.commit(APP, planned_on=2, because=because)
+    assert "version 4 of an earlier driver was planned on version 2" in log.problem()
 
 
 def test_a_load_that_was_overtaken_is_noticed(log: Log) -> None:

@@ -164,10 +164,10 @@ class PipelineWatch:
                 | {"version": epoch.tables[name].version}
                 for epoch in reversed(self._recent.epochs)
                 if name in epoch.tables
-            ]
+            ][:_POINTS]
             reloads = reloads_of(seen.registry, name) if seen.registry is not None else []
             root = self.pipeline.lake_path()
-        for one in history[:_SHOWN]:
+        for one in history:
             one["because"] = reason_of(table_path(root, record.path), one["version"]) if record is not None else None
         uri = table_uri(root, record.path if record is not None else TableName.parse(name).path)
         entry = self.pipeline.entry_for(TableName.parse(name))
@@ -187,7 +187,7 @@ class PipelineWatch:
                 if record is not None and record.capture is not None
                 else None
             ),
-            "history": history[:_POINTS],
+            "history": history,
             "reloads": reloads[:_SHOWN],
             "validations": recent_results(root, name),
             "schemas": schema_versions(record) if record is not None else [],

@@ -8,12 +8,16 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from headwater.lake.delta_log import read_actions, read_snapshot
+from headwater.lake import commit_notes
+from headwater.lake.delta_log import read_commit_info, read_snapshot
 from headwater.lake.paths import table_path
 from headwater.lake.registry import Registry, TableRecord
 from headwater.lake.row_count import row_count
 from headwater.position import format_lsn
 from headwater.schema import Column
+
+_OF_OTHERS = {"OPTIMIZE": "small files were made into larger ones; rows are what they were"}
+"""What commits of Delta's own are for."""
 
 
 def files_of(root: str, record: TableRecord, version: int | None) -> dict[str, Any] | None:
@@ -41,12 +45,10 @@ def files_of(root: str, record: TableRecord, version: int | None) -> dict[str, A
 def reason_of(folder: str, version: int) -> str | None:
     """Why the commit `version` took its apply path; None where it does not say, or is not there any more."""
     try:
-        actions = read_actions(folder, version) or []
+        info = read_commit_info(folder, version)
     except (OSError, ValueError):
         return None
-    return next(
-        (a["commitInfo"].get("operationParameters", {}).get("because") for a in actions if "commitInfo" in a), None
-    )
+    return commit_notes.reason(info) or _OF_OTHERS.get(info.get("operation", ""))
 
 
 def reloads_of(registry: Registry, table: str | None = None) -> list[dict[str, Any]]:

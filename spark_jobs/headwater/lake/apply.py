@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 from headwater.arrow_types import key_schema
 from headwater.errors import BadValue, Fenced, ForeignWrite
 from headwater.lake import merge, positional, write
+from headwater.lake.commit_notes import note
 from headwater.lake.compaction import TurnsOfSpark
 from headwater.lake.deletion_vectors import DamagedVector
 from headwater.lake.partition_values import NameTooLong
@@ -29,7 +30,7 @@ from headwater.lake.plan import Applied, Plan, PlanAgain
 from headwater.lake.positional import Fence
 from headwater.lake.registry import TableRecord
 from headwater.lake.table_state import Keep, TableState
-from headwater.lake.tables import PLANNED_ON, commits_after
+from headwater.lake.tables import commits_after
 from headwater.lake.upkeep import Upkeep
 from headwater.schema import TableSchema
 from headwater.stages import stage
@@ -180,7 +181,7 @@ def damage_named(table: str) -> Iterator[None]:
 def _transaction(spark: SparkSession, plan: Plan) -> Iterator[None]:
     spark.conf.set(_APP, plan.app_id)
     spark.conf.set(_VERSION, str(plan.to_lsn))
-    spark.conf.set(_NOTE, f"{PLANNED_ON}{plan.version}")
+    spark.conf.set(_NOTE, note(plan.version, plan.because))
     spark.conf.unset(_LAST_COMMIT)
     try:
         yield

@@ -138,12 +138,26 @@ def read_snapshot(folder: str, version: int | None = None) -> Snapshot:
 
 def read_actions(folder: str, version: int) -> list[Action] | None:
     """The actions of one commit; None when there is no such file (yet)."""
+    lines = _lines(folder, version)
+    return None if lines is None else [json.loads(line) for line in lines]
+
+
+def read_commit_info(folder: str, version: int) -> dict[str, Any]:
+    """What the commit says of itself; empty when it says nothing, or is not there (any more)."""
+    for line in _lines(folder, version) or ():
+        if line.startswith('{"commitInfo":'):  # of a large commit the other lines take long
+            info: dict[str, Any] = json.loads(line)["commitInfo"]
+            return info
+    return {}
+
+
+def _lines(folder: str, version: int) -> list[str] | None:
     try:
         text = storage.read_text(log_entry(folder, version))
     except FileNotFoundError:
         return None
     # Not splitlines: a text in a file's statistics may hold characters that it takes for the end of a line.
-    return [json.loads(line) for line in text.split("\n") if line]
+    return [line for line in text.split("\n") if line]
 
 
 def commit(folder: str, version: int, actions: Iterable[Action]) -> None:

@@ -18,6 +18,7 @@ import pyarrow as pa
 from headwater.errors import Fenced, SchemaChanged
 from headwater.lake import delta_log
 from headwater.lake.clustering import run_of
+from headwater.lake.commit_notes import note
 from headwater.lake.commits import LostRace
 from headwater.lake.data_files import live_batches, write_batches
 from headwater.lake.delta_log import Action, DataFile, Snapshot, read_snapshot
@@ -26,7 +27,7 @@ from headwater.lake.layout import layout_of
 from headwater.lake.partitioned_write import discard
 from headwater.lake.positional import Fence, obstacle
 from headwater.lake.table_state import deleted_rows
-from headwater.lake.tables import NEEDS_MAPPING, PLANNED_ON, STATISTICS, properties
+from headwater.lake.tables import NEEDS_MAPPING, STATISTICS, properties
 from headwater.schema import Column, TableSchema
 
 _NTZ: Final = "timestampNtz"
@@ -86,9 +87,12 @@ def evolve(folder: str, version: int, name: str, app_id: str, to: Columns, fence
         raise
     protocol = with_timestamp_feature(snapshot, to.added)
     metrics = {"numRemovedFiles": len(removed), "numAddedFiles": len(added)}
-    said = {"columns": json.dumps([*(c.name for c in (*to.added, *to.widened)), *to.renamed.values()])}
+    said = {
+        "columns": json.dumps([*(c.name for c in (*to.added, *to.widened)), *to.renamed.values()]),
+        "because": "columns have changed at the source",
+    }
     info = delta_log.commit_info("CHANGE COLUMNS", said, metrics, version)
-    info["commitInfo"]["userMetadata"] = f"{PLANNED_ON}{version}"
+    info["commitInfo"]["userMetadata"] = note(version)
     actions: list[Action] = [
         info,
         delta_log.transaction(app_id, snapshot.transactions.get(app_id, 0)),

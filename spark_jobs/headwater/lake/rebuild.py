@@ -17,6 +17,7 @@ import pyarrow as pa
 from headwater.arrow_types import lake_schema
 from headwater.errors import Fenced, ForeignWrite, Refused
 from headwater.lake import clustering, delta_log
+from headwater.lake.commit_notes import note
 from headwater.lake.commits import LostRace
 from headwater.lake.delta_log import Action, Snapshot, read_snapshot
 from headwater.lake.delta_types import delta_type, fields_of
@@ -24,7 +25,7 @@ from headwater.lake.evolve import columns_counter, with_timestamp_feature
 from headwater.lake.layout import layout_of
 from headwater.lake.partitioned_write import discard, write_rows
 from headwater.lake.positional import Fence, obstacle
-from headwater.lake.tables import PLANNED_ON, STATISTICS, properties
+from headwater.lake.tables import STATISTICS, properties
 from headwater.schema import TableSchema
 
 
@@ -99,9 +100,13 @@ def rebuild(
     gone = list(snapshot.files.values())
     metrics = {"numRemovedFiles": len(gone), "numAddedFiles": len(written)}
     # As an overwrite: what the table held before does not matter to whoever asks where its rows come from.
-    said = {"mode": "Overwrite", "partitionBy": json.dumps(list(schema.partition_by))}
+    said = {
+        "mode": "Overwrite",
+        "partitionBy": json.dumps(list(schema.partition_by)),
+        "because": "the table was rebuilt",
+    }
     info = delta_log.commit_info("REBUILD", said, metrics, version)
-    info["commitInfo"]["userMetadata"] = f"{PLANNED_ON}{version}"
+    info["commitInfo"]["userMetadata"] = note(version)
     actions: list[Action] = [
         info,
         delta_log.transaction(app_id, snapshot.transactions.get(app_id, 0)),

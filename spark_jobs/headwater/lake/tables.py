@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import BooleanType, DataType, LongType, StructField, StructType, TimestampType
 
 from headwater.lake import clustering, delta_log, storage
+from headwater.lake.commit_notes import planned_on
 from headwater.lake.commits import open_table
 from headwater.lake.delta_log import read_actions
 from headwater.lake.layout import layout_of
@@ -30,8 +31,6 @@ _PROPERTIES = {
     # Old versions go only when no live cut needs them: never behind our back, by anybody's clean-up.
     "delta.enableExpiredLogCleanup": "false",
 }
-PLANNED_ON = "headwater planned on "
-"""Begins the user metadata of our commits; the version follows."""
 LIVING = (f"false AS {DELETED}", f"CAST(NULL AS BIGINT) AS {DELETED_LSN}", f"CAST(NULL AS TIMESTAMP) AS {DELETED_AT}")
 """The marks of a row that lives, as expressions of Spark SQL."""
 NEEDS_MAPPING = frozenset(" ,;{}()\n\t=")
@@ -156,7 +155,6 @@ def read_commit(path: str, version: int) -> Commit | None:
         return None
     info: dict[str, Any] = next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
     parameters = info.get("operationParameters") or {}
-    note = str(info.get("userMetadata") or "")
     return Commit(
         version,
         {a["txn"]["appId"]: a["txn"]["version"] for a in actions if "txn" in a},
@@ -165,7 +163,7 @@ def read_commit(path: str, version: int) -> Commit | None:
         {name: str(value) for name, value in (info.get("operationMetrics") or {}).items()},
         (parameters.get("mode") == "Overwrite" and not parameters.get("predicate"))
         or parameters.get("verified") == "true",
-        int(note.removeprefix(PLANNED_ON)) if note.startswith(PLANNED_ON) else None,
+        planned_on(info),
     )
 
 
