@@ -115,8 +115,9 @@ export function timeline(points, { width = 320, height = 36 } = {}) {
   const quiet = points.length - known.length;
   const words = `the longest from commit to visible in each five minutes of the last ${hours} hours: at most ${seconds(highest)}, at ${absolute(at)}; nothing was published in ${quiet} of ${points.length}`;
   return h("span.sparkline", { title: words },
+    h("span.muted", null, `last ${hours} hours`),
     h("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": words }, lines.map((line) => h("polyline", { points: line.join(" ") }))),
-    h("span.muted", null, `at most ${seconds(highest)} in ${hours} h`));
+    h("span.muted", null, `at most ${seconds(highest)}`));
 }
 
 /** Where an epoch's time went, as parts of one bar. */

@@ -51,7 +51,7 @@ export function show(one, place, again) {
     h("dl.facts.wide", null, lagFacts(one), walFact(one), transactionFact(one),
       fact("driver", one.running ? "runs" : one.running === null ? "unknown" : "does not run", one.generation ? `generation ${count(one.generation)}` : null),
       fact("position", one.position?.lsn ?? "–", one.position ? `timeline ${one.position.timeline}` : null, "every commit up to it is in the lake")),
-    h("div.line", null, h("span.muted", null, "commit to visible "), sparkline(one.latency.map((point) => point[1]), "from commit to visible", { width: 320, height: 36 }), timeline(one.latencies)),
+    h("div.line", null, h("span.muted", null, "commit to visible: newest epochs"), sparkline(one.latency.map((point) => point[1]), "from commit to visible", { width: 320, height: 36 }), timeline(one.latencies)),
     loads(one),
     sensors(one),
     tables(one, again),

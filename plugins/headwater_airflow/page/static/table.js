@@ -88,7 +88,7 @@ function files(found) {
 function history(one, again) {
   return h("section", null, h("h2", null, "What was applied"),
     one.latency.length > 1 ? h("div.line", null, h("span.muted", null, "commit to visible "), sparkline(one.latency, "from commit to visible", { width: 320, height: 36 })) : null,
-    h("p.line", null, h("span.muted", null, "paths in view: "), Object.keys(one.paths).length ? Object.entries(one.paths).map(([path, number]) => [h("code", null, path), ` ${count(number)} × `]) : "none"),
+    h("p.line", null, h("span.muted", null, "paths in view: "), Object.keys(one.paths).length ? Object.entries(one.paths).map(([path, number], index) => [index ? ", " : "", `${count(number)} × `, h("code", null, path)]) : "none"),
     sortable(`history:${one.table}`, [
       { name: "epoch", number: true, value: (e) => e.epoch, show: (e) => count(e.epoch) },
       { name: "published", value: (e) => e.applied_at, show: (e) => ago(e.applied_at, one.at) },
