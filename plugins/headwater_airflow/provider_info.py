@@ -23,6 +23,14 @@ def get_provider_info() -> dict[str, Any]:
         "triggers": modules(
             "triggers.first_look", "triggers.freshness", "triggers.lateness", "triggers.moments", "triggers.movement"
         ),
-        "hooks": modules("hooks.source"),
+        "hooks": modules("hooks.connection", "hooks.source"),
+        "connection-types": [
+            {
+                "connection-type": "headwater",
+                "hook-class-name": "headwater_airflow.hooks.connection.SourceHook",
+                "hook-name": "Headwater source (PostgreSQL)",
+            }
+        ],
+        "extra-links": ["headwater_airflow.operators.links.PipelinePageLink"],
         # No "plugins": the entry point `airflow.plugins` registers ours, and Airflow reports a second one as an error.
     }

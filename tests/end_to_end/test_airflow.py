@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import pytest
 from deltalake import DeltaTable
@@ -139,7 +139,8 @@ def demo(metrics: Metrics, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     (dags / "unmanned.py").write_text(UNMANNED)
     (dags / "by_the_clock.py").write_text(BY_THE_CLOCK)
     (dags / "on_request.py").write_text(ON_REQUEST)
-    with demo_environment(dags=dags, environ=metrics.environ) as running:
+    environ = {**metrics.environ, "AIRFLOW__CORE__TEST_CONNECTION": "Enabled"}
+    with demo_environment(dags=dags, environ=environ) as running:
         yield running
 
 
@@ -177,6 +178,29 @@ def newest_epoch(demo: Demo) -> int:
 
 def test_airflow_reports_no_import_error_of_dags_or_plugins(demo: Demo, story: Story) -> None:
     until(lambda: not demo.airflow.client.import_errors(), "no import errors")
+
+
+def test_a_connection_to_the_source_is_tested_by_airflows_button(demo: Demo, story: Story) -> None:
+    def tested(password: str) -> tuple[bool, str]:
+        body = {
+            "connection_id": "shop_db",
+            "conn_type": "headwater",
+            "host": "127.0.0.1",
+            "port": demo.server.port,
+            "schema": "shop",
+            "login": "headwater",
+            "password": password,
+        }
+        answer = demo.airflow.client.call("POST", "connections/test", body)
+        return answer["status"], answer["message"]
+
+    works, said = tested(unquote(demo.source.split(":")[2].split("@")[0]))
+    assert works, said
+    assert "database shop, as headwater" in said
+    works, said = tested("another-one")
+    assert not works
+    assert "password" in said
+    assert "another-one" not in said
 
 
 def test_a_downstream_job_sees_what_was_committed_before_it_began_and_computes_what_the_source_held_at_its_cut(
@@ -385,6 +409,18 @@ def test_the_ui_leads_from_all_pipelines_to_one_and_its_tables(demo: Demo, pages
     place = "/plugin/headwater/headwater/pipelines/shop/tables/public.orders"
     pages.wait(lambda: pages.driver.current_url.endswith(place), "the address in the surrounding UI")
     assert pages.errors() == []
+
+
+def test_a_task_that_runs_leads_to_the_page_of_its_pipeline(demo: Demo, pages: Browser) -> None:
+    client = demo.airflow.client
+    until(lambda: drivers(demo, "replicate"), "a slice runs")
+    run = next(run["dag_run_id"] for run in client.runs(REPLICATE) if run["state"] == "running")
+    place = f"dags/{REPLICATE}/dagRuns/{quote(run, safe='')}/taskInstances/replicate/links"
+    until(lambda: client.call("GET", place)["extra_links"]["Pipeline"], "the running task's link")
+    pages.open(client.call("GET", place)["extra_links"]["Pipeline"])
+    pages.into_frame("iframe[title=Headwater]")
+    shows(pages, "Stages", "Newest epochs")
+    pages.out_of_frame()
 
 
 def test_a_page_is_light_or_dark_as_the_ui_around_it(demo: Demo, pages: Browser) -> None:

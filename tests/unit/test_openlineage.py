@@ -171,7 +171,7 @@ spark.SparkSubmission.submit = submit
 both = {"openlineage_inject_parent_job_info": True, "openlineage_inject_transport_info": True}
 run = SimpleNamespace(logical_date=datetime.now(UTC), run_after=None, clear_number=0, conf={})
 task = SimpleNamespace(dag_id="shop.load", task_id="load", map_index=-1, try_number=1)
-task.get_template_context = lambda: {"dag_run": run}
+task.get_template_context, task.xcom_push = lambda: {"dag_run": run}, lambda **xcom: None
 spark.LoadOperator(task_id="load", pipeline=sys.argv[1], **both).execute({"ti": task})
 """
     key = "a-key-not-to-be-seen"

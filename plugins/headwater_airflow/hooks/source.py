@@ -2,7 +2,8 @@
 
 A pipeline file may say `connection: "airflow: <conn_id>"`. The engine knows no Airflow, so whoever starts it
 resolves the connection where it runs (worker or triggerer) and hands over a libpq URI; nothing of it goes into
-arguments, templates or a trigger's stored state. Not a subclass of BaseHook: there is nothing to connect here.
+arguments, templates or a trigger's stored state. There is nothing to connect here; the hook that tests a connection is
+`headwater_airflow.hooks.connection`.
 """
 
 from __future__ import annotations

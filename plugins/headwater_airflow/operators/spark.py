@@ -28,6 +28,7 @@ from airflow.sdk.exceptions import (
 
 from headwater.errors import EXIT_DIFFERENCES, EXIT_REFUSED, EXIT_SUSPENDED, Refused
 from headwater_airflow import lineage
+from headwater_airflow.operators.links import PipelinePageLink
 from headwater_airflow.operators.submission import SparkSubmission, submission_environment
 from headwater_airflow.operators.watch import stop_when_paused
 
@@ -53,6 +54,7 @@ class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the 
     _hook: SparkSubmission | None
 
     template_fields: Sequence[str] = (*SparkSubmitOperator.template_fields, "pipeline")
+    operator_extra_links = (PipelinePageLink(),)
 
     def __init__(self, *, pipeline: str, application: str, **arguments: Any) -> None:
         super().__init__(application=application, durable=False, **arguments)
@@ -63,6 +65,7 @@ class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the 
     def execute(self, context: Context) -> dict[str, Any] | None:
         self._hook = None
         try:
+            self._link(context)
             super().execute(context)
         except Refused as refused:
             raise AirflowFailException(str(refused)) from None
@@ -75,6 +78,11 @@ class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the 
     def on_kill(self) -> None:
         if self._hook is not None:
             self._hook.on_kill()
+
+    def pipeline_name(self) -> str:
+        from headwater.config import load_pipeline
+
+        return load_pipeline(self.pipeline).name
 
     def environment(self) -> dict[str, str]:
         """What the driver gets beside the task's own environment (from which `${VAR}` in the file is taken)."""
@@ -102,6 +110,11 @@ class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage | None:
         """The same when it has ended, in whatever way: tables that came with it are known by then."""
         return self.get_openlineage_facets_on_start()
+
+    def _link(self, context: Context) -> None:
+        # By itself Airflow shows links of what has ended, and a slice runs for long.
+        for link in self.operator_extra_links:
+            context["ti"].xcom_push(key=link.xcom_key, value=link.get_link(self))
 
     def _ended(self, submission: SparkSubmission, context: Context) -> dict[str, Any] | None:
         status, result = submission.exit_status, submission.result
@@ -398,6 +411,9 @@ class SparkOnCutOperator(HeadwaterSparkOperator):
         with cut_file(self.cut) as file:
             self.application_args = [file, *(self.application_args or ())]
             return super().execute(context)
+
+    def pipeline_name(self) -> str:
+        return str(self.cut["pipeline"])
 
     def get_openlineage_facets_on_start(self) -> OperatorLineage:
         return lineage.read_cut(self.cut)
