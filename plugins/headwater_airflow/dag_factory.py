@@ -36,6 +36,8 @@ from headwater_airflow.timetable import OverlappingSlices
 
 log = logging.getLogger(__name__)
 _GLOB = frozenset("*?[")
+_SHOWN = 50
+"""Of a pipeline's lines of tables so many are in its DAGs' documentation."""
 
 
 def headwater_dags(
@@ -99,6 +101,7 @@ def _dags(
     validate_id = f"{pipeline.name}.validate"
     common: dict[str, Any] = {"catchup": False, "tags": list(tags)}
     overlap = min(warm_up_seconds, slice_seconds / 2)
+    about = _about(pipeline)
     with DAG(
         load_id,
         description=f"Loads what is not loaded yet of the pipeline {pipeline.name}",
@@ -106,7 +109,7 @@ def _dags(
         max_active_runs=1,
         is_paused_upon_creation=False,  # without a schedule it runs only when asked to
         default_args={"retries": 3, "retry_delay": timedelta(seconds=20), **default_args},
-        doc_md=_LOAD_DOC.format(file=pipeline.file, replicate=replicate_id),
+        doc_md=_LOAD_DOC.format(file=pipeline.file, replicate=replicate_id) + about,
         **common,
     ) as load:
         loading = LoadOperator(task_id="load", **arguments)
@@ -136,7 +139,7 @@ def _dags(
             "max_retry_delay": timedelta(minutes=5),
             **default_args,
         },
-        doc_md=_REPLICATE_DOC.format(file=pipeline.file, seconds=slice_seconds),
+        doc_md=_REPLICATE_DOC.format(file=pipeline.file, seconds=slice_seconds) + about,
         **common,
     ) as replicate:
         ReplicateOperator(
@@ -154,7 +157,7 @@ def _dags(
         start_date=datetime(2024, 1, 1, tzinfo=UTC),
         is_paused_upon_creation=True,  # there is nothing to maintain before the first load
         default_args={"retries": 2, "retry_delay": timedelta(minutes=5), **default_args},
-        doc_md=_MAINTAIN_DOC.format(file=pipeline.file, replicate=replicate_id),
+        doc_md=_MAINTAIN_DOC.format(file=pipeline.file, replicate=replicate_id) + about,
         **common,
     ) as maintain:
         MaintainOperator(task_id="maintain", **arguments)
@@ -188,7 +191,7 @@ def _dags(
             ),
         },
         default_args={"retries": 2, "retry_delay": timedelta(seconds=30), **default_args},
-        doc_md=_RELOAD_DOC.format(file=pipeline.file, replicate=replicate_id),
+        doc_md=_RELOAD_DOC.format(file=pipeline.file, replicate=replicate_id) + about,
         **common,
     ) as reload:
         chosen = {name: f"{{{{ params.{name} }}}}" for name in ("table", "partitions", "where", "changed")}
@@ -201,11 +204,19 @@ def _dags(
         start_date=datetime(2024, 1, 1, tzinfo=UTC),
         is_paused_upon_creation=validate_schedule is not None,  # without a schedule it runs only when asked to
         default_args={"retries": 2, "retry_delay": timedelta(minutes=1), **default_args},
-        doc_md=_VALIDATE_DOC.format(file=pipeline.file),
+        doc_md=_VALIDATE_DOC.format(file=pipeline.file) + about,
         **common,
     ) as validate:
         ValidateOperator(task_id="validate", incremental=validate_incremental, **arguments)
     return {load_id: load, replicate_id: replicate, reload_id: reload, validate_id: validate, maintain_id: maintain}
+
+
+def _about(pipeline: Pipeline) -> str:
+    """What the file says, as the end of each DAG's documentation; nothing of the source's connection."""
+    shown = [f"- `{entry.name}`" for entry in pipeline.tables[:_SHOWN]]
+    if len(pipeline.tables) > _SHOWN:
+        shown.append(f"- and {len(pipeline.tables) - _SHOWN} more lines of the file")
+    return "\n\n".join(["", f"Lake: `{pipeline.lake.root}`. Tables:", "\n".join(shown)])
 
 
 _LOAD_DOC = """Loads the tables of `{file}` that are not loaded yet, while `{replicate}` goes on with the others. The

@@ -208,6 +208,17 @@ def test_of_two_files_with_the_same_pipeline_name_the_second_is_faulty(tmp_path:
         report_faults(tmp_path / "*.yaml")
 
 
+def test_the_documentation_of_a_dag_names_lake_and_tables_of_the_file(tmp_path: Path) -> None:
+    file = write_pipeline(tmp_path, "shop")
+    for dag in headwater_dags(file).values():
+        assert f"Lake: `file://{tmp_path}/lake`" in str(dag.doc_md)
+        assert "- `public.a`" in str(dag.doc_md)
+    more = "".join(f", public.t{number}" for number in range(60))
+    file.write_text(file.read_text().replace("[public.a]", f"[public.a{more}]"))
+    doc = str(headwater_dags(file)["shop.load"].doc_md)
+    assert "- `public.t48`\n- and 11 more lines of the file" in doc
+
+
 def test_a_stored_dag_holds_no_secret(tmp_path: Path) -> None:
     for dag in headwater_dags(write_pipeline(tmp_path, "shop")).values():
         assert PASSWORD not in serialized(dag)
