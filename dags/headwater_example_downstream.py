@@ -1,6 +1,6 @@
 """Example: a job that waits until the lake is fresh enough for it, and reads all tables at one consistent cut.
 
-$HEADWATER_EXAMPLE_PIPELINE is the pipeline's file (default: shop.yaml in $HEADWATER_PIPELINES), with the tables
+$HEADWATER_EXAMPLE_PIPELINE is the pipeline's file (default: shop.yaml in the pipelines' folder), with the tables
 customers, orders and order_lines of `headwater demo`; $HEADWATER_EXAMPLE_OUTPUT is where the result goes.
 """
 
@@ -11,12 +11,11 @@ from datetime import timedelta
 
 from airflow.sdk import DAG
 
+from headwater_airflow.configuration import pipelines_folder
 from headwater_airflow.operators.spark import SparkOnCutOperator, entry_script
 from headwater_airflow.sensors.freshness import FreshnessSensor
 
-pipeline = os.environ.get("HEADWATER_EXAMPLE_PIPELINE") or os.path.join(
-    os.environ.get("HEADWATER_PIPELINES", ""), "shop.yaml"
-)
+pipeline = os.environ.get("HEADWATER_EXAMPLE_PIPELINE") or os.path.join(pipelines_folder() or "", "shop.yaml")
 
 if os.path.exists(pipeline):
     with DAG(

@@ -1,6 +1,6 @@
 """Example: a DAG that runs when the table orders has moved, on the cut that the event carries. Paused at first.
 
-$HEADWATER_EXAMPLE_PIPELINE is the pipeline's file (default: shop.yaml in $HEADWATER_PIPELINES).
+$HEADWATER_EXAMPLE_PIPELINE is the pipeline's file (default: shop.yaml in the pipelines' folder).
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from typing import Any
 from airflow.sdk import DAG, task
 
 from headwater_airflow.assets import cut_of, moved
+from headwater_airflow.configuration import pipelines_folder
 
-pipeline = os.environ.get("HEADWATER_EXAMPLE_PIPELINE") or os.path.join(
-    os.environ.get("HEADWATER_PIPELINES", ""), "shop.yaml"
-)
+pipeline = os.environ.get("HEADWATER_EXAMPLE_PIPELINE") or os.path.join(pipelines_folder() or "", "shop.yaml")
 
 if os.path.exists(pipeline):
     with DAG(

@@ -7,6 +7,16 @@ from typing import Any
 _INTEGRATION = "Headwater"
 
 
+def _option(description: str, kind: str, default: str, example: str | None = None) -> dict[str, Any]:
+    return {
+        "description": description,
+        "version_added": "0.1.0",
+        "type": kind,
+        "example": example,
+        "default": default,
+    }
+
+
 def get_provider_info() -> dict[str, Any]:
     def modules(*names: str) -> list[dict[str, Any]]:
         return [
@@ -31,6 +41,25 @@ def get_provider_info() -> dict[str, Any]:
                 "hook-name": "Headwater source (PostgreSQL)",
             }
         ],
+        "config": {
+            "headwater": {
+                "description": "Where Headwater's pipelines are, for its DAG files and pages.",
+                "options": {
+                    "pipelines": _option(
+                        "Folder of pipeline files; the environment's HEADWATER_PIPELINES goes before it.",
+                        "string",
+                        example="/etc/headwater",
+                        default="",
+                    ),
+                    "slice_seconds": _option("How long one run of a pipeline's `.replicate` lasts.", "float", "600"),
+                    "warm_up_seconds": _option(
+                        "How long before its end the next run begins; at most half a slice; 0: not before.",
+                        "float",
+                        "60",
+                    ),
+                },
+            }
+        },
         "extra-links": ["headwater_airflow.operators.links.PipelinePageLink"],
         # No "plugins": the entry point `airflow.plugins` registers ours, and Airflow reports a second one as an error.
     }

@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -262,6 +263,24 @@ def test_airflow_parses_plugin_and_dags_without_any_engine(tmp_path: Path) -> No
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "shop.load" in done.stdout
+
+
+def test_airflows_configuration_names_the_folder_of_pipelines_unless_the_environment_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headwater_airflow.page.watches import Watches
+
+    write_pipeline(tmp_path, "shop")
+    monkeypatch.delenv("HEADWATER_PIPELINES", raising=False)
+    assert Watches().folder is None
+    monkeypatch.setenv("AIRFLOW__HEADWATER__PIPELINES", str(tmp_path))
+    monkeypatch.setenv("AIRFLOW__HEADWATER__SLICE_SECONDS", "90")
+    found = runpy.run_path(str(ROOT / "dags" / "headwater_pipelines.py"))
+    arguments = _arguments(found["shop.replicate"])
+    assert arguments[arguments.index("--max-seconds") + 1] == "90"
+    assert Watches().folder == str(tmp_path)
+    monkeypatch.setenv("HEADWATER_PIPELINES", "/elsewhere")
+    assert Watches().folder == "/elsewhere"
 
 
 def test_a_checkout_alone_is_enough_for_the_plugins_folder(tmp_path: Path) -> None:

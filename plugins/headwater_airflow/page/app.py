@@ -22,8 +22,9 @@ from starlette.staticfiles import StaticFiles
 
 from headwater.errors import HeadwaterError
 from headwater.jobs import metrics
+from headwater_airflow.configuration import PIPELINES
 from headwater_airflow.page.access import may_see_faults, visible_pipelines
-from headwater_airflow.page.watches import GATHER_SECONDS, SETTING, Watches
+from headwater_airflow.page.watches import GATHER_SECONDS, Watches
 
 if TYPE_CHECKING:
     from headwater.jobs.overview import PipelineWatch
@@ -80,7 +81,7 @@ def create_app(watches: Watches | None = None) -> FastAPI:
                 "pipelines": shown,
                 "faults": [_fault(error) for error in known.faults()] if trusted else [],
                 "folder": known.folder if trusted else None,
-                "setting": SETTING if known.folder is None else None,
+                "setting": PIPELINES if known.folder is None else None,
             }
         )
 

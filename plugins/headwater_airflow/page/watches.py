@@ -1,4 +1,4 @@
-"""The pipelines of the folder $HEADWATER_PIPELINES as the pages see them, each watched by one `PipelineWatch`.
+"""The pipelines of `[headwater] pipelines` as the pages see them, each watched by one `PipelineWatch`.
 
 The same setting as the example DAGs have (`dags/headwater_pipelines.py`). A file that changes is read again; a faulty
 one is reported and leaves the others. Gathering runs in a few threads of its own: a lake that does not answer keeps
@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 from headwater.config import Pipeline
 from headwater.errors import HeadwaterError, Transient
 from headwater.secrets_filter import Scrubber
+from headwater_airflow.configuration import pipelines_folder
 from headwater_airflow.pipeline_files import read_pipelines
 
 if TYPE_CHECKING:
     from headwater.jobs.overview import PipelineWatch
 
-SETTING = "HEADWATER_PIPELINES"
 GATHER_SECONDS = 0.6
 """How long a page waits for the pipelines that have to be gathered anew; the others come with its next refresh."""
 _FILES_SECONDS = 1.0
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 class Watches:
     """All pipelines of the folder. From any thread."""
 
-    def __init__(self, folder: Callable[[], str | None] = lambda: os.environ.get(SETTING)) -> None:
+    def __init__(self, folder: Callable[[], str | None] = pipelines_folder) -> None:
         self._folder = folder
         self.scrubber = Scrubber()
         """Knows the passwords of all connections that were used."""
