@@ -58,7 +58,10 @@ class Following:
     def begin(self, position: int) -> None:
         """Before the first batch: what earlier drivers have kept is kept on, what jobs ask for is begun."""
         for record in list(self._registry.tables.values()):
+            known = self._tables.records.get(record.name)
             self._tables.see(record)
+            if known is not None and known.phase != record.phase:
+                self._tables.state_changed(record.name)
             if record.state == "loading" or (record.state == "catching up" and self._answered(load_name(record))):
                 self._tables.adopt(record)
                 self._tables.keeper.begin(load_name(record), record.name, holds_back=True)
