@@ -24,11 +24,12 @@ for ever."""
 
 
 class Lookout:
-    """For one wait. `source`: the last answer; `outage`: why the last question had none."""
+    """For one wait. `source`: the last answer; `outage`: why the last question had none. `lake`: a reader that somebody
+    has used before."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline, lake: LakeReader | None = None) -> None:
         self._pipeline = pipeline
-        self.lake = self._new_reader()
+        self.lake = lake or self._new_reader()
         self.source: SourceState | None = None
         self.outage = ""
         self._seen: Look | None = None

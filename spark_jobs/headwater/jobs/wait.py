@@ -39,6 +39,7 @@ from headwater.lake.freshness import (
     Target,
     Verdict,
 )
+from headwater.lake.kept_readers import borrowed
 from headwater.lake.position_file import PositionFile
 from headwater.lake.wait_log import Waited, record
 from headwater.names import TableName
@@ -441,25 +442,29 @@ def wait(
     """The command `headwater wait`: blocks until the wait has ended, at most about `timeout` seconds. While it waits it
     says why, in the log."""
     requirement = freshness.parse_requirement(require)
-    waiter = Waiter(
-        pipeline,
-        requirement,
-        timeout=timeout,
-        keep=pipeline.lake.keep_cuts,
-        owner=_process(),
-        tables=tables,
-        ignore_suspended=ignore_suspended,
-        give_up_early=give_up_early,
-        validated=validated,
-        partitions=partitions,
-        asker=Asker(f"wait on {socket.gethostname()}", str(requirement)),
-    )
-    next_word = time.monotonic() + _FIRST_WORD_SECONDS
-    while (result := waiter.look()) is None:
-        if time.monotonic() >= next_word:
-            next_word = time.monotonic() + _WORD_SECONDS
-            log.info("pipeline %s, %s", pipeline.name, waiter.progress)
-        time.sleep(LOOK_SECONDS)
+    with borrowed(pipeline.lake_path(), pipeline.name) as lake:
+        lookout = Lookout(pipeline, lake)
+        waiter = Waiter(
+            pipeline,
+            requirement,
+            timeout=timeout,
+            keep=pipeline.lake.keep_cuts,
+            owner=_process(),
+            tables=tables,
+            ignore_suspended=ignore_suspended,
+            give_up_early=give_up_early,
+            validated=validated,
+            partitions=partitions,
+            lookout=lookout,
+            asker=Asker(f"wait on {socket.gethostname()}", str(requirement)),
+        )
+        next_word = time.monotonic() + _FIRST_WORD_SECONDS
+        while (result := waiter.look()) is None:
+            if time.monotonic() >= next_word:
+                next_word = time.monotonic() + _WORD_SECONDS
+                log.info("pipeline %s, %s", pipeline.name, waiter.progress)
+            time.sleep(LOOK_SECONDS)
+            lookout.refresh()
     return result
 
 

@@ -162,7 +162,7 @@ class Ledger:
                 self._table.update_incremental()
                 self._refuse_if_fenced(self._table)
         self._first_of_generation = False
-        self.newest = _epoch_of(row, all_tables)
+        self.newest = epoch_of(row, all_tables)
         return self.newest
 
     def check_fence(self) -> None:
@@ -214,8 +214,8 @@ def read_all(root: str) -> list[Epoch]:
     epochs: list[Epoch] = []
     tables: dict[str, TableVersion] = {}
     for row in rows:
-        tables = {**({} if row["complete"] else tables), **_tables_of(row)}
-        epochs.append(_epoch_of(row, dict(tables)))
+        tables = {**({} if row["complete"] else tables), **tables_of(row)}
+        epochs.append(epoch_of(row, dict(tables)))
     return epochs
 
 
@@ -287,7 +287,7 @@ def _newest_epoch(table: DeltaTable) -> Epoch | None:
 
 def _touched(table: DeltaTable, after: int) -> set[str]:
     rows = select(table, f"kind = 'epoch' and epoch > {after}")
-    return {name for row in rows for name, version in _tables_of(row).items() if version.touched}
+    return {name for row in rows for name, version in tables_of(row).items() if version.touched}
 
 
 def _epoch_at(table: DeltaTable, epoch: int) -> Epoch | None:
@@ -297,15 +297,15 @@ def _epoch_at(table: DeltaTable, epoch: int) -> Epoch | None:
         return None
     tables: dict[str, TableVersion] = {}
     for row in rows:
-        tables = {**({} if row["complete"] else tables), **_tables_of(row)}
-    return _epoch_of(rows[-1], tables)
+        tables = {**({} if row["complete"] else tables), **tables_of(row)}
+    return epoch_of(rows[-1], tables)
 
 
-def _tables_of(row: dict[str, Any]) -> dict[str, TableVersion]:
+def tables_of(row: dict[str, Any]) -> dict[str, TableVersion]:
     return {name: TableVersion(**value) for name, value in (row["tables"] or {}).items()}
 
 
-def _epoch_of(row: dict[str, Any], tables: Mapping[str, TableVersion]) -> Epoch:
+def epoch_of(row: dict[str, Any], tables: Mapping[str, TableVersion]) -> Epoch:
     return Epoch(
         epoch=row["epoch"],
         generation=row["generation"],

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from headwater.errors import LostLease, Refused
 from headwater.lake.commits import DeltaTable, LostRace, append_once, create_table, open_table, replace_once, select
-from headwater.lake.paths import registry_path
+from headwater.lake.paths import log_entry, registry_path
 from headwater.lake.reload_records import Keeping, Reload, is_past
 from headwater.schema import Leaf, TableSchema
 
@@ -163,8 +163,8 @@ class Registry:
     The mappings are the same objects for good: who holds one sees what a refresh has brought.
     """
 
-    def __init__(self, table: DeltaTable, pipeline: str) -> None:
-        self._table = table
+    def __init__(self, table: DeltaTable, folder: str, pipeline: str) -> None:
+        self._table, self._folder = table, folder
         self._pipeline = pipeline
         # Tables are applied in parallel, and each may have something to say about its state.
         self._lock = threading.RLock()
@@ -187,11 +187,16 @@ class Registry:
     def open(cls, root: str, pipeline: str) -> Registry | None:
         """The registry under `root`, None when nothing was ever loaded there; Refused if it is not ours."""
         table = open_table(registry_path(root))
-        return cls(table, pipeline) if table is not None else None
+        return cls(table, registry_path(root), pipeline) if table is not None else None
 
     @classmethod
     def create(cls, root: str, pipeline: str) -> Registry:
-        return cls(create_table(registry_path(root), _SCHEMA), pipeline)
+        return cls(create_table(registry_path(root), _SCHEMA), registry_path(root), pipeline)
+
+    @property
+    def log_entry(self) -> str:
+        """The file of the registry's log that made the version that was read last."""
+        return log_entry(self._folder, self._table.version())
 
     def refresh(self) -> None:
         with self._lock:

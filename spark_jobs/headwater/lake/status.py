@@ -1,12 +1,14 @@
 """What pollers read of a lake: position file, registry and ledger, without Spark and without the source.
 
-One `LakeReader` per waiting process: it reads the position file at each look, and registry and ledger only when
-their Delta version has moved. A position file with a lower (generation, read position) than one already seen is a
-late writer's and is ignored. Arrow and delta-rs are imported on first use: Airflow parses what imports this.
+One `LakeReader` per waiting process, or for one wait after the other (`kept_readers`): it reads the position file at
+each look, and registry and ledger only when their Delta version has moved. A position file with a lower (generation,
+read position) than one already seen is a late writer's and is ignored. Arrow and delta-rs are imported on first use:
+Airflow parses what imports this.
 """
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -14,11 +16,15 @@ from headwater.errors import Refused, Transient
 from headwater.lake.freshness import IN_STEP, Look, TableState
 from headwater.lake.paths import position_file_path
 from headwater.lake.position_file import PositionFile, read_position_file
-from headwater.position import format_lsn
+from headwater.position import Position, format_lsn
 
 if TYPE_CHECKING:
+    from headwater.lake.followed_ledger import FollowedLedger
     from headwater.lake.ledger import Epoch
     from headwater.lake.registry import Registry, TableRecord
+
+_SETTLED_SECONDS = 1.0
+"""A registry that was written so shortly before it was opened may be another one than the one that is looked at."""
 
 
 class LakeReader:
@@ -30,6 +36,17 @@ class LakeReader:
         self._registry: Registry | None = None
         self._file: PositionFile | None = None
         self._epoch: Epoch | None = None
+        self._ledger: FollowedLedger | None = None
+        self._opened_at = 0.0
+        self._anchor: tuple[str, float, int] | None = None
+
+    def begin_again(self, age: float) -> bool:
+        """Be a new reader, but for what was read of registry and ledger. False when that cannot be gone on with: it is
+        older than `age` seconds, or the lake is not known to be the same one."""
+        if self._anchor is None or time.monotonic() - self._opened_at > age or _stamp(self._anchor[0]) != self._anchor:
+            return False
+        self._file = None  # of a new reader no position is the newest yet
+        return True
 
     def look(self) -> Look:
         """One look: cheap enough for every 50 ms. Refused when the root belongs to another pipeline."""
@@ -65,17 +82,28 @@ class LakeReader:
         from headwater.lake.registry import Registry
 
         if self._registry is None:
+            began = time.time()
             self._registry = Registry.open(self._root, self._pipeline)
+            if self._registry is not None:
+                self._opened_at = time.monotonic()
+                anchor = _stamp(self._registry.log_entry)
+                self._anchor = anchor if anchor is not None and anchor[1] < began - _SETTLED_SECONDS else None
         else:
             self._registry.refresh()
         return self._registry
 
     def epoch(self, number: int) -> Epoch:
         """Epoch `number` with all its tables; Transient when the ledger has no such row."""
+        from headwater.lake.followed_ledger import FollowedLedger
         from headwater.lake.ledger import read_epoch
 
-        if self._epoch is None or self._epoch.epoch != number:
-            found = read_epoch(self._root, number)
+        if self._epoch is None or not self._is(self._epoch, number):
+            if self._ledger is None:
+                self._ledger = FollowedLedger(self._root)
+            found = self._ledger.epoch(number)
+            if found is None or not self._is(found, number):
+                self._ledger = None
+                found = read_epoch(self._root, number)
             if found is None:
                 raise Transient(
                     f"the ledger has no row of epoch {number}, which the position file names",
@@ -84,6 +112,12 @@ class LakeReader:
                 )
             self._epoch = found
         return self._epoch
+
+    def _is(self, epoch: Epoch, number: int) -> bool:
+        """Whether `epoch` is the one that is asked for, and the same that the position file names."""
+        file = self._file
+        same = file is None or file.epoch != number or (file.generation, file.position) == _identity(epoch)
+        return epoch.epoch == number and same
 
     def first_sample(self, moment: datetime) -> tuple[datetime, int] | None:
         """The driver's sample with the lowest LSN among those at or after `moment`, from all that the ledger has."""
@@ -108,6 +142,21 @@ class LakeReader:
             written_at="",
             samples=sample,
         )
+
+
+def _identity(epoch: Epoch) -> tuple[int, Position]:
+    return epoch.generation, epoch.position
+
+
+def _stamp(file: str) -> tuple[str, float, int] | None:
+    """What tells a file from another one of its name; None when there is none."""
+    from headwater.lake import storage
+
+    try:
+        found = storage.info(file)
+    except FileNotFoundError:
+        return None
+    return file, found.modified, found.size
 
 
 def _rank(file: PositionFile) -> tuple[int, int]:
