@@ -47,7 +47,8 @@ class NextRow:
             for name, version in versions.items():
                 for known in (self._versions, self._to_come):
                     if name in known and known[name].applied_lsn == version.applied_lsn:
-                        known[name] = version
+                        # What was applied, and no row says yet, is still to be said.
+                        known[name] = replace(known[name], version=version.version)
 
     def to_come(self, versions: Mapping[str, TableVersion]) -> None:
         """What was done beside the batches: the first row at or above their applied positions has these versions."""
