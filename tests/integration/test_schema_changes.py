@@ -263,12 +263,12 @@ NOT_FOLLOWED = {
     "clustered": Case(
         ("alter table {} rename n to m", "update {} set note = 'x' where id = 5"),
         entry={"cluster_by": ["n"]},
-        reason="the lake is clustered by n",
+        reason="cluster_by names n, which the table does not have",
     ),
     "without": Case(
         ("alter table {} drop n", "update {} set note = 'x' where id = 5"),
         entry={"cluster_by": ["n"]},
-        reason="n of its cluster_by was dropped",
+        reason="cluster_by names n, which the table does not have",
     ),
     "odd": Case(('alter table {} add "a b" int', *_moved()), reason="needs column mapping"),
     "by_case": Case(('alter table {} add "NOTE" int', *_moved()), reason="differ only by case"),
