@@ -1,6 +1,8 @@
 """Bulk load against re-encoding the same rows Delta to Delta, in one session. Rows by HEADWATER_BENCH_ROWS.
 
-A table of 400,000 rows goes first, loaded and re-encoded: both ways are timed warm.
+A table of 400,000 rows goes first, loaded and re-encoded: both ways are timed warm. HEADWATER_BENCH_PARTITION_BY:
+`day`, whose twenty values follow each other as the rows do, or `category`, whose fifty lie all over; the reference is
+partitioned alike.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from headwater.names import TableName
 from headwater.session import build_session
 
 ROWS = int(os.environ.get("HEADWATER_BENCH_ROWS", "2000000"))
+PARTITION_BY = os.environ.get("HEADWATER_BENCH_PARTITION_BY", "").split()
 
 
 def main() -> None:
@@ -25,14 +28,16 @@ def main() -> None:
         folder = Path(scratch)
         with source.connect("postgres") as connection:
             for table, rows in (("wide", ROWS), ("warm", 400_000)):
+                day = f"g * 20 / ({rows} + 1)" if "day" in PARTITION_BY else "g % 1000"
                 connection.execute(
                     f"create table {table} as select g as id, (g % 1000)::int as a, 'note ' || g as note, "
                     "(g * 1.25)::numeric(12,2) as amount, now() - g * interval '1 second' as at, date '2020-01-01' + "
-                    "(g % 1000)::int as day, g % 2 = 0 as flag, g * 0.5::float8 as ratio, md5(g::text)::uuid as tag, "
+                    f"({day})::int as day, g % 2 = 0 as flag, g * 0.5::float8 as ratio, md5(g::text)::uuid as tag, "
                     f"'category ' || g % 50 as category from generate_series(1, {rows}::bigint) g"
                 )
                 connection.execute(f"alter table {table} add primary key (id)")
-        wanted = pipeline(folder, source, "public.wide", "public.warm")
+        options = {"partition_by": PARTITION_BY} if PARTITION_BY else {}
+        wanted = pipeline(folder, source, *({"name": f"public.{table}", **options} for table in ("wide", "warm")))
         spark = build_session()
         load(wanted, [TableName("public", "warm")])
         _reencode(spark, folder, "warm")
@@ -46,6 +51,8 @@ def main() -> None:
             "bulk load",
             rows=result["rows"],
             columns=10,
+            partition_by=PARTITION_BY,
+            files=len(list((folder / "lake" / "public" / "wide").rglob("*.parquet"))),
             load_seconds=round(seconds, 2),
             copy_and_commit_seconds=result["seconds"],
             rows_per_second=round(ROWS / seconds),
@@ -57,7 +64,7 @@ def main() -> None:
 
 def _reencode(spark: SparkSession, folder: Path, table: str) -> None:
     frame = spark.read.format("delta").load(str(folder / "lake" / "public" / table))
-    frame.write.format("delta").save(str(folder / "again" / table))
+    frame.write.format("delta").partitionBy(*PARTITION_BY).save(str(folder / "again" / table))
 
 
 if __name__ == "__main__":

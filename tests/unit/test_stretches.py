@@ -7,6 +7,7 @@ from dataclasses import replace
 from headwater.jobs.stretches import Stretch, cut_stretches, like, units_together
 from headwater.jobs.units import PAGES_PER_UNIT, Extent, UnitReader
 from headwater.lake.delta_log import DataFile
+from headwater.lake.layout import PLAIN, Layout
 from headwater.lake.stretch_notes import StretchNote
 from headwater.position import Position
 from headwater.schema import Column, Leaf, TableSchema, ValueType
@@ -71,14 +72,16 @@ def test_rows_are_not_those_of_another_server_history_definition_secret_or_file(
     capture = CapturePoint("1-1", VisibilitySnapshot(10, 20, frozenset()), Position("1", 1, 100), None)  # type: ignore[arg-type]
     reader = UnitReader("", "1-1", SCHEMA.with_leaves((LEAF,)), {7: Signature(5, ((1, "id", 20, -1),))}, hash_key=b"k")
     others = [
-        (reader, SCHEMA, replace(capture, position=Position("2", 1, 100))),
-        (reader, SCHEMA, replace(capture, position=Position("1", 2, 100))),
-        (replace(reader, hash_key=b"other"), SCHEMA, capture),
-        (replace(reader, signatures={7: Signature(6, ((1, "id", 20, -1),))}), SCHEMA, capture),
-        (reader, replace(SCHEMA, row_filter="id > 1"), capture),
-        (reader, replace(SCHEMA, soft_delete=True), capture),
+        (reader, SCHEMA, PLAIN, replace(capture, position=Position("2", 1, 100))),
+        (reader, SCHEMA, PLAIN, replace(capture, position=Position("1", 2, 100))),
+        (replace(reader, hash_key=b"other"), SCHEMA, PLAIN, capture),
+        (replace(reader, signatures={7: Signature(6, ((1, "id", 20, -1),))}), SCHEMA, PLAIN, capture),
+        (reader, replace(SCHEMA, row_filter="id > 1"), PLAIN, capture),
+        (reader, replace(SCHEMA, soft_delete=True), PLAIN, capture),
+        (reader, SCHEMA, Layout(("id",)), capture),
+        (reader, SCHEMA, Layout((), {"id": "col-1"}, {"id": 1}), capture),
     ]
-    found = {like(reader, SCHEMA, capture)[7], *(like(*other)[7] for other in others)}
+    found = {like(reader, SCHEMA, PLAIN, capture)[7], *(like(*other)[7] for other in others)}
     assert len(found) == 1 + len(others)
     later = replace(capture, snapshot_id="2-2")
-    assert like(replace(reader, snapshot_id="2-2"), SCHEMA, later) == like(reader, SCHEMA, capture)
+    assert like(replace(reader, snapshot_id="2-2"), SCHEMA, PLAIN, later) == like(reader, SCHEMA, PLAIN, capture)

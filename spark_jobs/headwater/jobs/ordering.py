@@ -1,5 +1,5 @@
-"""Rows of a table with `cluster_by` in the order of `headwater.lake.clustering`, by Spark: a whole table has more of
-them than a driver should hold, and each task writes its own stretch of the curve.
+"""Rows of a whole table laid out by Spark, since a driver should not hold them: in the order of
+`headwater.lake.clustering`, where each task writes its own stretch of the curve, or by partitions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import IntegerType, LongType, StructType
+from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
 from headwater.arrow_types import as_stored, lake_schema
 from headwater.jobs.executors import require_folder
@@ -63,35 +63,57 @@ class _Placed:
 
 
 def files_in_order(
-    spark: SparkSession, folder: str, schema: TableSchema, files: Sequence[DataFile], here: str
+    spark: SparkSession, folder: str, schema: TableSchema, layout: Layout, files: Sequence[DataFile], here: str
 ) -> list[DataFile]:
     """The rows of `files`, which are written below `folder` and in no commit yet, as one run of new files there.
     `here`: a folder that executors must see."""
-    paths = [file.in_folder(folder) for file in files if file.rows]
-    if not paths:
-        return list(files)
     rows, size = sum(file.rows or 0 for file in files), sum(file.size for file in files)
-    frame = spark.read.schema(struct_type(schema)).parquet(*paths)
-    written = in_order(frame, schema.cluster_by, rows, size).mapInArrow(
-        _RunWriter(folder, schema, new_run(), here), "file string"
-    )
-    return [DataFile(**json.loads(row["file"])) for row in written.collect()]
+    if not rows:
+        return list(files)
+    ordered = in_order(_rows_of(spark, folder, schema, layout, files), schema.cluster_by, rows, size)
+    return _written(ordered, _Writer(folder, schema, layout, here, new_run()))
+
+
+def files_in_partitions(
+    spark: SparkSession, folder: str, schema: TableSchema, layout: Layout, files: Sequence[DataFile], here: str
+) -> list[DataFile]:
+    """The rows of `files`, which lie unpartitioned below `folder` and are in no commit yet, as new files there, each of
+    one partition of `layout`. `here`: a folder that executors must see."""
+    size = sum(file.size for file in files)
+    # By the key as well: a partition that is larger than others is shared by several tasks, and its files have bounds.
+    by = [*map(quoted, layout.partition_by), *(quoted(name) for name in schema.key if name not in layout.partition_by)]
+    dealt = _rows_of(spark, folder, schema, layout, files).repartitionByRange(max(1, round(size / _STRETCH_BYTES)), *by)
+    return _written(dealt.sortWithinPartitions(*by), _Writer(folder, schema, layout, here))
+
+
+def _rows_of(
+    spark: SparkSession, folder: str, schema: TableSchema, layout: Layout, files: Sequence[DataFile]
+) -> DataFrame:
+    kind = struct_type(schema)
+    stored = StructType([StructField(layout.in_files(column.name), column.dataType, True) for column in kind])
+    paths = [file.in_folder(folder) for file in files if file.rows]
+    return spark.read.schema(stored).parquet(*paths).toDF(*kind.names)
+
+
+def _written(frame: DataFrame, writer: _Writer) -> list[DataFile]:
+    return [DataFile(**json.loads(row["file"])) for row in frame.mapInArrow(writer, "file string").collect()]
 
 
 @dataclass(frozen=True)
-class _RunWriter:
-    """For `mapInArrow`: rows in, the files of the run `run` that hold them out."""
+class _Writer:
+    """For `mapInArrow`: rows in, the files that hold them out. `run`: that these are of, if any."""
 
     folder: str
     schema: TableSchema
-    run: str
+    layout: Layout
     here: str
+    run: str = ""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         require_folder(self.here)
         kind = lake_schema(self.schema)
         tables = (as_stored(batch, kind) for batch in batches)
         found: list[dict[str, Any]] = [
-            asdict(written.file) for written in write_rows(self.folder, kind, tables, Layout(), self.run)
+            asdict(written.file) for written in write_rows(self.folder, kind, tables, self.layout, self.run)
         ]
         yield pa.RecordBatch.from_pydict({"file": pa.array([json.dumps(file) for file in found], pa.string())})

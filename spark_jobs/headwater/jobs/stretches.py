@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
+from itertools import chain, islice
 
 import psycopg
 import pyarrow as pa
@@ -21,6 +22,7 @@ from psycopg import sql
 from headwater.arrow_types import as_stored, lake_schema
 from headwater.jobs.executors import require_folder
 from headwater.jobs.units import Extent, Sessions, Unit, UnitReader, cut_units, row_filter, within
+from headwater.lake.data_files import gathered
 from headwater.lake.layout import Layout
 from headwater.lake.partitioned_write import write_rows
 from headwater.lake.paths import table_path
@@ -28,6 +30,9 @@ from headwater.lake.stretch_notes import StretchNote, StretchNotes
 from headwater.schema import Leaf, TableSchema
 from headwater.source.snapshots import CapturePoint
 
+FEW_PARTITIONS = 8
+"""A stretch whose rows lie in more of them is written without regard to partitions at first: as files of its own, what
+it has of each would be too small."""
 UNITS_PER_STRETCH = 8
 """Of 32 MiB each: files of some ten to a hundred MiB, and as much to be read again at most, where one row changed."""
 _TOO_OLD = 1 << 30
@@ -81,10 +86,10 @@ def units_together(units: int, connections: int) -> int:
     return max(1, min(UNITS_PER_STRETCH, -(-units // connections)))
 
 
-def like(reader: UnitReader, schema: TableSchema, capture: CapturePoint) -> dict[int, str]:
+def like(reader: UnitReader, schema: TableSchema, layout: Layout, capture: CapturePoint) -> dict[int, str]:
     """What must be the same for rows of a leaf that were written earlier: the server and its history, the relation, and
-    what is made of its rows. By relation id. `schema`: of what is written."""
-    of_all = (capture.position.system_id, capture.position.timeline, schema.with_leaves(()))
+    what is made of its rows. By relation id. `schema`, `layout`: of what is written."""
+    of_all = (capture.position.system_id, capture.position.timeline, schema.with_leaves(()), layout)
     secret = sha256(reader.hash_key).hexdigest() if reader.hash_key else ""
     return {
         leaf.relation_id: sha256(
@@ -100,6 +105,7 @@ class StretchWriter:
 
     reader: UnitReader
     notes: StretchNotes
+    layout: Layout
     like: Mapping[int, str]
     xmin: int
     xmax: int
@@ -156,12 +162,22 @@ class StretchWriter:
                 size += batch.nbytes
                 yield as_stored(batch, kind)
 
-        files = tuple(written.file for written in write_rows(folder, kind, tables(), Layout()))
+        layout, parts = self._layout(gathered(tables()))
+        files = tuple(written.file for written in write_rows(folder, kind, parts, layout))
         pages, rows = stretch.pages, sum(file.rows or 0 for file in files)
         of = self.like[pages.relation_id]
         return self._noted(
             StretchNote(pages.relation_id, pages.first, pages.end, of, self.xmin, self.xmax, rows, size, files)
         )
+
+    def _layout(self, parts: Iterator[pa.Table]) -> tuple[Layout, Iterator[pa.Table]]:
+        """How files of the stretch are written that has these rows; its first ones tell."""
+        if not self.layout.partition_by:
+            return self.layout, parts
+        first = list(islice(parts, 1))
+        partitions = sum(part.group_by(list(self.layout.partition_by)).aggregate([]).num_rows for part in first)
+        layout = self.layout if partitions <= FEW_PARTITIONS else replace(self.layout, partition_by=())
+        return layout, chain(first, parts)
 
     def _noted(self, note: StretchNote) -> StretchNote:
         self.notes.write(note)

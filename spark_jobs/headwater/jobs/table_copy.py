@@ -1,5 +1,5 @@
 """The rows of one table, from the source at a capture point into the lake, in one commit: written here and now where it
-is small, stretch by stretch where it is large, and by Spark where it is not plain.
+is small, stretch by stretch where it is large, and by Spark where the lake's table has rules that only Delta knows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headwater.failpoints import reach
 from headwater.jobs.executors import lacking, share_engine
 from headwater.jobs.hidden_columns import key_of
 from headwater.jobs.load_progress import LoadProgress
-from headwater.jobs.ordering import files_in_order
+from headwater.jobs.ordering import files_in_order, files_in_partitions
 from headwater.jobs.source_rows import extents, rows_at
 from headwater.jobs.stretches import StretchWriter, cut_stretches, deal, like, units_together
 from headwater.jobs.units import (
@@ -42,6 +42,7 @@ from headwater.lake import tables as lake_tables
 from headwater.lake import whole_table
 from headwater.lake.commits import LostRace
 from headwater.lake.delta_log import read_snapshot
+from headwater.lake.partition_values import NameTooLong, too_long
 from headwater.lake.paths import registry_path
 from headwater.lake.registry import TableRecord
 from headwater.lake.stretch_notes import StretchNote, StretchNotes
@@ -91,13 +92,13 @@ def copy_whole(spark: SparkSession, target: Target) -> tuple[int, int]:
     units = [unit for leaf in schema.leaves for unit in cut_units(leaf, found.get(leaf.relation_id, _NOTHING))]
     is_small = len(units) == len(schema.leaves) and _size(target, found) < BYTES_PER_PLAIN_UNIT
     try:
-        if whole_table.is_plain(target.path, schema):
+        if whole_table.is_written_here(target.path, schema):
             whole_table.create(target.path, schema, target.pipeline.lake.keep_cuts)
             return _copy_small(target, units) if is_small else _copy_by_stretches(spark, target, units, found)
         return _copy_by_engine(spark, target, units)
     except LostRace as lost:
         raise Changed("somebody else has written to it in the lake meanwhile") from lost
-    except (PySparkException, Py4JJavaError, TableChanged, UnfitValue) as error:
+    except (PySparkException, Py4JJavaError, TableChanged, UnfitValue, NameTooLong) as error:
         raise named_error(error, record) from error
 
 
@@ -147,10 +148,11 @@ def _copy_by_stretches(
     ]
     target.progress.reading(record.name, capture.snapshot_id, sum(len(stretch.units) for stretch in stretches))
     share_engine(spark)
-    reader = _reader(target, writes_to=registry_path(root))
-    writer = StretchWriter(
-        reader, notes, like(reader, record.schema, capture), capture.snapshot.xmin, capture.snapshot.xmax
-    )
+    here = registry_path(root)
+    reader = _reader(target, writes_to=here)
+    layout = whole_table.layout_for(snapshot, record.schema)
+    alike = like(reader, record.schema, layout, capture)
+    writer = StretchWriter(reader, notes, layout, alike, capture.snapshot.xmin, capture.snapshot.xmax)
     hands = max(1, min(target.connections, len(stretches)))
     dealt = [(text,) for text in deal(stretches, hands)]
     frame = spark.createDataFrame(spark.sparkContext.parallelize(dealt, hands), "stretch string")
@@ -162,11 +164,14 @@ def _copy_by_stretches(
         log.info("%s: %s rows of an earlier attempt are still those of the source", record.name, sum(kept))
     files = [file for note in written for file in note.files]
     reach("load.after_stretches", record.name)
-    if record.schema.cluster_by:
-        log.info(
-            "%s: %d rows are brought into the order of cluster_by", record.name, sum(note.rows for note in written)
-        )
-        files = files_in_order(spark, target.path, record.schema, files, registry_path(root))
+    loose = [file for file in files if record.schema.cluster_by or (layout.partition_by and not file.partition_values)]
+    if loose:
+        rows = sum(file.rows or 0 for file in loose)
+        order = "partition_by" if layout.partition_by else "cluster_by"
+        log.info("%s: %d rows are brought into the order of %s", record.name, rows, order)
+        lay_out = files_in_partitions if layout.partition_by else files_in_order
+        laid_out = lay_out(spark, target.path, record.schema, layout, loose, here)
+        files = [*(file for file in files if file not in loose), *laid_out]
         reach("load.after_ordering", record.name)
     done = whole_table.put_files(snapshot, record.schema, files, record.app_id(pipeline.name), target.confirmed_lsn)
     reach("load.after_commit", record.name)
@@ -208,4 +213,4 @@ def named_error(error: Exception, record: TableRecord) -> Exception:
         return Changed(why_changed(text))
     if BAD_VALUE in text:
         return bad_value(text, record.name, record.schema)
-    return lacking(text) or error
+    return too_long(text, record.name) or lacking(text) or error

@@ -14,17 +14,22 @@ from contextlib import contextmanager
 from os.path import join
 from types import MappingProxyType
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from headwater.arrow_types import key_schema
-from headwater.errors import BadValue, Fenced, ForeignWrite
+from headwater.errors import Fenced, ForeignWrite
 from headwater.lake import merge, positional, write
 from headwater.lake.commit_notes import note
 from headwater.lake.compaction import TurnsOfSpark
 from headwater.lake.deletion_vectors import DamagedVector
-from headwater.lake.partition_values import NameTooLong
+from headwater.lake.key_codes import encode
+from headwater.lake.key_index import NOWHERE
+from headwater.lake.partition_values import NameTooLong, too_long
 from headwater.lake.paths import staged_path
 from headwater.lake.plan import Applied, Plan, PlanAgain
 from headwater.lake.positional import Fence
@@ -34,6 +39,8 @@ from headwater.lake.tables import commits_after
 from headwater.lake.upkeep import Upkeep
 from headwater.schema import TableSchema
 from headwater.stages import stage
+
+Int64 = npt.NDArray[np.int64]
 
 _APP = "spark.databricks.delta.write.txnAppId"
 _VERSION = "spark.databricks.delta.write.txnVersion"
@@ -70,6 +77,18 @@ class Applier:
             return False
         seen = self._states[path].snapshot.transactions.get(self._fence.app_id, 0)
         return seen < self._fence.generation
+
+    def found(
+        self, record: TableRecord, path: str, version: int, keys: pa.Table, wanted: pa.Schema
+    ) -> tuple[npt.NDArray[np.bool_], Iterator[tuple[Int64, pa.Table]]]:
+        """Which of `keys` have a row in the table at `path`, and the columns `wanted` of these rows, in parts: the
+        numbers of their keys, and the rows."""
+        with damage_named(record.name):
+            state = self._state(path, record, version)
+            places = state.find(encode(record.schema, keys))
+        there = places != NOWHERE
+        numbers = np.flatnonzero(there)
+        return there, ((numbers[here], rows) for here, rows in state.rows_at(places[there], wanted))
 
     def apply(self, plan: Plan) -> Applied:
         """Commit `plan`. PlanAgain when another commit came first; ForeignWrite (or Fenced, if it was a newer driver's)
@@ -170,11 +189,7 @@ def damage_named(table: str) -> Iterator[None]:
             remedy=f"headwater load PIPELINE.yaml --table {table} --again",
         ) from error
     except NameTooLong as error:
-        raise BadValue(
-            str(error),
-            where=table,
-            remedy=f"partition it by another column, then headwater load PIPELINE.yaml --table {table} --again",
-        ) from error
+        raise too_long(str(error), table) or error from error
 
 
 @contextmanager

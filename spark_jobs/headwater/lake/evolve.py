@@ -9,9 +9,8 @@ counts the table's schemas under an appId of its own, so that who comes back aft
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
 import pyarrow as pa
 
@@ -26,11 +25,10 @@ from headwater.lake.delta_types import delta_type, fields_of, stored_schema
 from headwater.lake.layout import layout_of
 from headwater.lake.partitioned_write import discard
 from headwater.lake.positional import Fence, obstacle
+from headwater.lake.table_metadata import with_features
 from headwater.lake.table_state import deleted_rows
 from headwater.lake.tables import NEEDS_MAPPING, STATISTICS, properties
 from headwater.schema import Column, TableSchema
-
-_NTZ: Final = "timestampNtz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ def evolve(folder: str, version: int, name: str, app_id: str, to: Columns, fence
     except BaseException:
         discard(folder, added)
         raise
-    protocol = with_timestamp_feature(snapshot, to.added)
+    protocol = with_features(snapshot, metadata)
     metrics = {"numRemovedFiles": len(removed), "numAddedFiles": len(added)}
     said = {
         "columns": json.dumps([*(c.name for c in (*to.added, *to.widened)), *to.renamed.values()]),
@@ -143,17 +141,6 @@ def _metadata(snapshot: Snapshot, to: Columns) -> Action:
         configuration[STATISTICS] = properties(to.schema, 0).get(STATISTICS, configuration[STATISTICS])
     schema = json.dumps({"type": "struct", "fields": fields}, separators=(",", ":"))
     return {**snapshot.metadata, "schemaString": schema, "configuration": configuration}
-
-
-def with_timestamp_feature(snapshot: Snapshot, columns: Iterable[Column]) -> Action | None:
-    """The protocol with the feature that one of `columns` needs which is the table's first of its kind; None: it needs
-    no other one."""
-    if _NTZ in snapshot.features or not any("timestamp_ntz" in column.value.lake for column in columns):
-        return None
-    protocol = dict(snapshot.protocol)
-    for kind in ("readerFeatures", "writerFeatures"):
-        protocol[kind] = sorted({*(protocol.get(kind) or ()), _NTZ})
-    return protocol
 
 
 def _rewritten(snapshot: Snapshot, file: DataFile, metadata: Action, to: Columns) -> DataFile:

@@ -6,6 +6,7 @@ that take the values from them (Polars): they are named exactly as Spark names t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -14,11 +15,15 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
+from headwater.errors import BadValue
+
 # As Spark escapes them (ExternalCatalogUtils.escapePathName).
 _ESCAPED = frozenset([*map(chr, range(1, 0x20)), *"\"#%'*/:=?\\\x7f{[]^"])
 _LEFT_IN_PATHS = "/=!$&'()*+,;:@~"
 _NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 _LONGEST_NAME = 255  # bytes, on every usual file system
+# Not the line of code itself, which stands in a traceback as well.
+_TOO_LONG = re.compile(r"(?<!\")a value of the partition column .* is too long for the name of a folder")
 
 UNSUPPORTED = ("float", "double", "binary")
 """Delta types whose partition values differ from writer to writer."""
@@ -64,6 +69,18 @@ def escaped(path: str) -> str:
 
 class NameTooLong(ValueError):
     """No file system has a folder for this value."""
+
+
+def too_long(text: str, table: str) -> BadValue | None:
+    """The error of a load or batch of `table` that the text of a NameTooLong means; None: it is none."""
+    found = _TOO_LONG.search(text)
+    if found is None:
+        return None
+    return BadValue(
+        found[0],
+        where=table,
+        remedy=f"partition it by another column, then headwater load PIPELINE.yaml --table {table} --again",
+    )
 
 
 def folder_of(values: Mapping[str, Any]) -> str:

@@ -40,6 +40,7 @@ class Written:
 class _Open:
     file: NewFile
     numbers: list[Int64] = field(default_factory=list)
+    size: int = 0
 
     def finish(self) -> Written:
         return Written(self.file.finish(), np.concatenate(self.numbers))
@@ -48,9 +49,9 @@ class _Open:
 def write_rows(
     folder: str, schema: pa.Schema, batches: Iterable[pa.Table], layout: Layout, run: str = ""
 ) -> list[Written]:
-    """Write `batches` as new files of the table. One for each partition, more where rows of more than sixty-four
-    partitions come mixed in several parts. `run`: which they are of together, where the table is clustered.
-    NameTooLong for a value that cannot be the name of a folder."""
+    """Write `batches` as new files of the table, of bounded size. As few as can be for each partition; more where rows
+    of more than sixty-four partitions come mixed in several parts. `run`: which they are of together, where the table
+    is clustered. NameTooLong for a value that cannot be the name of a folder."""
     batches = (batch for batch in batches if batch.num_rows)
     if not layout.partition_by:
         return _files(folder, schema, iter(batches), layout, run)
@@ -66,8 +67,12 @@ def write_rows(
                 if here is None:
                     here = _Open(_new_file(folder, schema, layout, values))
                 open_[values] = here  # the last one now: the first is the one that has waited longest
-                here.file.write(batch.take(pa.array(numbers)))
+                rows = batch.take(pa.array(numbers))
+                here.file.write(rows)
                 here.numbers.append(first + numbers)
+                here.size += rows.nbytes
+                if here.size >= _FILE_BYTES:
+                    done.append(open_.pop(values).finish())
             first += batch.num_rows
         while open_:
             done.append(open_.pop(next(iter(open_))).finish())

@@ -21,11 +21,11 @@ from headwater.lake.commit_notes import note
 from headwater.lake.commits import LostRace
 from headwater.lake.delta_log import Action, Snapshot, read_snapshot
 from headwater.lake.delta_types import delta_type, fields_of
-from headwater.lake.evolve import columns_counter, with_timestamp_feature
+from headwater.lake.evolve import columns_counter
 from headwater.lake.layout import layout_of
 from headwater.lake.partitioned_write import discard, write_rows
 from headwater.lake.positional import Fence, obstacle
-from headwater.lake.tables import STATISTICS, properties
+from headwater.lake.table_metadata import becoming, columns_change
 from headwater.schema import TableSchema
 
 
@@ -92,11 +92,8 @@ def rebuild(
             where=name,
             remedy=f"headwater load PIPELINE.yaml --table {name} --again",
         )
-    metadata = _metadata(snapshot, schema)
-    layout, run = layout_of(metadata), clustering.new_run() if schema.cluster_by else ""
+    layout, run = layout_of(becoming(snapshot, schema)), clustering.new_run() if schema.cluster_by else ""
     written = [one.file for one in write_rows(folder, lake_schema(schema), rows, layout, run)]
-    protocol = with_timestamp_feature(snapshot, schema.columns)
-    clustered = clustering.change(snapshot, schema.cluster_by, layout, protocol)
     gone = list(snapshot.files.values())
     metrics = {"numRemovedFiles": len(gone), "numAddedFiles": len(written)}
     # As an overwrite: what the table held before does not matter to whoever asks where its rows come from.
@@ -112,9 +109,7 @@ def rebuild(
         delta_log.transaction(app_id, snapshot.transactions.get(app_id, 0)),
         delta_log.transaction(columns_counter(app_id), number),
         delta_log.transaction(fence.app_id, fence.generation),
-        *([{"protocol": protocol}] if protocol and not any("protocol" in one for one in clustered) else []),
-        {"metaData": metadata},
-        *clustered,
+        *columns_change(snapshot, schema),
         *(delta_log.remove(file) for file in gone),
         *(delta_log.add(file) for file in written),
     ]
@@ -124,20 +119,3 @@ def rebuild(
         discard(folder, written)
         raise
     return version + 1, sum((file.rows or 0) - file.deleted for file in gone)
-
-
-def _metadata(snapshot: Snapshot, schema: TableSchema) -> Action:
-    """The table's, with the columns, types and partition columns of `schema`; columns that the source has dropped are
-    left out."""
-    known = {field["name"]: field for field in fields_of(snapshot.metadata)}
-    types = {column.name: delta_type(column.value) for column in schema.columns}
-    fields = [{**known[name], "type": types.get(name, known[name]["type"])} for name in lake_schema(schema).names]
-    configuration = dict(snapshot.configuration)
-    if STATISTICS in configuration:
-        configuration[STATISTICS] = properties(schema, 0).get(STATISTICS, configuration[STATISTICS])
-    return {
-        **snapshot.metadata,
-        "schemaString": json.dumps({"type": "struct", "fields": fields}, separators=(",", ":")),
-        "partitionColumns": list(schema.partition_by),
-        "configuration": configuration,
-    }
