@@ -139,6 +139,24 @@ FOLLOWED = {
             "insert into {} select i, i, i * 0.1, i * 1.25 from generate_series(1, 20) i",
         ),
     ),
+    "recast": Case(
+        (
+            "update {} set n = n + 1 where id < 5",
+            "alter table {} alter n type bigint using n::bigint",
+            "update {} set n = n * 2 where id between 3 and 8",
+            *_moved(),
+        )
+    ),
+    "recast_at_once": Case(
+        ("alter table {} alter id type bigint, alter n type bigint; update {} set n = 1 where id < 10", *_moved())
+    ),
+    "recast_and_defaulted": Case(
+        (
+            "alter table {} alter n type bigint",
+            "update {} set note = 'y' where id = 20",
+            "alter table {} alter n set default 5; update {} set n = 5 where id < 10",
+        )
+    ),
     "migrated": Case(
         (
             "alter table {} add a int default 1",
@@ -218,6 +236,32 @@ NOT_FOLLOWED = {
     ),
     "widened_and_added": Case(
         ("alter table {} alter n type bigint, add more int", *_moved()), reason="and the table was rewritten"
+    ),
+    "wider_by_using": Case(
+        ("alter table {} alter n type bigint using n * 10", "update {} set note = 'x' where id = 1"),
+        reason="column n has a wider type, and USING made other values",
+    ),
+    "wider_by_using_here_and_there": Case(
+        (
+            "alter table {} alter n type bigint using case when id = 17 then null else n end; "
+            "update {} set n = 0 where id < 10",
+            *_moved(),
+        ),
+        reason="column n has a wider type, and USING made other values",
+    ),
+    "wider_key_by_using": Case(
+        ("alter table {} alter id type bigint using id + 1000", "insert into {} values (5000, 1, 'x')"),
+        reason="column id has a wider type, and USING made other values",
+    ),
+    "wider_parts_by_using": Case(
+        ("alter table {} alter n type bigint using n - 1", "insert into {} values (1000, 1)"),
+        table=(
+            "create table {} (id int primary key, n int) partition by range (id)",
+            "create table {}_a partition of {} for values from (0) to (10)",
+            "create table {}_b partition of {} for values from (10) to (2000)",
+            "insert into {} select i, i from generate_series(1, 40) i",
+        ),
+        reason="column n has a wider type, and USING made other values",
     ),
     "other_type": Case(
         ("alter table {} alter note type bytea using note::bytea", "update {} set n = 0"), reason="another type"
@@ -414,6 +458,28 @@ def test_a_driver_that_dies_while_a_table_changes_is_followed_by_one_that_ends_i
     assert plain.is_equal()
     assert DeltaTable(lake_path_of(plain.pipeline, "public.plain")).version() == before + 2
     assert len(record_of(plain.pipeline, "public.plain").schemas) == 2
+
+
+@pytest.mark.parametrize("failpoint", ["replicate.after_evolution", "replicate.after_table_commit"])
+def test_no_row_says_that_a_table_is_in_step_whose_wider_column_has_other_values(
+    plain: Plain, spark: SparkSession, failpoint: str
+) -> None:
+    """Nor does one of the driver that comes after a crash in between."""
+    plain.database.execute(
+        "alter table plain alter n type bigint using n + 1", "insert into plain values (1000, 1, 'new')"
+    )
+    with Job(plain.pipeline, "replicate", "--until", "now", failpoint=failpoint, spark=spark) as job:
+        assert job.wait() == -9, job.log[-2000:]
+    wide = DeltaTable(lake_path_of(plain.pipeline, "public.plain")).version()
+    catch_up(plain.pipeline)
+    record = record_of(plain.pipeline, "public.plain")
+    assert record.state == "suspended"
+    assert "USING made other values" in record.reason
+    newest = read_epoch(plain.pipeline.lake_path())
+    assert newest is not None
+    epochs = [read_epoch(plain.pipeline.lake_path(), number) for number in range(1, newest.epoch + 1)]
+    rows = [epoch.tables["public.plain"] for epoch in epochs if epoch and "public.plain" in epoch.tables]
+    assert {row.state for row in rows if row.version >= wide} == {"suspended"}
 
 
 def test_a_column_that_only_text_can_carry_is_followed_by_the_next_run(plain: Plain) -> None:

@@ -496,6 +496,9 @@ class Tables:
         done = self.commit(record, plan, still_alive, staged_files_gone)
         if done is not None:
             self._judge(record, *done)
+        path, version = table_path(self._root, record.path), self._versions[name].version
+        # Before this share is in a row.
+        self._evolving.refuse_other_values(name, transactions, partial(self._applier.found, record, path, version))
 
     def commit(
         self,

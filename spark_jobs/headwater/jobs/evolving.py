@@ -11,6 +11,7 @@ import contextlib
 import logging
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -33,6 +34,7 @@ from headwater.jobs.schema_changes import (
     refuse_other_table,
 )
 from headwater.jobs.selection import as_registered, registered_columns
+from headwater.jobs.widened import Found, refuse_other_values
 from headwater.lake.apply import damage_named
 from headwater.lake.commits import LostRace
 from headwater.lake.evolve import Columns, evolve, require_possible
@@ -144,6 +146,20 @@ class Evolving:
         self.finish(record.name, still_alive)
         # What follows cannot be read: the next run asks for text.
         refuse_late_text({record.name: self._tables.records[record.name]}, binary=self._binary)
+
+    def refuse_other_values(self, name: str, transactions: Transactions, found: Found) -> None:
+        """SchemaChanged when a column that these transactions, which the table holds by now, made wider had other
+        values made of those that it had. Also for who did not follow it himself, but died between that and here."""
+        record = self._tables.records[name]
+        widened = {
+            column.attnum
+            for (_, before), (since, after) in pairwise(record.schemas)
+            if transactions.end_lsn[0] <= since <= transactions.end_lsn[-1]
+            for column in between(before, after.columns)[2]
+        }
+        columns = [column for column in record.schema.columns if column.attnum in widened]
+        if columns:
+            refuse_other_values(self._pipeline, record, columns, transactions.xid, found)
 
     def rebuild(
         self,
