@@ -35,6 +35,8 @@ SAMPLED_PAGES: Final = 256
 SAMPLED_ROWS: Final = 10_000
 _LOCK_SECONDS: Final = 10.0
 _XIDS: Final = 1 << 32
+# It is gone, or has another name; or only single columns may be read, and xmin is none of them.
+_CANNOT_TELL = (psycopg.errors.UndefinedTable, psycopg.errors.InsufficientPrivilege)
 
 Found = Callable[[pa.Table, pa.Schema], tuple[npt.NDArray[np.bool_], Iterable[tuple[Int64, pa.Table]]]]
 """Under which keys (a table of the key's columns) the lake has a row, and the columns asked for of these rows, in
@@ -89,14 +91,15 @@ def _rewritten_rows(
     columns = [schema.column(name) for name in names]
     kind = pa.schema([lake_schema(schema).field(name) for name in names])
     table = sql.Identifier(leaf.schema, leaf.name)
-    with errors_named("source"), contextlib.suppress(psycopg.errors.UndefinedTable), connection.transaction():
+    leaves = max(1, len(schema.leaves))
+    with errors_named("source"), contextlib.suppress(*_CANNOT_TELL), connection.transaction():
         connection.execute(sql.SQL("select from only {} where false").format(table))  # from here on nobody alters it
         origins = _origins(connection, leaf, columns, widened, xids)
         if not origins:
             return kind.empty_table()
         share = connection.execute(
             "select least(100, 100.0 * %s * current_setting('block_size')::int / greatest(pg_relation_size(%s), 1))",
-            [SAMPLED_PAGES, leaf.relation_id],
+            [max(4, SAMPLED_PAGES // leaves), leaf.relation_id],
         ).fetchone()
         assert share is not None
         written = sql.SQL("xmin = any({}::xid[])").format(sql.Literal([str(xid) for xid in origins]))
@@ -107,7 +110,7 @@ def _rewritten_rows(
             table,
             sql.Literal(float(share[0])),
             sql.SQL(" and ").join([written, *row_filter(schema)]),
-            sql.Literal(SAMPLED_ROWS),
+            sql.Literal(max(200, SAMPLED_ROWS // leaves)),
         )
         with connection.cursor().copy(statement) as copy:
             buffer, starts = frame_copy(bytes(message) for message in copy)
