@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,12 @@ def test_images_are_pinned_and_nobody_is_root() -> None:
     users = re.findall(r"^USER (\S+)$", (DOCKER / "Dockerfile").read_text(), re.MULTILINE)
     assert users[-1:] == ["50000"]
     assert all(service.get("user") == "postgres" for service in found.values() if "postgres:" in service["image"])
+
+
+def test_the_linter_of_compose_files_finds_nothing() -> None:
+    linter = [sys.executable, "-m", "compose_lint", "check", "--fail-on", "low", "--strict-config", "--no-pager"]
+    found = subprocess.run([*linter, "compose.yaml"], cwd=DOCKER, capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout + found.stderr
 
 
 def test_compose_accepts_the_file_and_names_the_settings_that_are_missing(tmp_path: Path) -> None:
