@@ -57,9 +57,18 @@ def get_provider_info() -> dict[str, Any]:
                         "float",
                         "60",
                     ),
+                    "spark_history_server": _option(
+                        "Address of Spark's history server, which tasks link to when their job has ended.",
+                        "string",
+                        example="http://spark-history:18080",
+                        default="",
+                    ),
                 },
             }
         },
-        "extra-links": ["headwater_airflow.operators.links.PipelinePageLink"],
+        "extra-links": [
+            "headwater_airflow.operators.links.PipelinePageLink",
+            "headwater_airflow.operators.links.SparkPageLink",
+        ],
         # No "plugins": the entry point `airflow.plugins` registers ours, and Airflow reports a second one as an error.
     }

@@ -181,6 +181,10 @@ def build_session(pipeline_name: str | None = None, app_name: str = "headwater")
             code="no_jars",
             remedy=f"add to spark-submit: --jars {','.join(jar_paths())}",
         )
+    if submitted:  # the task that has submitted it links there, whatever the job logs
+        context = session.sparkContext
+        page = f", its UI at {context.uiWebUrl}" if context.uiWebUrl else ""
+        print(f"Spark application {context.applicationId}{page}", file=sys.stderr, flush=True)
     return session
 
 

@@ -1,4 +1,4 @@
-"""The link from a task of Headwater's to the page of its pipeline."""
+"""The links from a task of Headwater's: to the page of its pipeline, and to what Spark shows of its job."""
 
 from __future__ import annotations
 
@@ -25,3 +25,13 @@ class PipelinePageLink(BaseOperatorLink):
 
         name = operator.pipeline_name()  # type: ignore[attr-defined]
         return f"{conf.get('api', 'base_url', fallback='').rstrip('/')}{_PAGE}{quote(name, safe='')}"
+
+
+class SparkPageLink(BaseOperatorLink):
+    """For operators that say by `spark_page()` where Spark shows their job; None: nowhere."""
+
+    name = "Spark UI"
+
+    def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey | None = None) -> str | None:  # type: ignore[override]
+        page: str | None = operator.spark_page()  # type: ignore[attr-defined]
+        return page

@@ -27,8 +27,8 @@ from airflow.sdk.exceptions import (
 )
 
 from headwater.errors import EXIT_DIFFERENCES, EXIT_REFUSED, EXIT_SUSPENDED, Refused
-from headwater_airflow import lineage
-from headwater_airflow.operators.links import PipelinePageLink
+from headwater_airflow import configuration, lineage
+from headwater_airflow.operators.links import PipelinePageLink, SparkPageLink
 from headwater_airflow.operators.submission import SparkSubmission, submission_environment
 from headwater_airflow.operators.watch import stop_when_paused
 
@@ -51,10 +51,11 @@ class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the 
 
     application_args: list[Any] | None
     conf: dict[str, Any] | None
-    _hook: SparkSubmission | None
+    _hook: SparkSubmission | None = None
+    _context: Context
 
     template_fields: Sequence[str] = (*SparkSubmitOperator.template_fields, "pipeline")
-    operator_extra_links = (PipelinePageLink(),)
+    operator_extra_links = (PipelinePageLink(), SparkPageLink())
 
     def __init__(self, *, pipeline: str, application: str, **arguments: Any) -> None:
         super().__init__(application=application, durable=False, **arguments)
@@ -64,8 +65,9 @@ class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the 
 
     def execute(self, context: Context) -> dict[str, Any] | None:
         self._hook = None
+        self._context = context
         try:
-            self._link(context)
+            self._show_links()
             super().execute(context)
         except Refused as refused:
             raise AirflowFailException(str(refused)) from None
@@ -83,6 +85,17 @@ class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the 
         from headwater.config import load_pipeline
 
         return load_pipeline(self.pipeline).name
+
+    def spark_page(self) -> str | None:
+        """Where Spark shows what the job does or did: its own UI while it runs, the history server that Airflow's
+        configuration names. None: nowhere."""
+        application = self._hook.spark_application if self._hook is not None else None
+        if self._hook is None or application is None:
+            return None
+        if self._hook.exit_status is None and application.ui is not None:
+            return application.ui
+        history = configuration.spark_history_server()
+        return f"{history}/history/{application.id}/" if history is not None else None
 
     def environment(self) -> dict[str, str]:
         """What the driver gets beside the task's own environment (from which `${VAR}` in the file is taken)."""
@@ -111,10 +124,11 @@ class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the 
         """The same when it has ended, in whatever way: tables that came with it are known by then."""
         return self.get_openlineage_facets_on_start()
 
-    def _link(self, context: Context) -> None:
+    def _show_links(self) -> None:
         # By itself Airflow shows links of what has ended, and a slice runs for long.
         for link in self.operator_extra_links:
-            context["ti"].xcom_push(key=link.xcom_key, value=link.get_link(self))
+            if (address := link.get_link(self)) is not None:
+                self._context["ti"].xcom_push(key=link.xcom_key, value=address)
 
     def _ended(self, submission: SparkSubmission, context: Context) -> dict[str, Any] | None:
         status, result = submission.exit_status, submission.result
@@ -172,6 +186,7 @@ class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the 
                 "Headwater's drivers run beside their task (local or spark://, client mode): elsewhere the source's "
                 "password would have to be on a command line"
             )
+        submission.when_it_runs = self._show_links
         return submission
 
     def _require_spark_connection(self) -> None:

@@ -11,21 +11,38 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
+# What headwater.session says when a job begins with Spark; one that needs none says nothing.
+_APPLICATION = re.compile(r"Spark application (\S+)(?:, its UI at (\S+))?$")
+
+
+@dataclass(frozen=True, slots=True)
+class SparkApplication:
+    """The Spark application of a job; `ui`: where its own UI is while it runs, if it has one."""
+
+    id: str
+    ui: str | None
+
 
 class SparkSubmission(SparkSubmitHook):  # type: ignore[misc]  # the provider is not typed
-    """A hook for one submission. `result` is the JSON object that the job printed, if it printed one."""
+    """A hook for one submission. `result` is the JSON object that the job printed, if it printed one;
+    `spark_application` is known as soon as it has one."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.result: dict[str, Any] | None = None
+        self.spark_application: SparkApplication | None = None
+        self.when_it_runs: Callable[[], None] = lambda: None
+        """Called when `spark_application` is known."""
         self._application = ""
         self._stop = threading.Event()
 
@@ -80,6 +97,9 @@ class SparkSubmission(SparkSubmitHook):  # type: ignore[misc]  # the provider is
             if line.startswith("{"):
                 with contextlib.suppress(ValueError):
                     self.result = json.loads(line)
+            elif (found := _APPLICATION.search(line)) is not None:
+                self.spark_application = SparkApplication(found[1], found[2])
+                self.when_it_runs()
             yield line
 
 
