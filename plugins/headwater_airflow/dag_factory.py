@@ -32,7 +32,7 @@ from headwater_airflow.operators.spark import (
     ValidateOperator,
 )
 from headwater_airflow.pipeline_files import read_pipelines
-from headwater_airflow.timetable import OverlappingSlices
+from headwater_airflow.timetable import BackfillIntervals, OverlappingSlices
 
 log = logging.getLogger(__name__)
 _GLOB = frozenset("*?[")
@@ -48,6 +48,7 @@ def headwater_dags(
     maintain_schedule: str | None = "@daily",
     validate_schedule: str | None = None,
     validate_incremental: bool = False,
+    backfill_intervals: str = "@daily",
     spark_conn_id: str = "spark_default",
     api_conn_id: str = "headwater_api",
     spark: Mapping[str, Any] | None = None,
@@ -60,12 +61,14 @@ def headwater_dags(
     changed YAML, arrives with the next slice). `warm_up_seconds`: how long before its end the next run begins, makes
     everything ready and takes over without a pause: two worker slots and two drivers until then. At most half a slice;
     0: runs follow each other, with a pause in between. `maintain_schedule`: when `.maintain` runs; `validate_schedule`:
-    when `.validate` does (None: when it is triggered), with `validate_incremental` only on what came since. `spark`:
-    further arguments of SparkSubmitOperator, e.g. `conf`, `driver_memory`. A faulty file raises when it is named, and
-    is left out when a pattern found it.
+    when `.validate` does (None: when it is triggered), with `validate_incremental` only on what came since.
+    `backfill_intervals`: a cron expression, in UTC, of whose intervals a backfill of `.reload` reloads one a run.
+    `spark`: further arguments of SparkSubmitOperator, e.g. `conf`, `driver_memory`. A faulty file raises when it is
+    named, and is left out when a pattern found it.
     """
     path = os.fspath(files)
-    schedules = (slice_seconds, warm_up_seconds, maintain_schedule, validate_schedule, validate_incremental)
+    validation = (validate_schedule, validate_incremental)
+    schedules = (slice_seconds, warm_up_seconds, maintain_schedule, *validation, backfill_intervals)
     options = (*schedules, spark_conn_id, api_conn_id, spark or {}, default_args or {}, tags)
     if not _GLOB.intersection(path):
         return _dags(load_pipeline(path), *options)
@@ -89,6 +92,7 @@ def _dags(
     maintain_schedule: str | None,
     validate_schedule: str | None,
     validate_incremental: bool,
+    backfill_intervals: str,
     spark_conn_id: str,
     api_conn_id: str,
     spark: Mapping[str, Any],
@@ -164,9 +168,9 @@ def _dags(
     with DAG(
         reload_id,
         description=f"Reloads a table of the pipeline {pipeline.name}, or a part of one",
-        schedule=None,
+        schedule=BackfillIntervals(backfill_intervals),
         max_active_runs=4,  # of different parts; a second one of the same part is refused
-        is_paused_upon_creation=False,  # without a schedule it runs only when asked to
+        is_paused_upon_creation=False,  # it runs only when asked to
         render_template_as_native_obj=True,
         params={
             "table": Param("", type="string", title="Table", description="As SQL names it: public.orders"),
@@ -175,13 +179,14 @@ def _dags(
                 type="array",
                 items={"type": "string"},
                 title="Partitions",
-                description="One a line, as SQL names them; none: the whole table",
+                description="One a line, as SQL names them; none: the whole table. In a backfill: orders_{start:%Y_%m}",
             ),
             "where": Param(
                 "",
                 type="string",
                 title="Rows",
-                description="Instead of partitions, a predicate: id between 5 and 9",
+                description="Instead of partitions, a predicate: id between 5 and 9. In a backfill: "
+                "day >= '{start:%Y-%m-%d}' and day < '{end:%Y-%m-%d}'",
             ),
             "changed": Param(
                 False,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from airflow.plugins_manager import AirflowPlugin
 
 from headwater_airflow.page.mounted import PREFIX, MountedApp
-from headwater_airflow.timetable import OverlappingSlices
+from headwater_airflow.timetable import BackfillIntervals, OverlappingSlices
 
 
 class HeadwaterPlugin(AirflowPlugin):
     name = "headwater"
-    timetables = [OverlappingSlices]  # noqa: RUF012  # Airflow declares it as an attribute of instances
+    timetables = [BackfillIntervals, OverlappingSlices]  # noqa: RUF012  # Airflow declares it as an attribute of instances
     fastapi_apps = [{"name": "Headwater", "app": MountedApp(), "url_prefix": PREFIX}]  # noqa: RUF012
     external_views = [  # noqa: RUF012
         {

@@ -1,4 +1,6 @@
-"""When the slices of `<pipeline>.replicate` begin: each a little before the one before it ends, so that two overlap.
+"""When runs of Headwater's DAGs begin by themselves, where no cron expression says it.
+
+The slices of `<pipeline>.replicate` begin each a little before the one before it ends, so that two overlap.
 
 `@continuous` allows one run at a time: between two slices nothing replicates while the scheduler notices the end, a
 JVM starts and a driver connects. Here the next run begins while the last one still works, makes everything ready, and
@@ -6,6 +8,8 @@ takes over (`headwater replicate --take-over`).
 
 The time between two beginnings is fixed. So a run that fails is not followed by the next at once, whatever the reason:
 what a retry can help is retried within the run.
+
+`<pipeline>.reload` has intervals, which a backfill goes by, and no run of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from typing import Any
 
 from airflow.exceptions import AirflowTimetableInvalid
 from airflow.timetables.base import DagRunInfo, DataInterval, TimeRestriction, Timetable
+from airflow.timetables.interval import CronDataIntervalTimetable
 from pendulum import DateTime, now
 
 
@@ -68,3 +73,34 @@ class OverlappingSlices(Timetable):
         if restriction.latest is not None and begin > restriction.latest:
             return None
         return DagRunInfo.interval(start, begin)
+
+
+class BackfillIntervals(CronDataIntervalTimetable):
+    """The intervals of a cron expression, for backfills: the scheduler begins none. In UTC."""
+
+    description = "Runs when it is triggered, and for each of these intervals that a backfill asks for"
+
+    def __init__(self, cron: str) -> None:
+        super().__init__(cron, "UTC")
+        self.cron = cron
+
+    @property
+    def summary(self) -> str:
+        return f"backfills by {self.cron}"
+
+    def serialize(self) -> dict[str, Any]:
+        return {"cron": self.cron}
+
+    @classmethod
+    def deserialize(cls, data: dict[str, Any]) -> BackfillIntervals:
+        return cls(data["cron"])
+
+    def next_dagrun_info(
+        self, *, last_automated_data_interval: DataInterval | None, restriction: TimeRestriction
+    ) -> DagRunInfo | None:
+        # Only a backfill makes up for the past: the DAG's own `catchup` is off.
+        if not restriction.catchup:
+            return None
+        return super().next_dagrun_info(
+            last_automated_data_interval=last_automated_data_interval, restriction=restriction
+        )

@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, unquote
 
 import pytest
@@ -293,6 +294,31 @@ def test_a_table_is_reloaded_from_the_trigger_form_while_its_slice_goes_on(demo:
     assert table["state"] == "active"
     assert table["rows"] > 0
     assert before & set(drivers(demo, "replicate")), "the slice that ran before still runs"
+
+
+def test_a_backfill_reloads_what_lies_in_the_interval_of_each_run(demo: Demo, story: Story) -> None:
+    client = demo.airflow.client
+
+    def asked(conf: dict[str, Any], first: str, last: str) -> list[dict[str, Any]]:
+        known = {run["dag_run_id"] for run in client.runs(RELOAD)}
+        bounds = {"from_date": f"{first}T00:00:00Z", "to_date": f"{last}T00:00:00Z"}
+        body = {"dag_id": RELOAD, **bounds, "max_active_runs": 2, "dag_run_conf": conf}
+        backfill = client.call("POST", "backfills", body)["id"]
+        until(lambda: client.call("GET", f"backfills/{backfill}")["completed_at"], "the backfill is done")
+        return [run for run in client.runs(RELOAD) if run["dag_run_id"] not in known]
+
+    assert {run["run_type"] for run in client.runs(RELOAD)} <= {"manual"}, "the scheduler begins none"
+    where = "id between {start:%-d} and {end:%-d}"
+    runs = asked({"table": "public.orders", "where": where}, "2026-03-01", "2026-03-03")
+    assert [(run["run_type"], run["state"]) for run in runs] == [("backfill", "success")] * 3
+    for run in runs:
+        day = int(run["data_interval_start"][8:10])
+        told = client.log(RELOAD, run["dag_run_id"], "reload")
+        assert f"--where=id between {day} and {day + 1}" in told
+        assert client.xcom(RELOAD, run["dag_run_id"], "reload")["tables"]["public.orders"]["state"] == "active"
+    (refused,) = asked({"table": "public.orders"}, "2026-03-10", "2026-03-10")
+    assert refused["state"] == "failed"
+    assert "each run of a backfill would reload the same" in client.log(RELOAD, refused["dag_run_id"], "reload")
 
 
 def test_a_table_takes_the_shape_that_the_file_gives_it_by_now_while_its_slice_goes_on(

@@ -9,7 +9,9 @@ import re
 import runpy
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import jsonschema
@@ -177,6 +179,31 @@ def test_a_reload_is_asked_for_by_table_and_part(tmp_path: Path) -> None:
     assert {"table", "partitions", "where", "changed"} <= set(task.template_fields)
     assert (task.table, task.partitions) == ("{{ params.table }}", "{{ params.partitions }}")
     assert (task.where, task.changed) == ("{{ params.where }}", "{{ params.changed }}")
+
+
+def test_a_backfill_puts_its_interval_into_what_is_reloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow.sdk.exceptions import AirflowFailException
+
+    from headwater_airflow.operators import spark
+
+    monkeypatch.setattr(spark.HeadwaterSparkOperator, "execute", lambda self, context: {})
+
+    def arguments(run_type: str, **chosen: Any) -> list[Any]:
+        task = spark.ReloadOperator(task_id="r", pipeline="shop.yaml", table="public.orders", **chosen)
+        bounds = {
+            "data_interval_start": datetime(2026, 3, 1, tzinfo=UTC),
+            "data_interval_end": datetime(2026, 4, 1, tzinfo=UTC),
+        }
+        context: Any = {"dag_run": SimpleNamespace(run_type=run_type), **bounds}
+        task.execute(context)
+        return list(task.application_args or ())[4:]
+
+    day = "day >= '{start:%Y-%m-%d}' and at < '{end}'"
+    assert arguments("backfill", where=day) == ["--where=day >= '2026-03-01' and at < '2026-04-01T00:00:00+00:00'"]
+    assert arguments("backfill", partitions=["o_{start:%Y_%m}"]) == ["--partition", "o_2026_03"]
+    assert arguments("manual", where="note = '{start}'") == ["--where=note = '{start}'"]
+    with pytest.raises(AirflowFailException, match="would reload the same"):
+        arguments("backfill", where="id < 5")
 
 
 def test_a_faulty_file_among_others_is_left_out_and_reported_elsewhere(tmp_path: Path) -> None:

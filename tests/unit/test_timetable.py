@@ -122,6 +122,38 @@ def test_it_survives_being_stored_and_is_found_by_its_registration() -> None:
     assert again.active_runs_limit == 2
 
 
+def _write_pipeline(file: Path) -> None:
+    file.write_text(
+        f"pipeline: shop\nsource: {{connection: 'postgresql://a:b@127.0.0.1:1/c'}}\n"
+        f"lake: {{root: 'file://{file.parent}/lake'}}\ntables: [public.a]\n"
+    )
+
+
+def test_reloads_begin_by_a_backfill_alone_which_has_a_run_for_each_interval(tmp_path: Path) -> None:
+    from airflow.serialization.definitions.dag import SerializedDAG
+    from airflow.serialization.serialized_objects import DagSerialization
+    from airflow.timetables.base import TimeRestriction
+    from pendulum import datetime
+
+    from headwater_airflow.dag_factory import headwater_dags
+
+    _write_pipeline(tmp_path / "shop.yaml")
+    made = headwater_dags(tmp_path / "shop.yaml", backfill_intervals="@weekly")["shop.reload"]
+    dag = DagSerialization.from_dict(json.loads(json.dumps(DagSerialization.to_dict(made))))
+    assert isinstance(dag, SerializedDAG)
+    assert dag.timetable.periodic, "Airflow refuses backfills of what is not"
+    never = dag.timetable.next_dagrun_info_v2(
+        last_dagrun_info=None, restriction=TimeRestriction(datetime(2026, 1, 1), None, catchup=False)
+    )
+    assert never is None
+    found = [info.data_interval for info in dag.iter_dagrun_infos_between(datetime(2026, 3, 1), datetime(2026, 3, 20))]
+    assert [(one.start.date().isoformat(), one.end.date().isoformat()) for one in found if one is not None] == [
+        ("2026-03-01", "2026-03-08"),
+        ("2026-03-08", "2026-03-15"),
+        ("2026-03-15", "2026-03-22"),
+    ]
+
+
 def test_the_stored_dag_asks_its_timetable_for_the_next_run(tmp_path: Path) -> None:
     """As the DAG processor does: through the serialized DAG, with Airflow's own restriction."""
     import pendulum
@@ -130,10 +162,7 @@ def test_the_stored_dag_asks_its_timetable_for_the_next_run(tmp_path: Path) -> N
 
     from headwater_airflow.dag_factory import headwater_dags
 
-    (tmp_path / "shop.yaml").write_text(
-        f"pipeline: shop\nsource: {{connection: 'postgresql://a:b@127.0.0.1:1/c'}}\n"
-        f"lake: {{root: 'file://{tmp_path}/lake'}}\ntables: [public.a]\n"
-    )
+    _write_pipeline(tmp_path / "shop.yaml")
     dag = headwater_dags(tmp_path / "shop.yaml", slice_seconds=90, warm_up_seconds=30)["shop.replicate"]
     stored = DagSerialization.from_dict(json.loads(json.dumps(DagSerialization.to_dict(dag))))
     assert stored.max_active_runs == 2

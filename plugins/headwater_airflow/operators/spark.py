@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
     from airflow.sdk import Context
 
+_BOUND = re.compile(r"\{(start|end)(?::([^{}]*))?\}")
 _NO_RETRY = {
     EXIT_REFUSED: "the job was refused and a retry cannot help",
     EXIT_SUSPENDED: "some tables are suspended; the others are done",
@@ -223,6 +225,9 @@ class ReloadOperator(HeadwaterSparkOperator):
     while replication goes on. `changed`: instead, find what may differ by the source's catalog (in `table`, or in all
     of them), compare, and repair.
 
+    In a backfill each run reloads what lies in its data interval: `{start}` and `{end}` in partitions and predicate are
+    its bounds, in UTC, with a format of strftime if wanted (`orders_{start:%Y_%m}`).
+
     All may be templates. In a DAG with `render_template_as_native_obj` a template may give the list of partitions, and
     the truth of `changed`; elsewhere it gives the name of one, or nothing for the whole table, and `true` or `false`.
     """
@@ -253,9 +258,10 @@ class ReloadOperator(HeadwaterSparkOperator):
 
     def execute(self, context: Context) -> dict[str, Any] | None:
         names = [self.partitions] if isinstance(self.partitions, str) else list(self.partitions)
+        *names, predicate = _in_interval([*names, self.where], context)
         parts = [part for name in names if name for part in ("--partition", name)]
         table = ["--table", self.table] if self.table else []
-        where = [f"--where={self.where}"] if self.where else []
+        where = [f"--where={predicate}"] if predicate else []
         changed = ["--changed"] if str(self.changed).lower() == "true" else []
         self.application_args = [self.pipeline, "--json", *table, *parts, *where, *changed]
         return super().execute(context)
@@ -450,6 +456,28 @@ def cut_file(cut: Any) -> Iterator[str]:
         file = Path(folder) / "cut.json"
         file.write_text(json.dumps(cut), encoding="utf-8")
         yield os.fspath(file)
+
+
+def _in_interval(texts: Sequence[str], context: Context) -> list[str]:
+    """The texts with the bounds of the data interval in them, where the run is one of a backfill."""
+    run = context.get("dag_run")
+    if run is None or run.run_type != "backfill":
+        return list(texts)
+    bounds = {"start": context["data_interval_start"], "end": context["data_interval_end"]}
+    if not any(_BOUND.search(text) for text in texts):
+        raise AirflowFailException(
+            "each run of a backfill would reload the same: name what lies in its interval in the backfill's conf, "
+            'as {"table": "public.orders", "where": "day >= \'{start:%Y-%m-%d}\' and day < \'{end:%Y-%m-%d}\'"} '
+            'or {"partitions": ["orders_{start:%Y_%m}"]}'
+        )
+
+    def bound(found: re.Match[str]) -> str:
+        moment = bounds[found[1]]
+        assert moment is not None, "each run of a backfill has an interval"
+        moment = moment.astimezone(UTC)
+        return str(moment.strftime(found[2]) if found[2] else moment.isoformat())
+
+    return [_BOUND.sub(bound, text) for text in texts]
 
 
 def _table_arguments(tables: Sequence[str]) -> list[str]:
