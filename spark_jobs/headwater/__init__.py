@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from headwater.jobs.reading import read as read
     from headwater.jobs.views import register as register
     from headwater.jobs.views import views as views
-    from headwater.jobs.wait import NotFresh as NotFresh
     from headwater.jobs.wait import wait_for_cut as wait
     from headwater.jobs.wait_all import wait_for_cuts as wait_all
+    from headwater.jobs.wait_result import NotFresh as NotFresh
     from headwater.lake.history import history as history
     from headwater.lake.scanning import scan as scan
     from headwater.lake.views import drop as drop_views
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 _WHERE = {
-    "NotFresh": ("headwater.jobs.wait", "NotFresh"),
+    "NotFresh": ("headwater.jobs.wait_result", "NotFresh"),
     "commit_position": ("headwater.source.samples", "commit_position"),
     "drop_views": ("headwater.lake.views", "drop"),
     "history": ("headwater.lake.history", "history"),

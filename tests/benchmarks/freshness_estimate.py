@@ -19,7 +19,7 @@ from mixed_load import make_mixed_tables, pipeline, report, server
 from headwater.config import load_pipeline
 from headwater.jobs.load import load
 from headwater.jobs.replicate import replicate
-from headwater.jobs.wait import Waiter
+from headwater.jobs.waiter import Waiter
 from headwater.lake.requirements import Now
 
 COMMITS = int(os.environ.get("HEADWATER_BENCH_COMMITS", "2000000"))

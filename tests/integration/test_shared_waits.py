@@ -15,9 +15,11 @@ from fixtures.lakes import HandLake
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.config import Pipeline
-from headwater.jobs import wait
+from headwater.jobs import waiter as waiter_module
 from headwater.jobs.lookout import SharedLookout
 from headwater.jobs.source_state import ask_source
+from headwater.jobs.wait_result import WaitResult
+from headwater.jobs.waiter import Waiter
 from headwater.lake import status
 from headwater.lake.cuts import list_pins
 from headwater.lake.freshness import Look, Target
@@ -147,14 +149,14 @@ def test_an_answer_from_before_a_target_was_taken_does_not_put_it_into_the_futur
 def test_a_wait_is_judged_again_when_its_target_was_read_or_a_table_fell_out_of_step(
     pipeline: Pipeline, lake: HandLake, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wait, "_TRUSTED_SECONDS", 600.0)
-    monkeypatch.setattr(wait, "_VISIT_SECONDS", (600.0,))
+    monkeypatch.setattr(waiter_module, "_TRUSTED_SECONDS", 600.0)
+    monkeypatch.setattr(waiter_module, "_VISIT_SECONDS", (600.0,))
     begin = target_now(pipeline).lsn
     database.execute("insert into a select generate_series(1, 100)")
     target, lookout = target_now(pipeline), SharedLookout(pipeline)
     assert begin is not None
     assert target.lsn is not None
-    waiter = wait.Waiter(pipeline, target, timeout=600, keep=60, owner="me", ignore_suspended=True, lookout=lookout)
+    waiter = Waiter(pipeline, target, timeout=600, keep=60, owner="me", ignore_suspended=True, lookout=lookout)
 
     def is_judged() -> bool:
         lookout.refresh()
@@ -233,7 +235,7 @@ def test_a_source_that_does_not_answer_holds_no_wait_up_that_the_lake_can_end(
         over.wait(60)
 
     monkeypatch.setattr(SharedLookout, "answer", silent)
-    monkeypatch.setattr(wait, "_ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(waiter_module, "_ANSWER_SECONDS", 0.3)
 
     async def scenario() -> tuple[dict[str, Any], dict[str, Any]]:
         patient = asyncio.create_task(event_of(trigger(pipeline, target)))
@@ -279,14 +281,14 @@ def test_a_satisfied_wait_is_told_so_while_the_look_of_another_one_hangs(
 ) -> None:
     target, over = target_now(pipeline), threading.Event()
     lake.publish(target.lsn or 0, A)
-    look = wait.Waiter.look
+    look = Waiter.look
 
-    def hanging(self: wait.Waiter) -> wait.WaitResult | None:
+    def hanging(self: Waiter) -> WaitResult | None:
         if self.tables == (A, B):
             over.wait(60)
         return look(self)
 
-    monkeypatch.setattr(wait.Waiter, "look", hanging)
+    monkeypatch.setattr(Waiter, "look", hanging)
 
     async def scenario() -> dict[str, Any]:
         first = asyncio.create_task(event_of(trigger(pipeline, target)))

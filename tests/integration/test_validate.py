@@ -22,7 +22,8 @@ from headwater.config import Pipeline
 from headwater.embedded import EmbeddedServer
 from headwater.errors import EXIT_DONE, EXIT_REFUSED, EXIT_SUSPENDED, Refused
 from headwater.jobs.validate import validate
-from headwater.jobs.wait import WaitResult, wait
+from headwater.jobs.wait import wait
+from headwater.jobs.wait_result import WaitResult
 from headwater.lake.commits import open_table, select
 from headwater.lake.cuts import list_pins
 from headwater.lake.freshness import Outcome

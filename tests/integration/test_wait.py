@@ -22,7 +22,9 @@ from headwater.config import Pipeline
 from headwater.errors import EXIT_NOT_FRESH, EXIT_REFUSED, EXIT_SUSPENDED, Refused
 from headwater.jobs.source_state import ask_source
 from headwater.jobs.status import status
-from headwater.jobs.wait import NotFresh, Waiter, WaitResult, wait
+from headwater.jobs.wait import wait
+from headwater.jobs.wait_result import NotFresh, WaitResult
+from headwater.jobs.waiter import Waiter
 from headwater.lake import freshness
 from headwater.lake.cuts import list_pins
 from headwater.lake.freshness import Outcome

@@ -16,7 +16,9 @@ from fixtures.lakes import HandLake, position_at, utc
 from headwater.config import Pipeline, load_pipeline
 from headwater.errors import Refused
 from headwater.jobs.instead import instead_of_cut
-from headwater.jobs.wait import Waiter, WaitResult, wait_for_cut
+from headwater.jobs.wait import wait_for_cut
+from headwater.jobs.wait_result import WaitResult
+from headwater.jobs.waiter import Waiter
 from headwater.lake import validations
 from headwater.lake.control_tables import keep_validations
 from headwater.lake.cuts import list_pins

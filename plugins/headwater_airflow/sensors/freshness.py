@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from airflow.triggers.base import StartTriggerArgs
 
     from headwater.config import Pipeline
-    from headwater.jobs.wait import Waiter
+    from headwater.jobs.waiter import Waiter
     from headwater.jobs.wanted_parts import Partitions
     from headwater.names import TableName
 
@@ -189,7 +189,7 @@ class FreshnessSensor(BaseSensorOperator):
         return conn_id, load_pipeline(self.pipeline, {**os.environ, **connection_environment(conn_id)})
 
     def _waiter(self, pipeline: Pipeline, settings: Settings, context: Context) -> Waiter:
-        from headwater.jobs.wait import Asker, Waiter
+        from headwater.jobs.waiter import Asker, Waiter
         from headwater.lake.freshness import parse_requirement
 
         requirement = parse_requirement(settings.require)

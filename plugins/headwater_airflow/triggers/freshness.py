@@ -22,7 +22,7 @@ from headwater_airflow.wait_stats import count_wait
 if TYPE_CHECKING:
     from headwater.config import Pipeline
     from headwater.jobs.lookout import SharedLookout
-    from headwater.jobs.wait import Waiter
+    from headwater.jobs.waiter import Waiter
     from headwater.lake.freshness import Requirement
 
 
@@ -144,7 +144,7 @@ class FreshnessTrigger(BaseTrigger):
         return (datetime.fromisoformat(self.deadline) - datetime.now(UTC)).total_seconds()
 
     def _waiter(self, pipeline: Pipeline, lookout: SharedLookout) -> Waiter:
-        from headwater.jobs.wait import Asker, Waiter
+        from headwater.jobs.waiter import Asker, Waiter
         from headwater.jobs.wanted_parts import parse_partitions
         from headwater.lake.freshness import Target
         from headwater.names import TableName

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from headwater.config import Pipeline
     from headwater.errors import HeadwaterError
     from headwater.jobs.lookout import Question, SharedLookout
-    from headwater.jobs.wait import Waiter
+    from headwater.jobs.waiter import Waiter
 
 _AT_LEAST_SECONDS = 0.05
 """Between two ticks, however many waits come and go."""

@@ -14,7 +14,7 @@ from typing import Any
 from headwater.config import Pipeline
 from headwater.errors import Refused, Transient
 from headwater.jobs.source_state import SourceState, as_the_source_stands, ask_source, followed
-from headwater.jobs.wait import wanted_tables
+from headwater.jobs.waiter import wanted_tables
 from headwater.jobs.wanted_parts import find_parts
 from headwater.lake.cuts import AT_SOURCE, Cut, pin_cut, take_cut, time_text, with_parts
 from headwater.lake.freshness import IN_STEP, Outcome, complete_until

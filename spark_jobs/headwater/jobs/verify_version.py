@@ -22,7 +22,8 @@ import psycopg
 
 from headwater.config import Pipeline
 from headwater.errors import Transient
-from headwater.jobs.wait import LOOK_SECONDS, Waiter
+from headwater.jobs.wait import LOOK_SECONDS
+from headwater.jobs.waiter import Waiter
 from headwater.lake.cuts import Pin, pin_cut, release_pin, take_cut
 from headwater.lake.freshness import Outcome, Target
 from headwater.lake.ledger import Epoch, read_epoch
