@@ -308,13 +308,14 @@ def test_a_backfill_reloads_what_lies_in_the_interval_of_each_run(demo: Demo, st
         return [run for run in client.runs(RELOAD) if run["dag_run_id"] not in known]
 
     assert {run["run_type"] for run in client.runs(RELOAD)} <= {"manual"}, "the scheduler begins none"
-    where = "id between {start:%-d} and {end:%-d}"
+    where = "id >= {start:%-d} and id < {end:%-d}"
     runs = asked({"table": "public.orders", "where": where}, "2026-03-01", "2026-03-03")
-    assert [(run["run_type"], run["state"]) for run in runs] == [("backfill", "success")] * 3
+    said = [(run["run_type"], run["state"], client.tasks(RELOAD, run["dag_run_id"])) for run in runs]
+    assert said == [("backfill", "success", {"reload": "success"})] * 3
     for run in runs:
         day = int(run["data_interval_start"][8:10])
         told = client.log(RELOAD, run["dag_run_id"], "reload")
-        assert f"--where=id between {day} and {day + 1}" in told
+        assert f"--where=id >= {day} and id < {day + 1}" in told
         assert client.xcom(RELOAD, run["dag_run_id"], "reload")["tables"]["public.orders"]["state"] == "active"
     (refused,) = asked({"table": "public.orders"}, "2026-03-10", "2026-03-10")
     assert refused["state"] == "failed"
