@@ -3,13 +3,15 @@ by those who read their rows, and resumed as they are."""
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from deltalake import DeltaTable
 
-from fixtures.jobs import assert_equal, catch_up, lake_path_of, lake_rows, load_tables, record_of
+from fixtures.jobs import assert_equal, catch_up, following, lake_path_of, lake_rows, load_tables, record_of, until
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater import failpoints
@@ -178,6 +180,34 @@ def test_a_table_takes_another_shape_by_its_load_and_older_cuts_keep_theirs(
     fields = {field.name: field for field in spark.read.format("delta").load(folder).schema.fields}
     assert fields["note"].metadata.get("comment") == "as it was"
     assert DeltaTable(folder).metadata().configuration["team"] == "orders"
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("name", ["day", "order day"])
+def test_a_running_driver_goes_on_in_the_shape_that_a_load_has_given_its_table(
+    database: Database, spark: SparkSession, tmp_path: Path, name: str
+) -> None:
+    _table(database, MIXED, name)
+    pipeline = _pipeline(tmp_path, database)
+    load_tables(pipeline)
+    with following(pipeline) as running:
+        for partition_by in ([f'"{name}"'], []):
+            database.execute("update t set note = note || '.' where id % 3 = 0")
+            other = _pipeline(tmp_path, database, *partition_by)
+            load_tables(other, again=True)
+            database.execute(
+                f"update t set \"{name}\" = '2024-06-01' where id % 20 = 0", "delete from t where id % 20 = 1"
+            )
+            wanted = database.query("select count(*) from t")
+            until(partial(_holds, other, wanted, running), "the driver follows")
+    catch_up(other)
+    assert_equal(database, other, TABLE)
+
+
+def _holds(pipeline: Pipeline, rows: list[tuple[int]], running: Future[Any]) -> bool:
+    """Whether the table in the lake has so many and is in step, or nobody brings it there any more."""
+    found = sum((file.rows or 0) - file.deleted for file in _files(pipeline))
+    return running.done() or ([(found,)] == rows and record_of(pipeline, TABLE).state == "active")
 
 
 @pytest.mark.parametrize("is_large", [False, True])
