@@ -51,6 +51,16 @@ def test_a_cut_is_read_at_its_versions_also_past_deltas_own_retention(session: S
         assert frames['public."Order Lines"'].count() == rows
 
 
+@pytest.mark.parametrize("name", ["läke röot", "a%20b", "it's #1"])
+def test_a_cut_is_read_below_a_folder_whose_uri_has_escapes(
+    session: SparkSession, table: Path, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).mkdir()
+    moved = table.rename(tmp_path / name / table.name)
+    frames = headwater.read(session, cut_of(moved, 2))
+    assert sorted(row.id for row in frames['public."Order Lines"'].collect()) == list(range(3, 10))
+
+
 def scanned(path: Path, version: int, state: str = "in step", **arguments: Any) -> list[int]:
     found = headwater.scan(cut_of(path, version, state), 'public."Order Lines"', **arguments).read_all()
     return sorted(found["id"].to_pylist())

@@ -55,6 +55,23 @@ def cut(session: SparkSession, tmp_path: Path) -> dict[str, Any]:
     return {"pipeline": "shop", "epoch": 3, "tables": tables}
 
 
+def test_views_of_a_lake_whose_uri_has_escapes(session: SparkSession, cut: dict[str, Any], tmp_path: Path) -> None:
+    home = tmp_path / "läke röot"
+    home.mkdir()
+    (tmp_path / "_headwater").rename(home / "_headwater")
+    for name, table in cut["tables"].items():
+        path = home / TableName.parse(name).path
+        path.parent.mkdir(exist_ok=True)
+        (tmp_path / TableName.parse(name).path).rename(path)
+        table["path"] = path.as_uri()
+    for temporary in (False, True):
+        only = {**cut, "tables": {"public.orders": cut["tables"]["public.orders"]}} if temporary else cut
+        for name, view in headwater.views(session, only, temporary=temporary).items():
+            assert session.sql(f"select count(*) from {view}").collect()[0][0] == TABLES[name]
+    for name, table in headwater.register(session, cut, database="shop").items():
+        assert session.sql(f"select count(*) from {table}").collect()[0][0] == TABLES[name]
+
+
 def more(session: SparkSession, cut: dict[str, Any]) -> dict[str, Any]:
     """A later cut: each table has a hundred rows more."""
     later = {name: {**table, "version": 2} for name, table in cut["tables"].items()}

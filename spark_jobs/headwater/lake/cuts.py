@@ -233,7 +233,8 @@ def read_version(spark: SparkSession, cut: Mapping[str, Any], name: str, table: 
     from pyspark.errors import AnalysisException
 
     try:
-        frame = spark.read.format("delta").option("versionAsOf", table["version"]).load(table["path"])
+        place = storage.hadoop_place(table["path"])
+        frame = spark.read.format("delta").option("versionAsOf", table["version"]).load(place)
         if is_whole(table):
             return frame.where(wanted) if (wanted := partitions_condition(table, "`")) else frame
         reason = "its files were removed"

@@ -48,6 +48,15 @@ def uri_of(place: str) -> str:
     return Path(path_of(place)).as_uri()
 
 
+def hadoop_place(place: str) -> str:
+    """A place as Spark has to be told it: Hadoop takes every character of a path for itself, and finds no folder under
+    the percent escapes of a URI. A place elsewhere as it is."""
+    try:
+        return f"file://{path_of(place)}"
+    except ValueError:
+        return place
+
+
 # Read
 
 

@@ -23,7 +23,7 @@ from headwater.lake.cuts import (
     release_pin,
     root_of,
 )
-from headwater.lake.storage import path_of
+from headwater.lake.storage import hadoop_place, path_of
 from headwater.names import TableName
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def _names(cut: Mapping[str, Any], tables: list[str], database: str | None) -> d
 
 def _statement(cut: Mapping[str, Any], name: str, view: str, pin: _Pin | None) -> str:
     table = cut["tables"][name]
-    path = str(table["path"]).replace("`", "``")
+    path = hadoop_place(table["path"]).replace("`", "``")
     said = _quoted(f"{name} at epoch {cut['epoch']} of pipeline {cut['pipeline']}")
     properties = {"headwater.epoch": str(cut["epoch"]), **({_LAKE: pin[0], _PIN: pin[1]} if pin is not None else {})}
     shown = ", ".join(f"{_quoted(key)} = {_quoted(value)}" for key, value in properties.items())
