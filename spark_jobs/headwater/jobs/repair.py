@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -102,13 +103,18 @@ def _read_keys(
     candidates: Candidates,
     numbers: Sequence[int],
 ) -> tuple[pa.Table, pa.Table]:
-    """The rows at the source under these keys, the transaction that wrote each as the last column; and all the keys."""
-    batches = []
+    """The rows at the source under these keys, the transaction that wrote each as the last column; and all the keys.
+    One session reads, for at most half of the time: a repair is in no hurry, and the source has others to serve."""
+    batches: list[pa.RecordBatch] = []
+    seconds = 0.0
     for start in range(0, len(numbers), _KEYS_PER_READ):
+        time.sleep(seconds)
+        began = time.monotonic()
         texts = candidates.texts(numbers[start : start + _KEYS_PER_READ])
         key = key_of(pipeline, schema)
         reader = KeyReader(pipeline.conninfo(), snapshot_id, schema, signatures, keys=texts, hash_key=key)
         batches += list(reader.read())
+        seconds = time.monotonic() - began
     kind = lake_schema(schema).append(pa.field(ORIGIN, pa.int64()))
     rows = pa.Table.from_batches(batches).cast(kind) if batches else kind.empty_table()
     typed = candidates.keys.select(candidates.key_columns).take(pa.array(numbers, pa.int64()))
