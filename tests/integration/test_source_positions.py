@@ -11,7 +11,7 @@ import pytest
 
 from fixtures.postgres import Database
 from headwater.embedded import EmbeddedServer
-from headwater.errors import Refused
+from headwater.errors import Refused, SourceUnreachable
 from headwater.position import parse_lsn
 from headwater.source.connection import connect, identify
 from headwater.source.samples import commit_position, emit_marker, insert_position, take_sample
@@ -40,16 +40,24 @@ def test_a_standby_is_known_as_such_and_its_timeline_rises_with_its_promotion(
         identity = identify(connection)
         assert identity.in_recovery
         assert (identity.system_id, identity.timeline) == (identify(primary).system_id, 1)
-        assert take_sample(connection).lsn > 0
         with pytest.raises(Refused) as refused:
             emit_marker(connection)
         assert refused.value.code == "cannot_mark"
-        with capture_point(standby.conninfo()) as point:
-            assert point.position.timeline == 1
+        # What it has replayed is less than what was committed: neither a position to wait for nor a state to load.
+        for ask in (take_sample, insert_position, commit_position):
+            with pytest.raises(SourceUnreachable) as not_there:
+                ask(connection)
+            assert (not_there.value.code, not_there.value.remedy) == (
+                "in_recovery",
+                "name the primary in source.connection; with several hosts add target_session_attrs=read-write",
+            )
+        with pytest.raises(SourceUnreachable, match="only its primary knows"), capture_point(standby.conninfo()):
+            pass
         connection.execute("select pg_promote(true, 30)")
         # At once, though the last checkpoint is still one of the old timeline.
         assert identify(connection).timeline == 2
         assert not identify(connection).in_recovery
+        assert take_sample(connection).lsn <= insert_position(connection).lsn
 
 
 def test_a_commit_position_lies_at_or_above_the_commit_in_the_log(database: Database) -> None:

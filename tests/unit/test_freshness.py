@@ -171,7 +171,6 @@ def test_a_source_on_another_timeline_or_shorter_than_the_position_refuses_the_t
     assert future is not None
     assert (future.outcome, Outcome.FUTURE_POSITION.exit_status) == (Outcome.FUTURE_POSITION, 2)
     assert refuse_target(at(500), LOG, 500) is None
-    assert refuse_target(at(501), LOG, None) is None  # a standby does not know
 
 
 def test_staleness_counts_from_the_newest_sample_that_the_tables_cover() -> None:

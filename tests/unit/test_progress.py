@@ -31,9 +31,7 @@ def look(
 
 def source(*, reading: bool = True, transactions: tuple[OpenTransaction, ...] = ()) -> SourceState:
     slot = SlotState("slot", "pgoutput", "shop", reading, None, None, None, None, None, None, False, None)
-    return SourceState(
-        position_at(lsn=0x400), False, (utc(30), 0x400), time.monotonic(), slot, open_transactions=transactions
-    )
+    return SourceState(position_at(lsn=0x400), (utc(30), 0x400), time.monotonic(), slot, open_transactions=transactions)
 
 
 def test_it_says_how_far_how_fast_and_how_long() -> None:

@@ -2,7 +2,8 @@
 
 The position is asked first and the marker written after it: the marker lies at or above the position, is flushed,
 and seals the driver's open batch, so whoever waits for the position is served at once, also where nothing else
-writes. Where no marker can be written (a standby, no right) the driver's own pace is the bound.
+writes. Where no marker can be written (no right) the driver's own pace is the bound. A standby is no source to ask:
+what it has replayed may be less than was committed before the wait.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from headwater.jobs.wal_ceiling import REMEDY, give_up_if_beyond
 from headwater.lake.freshness import Look, TableState
 from headwater.names import TableName
 from headwater.position import Position
-from headwater.source.connection import Connection, connect, identify
+from headwater.source.connection import Connection, connect
 from headwater.source.problems import Problem, error
 from headwater.source.publication import inserts_name
 from headwater.source.samples import emit_marker, insert_position, take_sample
@@ -44,7 +45,6 @@ class SourceState:
     """
 
     position: Position
-    in_recovery: bool
     sample: tuple[datetime, int]
     asked_at: float
     slot: SlotState | None
@@ -96,9 +96,8 @@ def as_the_source_stands(look: Look, source: SourceState | None, now: Callable[[
 
 
 def _problem_of(standing: Standing, source: SourceState, same_log: bool) -> Problem | None:
-    """What the table lost at the source, or all of them with the slot (which a standby need not have, nor another
-    server)."""
-    if same_log and not source.in_recovery and (loss := loss_of(source.slot)):
+    """What the table lost at the source, or all of them with the slot (which another server need not have)."""
+    if same_log and (loss := loss_of(source.slot)):
         return error("slot_gap", str(standing.registered.name), loss, REMEDY)
     return standing_problem(standing)
 
@@ -124,9 +123,8 @@ def ask_source(pipeline: Pipeline, registered: Iterable[Registered] = ()) -> Sou
 def read_source_state(
     connection: Connection, pipeline: Pipeline, registered: Iterable[Registered] = (), *, look_only: bool = False
 ) -> SourceState:
-    """The answers alone: nothing is written. A slot past its ceiling is given up, unless this is to `look_only`, and
-    then there is none."""
-    in_recovery = identify(connection).in_recovery
+    """The answers alone: nothing is written. SourceUnreachable (`in_recovery`) at a standby. A slot past its ceiling is
+    given up, unless this is to `look_only`, and then there is none."""
     position = insert_position(connection)
     asked_at = time.monotonic()
     sample = take_sample(connection)
@@ -135,4 +133,4 @@ def read_source_state(
     if not look_only:
         found = give_up_if_beyond(connection, pipeline, found)
     standings = read_standings(connection, registered)
-    return SourceState(position, in_recovery, clock, asked_at, found, standings, tuple(open_now(connection)))
+    return SourceState(position, clock, asked_at, found, standings, tuple(open_now(connection)))

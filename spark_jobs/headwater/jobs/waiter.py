@@ -298,8 +298,7 @@ class Waiter:
     def _refusal(self) -> Verdict | None:
         assert self.target is not None
         position = self._source.position
-        insert_lsn = None if self._source.in_recovery else position.lsn
-        return freshness.refuse_target(self.target, (position.system_id, position.timeline), insert_lsn)
+        return freshness.refuse_target(self.target, (position.system_id, position.timeline), position.lsn)
 
     def _judge(self, look: Look) -> Verdict:
         assert self.target is not None

@@ -194,12 +194,11 @@ def hopeless(waiting: Verdict, seconds_left: float) -> Verdict:
     )
 
 
-def refuse_target(target: Target, source: tuple[str, int], insert_lsn: int | None) -> Verdict | None:
-    """Why the source says that `target` can never be met; None when it can. `insert_lsn`: None on a standby,
-    whose own replay may lag behind a position that the primary has long written."""
+def refuse_target(target: Target, source: tuple[str, int], insert_lsn: int) -> Verdict | None:
+    """Why the source says that `target` can never be met; None when it can. `insert_lsn`: where its log ends."""
     if target.log is not None and target.log != source:
         return _timeline_changed(target.log, source)
-    if target.lsn is not None and insert_lsn is not None and target.lsn > insert_lsn:
+    if target.lsn is not None and target.lsn > insert_lsn:
         return Verdict(
             Outcome.FUTURE_POSITION,
             f"the position {format_lsn(target.lsn)} lies beyond the end of the source's log, "

@@ -173,6 +173,25 @@ def position_now(connection: Connection) -> Position:
         return _position_now(connection)[0]
 
 
+def primary_position(connection: Connection) -> Position:
+    """As `position_now`, and never of a standby: `SourceUnreachable` (`in_recovery`), see `not_the_primary`."""
+    with errors_named(_where_connected(connection)):
+        position, in_recovery = _position_now(connection)
+    if in_recovery:
+        raise not_the_primary()
+    return position
+
+
+def not_the_primary() -> SourceUnreachable:
+    """What has been replayed says nothing of what the primary has committed by now: a wait would end too early, and
+    its clock beside that position is a sample of nothing. As good as no answer, since the primary may come back."""
+    return SourceUnreachable(
+        "what answers is a standby, and only its primary knows where the log ends",
+        code="in_recovery",
+        remedy="name the primary in source.connection; with several hosts add target_session_attrs=read-write",
+    )
+
+
 def _position_now(connection: Connection) -> tuple[Position, bool]:
     row = connection.execute(
         """

@@ -4,7 +4,7 @@ A sample is (source clock, log position) of one query, and the only clock that f
 first: every transaction committed before that time has its commit record below the position read after it.
 
 Positions in this module are ends of what was written, never guesses below it, so a reader that has passed one
-has everything up to it.
+has everything up to it. A standby knows none: asked there, all of this raises `SourceUnreachable` (`in_recovery`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from psycopg.pq import TransactionStatus
 
-from headwater.errors import Refused, Transient
+from headwater.errors import Refused
 from headwater.position import Position, parse_lsn
-from headwater.source.connection import Connection, errors_named, position_now
+from headwater.source.connection import Connection, errors_named, not_the_primary, primary_position
 
 MARKER_PREFIX = "headwater"
 _FLUSH_SINCE = 170000
@@ -31,25 +31,24 @@ class Sample:
 
 
 def take_sample(connection: Connection) -> Sample:
-    """On a standby: the position replayed there, as far as its readers can see."""
+    """Clock and insert position, in that order."""
     with errors_named("the source's clock"):
         row = connection.execute(
-            "select clock_timestamp(), "
-            "(case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_insert_lsn() end)::text"
+            "select clock_timestamp(), (case when not pg_is_in_recovery() then pg_current_wal_insert_lsn() end)::text"
         ).fetchone()
     assert row is not None
     if row[1] is None:
-        raise Transient("the standby has replayed nothing yet", code="source_unreachable", remedy="try again")
+        raise not_the_primary()
     return Sample(row[0].astimezone(datetime.UTC), parse_lsn(row[1]))
 
 
 def insert_position(connection: Connection) -> Position:
-    """Where the next record of the log begins (on a standby: what has been replayed).
+    """Where the next record of the log begins.
 
     It may lie above anything that is flushed, and just above a page header, so that the position of an idle
     connection that streams the log stays below it: whoever waits for it writes a marker.
     """
-    return position_now(connection)
+    return primary_position(connection)
 
 
 def commit_position(connection: Connection) -> Position:
@@ -62,9 +61,9 @@ def commit_position(connection: Connection) -> Position:
     if connection.info.transaction_status != TransactionStatus.IDLE:
         raise ValueError("the connection is inside a transaction: commit it before asking for its position")
     if connection.autocommit:
-        return position_now(connection)
+        return primary_position(connection)
     with connection.transaction():  # leaves the caller's connection as idle as it was
-        return position_now(connection)
+        return primary_position(connection)
 
 
 def emit_marker(connection: Connection) -> int:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from headwater.errors import Transient
 from headwater.position import Position, parse_lsn
-from headwater.source.connection import Connection, connect, errors_named, position_now
+from headwater.source.connection import Connection, connect, errors_named, primary_position
 
 _WRAP = 1 << 32
 _MOST_MILLISECONDS = (1 << 31) - 1  # that a time-out of the server can be: 24 days
@@ -95,7 +95,8 @@ class CapturePoint:
 def capture_point(conninfo: str, max_age: float = 0) -> Iterator[CapturePoint]:
     """One REPEATABLE READ, READ ONLY transaction, held open inside the block and then rolled back. `max_age`: seconds
     after which the server ends it, whatever has become of us; 0: never. It counts from the last question to the
-    session, and nothing is asked of it inside the block."""
+    session, and nothing is asked of it inside the block. SourceUnreachable (`in_recovery`) at a standby, which lacks
+    what its primary has committed."""
     connection = connect(conninfo, application_name="headwater capture point")
     with contextlib.closing(connection):
         with errors_named("the capture point"):
@@ -105,7 +106,7 @@ def capture_point(conninfo: str, max_age: float = 0) -> Iterator[CapturePoint]:
             row = connection.execute("select pg_export_snapshot(), pg_current_snapshot()::text").fetchone()
         assert row is not None
         # In a later statement: in the same one it could be read before the snapshot is taken.
-        position = position_now(connection)
+        position = primary_position(connection)
         yield CapturePoint(row[0], VisibilitySnapshot.parse(row[1]), position, connection)
 
 
