@@ -218,7 +218,7 @@ def test_a_driver_that_lives_but_cannot_publish_makes_it_timed_out(shop: Shop) -
     with shop.follow() as follower:
         follower.held.add(ORDERS)
         shop.database.execute("insert into orders values (1)")
-        result = shop.wait(timeout=1)
+        result = shop.wait(timeout=3)
         assert (result.outcome, result.exit_status) == (Outcome.TIMED_OUT, EXIT_NOT_FRESH)
         assert "has been read and is not published yet" in result.verdict.reason
         # Nothing of the other table is missing: its readers go on.
