@@ -184,6 +184,24 @@ spark.LoadOperator(task_id="load", pipeline=sys.argv[1], **both).execute({"ti": 
     assert key not in ran.stdout
 
 
+@pytest.mark.parametrize("put_back", [0, 1])
+def test_a_slice_that_goes_on_after_a_pause_does_not_tell_openlineage_that_it_starts_once_more(
+    pipeline: str, monkeypatch: pytest.MonkeyPatch, put_back: int
+) -> None:
+    from airflow.providers.openlineage.plugins.listener import OpenLineageListener
+    from airflow.utils.state import TaskInstanceState
+
+    from headwater_airflow.operators.spark import ReplicateOperator
+
+    starts: list[Any] = []
+    monkeypatch.setattr(OpenLineageListener, "_on_task_instance_running", lambda self, *told: starts.append(told))
+    task = ReplicateOperator(task_id="replicate", pipeline=pipeline, go_on_after_pause=True)
+    context = {"dag_run": None, "dag": None, "task": task, "task_reschedule_count": put_back}
+    instance: Any = SimpleNamespace(get_template_context=lambda: context, start_date=None)
+    OpenLineageListener().on_task_instance_running(TaskInstanceState.QUEUED, instance)
+    assert len(starts) == (0 if put_back else 1)
+
+
 def test_operators_are_made_where_openlineage_is_not_installed(airflow_home: Path) -> None:
     program = """
 import sys

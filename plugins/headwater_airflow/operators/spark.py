@@ -324,6 +324,8 @@ class ReplicateOperator(HeadwaterSparkOperator):
         )
         self.stop_when_paused = stop_when_paused
         self.go_on_after_pause = go_on_after_pause
+        # OpenLineage's listener takes only such tasks for put back, and would tell each time that the same run starts.
+        self.reschedule = go_on_after_pause
 
     def execute(self, context: Context) -> dict[str, Any] | None:
         if not self.stop_when_paused:
