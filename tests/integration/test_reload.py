@@ -32,7 +32,8 @@ from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.cli import main
 from headwater.config import Pipeline
-from headwater.errors import LostLease, Refused
+from headwater.errors import LostLease, Refused, Transient
+from headwater.jobs import reload as reload_module
 from headwater.jobs.instead import instead_of_cut
 from headwater.jobs.reload import reload
 from headwater.jobs.status import status
@@ -274,6 +275,27 @@ def test_a_reload_that_fails_changes_nothing_and_leaves_nothing(shop: Shop, tmp_
     root = shop.pipeline.lake_path()
     until(lambda: not storage.names(kept_path(root, "")), "what was kept for it is gone")
     assert not storage.names(reloaded_path(root, ""))
+
+
+def test_a_reload_whose_table_is_loaded_anew_meanwhile_says_so(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    def overtaken(frame: object, folder: str) -> None:
+        load_tables(shop.pipeline, PLAIN, again=True)
+        name = Path(folder).name
+
+        def given_up() -> bool:
+            answer = registry_of(shop.pipeline).kept.get(name)
+            return answer is not None and answer.state == "failed"
+
+        until(lambda: given_up() or shop.running.done(), "the driver has given it up")
+        raise FileNotFoundError(folder)  # as the engine does whose files are removed
+
+    monkeypatch.setattr(reload_module, "_write", overtaken)
+    with pytest.raises(Transient) as failed:
+        _reload(shop, PLAIN)
+    assert (failed.value.code, failed.value.where) == ("reload_failed", PLAIN)
+    assert "was not reloaded: the table was loaded anew" in failed.value.message
+    assert storage.names(reloaded_path(shop.pipeline.lake_path(), "")) == []
+    until(lambda: record_of(shop.pipeline, PLAIN).state == "active" or shop.running.done(), "it is followed again")
 
 
 @pytest.mark.parametrize(

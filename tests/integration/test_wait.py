@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -179,10 +180,40 @@ def test_a_position_that_the_lake_has_passed_needs_neither_driver_nor_source(sho
 
 
 def test_now_is_not_known_without_the_source(shop: Shop, tmp_path: Path) -> None:
-    for requirement in ("now", "30s"):
-        result = wait(shop.with_source_down(tmp_path), None, requirement, 5)
+    for requirement, target in (("now", None), ("30s", "30s")):
+        result = wait(shop.with_source_down(tmp_path), None, requirement, 0.3)
         assert (result.outcome, result.exit_status) == (Outcome.SOURCE_UNREACHABLE, EXIT_NOT_FRESH)
-        assert result.to_json()["target"] is None
+        shown = result.to_json()
+        assert shown["target"] == target
+        assert shown["reason"].startswith("the source does not answer: ")
+        assert result.progress is not None
+        assert result.progress.blocker.startswith("the source does not answer: ")
+
+
+@pytest.mark.parametrize("requirement", ["now", "60s", "default"])
+def test_a_wait_that_began_while_the_source_was_down_is_satisfied_by_what_it_says_afterwards(
+    shop: Shop, requirement: str
+) -> None:
+    shop.database.execute("insert into orders values (1)")  # committed before the wait, and not in the lake
+    shop.database.server.stop()
+    waiter = Waiter(shop.pipeline, freshness.parse_requirement(requirement), timeout=60, keep=60, owner="test")
+    assert waiter.look() is None
+    assert waiter.target is not None
+    assert "does not answer" in str(waiter.progress)
+    # In another process, as after a deferral, the wait is the same.
+    target = freshness.Target.from_json(json.loads(json.dumps(waiter.target.to_json())))
+    assert target == waiter.target
+    other = Waiter(shop.pipeline, target, timeout=60, keep=60, owner="test")
+    assert other.look() is None
+    shop.database.server.start()
+    with shop.follow() as follower:
+        for one in (waiter, other):
+            while (result := one.look()) is None:
+                threading.Event().wait(0.05)
+            cut = result.to_json()
+            assert cut["outcome"] == "satisfied"
+            if requirement != "60s":
+                assert follower.published[cut["epoch"]][ORDERS] == 1
 
 
 def test_a_position_beyond_the_sources_log_is_refused(shop: Shop) -> None:

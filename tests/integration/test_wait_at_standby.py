@@ -93,11 +93,11 @@ def _clock(pair: Pair) -> datetime:
 
 def test_what_only_the_primary_knows_is_not_taken_from_a_standby(pair: Pair) -> None:
     pair.commit()  # nobody has read it: the lake lacks it, and the standby knows nothing of it
-    for requirement in ("now", "1h", "default"):
+    for requirement, target in (("now", None), ("1h", "3600s"), ("default", None)):
         result = pair.wait(requirement)
         shown = result.to_json()
         assert (result.outcome, result.exit_status) == (Outcome.SOURCE_UNREACHABLE, EXIT_NOT_FRESH)
-        assert (shown["target"], shown["reason"], shown["remedy"]) == (None, REASON, REMEDY)
+        assert (shown["target"], shown["reason"], shown["remedy"]) == (target, REASON, REMEDY)
     cut = headwater.wait(pair.pipeline, timeout=0.3, on_timeout="continue")
     assert (cut["outcome"], cut["staleness_seconds"]) == ("source_unreachable", None)
     slot = status(pair.pipeline)["slot"]

@@ -371,13 +371,25 @@ def test_an_outage_of_the_store_is_waited_out(lake: HandLake, pipeline: str) -> 
     assert asyncio.run(scenario())[0]["outcome"] == "satisfied"
 
 
-def test_now_without_the_source_fails_the_try_and_shows_no_secret(lake: HandLake, pipeline: str) -> None:
+def test_now_without_the_source_is_waited_for_then_fails_the_try_and_shows_no_secret(
+    lake: HandLake, pipeline: str
+) -> None:
     from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-    with pytest.raises(AirflowException, match="source_unreachable") as failed:
-        sensor(pipeline).execute(CONTEXT)
-    assert not isinstance(failed.value, AirflowFailException)
-    assert SECRET not in str(failed.value)
+    task = sensor(pipeline, max_wait=1)
+    trigger = stored_and_restored(deferred(task))
+    assert trigger.target is not None
+    (event,) = asyncio.run(events(trigger))
+    assert (event["outcome"], event["target"], event["exit_status"]) == ("source_unreachable", None, 3)
+    ends: list[Callable[[], Any]] = [
+        lambda: task.execute_complete(CONTEXT, event),
+        lambda: sensor(pipeline, max_wait=0).execute(CONTEXT),
+    ]
+    for end in ends:
+        with pytest.raises(AirflowException, match="source_unreachable") as failed:
+            end()
+        assert not isinstance(failed.value, AirflowFailException)
+        assert SECRET not in str(failed.value)
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,16 @@ def test_a_sensor_that_starts_in_the_triggerer_waits_for_partitions_as_well(
         sensor(pipeline, partitions={A: [1]})
 
 
+def test_partitions_that_only_the_source_knows_are_not_forgotten_while_it_is_down(
+    parted: HandLake, pipeline: str
+) -> None:
+    task = sensor(pipeline, require=at(parted, 0x180), partitions={A: "a_3"}, max_wait=1)
+    trigger = stored_and_restored(deferred(task))
+    (event,) = asyncio.run(events(trigger))
+    assert (event["outcome"], event["exit_status"]) == ("source_unreachable", 3)
+    assert event["reason"].startswith("the source does not answer: ")
+
+
 def test_what_goes_on_instead_is_of_these_partitions_too(parted: HandLake, pipeline: str) -> None:
     loaded = headwater.config.load_pipeline(pipeline)
     partitions = parse_partitions({A: "a_1"}, None)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # A trigger enforces the deadline itself: Airflow's own, looked at every 15 s, is only for a triggerer that is gone.
 _GRACE = timedelta(minutes=2)
-_SKIPPED_ON_TIMEOUT = frozenset({"timed_out", "not_running", "not_validated"})
+_SKIPPED_ON_TIMEOUT = frozenset({"timed_out", "not_running", "source_unreachable", "not_validated"})
 
 
 class FreshnessSensor(BaseSensorOperator):
@@ -233,6 +233,7 @@ class FreshnessSensor(BaseSensorOperator):
                 who=who_of(context),
                 requirement=waiter.requirement,
                 began=(deadline - settings.max_wait).isoformat(),
+                partitions=settings.partitions if not waiter.target.parts else None,
             ),
             method_name="execute_complete",
             timeout=settings.max_wait + _GRACE,

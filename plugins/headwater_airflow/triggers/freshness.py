@@ -31,7 +31,8 @@ class FreshnessTrigger(BaseTrigger):
 
     The event's payload is the wait's JSON with `exit_status` beside it; a refusal is `{"error": ..., "exit_status"}`.
     `ends_task`: a wait that is satisfied ends the task here, with the cut as its XCom, and no worker is asked for.
-    `who`, `requirement`, `began`: for the log of waits, the last one by the worker's clock.
+    `who`, `requirement`, `began`: for the log of waits, the last one by the worker's clock. `partitions`: as long as
+    the target does not say which these are.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class FreshnessTrigger(BaseTrigger):
         who: str = "",
         requirement: str = "",
         began: str | None = None,
+        partitions: Mapping[str, str | Sequence[str]] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.pipeline = pipeline
@@ -70,7 +72,7 @@ class FreshnessTrigger(BaseTrigger):
         # Where no target is known yet: what it is to be taken from.
         self.wanted: Requirement | None = None
         self.validated = False
-        self.partitions: Mapping[str, str | Sequence[str]] | None = None
+        self.partitions = partitions
         self._current: Waiter | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -91,6 +93,7 @@ class FreshnessTrigger(BaseTrigger):
                 "who": self.who,
                 "requirement": self.requirement,
                 "began": self.began,
+                "partitions": self.partitions,
             },
         )
 
@@ -162,7 +165,7 @@ class FreshnessTrigger(BaseTrigger):
             ignore_suspended=self.ignore_suspended,
             give_up_early=self.give_up_early,
             validated=self.validated and self.target is None,  # a target says by itself of which
-            partitions=parse_partitions(self.partitions, None) if self.target is None else None,
+            partitions=parse_partitions(self.partitions, None),
             lookout=lookout,
             # A trigger that was stored by an older version does not know who asks.
             asker=Asker(self.who, self.requirement, began) if self.who else None,

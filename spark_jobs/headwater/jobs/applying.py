@@ -353,7 +353,12 @@ class Tables:
     def apply(self, name: str, share: Share, transactions: Transactions, still_alive: Callable[[], None]) -> Result:
         """In the table's lane: keep its share for whoever asked for that, and commit it. Raises what is not the
         table's own failure."""
-        self.keeper.keep(name, share, transactions)
+        try:
+            self.keeper.keep(name, share, transactions)
+        except OSError as error:
+            self._ledger.check_fence()  # a driver that has taken over removes what nobody waits for any more
+            self.retries.refuse_outage(error)
+            raise
         if not self.is_replicated(name) or self.keeper.holds_back(name):
             return Result()
         return self.attempt(name, partial(self.apply_share, name, share, transactions, still_alive))

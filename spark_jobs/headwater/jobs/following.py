@@ -127,6 +127,8 @@ class Following:
         """What was kept or read for nobody that is left."""
         wanted = {load_name(r) for r in self._registry.tables.values() if r.state in ("loading", "catching up")}
         wanted |= {reload.name for reload in self._open_reloads()}
+        # What has ended since this driver began to keep for it is ended as everything is that ends while it runs.
+        wanted |= self._tables.keeper.all_names()
         for answer in list(self._registry.kept.values()):
             if answer.state == "keeping" and answer.name not in wanted:
                 self._registry.write(answer.ended("failed", now_text(), "whoever asked for it is gone"))

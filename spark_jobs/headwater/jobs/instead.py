@@ -15,7 +15,7 @@ from headwater.config import Pipeline
 from headwater.errors import Refused, Transient
 from headwater.jobs.source_state import SourceState, as_the_source_stands, ask_source, followed
 from headwater.jobs.waiter import wanted_tables
-from headwater.jobs.wanted_parts import find_parts
+from headwater.jobs.wanted_parts import ask_parts
 from headwater.lake.cuts import AT_SOURCE, Cut, pin_cut, take_cut, time_text, with_parts
 from headwater.lake.freshness import IN_STEP, Outcome, complete_until
 from headwater.lake.status import LakeReader
@@ -86,7 +86,7 @@ def _as_it_stands(
     epoch = lake.epoch(look.file.epoch)
     in_step = [name for name in names if name in look.tables and look.tables[name].state == IN_STEP]
     lsn = min(map(look.covered, in_step), default=epoch.position.lsn)
-    parts = find_parts(pipeline, lake.registry(), partitions)
+    parts = ask_parts(pipeline, lake.registry(), partitions)
     cut = with_parts(take_cut(root, pipeline.name, look, epoch, names, lsn), parts)
     pin = pin_cut(root, cut, owner, datetime.now(UTC) + timedelta(seconds=keep))
     complete = complete_until(look.file, lsn, [source.sample] if source is not None else ())
@@ -114,4 +114,4 @@ def _at_the_source(pipeline: Pipeline, tables: Iterable[TableName] | None, parti
         "fallback": {"pipeline_file": pipeline.file, "repeatable": False},
         "instead": "with the source: whoever reads this cut reads its tables there, as they are then; not repeatable",
     }
-    return with_parts(cut, find_parts(pipeline, lake.registry(), partitions))
+    return with_parts(cut, ask_parts(pipeline, lake.registry(), partitions))

@@ -13,7 +13,6 @@ from typing import Final
 
 import numpy as np
 
-from headwater.errors import Transient
 from headwater.jobs.batches import Share
 from headwater.jobs.kept_changes import KeptChanges
 from headwater.lake.registry import TableRecord
@@ -61,6 +60,9 @@ class Keeper:
     def names(self, table: str) -> set[str]:
         return set(self._by_table.get(table, ()))
 
+    def all_names(self) -> set[str]:
+        return {name for kept in self._by_table.values() for name in kept}
+
     def keeps(self, table: str) -> bool:
         return bool(self._by_table.get(table))
 
@@ -71,17 +73,10 @@ class Keeper:
         return self._by_table[table][name].changes
 
     def keep(self, table: str, share: Share, transactions: Transactions) -> None:
+        """OSError when the lake does not take it."""
         for keep in self._by_table.get(table, {}).values():
             wanted = keep.leaves
             blocks = [block for block in share.blocks if not wanted or block.relation.relation_id in wanted]
             truncates = [t for t in share.truncates if not wanted or wanted.intersection(t.relation_ids)]
             everything = [(block, np.ones(block.changes, dtype=np.bool_)) for block in blocks]
-            try:
-                keep.changes.append(everything, truncates, transactions, int(transactions.end_lsn[-1]))
-            except OSError as error:
-                raise Transient(
-                    f"the lake took no further changes that are kept for a load or reload: {error.strerror or error}",
-                    code="lake_full",
-                    where=f"lake.root, table {table}",
-                    remedy="make room there, then run replicate again: nothing is lost, it goes on from the ledger",
-                ) from error
+            keep.changes.append(everything, truncates, transactions, int(transactions.end_lsn[-1]))

@@ -16,6 +16,7 @@ from headwater.errors import HeadwaterError, Transient
 from headwater.jobs.source_state import SourceState, as_the_source_stands, ask_source, followed
 from headwater.lake.freshness import Look
 from headwater.lake.status import LakeReader
+from headwater.source.parts import NamedPart
 from headwater.source.standing import Registered
 
 _ANEW_SECONDS = 600.0
@@ -64,12 +65,13 @@ class Lookout:
             self._registered[asked] = followed(self.lake.registry(), self._pipeline.source.publication, tables)
         return self._registered[asked]
 
-    def ask(self, tables: Collection[str], not_before: float, pause: float) -> bool:
-        """Have `source` be an answer about `tables` that was asked for after the moment `not_before` and is not older
-        than `pause` seconds; False as long as that is under way. SourceUnreachable, other Transient, or Refused."""
+    def ask(self, tables: Collection[str], not_before: float, pause: float, parts: Collection[NamedPart] = ()) -> bool:
+        """Have `source` be an answer about `tables` and `parts` that was asked for after the moment `not_before` and is
+        not older than `pause` seconds; False as long as that is under way. SourceUnreachable, other Transient, or
+        Refused."""
         question = self.registered(tables)
         try:
-            self._take(ask_source(self._pipeline, question))
+            self._take(ask_source(self._pipeline, question, parts))
         except HeadwaterError as error:
             self._take(error)
             raise
@@ -84,11 +86,15 @@ class Lookout:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """About the tables of so many waits that it is asked once for all of them."""
+    """About the tables and partitions of so many waits that it is asked once for all of them."""
 
     tables: frozenset[str]
+    parts: frozenset[NamedPart]
     registered: list[Registered]
     asked_at: float
+
+    def covers(self, tables: Collection[str], parts: Collection[NamedPart]) -> bool:
+        return self.tables.issuperset(tables) and self.parts.issuperset(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,7 @@ class SharedLookout(Lookout):
     def __init__(self, pipeline: Pipeline) -> None:
         super().__init__(pipeline)
         self._wanted: frozenset[str] = frozenset()
+        self._wanted_parts: frozenset[NamedPart] = frozenset()
         self._asked = False
         self._brought: _Answer | None = None
         self._answer: _Answer | None = None
@@ -119,16 +126,17 @@ class SharedLookout(Lookout):
             self._answer = self._brought
             self._take(self._answer.content)
 
-    def ask(self, tables: Collection[str], not_before: float, pause: float) -> bool:
+    def ask(self, tables: Collection[str], not_before: float, pause: float, parts: Collection[NamedPart] = ()) -> bool:
         known = self._answer
         # One that has just come counts however long the look takes in which it is judged.
         if known is not None and (self._is_new or time.monotonic() - known.answered_at <= pause):
             mine = known.question.asked_at >= not_before
             if isinstance(known.content, HeadwaterError) and (mine or isinstance(known.content, Transient)):
                 raise known.content.with_traceback(None)  # by many waits, each time with more of it
-            if isinstance(known.content, SourceState) and mine and known.question.tables.issuperset(tables):
+            if isinstance(known.content, SourceState) and mine and known.question.covers(tables, parts):
                 return True
         self._wanted |= frozenset(tables)
+        self._wanted_parts |= frozenset(parts)
         self._asked = True
         return False
 
@@ -137,12 +145,12 @@ class SharedLookout(Lookout):
         if not self._asked:
             return None
         self._asked = False
-        return Question(self._wanted, self.registered(self._wanted), time.monotonic())
+        return Question(self._wanted, self._wanted_parts, self.registered(self._wanted), time.monotonic())
 
     def answer(self, question: Question, pipeline: Pipeline) -> None:
         """Ask the source, as `pipeline` names it now. From any thread."""
         try:
-            self.bring(question, ask_source(pipeline, question.registered))
+            self.bring(question, ask_source(pipeline, question.registered, question.parts))
         except HeadwaterError as error:
             self.bring(question, error)
 

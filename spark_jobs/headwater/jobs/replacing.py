@@ -139,9 +139,12 @@ class Replacing:
                 size = sum(found for _, found in rows_in(row_files(root, name)))
                 reach("reload.after_read")
                 self.registry.write(done)
-            except BaseException:
+            except BaseException as error:
+                refusal = None if isinstance(error, HeadwaterError) else self._refusal(asked)
                 self._give_up(asked)
                 remove_rows(root, name)
+                if isinstance(error, Exception) and refusal is not None:
+                    raise refusal from error  # the driver has removed what was being written
                 raise
             # From here on it is the driver's: it may be at it already.
             emit_marker(self.connection)  # an idle log moves on, to where all that was read has been applied
@@ -242,16 +245,17 @@ class Replacing:
             meanwhile=marked,
         )
         if found is None or found.state == "failed":
-            reason = found.reason if found is not None else "replicate has ended"
-            what = f"was {asked.done} and is not published yet" if done else f"was not {asked.done}"
-            again = "see headwater status PIPELINE.yaml; run it again when replicate runs and the table is active"
-            raise Transient(
-                f"{asked.shown} {what}: {reason}",
-                code="reload_failed",
-                where=asked.table,
-                remedy="start replicate: its first epoch publishes it" if done else again,
-            )
+            raise _failed(asked, found.reason if found is not None else "replicate has ended", done=done)
         return found
+
+    def _refusal(self, asked: Reload) -> HeadwaterError | None:
+        """The driver's, if it has given the reload up meanwhile."""
+        try:
+            self.registry.refresh()
+        except Exception:  # what is being raised already says more
+            return None
+        answer = self.registry.kept.get(asked.name)
+        return _failed(asked, answer.reason) if answer is not None and answer.state == "failed" else None
 
     def _merged(self, read: Reload) -> Keeping:
         """What the driver has made of it, as soon as that is published."""
@@ -265,3 +269,14 @@ class Replacing:
 
         self._answer(read, published, seconds=_MERGE_SECONDS, mark=True, done=True)
         return merged
+
+
+def _failed(asked: Reload, reason: str, *, done: bool = False) -> Transient:
+    what = f"was {asked.done} and is not published yet" if done else f"was not {asked.done}"
+    again = "see headwater status PIPELINE.yaml; run it again when replicate runs and the table is active"
+    return Transient(
+        f"{asked.shown} {what}: {reason}",
+        code="reload_failed",
+        where=asked.table,
+        remedy="start replicate: its first epoch publishes it" if done else again,
+    )

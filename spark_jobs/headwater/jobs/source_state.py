@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from headwater.lake.freshness import Look, TableState
 from headwater.names import TableName
 from headwater.position import Position
 from headwater.source.connection import Connection, connect
+from headwater.source.parts import Leaves, NamedPart, read_leaves
 from headwater.source.problems import Problem, error
 from headwater.source.publication import inserts_name
 from headwater.source.samples import emit_marker, insert_position, take_sample
@@ -50,6 +51,7 @@ class SourceState:
     slot: SlotState | None
     standings: tuple[Standing, ...] = ()
     open_transactions: tuple[OpenTransaction, ...] = ()
+    leaves: Leaves = field(default_factory=dict)
 
     def now(self) -> datetime:
         """The source's clock, carried on by our own; never behind it by more than the drift of the two clocks,
@@ -102,8 +104,11 @@ def _problem_of(standing: Standing, source: SourceState, same_log: bool) -> Prob
     return standing_problem(standing)
 
 
-def ask_source(pipeline: Pipeline, registered: Iterable[Registered] = ()) -> SourceState:
-    """Connect, ask, write a marker, and leave. SourceUnreachable, other Transient, or Refused."""
+def ask_source(
+    pipeline: Pipeline, registered: Iterable[Registered] = (), parts: Iterable[NamedPart] = ()
+) -> SourceState:
+    """Connect, ask, also which leaves `parts` have, write a marker, and leave. SourceUnreachable, other Transient, or
+    Refused."""
     session = connect(
         pipeline.conninfo(),
         application_name="headwater wait",
@@ -112,6 +117,7 @@ def ask_source(pipeline: Pipeline, registered: Iterable[Registered] = ()) -> Sou
     )
     with closing(session) as connection:
         state = read_source_state(connection, pipeline, registered)
+        state = replace(state, leaves=read_leaves(connection, parts))
         try:
             emit_marker(connection)
         except Refused as error:

@@ -42,11 +42,15 @@ class WaitResult:
     def exit_status(self) -> int:
         return self.outcome.exit_status
 
+    @property
+    def _taken(self) -> str | None:
+        return str(self.target) if self.target is not None and not self.target.now else None
+
     def to_json(self) -> dict[str, Any]:
         """The interface's object: the cut and how long it took, or why not and what to do."""
         common: dict[str, Any] = {
             "outcome": str(self.outcome),
-            "target": str(self.target) if self.target is not None else None,
+            "target": self._taken,
             "waited_seconds": round(self.waited_seconds, 3),
         }
         if self.target is not None and self.target.validated:
@@ -79,6 +83,6 @@ class WaitResult:
         return NotFresh(
             self.verdict.reason or str(self.outcome),
             code=str(self.outcome),
-            where=f"wait of pipeline {self.pipeline}, target {self.target if self.target is not None else 'not taken'}",
+            where=f"wait of pipeline {self.pipeline}, target {self._taken or 'not taken'}",
             remedy=self.verdict.remedy,
         )

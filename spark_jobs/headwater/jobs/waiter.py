@@ -29,7 +29,6 @@ from headwater.lake.freshness import (
     AtPosition,
     Look,
     MaxStaleness,
-    Now,
     Outcome,
     Requirement,
     Since,
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from headwater.jobs.validated_cuts import Validations
     from headwater.lake.ledger import TableVersion
     from headwater.lake.status import LakeReader
+    from headwater.source.parts import NamedPart
 
 _NO_END = frozenset({Outcome.FUTURE_POSITION, Outcome.NOT_REPLICATED, Outcome.TIMELINE_CHANGED})
 """Outcomes of questions that were wrong: nobody waited."""
@@ -65,8 +65,8 @@ class Asker:
 
 
 class Waiter:
-    """One wait. `requirement` may be a `Target` pinned by an earlier process: it is then not taken anew, and a
-    source that does not answer is asked again until the deadline.
+    """One wait. `requirement` may be a `Target` pinned by an earlier process: it is then not taken anew. A source that
+    does not answer is asked again until the deadline.
 
     `keep`: for how many seconds the cut is pinned, in the name of `owner`. `give_up_early`: end as timed out as soon as
     the time that is still to wait, as estimated, exceeds what is left. `validated`: only what has passed a validation
@@ -107,6 +107,7 @@ class Waiter:
         self._asked = self._unanswered = self._ledger_asked = False
         self._last_file: PositionFile | None = None
         self._seen_alive = False
+        self._outage: Transient | None = None
         self.target: Target | None = requirement if isinstance(requirement, Target) else None
         self.tables: tuple[str, ...] | None = tuple(sorted(set(map(str, tables)))) if tables else None
         self.waiting = Verdict(None, "no look has been taken yet")
@@ -146,6 +147,7 @@ class Waiter:
         """One look; None while waiting may still help (`waiting` then says why it is not met)."""
         if not self._shared:
             self._lookout.refresh()
+        asked_already = self.target is None
         if self.target is None and (failed := self._take_target()) is not None:
             return self._end(failed, Look(None, {}))
         if self.target is None:
@@ -162,7 +164,8 @@ class Waiter:
         self._notice_life(look)
         judged = self._judge(look)
         late = time.monotonic() >= self._deadline
-        if judged.outcome is None and (time.monotonic() >= self._next_visit or (late and not self._seen_alive)):
+        at_last = late and not self._seen_alive and not asked_already
+        if judged.outcome is None and (time.monotonic() >= self._next_visit or at_last):
             refused = self._visit()
             look = self._lookout.look()
             self._resolve_moment(look)
@@ -178,8 +181,8 @@ class Waiter:
         return None if judged.outcome is None else self._end(judged, look)
 
     def _take_target(self) -> Verdict | None:
-        """Pin the target; a verdict when the source, which has to be asked for it, gives none. Neither, as long as it
-        is being asked."""
+        """Pin the target, or, while the source does not answer, as much of it as is known without. A verdict when the
+        source refuses it. Neither, as long as the source is being asked."""
         requirement = self._requirement
         if isinstance(requirement, AtPosition) and requirement.timeline is not None:
             self.target = Target(requirement.lsn, requirement.timeline, requirement.system_id)
@@ -193,46 +196,62 @@ class Waiter:
             if not self._ask():
                 late = time.monotonic() >= self._deadline + _ANSWER_SECONDS
                 return Verdict(Outcome.SOURCE_UNREACHABLE, "the source has not answered") if late else None
-        except Transient as error:
-            return self._without_source(error)
-        position = self._source.position
-        if isinstance(requirement, Now):
-            self.target = Target(position.lsn, position.timeline, position.system_id)
-        elif isinstance(requirement, AtPosition):
-            self.target = Target(requirement.lsn, position.timeline, position.system_id)
-            return self._refusal()
-        elif isinstance(requirement, MaxStaleness):
-            self.target = Target(max_staleness=requirement.seconds)
-        elif isinstance(requirement, AsConfigured):
-            self.target = self._as_configured(position)
-        return None
+        except Transient:
+            self.target = self._target_of(requirement, None)
+            return None
+        self.target = self._target_of(requirement, self._source.position)
+        return self._refusal()
 
-    def _as_configured(self, position: Position) -> Target:
-        """The staleness that the pipeline file allows each table; `position` for those of which it says nothing."""
+    def _target_of(self, requirement: Requirement | Target, end: Position | None) -> Target:
+        """`end`: of the source's log; None: it has not answered."""
+        if isinstance(requirement, AtPosition):
+            # Without the source a plain LSN is one of the log that the lake follows.
+            log = (end.system_id, end.timeline) if end is not None else self._lake.look().log
+            return Target(requirement.lsn, log[1] if log else None, log[0] if log else None)
+        if isinstance(requirement, MaxStaleness):
+            return Target(max_staleness=requirement.seconds)
+        target = self._as_configured() if isinstance(requirement, AsConfigured) else Target(now=True)
+        return target.pinned(end) if end is not None else target
+
+    def _as_configured(self) -> Target:
+        """The staleness that the pipeline file allows each table; now for those of which it says nothing."""
         if self.tables is None:
             self.tables = wanted_tables(self._pipeline, None, self._lake.look())
         limits = {name: self._pipeline.freshness_of(TableName.parse(name)) for name in self.tables}
         by_table = {name: limit for name, limit in limits.items() if limit is not None}
         validated = tuple(name for name in self.tables if self._pipeline.validated(TableName.parse(name)))
-        if len(by_table) == len(limits):
-            return Target(by_table=by_table, validated=validated)
-        return Target(position.lsn, position.timeline, position.system_id, by_table=by_table, validated=validated)
+        return Target(by_table=by_table, validated=validated, now=len(by_table) < len(limits))
 
     def _find_parts(self) -> Verdict | None:
-        """Which partitions are meant, and which reloads of them are open; a verdict when the source, which has to be
-        asked for those that the lake has not met, does not answer. Refused for what is no partition."""
+        """Which partitions are meant, and which reloads of them are open; a verdict as long as the source, which has to
+        be asked for those that the lake has not met, has not answered. Refused for what is no partition."""
         from headwater.jobs.wanted_parts import find_parts
 
         assert self.target is not None
-        try:
-            self.target = replace(
-                self.target, parts=find_parts(self._pipeline, self._lake.registry(), self._partitions)
-            )
-        except Transient as error:
-            reason = f"the source does not answer which partitions are meant: {error.message}"
-            late = time.monotonic() >= self._deadline
-            return Verdict(Outcome.SOURCE_UNREACHABLE if late else None, reason, error.remedy)
+        unknown = self._unknown_parts()
+        if unknown and not self._leaves_known(unknown):
+            late = time.monotonic() >= self._deadline + (_ANSWER_SECONDS if self._unanswered else 0.0)
+            judged = Verdict(None, "the source has not said yet which partitions are meant")
+            return self._unreachable(judged) if late else judged
+        leaves = self._source.leaves if unknown else {}
+        self.target = replace(self.target, parts=find_parts(self._lake.registry(), self._partitions, leaves))
         return None
+
+    def _unknown_parts(self) -> frozenset[NamedPart]:
+        """The partitions that the source is still to be asked about."""
+        if not self._partitions or (self.target is not None and self.target.parts):
+            return frozenset()
+        from headwater.jobs.wanted_parts import unknown_parts
+
+        return unknown_parts(self._lake.registry(), self._partitions)
+
+    def _leaves_known(self, parts: frozenset[NamedPart]) -> bool:
+        def known() -> bool:
+            return self._asked and self._source.leaves.keys() >= parts
+
+        if not known() and time.monotonic() >= self._next_visit:
+            self._visit()
+        return known()
 
     def _resolve_moment(self, look: Look) -> None:
         """Find where in the log the moment lies that is waited for: by the driver's samples, else by our own.
@@ -254,15 +273,6 @@ class Waiter:
             target = target.resolved([source.sample], (source.position.system_id, source.position.timeline))
         self.target = target
 
-    def _without_source(self, error: Transient) -> Verdict | None:
-        """What a source that cannot be asked means: a plain LSN is then one of the log that the lake follows."""
-        requirement = self._requirement
-        if isinstance(requirement, AtPosition):
-            log = self._lake.look().log
-            self.target = Target(requirement.lsn, log[1] if log else None, log[0] if log else None)
-            return None
-        return Verdict(Outcome.SOURCE_UNREACHABLE, f"the source does not answer: {error.message}", error.remedy)
-
     @property
     def _source(self) -> SourceState:
         """What the source has answered this wait."""
@@ -276,14 +286,17 @@ class Waiter:
         self._visits += 1
         self._unanswered = False
         try:
-            answered = self._lookout.ask(self.tables or (), self._began, pause)
+            answered = self._lookout.ask(self.tables or (), self._began, pause, self._unknown_parts())
+        except Transient as error:
+            self._outage = error
+            raise
         finally:
             self._next_visit = time.monotonic() + pause
         if not answered:
             self._visits, self._next_visit, self._unanswered = self._visits - 1, 0.0, True
             return False
         slot = self._source.slot
-        self._asked = True
+        self._asked, self._outage = True, None
         self._seen_alive = self._seen_alive or (slot is not None and slot.active)
         return True
 
@@ -293,7 +306,11 @@ class Waiter:
             answered = self._ask()
         except Transient:
             return None  # an outage of the source: the lake may still get there, and the deadline holds
-        return self._refusal() if answered else None
+        if not answered:
+            return None
+        assert self.target is not None
+        self.target = self.target.pinned(self._source.position)
+        return self._refusal()
 
     def _refusal(self) -> Verdict | None:
         assert self.target is not None
@@ -363,10 +380,18 @@ class Waiter:
 
     def _at_deadline(self, judged: Verdict) -> Verdict:
         target = self.target
-        by_clock = target is not None and (target.max_staleness is not None or target.by_table or target.open)
-        if by_clock and self._lookout.source is None:
-            return replace(judged, outcome=Outcome.SOURCE_UNREACHABLE, remedy="check the source's connection")
+        assert target is not None
+        by_clock = target.max_staleness is not None or target.by_table or target.open
+        if target.now or (by_clock and self._lookout.source is None):
+            return self._unreachable(judged)
         return freshness.at_deadline(judged, seen_alive=self._seen_alive, pipeline_file=self._pipeline.file)
+
+    def _unreachable(self, judged: Verdict) -> Verdict:
+        """`judged` as the end of a wait that needed the source."""
+        outage = self._outage
+        reason = f"the source does not answer: {outage.message}" if outage is not None else judged.reason
+        remedy = (outage.remedy if outage is not None else "") or "check the source's connection"
+        return replace(judged, outcome=Outcome.SOURCE_UNREACHABLE, reason=reason, remedy=remedy)
 
     def _end(self, judged: Verdict, look: Look) -> WaitResult | None:
         """The result; None when a validated cut was cleaned up before it could be pinned: another one is looked for."""

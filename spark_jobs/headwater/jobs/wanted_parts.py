@@ -7,7 +7,7 @@ reload brings. Reloads of other partitions, and those that begin later, are none
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from headwater.config import Pipeline
@@ -15,7 +15,8 @@ from headwater.errors import Refused
 from headwater.jobs.wait import parse_table
 from headwater.lake.requirements import WantedParts
 from headwater.names import TableName
-from headwater.source.connection import Connection, connect, errors_named
+from headwater.source.connection import connect
+from headwater.source.parts import Leaves, NamedPart, read_leaves
 
 if TYPE_CHECKING:
     from headwater.lake.ledger import TableVersion
@@ -57,18 +58,60 @@ def parse_partitions(
     return found
 
 
-def find_parts(
-    pipeline: Pipeline, registry: Registry | None, partitions: Mapping[TableName, Sequence[TableName]]
-) -> dict[str, WantedParts]:
-    """What the partitions of each table are: leaves that the lake knows, else leaves or subtrees at the source.
+def unknown_parts(
+    registry: Registry | None, partitions: Mapping[TableName, Sequence[TableName]]
+) -> frozenset[NamedPart]:
+    """Those that are no leaf that the lake has met: the source knows what they are. Refused as `find_parts` is."""
+    return frozenset(
+        NamedPart(record.schema.relation_id, name)
+        for record, names, known in _loaded(registry, partitions)
+        for name in names
+        if name not in known
+    )
 
-    Tables that were not loaded are left out. Refused for what is no partition, Transient when the source is asked and
-    does not answer.
+
+def find_parts(
+    registry: Registry | None, partitions: Mapping[TableName, Sequence[TableName]], at_source: Leaves
+) -> dict[str, WantedParts]:
+    """What the partitions of each table are: leaves that the lake knows, else what the source said of them.
+
+    Tables that were not loaded are left out. Refused for what is no partition.
     """
     found = {}
+    for record, names, known in _loaded(registry, partitions):
+        assert registry is not None
+        leaves: dict[TableName, int] = {}
+        for name in names:
+            below = at_source.get(NamedPart(record.schema.relation_id, name), {})
+            if name not in known and not below:
+                raise _no_partition(record, name)
+            leaves |= {name: known[name]} if name in known else below
+        texts = {str(name): number for name, number in leaves.items()}
+        open_ = tuple(
+            r.name for r in _open_reloads(registry, record) if not r.leaves or {*r.leaves} & {*texts.values()}
+        )
+        found[record.name] = WantedParts(tuple(map(str, names)), texts, open_)
+    return found
+
+
+def ask_parts(
+    pipeline: Pipeline, registry: Registry | None, partitions: Mapping[TableName, Sequence[TableName]]
+) -> dict[str, WantedParts]:
+    """`find_parts`, for which the source is asked if need be; Transient when it does not answer."""
+    unknown = unknown_parts(registry, partitions)
+    if not unknown:
+        return find_parts(registry, partitions, {})
+    with contextlib.closing(connect(pipeline.conninfo(), application_name="headwater wait")) as connection:
+        return find_parts(registry, partitions, read_leaves(connection, unknown))
+
+
+def _loaded(
+    registry: Registry | None, partitions: Mapping[TableName, Sequence[TableName]]
+) -> Iterator[tuple[TableRecord, Sequence[TableName], dict[TableName, int]]]:
+    """Each table that has been loaded, its partitions that are named, and the leaves that the lake has met."""
     for table, names in partitions.items():
         record = registry.tables.get(str(table)) if registry is not None else None
-        if registry is None or record is None or not record.schemas or record.state == "removed":
+        if record is None or not record.schemas or record.state == "removed":
             continue
         if not record.schema.partitioned:
             raise Refused(
@@ -77,18 +120,17 @@ def find_parts(
                 where=str(table),
                 remedy="name no partitions: the wait is for all of its rows",
             )
-        known = {TableName(leaf.schema, leaf.name): leaf.relation_id for leaf in record.schema.leaves}
-        leaves = {name: known[name] for name in names if name in known}
-        others = [name for name in names if name not in known]
-        if others:
-            with contextlib.closing(connect(pipeline.conninfo(), application_name="headwater wait")) as connection:
-                leaves |= _at_source(connection, record, others)
-        texts = {str(name): number for name, number in leaves.items()}
-        open_ = tuple(
-            r.name for r in _open_reloads(registry, record) if not r.leaves or {*r.leaves} & {*texts.values()}
-        )
-        found[record.name] = WantedParts(tuple(map(str, names)), texts, open_)
-    return found
+        yield record, names, {TableName(leaf.schema, leaf.name): leaf.relation_id for leaf in record.schema.leaves}
+
+
+def _no_partition(record: TableRecord, name: TableName) -> Refused:
+    known = sorted(str(TableName(leaf.schema, leaf.name)) for leaf in record.schema.leaves)
+    return Refused(
+        f"{name} is no partition of {record.name}, or one without any for rows",
+        code="no_partition",
+        where=record.name,
+        remedy=f"name one of its partitions: {', '.join(known[:8]) or 'it has none'}",
+    )
 
 
 def not_yet_reloaded(registry: Registry, parts: Mapping[str, WantedParts], held: Mapping[str, TableVersion]) -> str:
@@ -114,30 +156,3 @@ def _open_reloads(registry: Registry, record: TableRecord) -> list[Reload]:
         if is_open and (reload.table, reload.incarnation) == (record.name, record.incarnation):
             found.append(reload)
     return found
-
-
-def _at_source(connection: Connection, record: TableRecord, names: Sequence[TableName]) -> dict[TableName, int]:
-    """The leaves of `names`, each a leaf or a subtree of the table."""
-    with errors_named("source"):
-        rows = connection.execute(
-            "select w.schema, w.name, n.nspname::text, c.relname::text, c.oid::bigint "
-            "from unnest(%s::text[], %s::text[]) w(schema, name) "
-            "join pg_catalog.pg_namespace pn on pn.nspname = w.schema "
-            "join pg_catalog.pg_class p on p.relnamespace = pn.oid and p.relname = w.name "
-            "join pg_catalog.pg_partition_tree(%s::oid::regclass) inside on inside.relid = p.oid and inside.level > 0 "
-            "cross join lateral pg_catalog.pg_partition_tree(p.oid) below "
-            "join pg_catalog.pg_class c on c.oid = below.relid "
-            "join pg_catalog.pg_namespace n on n.oid = c.relnamespace where below.isleaf",
-            [[name.schema for name in names], [name.name for name in names], record.schema.relation_id],
-        ).fetchall()
-    found = {TableName(schema, name) for schema, name, *_ in rows}
-    missing = [name for name in names if name not in found]
-    if missing:
-        known = sorted(str(TableName(leaf.schema, leaf.name)) for leaf in record.schema.leaves)
-        raise Refused(
-            f"{missing[0]} is no partition of {record.name}, or one without any for rows",
-            code="no_partition",
-            where=record.name,
-            remedy=f"name one of its partitions: {', '.join(known[:8]) or 'it has none'}",
-        )
-    return {TableName(schema, name): number for _, _, schema, name, number in rows}

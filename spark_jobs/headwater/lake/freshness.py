@@ -260,6 +260,8 @@ def _short_of_position(target: Target, look: Look, required: Sequence[str]) -> s
     named = [name for name in required if target.staleness(name) is None]
     if not named:
         return ""
+    if target.now:
+        return "the source has not said yet where its log ends"
     if target.lsn is None:
         return f"the source's clock is not known to have reached {target}: no sample at or after it has been seen"
     behind = min(named, key=look.covered)

@@ -155,7 +155,8 @@ class WantedParts:
 @dataclass(frozen=True, slots=True)
 class Target:
     """A requirement once it is pinned: `lsn` in the log (`system_id`, `timeline`), or `max_staleness`, or `since`,
-    which becomes an `lsn` as soon as a sample at or after that moment is known (`resolved`).
+    which becomes an `lsn` as soon as a sample at or after that moment is known (`resolved`). `now`: the source could
+    not be asked for the `lsn` yet; whatever it answers from then on is one (`pinned`).
 
     `by_table`: tables with a greatest staleness of their own, in seconds; the others go by the rest.
     `validated`: tables of which only what has passed a validation counts. `parts`: tables of which only some partitions
@@ -170,6 +171,7 @@ class Target:
     by_table: Mapping[str, float] = field(default_factory=dict)
     validated: tuple[str, ...] = ()
     parts: Mapping[str, WantedParts] = field(default_factory=dict)
+    now: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, so that a deferred wait resumes with the same target in another process."""
@@ -182,6 +184,7 @@ class Target:
             **({"by_table": dict(self.by_table)} if self.by_table else {}),
             **({"validated": list(self.validated)} if self.validated else {}),
             **({"parts": {name: parts.to_json() for name, parts in self.parts.items()}} if self.parts else {}),
+            **({"now": True} if self.now else {}),
         }
 
     @classmethod
@@ -196,6 +199,7 @@ class Target:
             dict(value.get("by_table", {})),
             tuple(value.get("validated", ())),
             {name: WantedParts.from_json(parts) for name, parts in value.get("parts", {}).items()},
+            bool(value.get("now", False)),
         )
 
     @property
@@ -216,6 +220,12 @@ class Target:
         found = [lsn for time, lsn in samples if time >= since]
         return replace(self, lsn=min(found), system_id=log[0], timeline=log[1]) if found else self
 
+    def pinned(self, now: Position) -> Target:
+        """With the position `now`, if it waits for one."""
+        return (
+            replace(self, lsn=now.lsn, timeline=now.timeline, system_id=now.system_id, now=False) if self.now else self
+        )
+
     def staleness(self, name: str) -> float | None:
         """The greatest staleness of table `name`; None when it goes by the position."""
         return self.by_table.get(name, self.max_staleness)
@@ -229,7 +239,9 @@ class Target:
             moment = self.since.isoformat().replace("+00:00", "Z")
             return moment if self.lsn is None else f"{format_lsn(self.lsn)} ({moment})"
         limits = [f"{seconds:g}s for {name}" for name, seconds in sorted(self.by_table.items())]
-        if self.lsn is not None:
+        if self.now:
+            limits.insert(0, "now")
+        elif self.lsn is not None:
             limits.insert(0, format_lsn(self.lsn))
         elif self.max_staleness is not None:
             limits.insert(0, f"{self.max_staleness:g}s")

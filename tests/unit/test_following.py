@@ -1,0 +1,71 @@
+"""How a driver begins to follow loads and reloads, while these go on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fixtures.lakes import HandLake
+from headwater.jobs.following import Following
+from headwater.jobs.keeper import Keeper, load_name
+from headwater.lake import storage
+from headwater.lake.paths import kept_path
+from headwater.lake.registry import Registry
+from headwater.lake.reload_records import Reload
+from headwater.position import Position
+
+NAME = "public.a"
+
+
+class _Tables(SimpleNamespace):
+    """As much of the driver's tables as beginning asks for."""
+
+    def __init__(self, registry: Registry, keeper: Keeper) -> None:
+        super().__init__(records=dict(registry.tables), keeper=keeper, answers={}, catching_up=set())
+
+    def see(self, record: Any) -> None:
+        self.records[record.name] = record
+
+    def adopt(self, record: Any) -> None:
+        self.records[record.name] = record
+
+    def meet_leaves(self, table: str, unknown: object) -> None:
+        pass
+
+    def is_replicated(self, name: str) -> bool:
+        return self.records[name].state in ("active", "catching up")
+
+
+@pytest.mark.parametrize("what", ["a load", "a reload"])
+def test_what_ends_while_a_driver_begins_to_keep_for_it_keeps_its_place(tmp_path: Path, what: str) -> None:
+    lake = HandLake(tmp_path, Position("7", 1, 0x100), [NAME])
+    record = lake.registry.record(NAME)
+    reload = Reload("r1", NAME, record.incarnation, (), f"{NAME} (all)", "nobody", "asked", record.since)
+    lake.registry.write(replace(record, state="loading") if what == "a load" else reload)
+    registry, keeper = Registry.open(lake.root, "shop"), Keeper(lake.root, 2)
+    assert registry is not None
+    name = load_name(record) if what == "a load" else reload.name
+
+    def ends() -> None:
+        if what == "a load":
+            lake.enter(NAME, "suspended", "its load failed")
+        else:
+            lake.registry.write(replace(reload, state="given up"))
+        registry.refresh()  # as any write does that another job has overtaken
+
+    tables: Any = _Tables(registry, keeper)
+    following = Following(lake.root, registry, tables, None, 2, None, ends, lambda: None)  # type: ignore[arg-type]
+    if what == "a reload":
+        tables.meet_leaves = lambda *_: ends()
+    left = kept_path(lake.root, "load.of_another_time.1")
+    storage.make_folder(left)
+    following.begin(0x100)
+    assert keeper.names(NAME) == {name}
+    assert storage.is_folder(kept_path(lake.root, name)), (
+        "the next change is kept there, until it is followed that it ends"
+    )
+    assert not storage.is_folder(left)
