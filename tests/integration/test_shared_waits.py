@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from psycopg import sql
 
 from fixtures.lakes import HandLake
 from fixtures.pipelines import write_pipeline
@@ -126,6 +128,38 @@ def test_many_waits_cost_the_source_and_the_lake_what_a_few_do_and_each_gets_its
     assert {tuple(sorted(event["tables"])) for event in events} == {(A,), (A, B)}
     assert len(reads) < MANY / 4
     assert sessions(database) - before <= len(reads)
+
+
+def test_a_question_is_so_many_statements_at_the_server_whether_two_wait_or_two_hundred(
+    pipeline: Pipeline, lake: HandLake, database: Database, reads: list[str]
+) -> None:
+    with database.superuser() as connection:
+        connection.execute(sql.SQL("alter role {} set log_statement = 'all'").format(sql.Identifier(database.role)))
+    log = database.server.log
+
+    def asked(count: int) -> dict[str, list[str]]:
+        """By session what it asked, of as many waits."""
+        target, began = target_now(pipeline), log.stat().st_size
+
+        async def scenario() -> Events:
+            reads.clear()
+            waiting = [asyncio.create_task(event_of(trigger(pipeline, target, number))) for number in range(count)]
+            await until(lambda: len(reads) > 12)
+            await asyncio.to_thread(lake.publish, target.lsn or 0, A)
+            return await asyncio.gather(*waiting)
+
+        assert {event["outcome"] for event in asyncio.run(scenario())} == {"satisfied"}
+        found: dict[str, list[str]] = {}
+        for line in log.read_bytes()[began:].decode().splitlines():
+            said = re.match(rf".* \[(\d+)\] {database.role}@\S+ LOG:  (?:statement|execute [^:]*): (.*)", line)
+            if said is not None:
+                found.setdefault(said[1], []).append(said[2])
+        return found
+
+    few, many = asked(2), asked(MANY)
+    assert few
+    assert {tuple(each) for each in many.values()} == {tuple(each) for each in few.values()}
+    assert len(many) <= len(reads)
 
 
 def test_an_answer_from_before_a_target_was_taken_does_not_put_it_into_the_future(

@@ -7,13 +7,14 @@ import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+import time_machine
 
 import headwater
 from fixtures.lakes import HandLake, LogFollower, as_published
@@ -390,6 +391,27 @@ def test_a_moment_still_to_come_is_waited_for_by_the_sources_clock(shop: Shop) -
         assert result.outcome is Outcome.SATISFIED
         assert result.cut is not None
         assert follower.published[result.cut["epoch"]][ORDERS] == 1
+
+
+@pytest.mark.parametrize("minutes", [-10, 10])
+def test_a_clock_of_ours_that_is_minutes_off_decides_nothing(shop: Shop, minutes: int) -> None:
+    ours = datetime.now(UTC) + timedelta(minutes=minutes)
+    with time_machine.travel(ours):
+        assert abs(datetime.now(UTC) - _clock(shop)) > timedelta(minutes=9)
+        shop.database.execute("insert into orders values (1)")
+        moment = _clock(shop)
+        threading.Event().wait(0.3)
+        # The lake lacks the row; a moment that our clock has passed, or the source's has not, is as far away as it is.
+        for requirement in ("now", "250ms", moment, moment + timedelta(minutes=5)):
+            assert shop.wait(requirement, timeout=0.2).outcome is Outcome.NOT_RUNNING
+        with shop.follow() as follower:
+            for requirement in ("now", "5s", moment):
+                cut = shop.wait(requirement).to_json()
+                assert cut["outcome"] == "satisfied"
+                assert follower.published[cut["epoch"]][ORDERS] == 1
+            late = shop.wait(moment + timedelta(minutes=5), timeout=1)
+            assert late.outcome is Outcome.TIMED_OUT
+            assert "not known to have reached" in late.verdict.reason
 
 
 def test_each_table_is_waited_for_as_its_own_freshness_in_the_file_says(shop: Shop, tmp_path: Path) -> None:
