@@ -5,6 +5,9 @@ only the triggerer sees.
 While a shop goes on writing, the sensor waits for everything that is committed before a moment a few seconds away. By
 stages: from the moment until the cut's epoch is published, until the sensor's task has ended, until the next task's
 first line. Reference of the same run: Airflow's own `DateTimeSensorAsync` for such a moment.
+
+Then HEADWATER_BENCH_SENSORS (100) sensors wait in the triggerer for one moment: from the publication of the epoch until
+each task has ended, and how much of that the last verdict takes, which the log of waits has.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import numpy as np
 from mixed_load import report
 from rich.console import Console
 
@@ -27,8 +31,10 @@ from headwater.jobs.demo.environment import Demo, demo_environment
 from headwater.jobs.demo.shop import Writer
 from headwater.jobs.demo.story import Story
 from headwater.lake.position_file import read_position_file
+from headwater.lake.wait_log import WaitLog
 
 TIMES = int(os.environ.get("HEADWATER_BENCH_TIMES", "15"))
+SENSORS = int(os.environ.get("HEADWATER_BENCH_SENSORS", "100"))
 KINDS = ("deferred", "from_the_trigger", "by_airflow")
 
 DAGS = """
@@ -63,6 +69,12 @@ from_the_trigger = dag(
 by_airflow = dag(
     "by_airflow", lambda: DateTimeSensorAsync(task_id="waits", target_time=require, end_from_trigger=True)
 )
+"""
+DAGS += f"""
+params = {{"require": Param("now", type="string")}}
+with DAG("many", schedule=None, is_paused_upon_creation=False, params=params, max_active_tasks={SENSORS}) as many:
+    for number in range({SENSORS}):
+        FreshnessSensor(task_id=f"waits_{{number}}", pipeline=SHOP, require=require, start_from_trigger=True)
 """
 
 
@@ -121,6 +133,33 @@ def once(demo: Demo, kind: str, published: Published) -> tuple[float, ...]:
     return epoch - began, ended - epoch, first_line - ended
 
 
+def many(demo: Demo, published: Published) -> tuple[list[float], list[float]]:
+    """Seconds from the publication of the epoch of its cut, of each sensor: until the wait knew it, until its task had
+    ended."""
+    client = demo.airflow.client
+    moment = datetime.now(UTC) + timedelta(seconds=30 + SENSORS / 2)
+    run = client.trigger("many", {"require": moment.isoformat()})
+    until(lambda: [*client.tasks("many", run).values()].count("deferred") == SENSORS)
+    if time.time() > moment.timestamp() - 1:
+        raise TimeoutError("the machine is too busy: the moment comes before all sensors wait for it")
+    if client.wait_for_run("many", run, 300) != "success":
+        raise RuntimeError(f"many: {client.tasks('many', run)}")
+    known = {
+        waited.who: datetime.fromisoformat(waited.last_at).timestamp()
+        for waited in WaitLog(str(demo.lake)).since(moment)
+    }
+    verdicts, ends = [], []
+    for task in client.tasks("many", run):
+        epoch = published.moment_of(client.xcom("many", run, task)["epoch"])
+        verdicts.append(known[f"many.{task}"] - epoch)
+        ends.append(datetime.fromisoformat(client.task("many", run, task)["end_date"]).timestamp() - epoch)
+    return verdicts, ends
+
+
+def quantiles(seconds: list[float]) -> str:
+    return ", ".join(f"{np.quantile(seconds, share):.2f}" for share in (0.5, 0.99))
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="headwater-bench-") as scratch:
         for file in example_dags().glob("*.py"):
@@ -141,7 +180,17 @@ def main() -> None:
                         stages = once(demo, kind, published)
                         if number:  # the first one of each warms up
                             found[kind].append(stages)
+                until(lambda: "many" in demo.airflow.client.dag_ids())
+                verdicts, ends = many(demo, published)
             writer.stop()
+    report(
+        "published to the ends of sensors that wait together",
+        sensors=SENSORS,
+        to_verdict_p50_p99=quantiles(verdicts),
+        to_task_ended_p50_p99=quantiles(ends),
+        reference="Airflow's own DateTimeSensorAsync, alone, from its moment to its end, median",
+        reference_seconds=round(statistics.median(stages[0] for stages in found["by_airflow"]), 2),
+    )
     totals = {kind: [sum(stages) for stages in each] for kind, each in found.items()}
     for kind in KINDS[:2]:
         names = ("published", "sensor_ended", "first_line")

@@ -1,11 +1,12 @@
 """A thousand deferred sensors on one pipeline: what their waiting costs, when they wake up, and whether replication
 goes slower for them.
 
-A backlog of the mixed load is drained by a driver of its own process, with HEADWATER_BENCH_SENSORS (1,000) triggers in
-this process that wait for its end, and without any, in turns. First nobody drains and the triggers only wait: then the
-sessions that the source sees, the reads of the position file and this process's time are counted, beside those of one
-trigger. `wake`: from the moment at which the position file shows the target, by a look of its own every 10 ms, to
-each event; without Airflow's way from there to the next task.
+First the lake is fresh already: what a trigger takes that has nothing to wait for. Then a backlog of the mixed load is
+drained by a driver of its own process, with HEADWATER_BENCH_SENSORS (1,000) triggers in this process that wait for its
+end, and without any, in turns. Before that nobody drains and the triggers only wait: the sessions that the source sees,
+the reads of the position file and this process's time are counted, beside those of one trigger. `wake`: from the moment
+at which the position file shows the target, by a look of its own every 10 ms, to each event; without Airflow's way from
+there to the next task.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from headwater.lake.position_file import PositionFile, read_position_file
 SENSORS = int(os.environ.get("HEADWATER_BENCH_SENSORS", "1000"))
 CHANGES = int(os.environ.get("HEADWATER_BENCH_CHANGES", "500000"))
 ROUNDS = int(os.environ.get("HEADWATER_BENCH_ROUNDS", "3"))
+FRESH = 100
 IDLE_SECONDS = 10.0
 
 
@@ -97,6 +99,32 @@ def write(source: EmbeddedServer, wanted: Pipeline, changes: int) -> Target:
 def replicate(wanted: Pipeline, until: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "headwater.cli", "replicate", wanted.file, "--until", until]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def fresh(wanted: Pipeline, tables: list[str]) -> None:
+    """One trigger after the other whose target the lake has passed, each the only one of its process."""
+    position = ask_source(wanted).position
+    passed = read_position_file(wanted.lake_path())
+    assert passed is not None
+    target = Target(passed.position.lsn, position.timeline, position.system_id)
+
+    async def scenario() -> list[float]:
+        found = []
+        for number in range(FRESH):
+            began = time.perf_counter()
+            found.append(await woken(trigger(wanted, tables, target, number)) - began)
+        return found
+
+    found = asyncio.run(scenario())
+    low, high = np.quantile(found[1:], [0.5, 0.99])
+    report(
+        "freshness_sensors",
+        step="fresh already",
+        triggers=FRESH,
+        first_ms=round(1000 * found[0], 1),
+        p50_ms=round(1000 * low, 1),
+        p99_ms=round(1000 * high, 1),
+    )
 
 
 def idle(source: EmbeddedServer, wanted: Pipeline, tables: list[str], reads: Reads, sensors: int) -> None:
@@ -173,6 +201,7 @@ def main() -> None:
         wanted = pipeline(Path(scratch), source, *tables)
         load(wanted)
         replicate(wanted, "now").wait()
+        fresh(wanted, tables)
         reads = Reads()
         idle(source, wanted, tables, reads, 1)
         idle(source, wanted, tables, reads, SENSORS)
