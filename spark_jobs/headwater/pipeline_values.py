@@ -212,6 +212,10 @@ def is_conninfo(text: str) -> bool:
     return True
 
 
+CONNECTION_SOCKET = "HEADWATER_CONNECTION_SOCKET"
+"""The environment variable with the path of the socket at which an operator hands it over anew."""
+
+
 def connection_variable(conn_id: str) -> str:
     """The environment variable in which an operator hands over the libpq string of an Airflow connection."""
     return "HEADWATER_CONNECTION_" + re.sub(r"[^A-Z0-9]", "_", conn_id.upper())

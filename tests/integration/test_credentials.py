@@ -12,7 +12,7 @@ from fixtures.postgres import Database
 from headwater.config import Pipeline
 from headwater.lake.ledger import read_generation
 from headwater.lake.position_file import read_position_file
-from headwater.pipeline_values import connection_variable
+from headwater.pipeline_values import CONNECTION_SOCKET, connection_variable
 from headwater.source.samples import commit_position
 
 pytestmark = pytest.mark.postgres
@@ -84,6 +84,49 @@ def test_a_running_driver_goes_on_with_the_password_that_the_password_file_holds
     assert_equal(orders, pipeline, TABLE)
     assert FIRST not in said
     assert SECOND not in said
+
+
+@pytest.mark.usefixtures("airflow_home")
+def test_a_running_driver_goes_on_with_the_password_that_the_airflow_connection_has_by_now(
+    orders: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headwater_airflow.hooks.source import connection_environment
+    from headwater_airflow.operators.renewal import answering
+
+    pipeline = write_pipeline(tmp_path, orders, TABLE, source={"connection": "airflow: shop_db"})
+
+    def set_connection(password: str) -> None:
+        text = orders.server.conninfo(orders.name, orders.role, password)
+        monkeypatch.setenv("AIRFLOW_CONN_SHOP_DB", text.replace("postgresql:", "postgres:", 1))
+
+    set_connection(FIRST)
+    with answering("shop_db") as anew:
+        for name, value in {**connection_environment("shop_db"), **anew}.items():
+            monkeypatch.setenv(name, value)
+        load_tables(pipeline)
+        with Job(pipeline, "replicate") as job:
+            _await(job, pipeline, _commit(orders, 2))
+            generation = read_generation(pipeline.lake_path(), pipeline.name)
+            _set_password(orders, SECOND)
+            set_connection(SECOND)
+            _cut_all(orders)
+            _await(job, pipeline, _commit(orders, 3))
+            assert read_generation(pipeline.lake_path(), pipeline.name) == generation, "the same driver goes on"
+            job.process.terminate()
+            assert job.wait() == 0, job.log[-3000:]
+            said = job.log
+        # As if a person had mistyped it: nobody is asked again and again.
+        set_connection("third-S3cret")
+        _set_password(orders, "fourth-S3cret")
+        with Job(pipeline, "replicate") as job:
+            assert job.wait() == 2, job.log[-3000:]
+            assert job.result["error"]["code"] == "wrong_password"
+    assert not Path(anew[CONNECTION_SOCKET]).parent.exists()
+    set_connection("fourth-S3cret")
+    for name, value in connection_environment("shop_db").items():
+        monkeypatch.setenv(name, value)
+    assert_equal(orders, pipeline, TABLE)
+    assert "S3cret" not in said + job.log
 
 
 def test_a_driver_whose_password_is_refused_by_now_asks_for_another_try_which_gets_the_new_one(

@@ -70,7 +70,8 @@ class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the 
         self._context = context
         try:
             self._show_links()
-            super().execute(context)
+            with self._connection():
+                super().execute(context)
         except Refused as refused:
             raise AirflowFailException(str(refused)) from None
         except AirflowException:
@@ -103,7 +104,7 @@ class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the 
         """What the driver gets beside the task's own environment (from which `${VAR}` in the file is taken)."""
         from headwater.parent_watch import parent_environment
 
-        return {**submission_environment(), **parent_environment(), **self._connection_environment()}
+        return {**submission_environment(), **parent_environment(), **self._connection_environment}
 
     def finished_with(self, status: int, submission: SparkSubmission) -> bool:
         """Whether this exit status other than 0 still is a success of the task."""
@@ -145,12 +146,25 @@ class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the 
             raise AirflowFailException(f"{_NO_RETRY[status]} (exit status {status}): {said}") from None
         raise AirflowException(f"the job failed (exit status {status}): {said}") from None
 
-    def _connection_environment(self) -> dict[str, str]:
-        from headwater.config import load_pipeline
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[None]:
+        """The source's Airflow connection, if it has one, goes to the driver, which may ask for it anew meanwhile."""
         from headwater_airflow.hooks.source import connection_environment
+        from headwater_airflow.operators.renewal import answering
 
-        conn_id = load_pipeline(self.pipeline).source.airflow_connection
-        return {} if conn_id is None else dict(connection_environment(conn_id))
+        conn_id = self._connection_id()
+        if conn_id is None:
+            self._connection_environment: dict[str, str] = {}
+            yield
+            return
+        with answering(conn_id) as anew:
+            self._connection_environment = {**connection_environment(conn_id), **anew}
+            yield
+
+    def _connection_id(self) -> str | None:
+        from headwater.config import load_pipeline
+
+        return load_pipeline(self.pipeline).source.airflow_connection
 
     def _get_hook(self) -> SparkSubmission:
         # Asked for by the base class once `conf` is complete: OpenLineage may have added the task as the job's parent.
@@ -441,12 +455,12 @@ class SparkOnCutOperator(HeadwaterSparkOperator):
     def get_openlineage_facets_on_start(self) -> OperatorLineage:
         return lineage.read_cut(self.cut)
 
-    def _connection_environment(self) -> dict[str, str]:
+    def _connection_id(self) -> str | None:
         # Most cuts are read from the lake only; one that fell back, at the source.
         if "fallback" not in self.cut:
-            return {}
+            return None
         self.pipeline = self.cut["fallback"]["pipeline_file"]
-        return super()._connection_environment()
+        return super()._connection_id()
 
 
 @contextlib.contextmanager

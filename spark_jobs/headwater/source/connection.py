@@ -19,6 +19,7 @@ from psycopg import conninfo as libpq
 
 from headwater.errors import HeadwaterError, Refused, SourceUnreachable, Transient
 from headwater.position import Position, parse_lsn
+from headwater.source.renewal import PASSWORD_FAILURE, newest, renewed
 
 _Answer = TypeVar("_Answer")
 
@@ -45,9 +46,9 @@ _SESSION: dict[str, str] = {
     # Leases and loads have sessions that say nothing for hours.
     "idle_session_timeout": "0",
 }
-# The text that every server version sends at a failed log-in; libpq gives no SQLSTATE there.
+# The text that every server version sends at a failed log-in.
 _LOGIN_FAILURES: tuple[tuple[str, str, str], ...] = (
-    ("password authentication failed|no password supplied|SCRAM", "wrong_password", "correct the user or the password"),
+    (PASSWORD_FAILURE, "wrong_password", "correct the user or the password"),
     ('database ".*" does not exist|28000.*database', "unknown_database", "correct the database's name"),
     (
         'role ".*" does not exist|no pg_hba.conf entry|is not permitted to log in|authentication failed'
@@ -89,6 +90,7 @@ def connect(
     Raises `SourceUnreachable` (also where a password that this process was let in with is refused by now) or `Refused`;
     neither repeats more of `conninfo` than user, host, port and database.
     """
+    conninfo = newest(conninfo)
     options = _parse(conninfo)
     where = _where(options)
     connection: Connection | None = None
@@ -104,6 +106,14 @@ def connect(
         return connection
     except psycopg.Error as error:
         failure = _login_failure(error, options, where)
+    if failure.code == "wrong_password" and (newer := renewed(conninfo, failure.message)) is not None:
+        return connect(
+            newer,
+            application_name=application_name,
+            autocommit=autocommit,
+            statement_timeout=statement_timeout,
+            lock_timeout=lock_timeout,
+        )
     if failure.code == "wrong_password" and where in _admitted:
         failure = SourceUnreachable(
             f"{failure.message}; this process was let in before",

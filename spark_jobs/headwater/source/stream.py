@@ -17,6 +17,7 @@ from psycopg import pq
 
 from headwater.errors import HeadwaterError, LostLease, SlotGap, SourceChanged, SourceUnreachable
 from headwater.position import format_lsn, parse_lsn
+from headwater.source.renewal import newest, renewed
 
 # Text forms of types whose binary form is text, equal to those of the load's sessions; no timeout may cut a stream.
 _SETTINGS = {
@@ -92,24 +93,33 @@ class LogSource:
             )
 
 
+def _parameters(conninfo: str, application_name: str) -> bytes:
+    """`conninfo` for a log connection."""
+    options = " ".join(f"-c {name}={value}" for name, value in _SETTINGS.items())
+    given = pg_conninfo.conninfo_to_dict(conninfo)
+    parameters = {
+        "connect_timeout": "10",
+        "keepalives_idle": "10",
+        "keepalives_interval": "5",
+        "keepalives_count": "3",
+        **{name: str(value) for name, value in given.items() if value is not None},
+        "replication": "database",
+        "application_name": application_name,
+        "client_encoding": "UTF8",
+        "options": f"{given.get('options') or ''} {options}".strip(),
+    }
+    return pg_conninfo.make_conninfo("", **parameters).encode()
+
+
 class LogStream:
     """One replication connection. Not thread-safe."""
 
     def __init__(self, conninfo: str, application_name: str = "headwater") -> None:
-        options = " ".join(f"-c {name}={value}" for name, value in _SETTINGS.items())
-        given = pg_conninfo.conninfo_to_dict(conninfo)
-        parameters = {
-            "connect_timeout": "10",
-            "keepalives_idle": "10",
-            "keepalives_interval": "5",
-            "keepalives_count": "3",
-            **{name: str(value) for name, value in given.items() if value is not None},
-            "replication": "database",
-            "application_name": application_name,
-            "client_encoding": "UTF8",
-            "options": f"{given.get('options') or ''} {options}".strip(),
-        }
-        self._connection = pq.PGconn.connect(pg_conninfo.make_conninfo("", **parameters).encode())
+        conninfo = newest(conninfo)
+        self._connection = pq.PGconn.connect(_parameters(conninfo, application_name))
+        if self._connection.status != pq.ConnStatus.OK and (newer := renewed(conninfo, self._error())) is not None:
+            self._connection.finish()
+            self._connection = pq.PGconn.connect(_parameters(newer, application_name))
         if self._connection.status != pq.ConnStatus.OK:
             message = self._error()
             self._connection.finish()
