@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import date, datetime
+from decimal import Decimal
 from typing import Final, Literal
 
-Value = int | str | date | datetime
+Value = int | str | date | datetime | Decimal
 """A uuid is the text of its canonical form; a moment with a zone is in UTC."""
 Operator = Literal["<", "<=", ">", ">="]
 _OPPOSITE: Final[dict[Operator, Operator]] = {"<": ">=", "<=": ">", ">": "<=", ">=": "<"}

@@ -2,7 +2,7 @@
 
 Comparisons of a column with a literal, IN, BETWEEN, IS NULL, AND, OR, NOT, parentheses. The columns are of types that
 compare alike at the source and in the lake: no text but by equality, since its order is a collation's; no floats, no
-decimals; nothing of which the lake may hold another value than the source.
+numeric that the lake keeps as text; nothing of which the lake may hold another value than the source.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import UTC, date, datetime
+from decimal import Context, Decimal
 from typing import Final, NoReturn
 from uuid import UUID
 
@@ -21,13 +22,16 @@ from headwater.schema import Column, TableSchema
 _LONGEST: Final = 20_000  # characters; it is stored in the registry
 _DEEPEST: Final = 100
 _TOKEN = re.compile(
-    r"""\s*(?:(?P<name>"(?:[^"]|"")+"|[^\W\d][\w$]*)|(?P<text>'(?:[^']|'')*')|(?P<number>[+-]?\s*\d+(?![\w.]))"""
+    r"""\s*(?:(?P<name>"(?:[^"]|"")+"|[^\W\d][\w$]*)|(?P<text>'(?:[^']|'')*')|(?P<number>[+-]?\s*\d+(?:\.\d+)?(?![\w.]))"""
     r"""|(?P<sign><=|>=|<>|!=|[<>=(),]))"""
 )
 _WORDS: Final = frozenset({"and", "or", "not", "in", "between", "is", "null", "true", "false"})
 _INTEGERS: Final = ("smallint", "int", "bigint")
 _EQUAL_ONLY: Final = ("text", "boolean")
 _TEXT_OIDS: Final = (25, 1043)  # text, varchar; char(n) is padded, and a domain or an extension may compare otherwise
+_NUMERIC_OID: Final = 1700
+_DECIMAL_DIGITS: Final = 38  # of the widest decimal
+_EXACT: Final = Context(prec=_DECIMAL_DIGITS)
 _OPERATORS: Final[dict[str, Operator]] = {"<": "<", "<=": "<=", ">": ">", ">=": ">="}
 _TYPES: Final = {
     ("date", "date"): "date",
@@ -181,10 +185,12 @@ class _Reading:
             kind = "integer"
         elif value.wire == "text" and column.type_oid in _TEXT_OIDS:
             kind = "text"
+        elif value.wire == "numeric" and column.type_oid == _NUMERIC_OID and value.precision is not None:
+            kind = "numeric"
         if not kind:
             self._refuse(
                 f"the column {column.name} is of a type that is not compared alike at the source and in the lake; "
-                f"those that are: integers, text, varchar, {', '.join(_TYPES.values())}"
+                f"those that are: integers, numeric(p,s), text, varchar, {', '.join(_TYPES.values())}"
             )
         if column.hidden is not None:
             self._refuse(f"the column {column.name} is hidden in the lake (columns.{column.hidden.way})")
@@ -197,7 +203,7 @@ class _Reading:
         how, text = self._take()
         if how == "name" and text.lower() == kind and self._next()[0] == "text":  # date '2026-01-01'
             how, text = self._take()
-        value = _value(kind, how, text)
+        value = _decimal(column, how, text) if kind == "numeric" else _value(kind, how, text)
         if value is None:
             self._refuse(f"{text} is no {kind} to compare the column {column.name} with")
         return value
@@ -213,7 +219,7 @@ def _value(kind: str, how: str, text: str) -> Value | None:
         return {"true": True, "false": False}.get(text) if how == "word" else None
     if kind == "integer":
         digits = re.sub(r"\s", "", text)
-        number = int(digits) if how == "number" and len(digits.lstrip("+-0")) < 20 else None
+        number = int(digits) if how == "number" and "." not in digits and len(digits.lstrip("+-0")) < 20 else None
         return number if number is not None and -(2**63) <= number < 2**63 else None
     if how != "text":
         return None
@@ -224,6 +230,18 @@ def _value(kind: str, how: str, text: str) -> Value | None:
         return str(UUID(inner)) if kind == "uuid" else _moment(kind, inner)
     except (ValueError, OverflowError):
         return None
+
+
+def _decimal(column: Column, how: str, text: str) -> Value | None:
+    """A number with no more places behind the point than the column has, and so few before it that every engine can
+    compare the two exactly; None where it is none."""
+    scale = column.value.scale or 0
+    if how != "number":
+        return None
+    whole, _, places = re.sub(r"[\s+-]", "", text).partition(".")
+    if len(places.rstrip("0")) > scale or len(whole.lstrip("0")) > _DECIMAL_DIGITS - scale:
+        return None
+    return Decimal(re.sub(r"\s", "", text)).quantize(Decimal(1).scaleb(-scale), context=_EXACT)
 
 
 def _moment(kind: str, text: str) -> Value | None:

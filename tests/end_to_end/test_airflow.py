@@ -19,6 +19,7 @@ from urllib.parse import quote, unquote
 import pytest
 from deltalake import DeltaTable
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from psycopg import sql
 from rich.console import Console
 
 from fixtures.airflow_processes import drivers
@@ -30,12 +31,14 @@ from headwater.jobs.demo.environment import Demo, demo_environment
 from headwater.jobs.demo.shop import Writer
 from headwater.jobs.demo.story import DOWNSTREAM, LOAD, RELOAD, REPLICATE, SENSOR, Story
 from headwater.lake.position_file import read_position_file
+from headwater.pipeline_values import connection_variable
 from headwater.position import parse_lsn
 from headwater.source.samples import commit_position
 
 pytestmark = [pytest.mark.airflow, pytest.mark.postgres, pytest.mark.spark]
 
 MOVED = "headwater_example_moved"
+SOURCE, SECOND_PASSWORD = "shop_source", "another-S3cret"
 
 
 UNMANNED = """
@@ -143,7 +146,29 @@ def demo(metrics: Metrics, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     (dags / "on_request.py").write_text(ON_REQUEST)
     environ = {**metrics.environ, "AIRFLOW__CORE__TEST_CONNECTION": "Enabled"}
     with demo_environment(dags=dags, environ=environ) as running:
+        # As most deployments have it: the source is an Airflow connection, and nobody's environment holds it.
+        file = running.pipeline_file
+        file.write_text(file.read_text().replace("${HEADWATER_SOURCE}", f'"airflow: {SOURCE}"'))
         yield running
+
+
+def set_connection(demo: Demo, method: str, password: str) -> None:
+    """Creates (POST) or changes (PATCH) the connection in Airflow; the test's own commands have it, too."""
+    body = {
+        "connection_id": SOURCE,
+        "conn_type": "headwater",
+        "host": "127.0.0.1",
+        "port": demo.server.port,
+        "schema": "shop",
+        "login": "headwater",
+        "password": password,
+    }
+    demo.airflow.client.call(method, "connections" if method == "POST" else f"connections/{SOURCE}", body)
+    os.environ[connection_variable(SOURCE)] = demo.server.conninfo("shop", "headwater", password)
+
+
+def first_password(demo: Demo) -> str:
+    return unquote(demo.source.split(":")[2].split("@")[0])
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +184,7 @@ def story(demo: Demo, writer: Writer) -> Story:
     """Loaded, and replicating."""
     story = Story(demo, writer, Console(), time.monotonic())
     story.await_airflow()
+    set_connection(demo, "POST", first_password(demo))
     assert demo.airflow.client.is_paused(REPLICATE)
     story.load()
     story.await_replication()
@@ -196,7 +222,7 @@ def test_a_connection_to_the_source_is_tested_by_airflows_button(demo: Demo, sto
         answer = demo.airflow.client.call("POST", "connections/test", body)
         return answer["status"], answer["message"]
 
-    works, said = tested(unquote(demo.source.split(":")[2].split("@")[0]))
+    works, said = tested(first_password(demo))
     assert works, said
     assert "database shop, as headwater" in said
     works, said = tested("another-one")
@@ -397,6 +423,26 @@ def test_a_driver_whose_task_was_killed_ends_by_itself_and_the_retry_goes_on(dem
     os.kill(orphan.task, signal.SIGKILL)
     until(lambda: orphan.is_gone, "the driver without a task has ended, and its JVM")
     until(lambda: drivers(demo, "replicate"), "another slice runs")
+    outcome = story.prove(story.downstream())
+    assert outcome.lake == outcome.source
+
+
+def test_a_slice_goes_on_with_the_password_that_the_connection_has_by_now(demo: Demo, story: Story) -> None:
+    until(lambda: drivers(demo, "replicate"), "a slice runs")
+    (driver,) = drivers(demo, "replicate")
+    with demo.server.connect("shop") as connection:
+        connection.execute(sql.SQL("alter role headwater password {}").format(sql.Literal(SECOND_PASSWORD)))
+        set_connection(demo, "PATCH", SECOND_PASSWORD)
+        connection.execute("select pg_terminate_backend(pid, 10000) from pg_stat_activity where usename = 'headwater'")
+        connection.execute("update products set stock = stock + 1 where id = 1")
+        committed = commit_position(connection)
+
+    def published() -> bool:
+        file = read_position_file(str(demo.lake))
+        return file is not None and file.position.lsn >= committed.lsn
+
+    until(lambda: published() or driver.is_gone, "the change is published")
+    assert drivers(demo, "replicate") == [driver], "the same driver goes on"
     outcome = story.prove(story.downstream())
     assert outcome.lake == outcome.source
 
@@ -628,10 +674,15 @@ def test_metrics_are_scraped_with_a_token(demo: Demo, story: Story) -> None:
 
 
 def test_the_password_is_in_no_log_and_no_rendered_field(demo: Demo, story: Story) -> None:
-    password = demo.source.split(":")[2].split("@")[0]
+    passwords = first_password(demo), SECOND_PASSWORD
     logs = [file for file in demo.airflow.home.rglob("*.log") if file.is_file()]
     assert logs
-    assert not [file for file in logs if password in file.read_text(encoding="utf-8", errors="replace")]
+    assert not [
+        file
+        for file in logs
+        if any(password in file.read_text(encoding="utf-8", errors="replace") for password in passwords)
+    ]
     for dag, task in ((LOAD, "load"), (REPLICATE, "replicate")):
         for run in demo.airflow.client.runs(dag):
-            assert password not in str(demo.airflow.client.task(dag, run["dag_run_id"], task))
+            shown = str(demo.airflow.client.task(dag, run["dag_run_id"], task))
+            assert not any(password in shown for password in passwords)

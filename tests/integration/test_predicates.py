@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,14 +51,31 @@ COLUMNS: dict[str, tuple[str, int, str, str, Any, list[Any]]] = {
     "moment": ("timestamptz", 1184, "timestamptz", "timestamp", pa.timestamp("us", "UTC"), [
         datetime(1969, 12, 31, 23, 59, 59, 1, tzinfo=UTC), datetime(2024, 3, 31, 1, 30, tzinfo=UTC)
     ]),
+    "price": ("numeric(12,2)", 1700, "numeric", "decimal(12,2)", pa.decimal128(12, 2), [
+        Decimal("-9999999999.99"), Decimal("0.00"), Decimal("0.10"), Decimal("2.50"), Decimal("9999999999.99")
+    ]),
+    "wide": ("numeric(38,6)", 1700, "numeric", "decimal(38,6)", pa.decimal128(38, 6), [
+        Decimal(f"-{'9' * 32}.999999"), Decimal("0.000001"),
+        Decimal(f"{'9' * 31}8.000001"), Decimal(f"{'9' * 31}8.000002"),
+    ]),
+    "number": ("numeric(10)", 1700, "numeric", "decimal(10,0)", pa.decimal128(10, 0), [
+        Decimal("-1"), Decimal("7"), Decimal("9999999999")
+    ]),
     "code": ("uuid", 2950, "uuid", "string", pa.string(), [
         "0eebc990-9c0b-4ef8-bb6d-6bb9bd380a11", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"
     ]),
 }  # fmt: skip
+
+
+def _value_type(wire: str, lake: str) -> ValueType:
+    digits = re.fullmatch(r"decimal\((\d+),(\d+)\)", lake)
+    return ValueType(wire, lake, int(digits[1]), int(digits[2])) if digits else ValueType(wire, lake)
+
+
 SCHEMA = TableSchema(
     1, "public", "known",
-    tuple(Column(name, i, oid, -1, ValueType(wire, lake)) for i, (name, (_, oid, wire, lake, *_)) in enumerate(
-        COLUMNS.items(), 1)),
+    tuple(Column(name, i, oid, -1, _value_type(wire, lake)) for i, (name, (_, oid, wire, lake, *_)) in
+        enumerate(COLUMNS.items(), 1)),
     ("n",), (Leaf(1, "public", "known", 1),),
 )  # fmt: skip
 EQUAL_ONLY = ("Note's", "word", "yes")
@@ -85,7 +104,7 @@ def known(shared_database: Database) -> Iterator[psycopg.Connection[Any]]:
 
 
 def written(value: Any) -> str:
-    return str(value) if isinstance(value, int) else "'" + str(value).replace("'", "''") + "'"
+    return f"{value}" if isinstance(value, int | Decimal) else "'" + str(value).replace("'", "''") + "'"
 
 
 def quoted(name: str) -> str:
@@ -165,6 +184,8 @@ def test_spark_finds_the_rows_that_the_lake_finds(spark: SparkSession) -> None:
         "at > '2024-01-01 00:00:00.999998' and moment <= '2024-03-31 02:30:00+01'",
         "code >= 'A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11' and (small is null or n is not null)",
         "n < 99999999999 and yes <> false",
+        "price >= 2.5 or wide < -0.5 or wide = 99999999999999999999999999999998.000001",
+        "number in (7, -1) and price <> 0.1 and wide > -99999999999999999999999999999999.999999",
     ]
     predicates = [parse(text, SCHEMA) for text in texts]
     rows = spark.createDataFrame(ROWS).alias("t")
@@ -197,7 +218,12 @@ def test_the_planner_knows_predicates_and_partitions_that_exclude_each_other(kno
         ("n = 1 n = 2", "nothing may follow here: 'n'"),
         ("nothing = 1", "has no column nothing"),
         ("1 = n", "a column is wanted where '1' stands"),
-        ("n = 1.5", "it cannot be read from '1.5'"),
+        ("n = 1.5", "1.5 is no integer"),
+        ("n = 1.", "it cannot be read from '1.'"),
+        ("exact = 1.005", "1.005 is no numeric"),
+        ("exact = '1'", "is no numeric"),
+        ("exact < 1234567890123456789012345678901234567", "is no numeric"),
+        ("vague = 1", "is of a type that is not compared alike"),
         ("n = '1'", "is no integer"),
         ("n = 9223372036854775808", "is no integer"),
         ("n = null", "null is no integer"),
@@ -209,7 +235,7 @@ def test_the_planner_knows_predicates_and_partitions_that_exclude_each_other(kno
         ("day = '2024-02-30'", "is no date"),
         ("day = '2024-02-29 12:00:00'", "is no date"),
         ("at < '2024-01-01 00:00:00+01'", "is no timestamp"),
-        ("price = 1", "is of a type that is not compared alike"),
+        ("weight = 1", "is of a type that is not compared alike"),
         ("padded = 'a'", "is of a type that is not compared alike"),
         ("lenient = '2024-01-01'", "may hold another value in the lake"),
         ("(" * 200 + "n = 1" + ")" * 200, "deeper"),
@@ -219,7 +245,9 @@ def test_the_planner_knows_predicates_and_partitions_that_exclude_each_other(kno
 )
 def test_what_is_no_predicate_is_refused_with_the_reason(text: str, words: str) -> None:
     more = (
-        Column("price", 90, 701, -1, ValueType("float8", "double")),
+        Column("weight", 90, 701, -1, ValueType("float8", "double")),
+        Column("exact", 93, 1700, 655366, ValueType("numeric", "decimal(10,2)", 10, 2)),
+        Column("vague", 94, 1700, -1, ValueType("numeric", "string")),
         Column("padded", 91, 1042, 5, ValueType("text", "string")),
         Column("lenient", 92, 1082, -1, ValueType("date", "date"), on_bad_value="null"),
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 PLAIN, PARTED, EVENTS, MOVED = "public.plain", "public.parted", "public.events", "public.moved"
+PRICED = "public.priced"
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ def shop(shared_database: Database, spark: SparkSession, tmp_path_factory: pytes
         "create table parted_1 partition of parted for values from ('2026-01-01') to ('2026-02-01')",
         "create table parted_2 partition of parted for values from ('2026-02-01') to ('2026-03-01')",
         "insert into parted select i, date '2026-01-01' + i % 59, i from generate_series(1, 118) i",
+        "create table priced (id numeric(12, 2) primary key, n int)",
+        "insert into priced select i * 0.5, i from generate_series(1, 60) i",
         "create table events (day date not null, n int) partition by range (day)",
         "create table events_1 partition of events for values from ('2026-01-01') to ('2026-02-01')",
         "insert into events select date '2026-01-01' + i % 30, i from generate_series(1, 60) i",
@@ -96,6 +100,7 @@ def shop(shared_database: Database, spark: SparkSession, tmp_path_factory: pytes
         PARTED,
         {"name": EVENTS, "insert_only": True},
         {"name": MOVED, "partition_by": ["region"]},
+        PRICED,
     )
     load_tables(pipeline)
     with following(pipeline) as running:
@@ -165,6 +170,16 @@ def test_rows_that_are_gone_at_the_source_disappear_and_the_rest_of_a_partition_
     shop.until_differing(PARTED, [20, 502])
     assert shop.reload(PARTED, "day between '2026-01-10' and '2026-01-31' and id in (20, 502)")["rows"] == 1
     shop.until_differing(PARTED, [])
+
+
+def test_numeric_keys_are_compared_as_the_source_compares_them(shop: Shop) -> None:
+    shop.change_unseen(PRICED, "id between 4.5 and 9 or id = 30")
+    expected = [Decimal(number) / 2 for number in (*range(9, 19), 60)]
+    shop.until_differing(PRICED, expected)
+    assert shop.reload(PRICED, "id > 4.50 and id <= 8.5")["rows"] == 8
+    shop.until_differing(PRICED, [Decimal("4.5"), Decimal(9), Decimal(30)])
+    shop.reload(PRICED, "id in (4.5, 30) or id = 9.0")
+    shop.until_differing(PRICED, [])
 
 
 def test_a_table_without_a_key_is_reloaded_by_its_partition_columns(shop: Shop, tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ from headwater.names import TableName
 from headwater.schema import TableSchema
 from headwater.source.catalog import signature
 from headwater.source.connection import Connection
+from headwater.source.renewal import newest
 from headwater.source.samples import emit_marker
 from headwater.source.snapshots import capture_point
 
@@ -112,7 +113,7 @@ def _read_keys(
         began = time.monotonic()
         texts = candidates.texts(numbers[start : start + _KEYS_PER_READ])
         key = key_of(pipeline, schema)
-        reader = KeyReader(pipeline.conninfo(), snapshot_id, schema, signatures, keys=texts, hash_key=key)
+        reader = KeyReader(newest(pipeline.conninfo()), snapshot_id, schema, signatures, keys=texts, hash_key=key)
         batches += list(reader.read())
         seconds = time.monotonic() - began
     kind = lake_schema(schema).append(pa.field(ORIGIN, pa.int64()))

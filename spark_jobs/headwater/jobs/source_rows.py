@@ -20,6 +20,7 @@ from headwater.schema import Leaf, TableSchema
 from headwater.source.catalog import Signature, read_catalog
 from headwater.source.conditions import reach_of
 from headwater.source.connection import Connection, errors_named
+from headwater.source.renewal import newest
 
 _BYTES_BY_INDEX = 16 * BYTES_PER_UNIT
 """Rows that an index leads to are read by one session, some of them far apart: up to a minute or two."""
@@ -44,7 +45,7 @@ def rows_at(
     if units is None:
         units = units_of(connection, schema.leaves)
     key = key_of(pipeline, schema)
-    reader = UnitReader(pipeline.conninfo(), snapshot_id, schema, dict(signatures), writes_to, where, key)
+    reader = UnitReader(newest(pipeline.conninfo()), snapshot_id, schema, dict(signatures), writes_to, where, key)
     parallel = max(1, min(connections or pipeline.load.connections, len(units)))
     # Consecutive shares of the list hold every `parallel`-th unit: large tables end evenly.
     dealt = [(describe(unit),) for hand in range(parallel) for unit in units[hand::parallel]]

@@ -47,6 +47,7 @@ from headwater.lake.paths import registry_path
 from headwater.lake.registry import TableRecord
 from headwater.lake.stretch_notes import StretchNote, StretchNotes
 from headwater.source.connection import Connection, errors_named
+from headwater.source.renewal import newest
 from headwater.source.snapshots import CapturePoint
 
 log = logging.getLogger(__name__)
@@ -111,7 +112,12 @@ def _reader(target: Target, writes_to: str = "") -> UnitReader:
     schema = target.record.schema.without_marks()
     key = key_of(target.pipeline, schema)
     return UnitReader(
-        target.pipeline.conninfo(), target.capture.snapshot_id, schema, target.signatures, writes_to, hash_key=key
+        newest(target.pipeline.conninfo()),
+        target.capture.snapshot_id,
+        schema,
+        target.signatures,
+        writes_to,
+        hash_key=key,
     )
 
 

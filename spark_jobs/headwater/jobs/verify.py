@@ -40,6 +40,7 @@ from headwater.schema import DELETED, TableSchema
 from headwater.session import build_session
 from headwater.source.catalog import Signature, read_catalog, signature
 from headwater.source.connection import Connection, connect
+from headwater.source.renewal import newest
 from headwater.source.snapshots import CapturePoint, capture_point
 
 log = logging.getLogger(__name__)
@@ -326,7 +327,7 @@ class _Table:
         for start in range(0, len(numbers), _KEYS_PER_READ):
             part = numbers[start : start + _KEYS_PER_READ]
             reader = KeyReader(
-                self._pipeline.conninfo(),
+                newest(self._pipeline.conninfo()),
                 look.capture.snapshot_id,
                 look.schema,
                 look.signatures,

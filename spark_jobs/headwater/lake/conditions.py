@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import date, datetime, timedelta
+from decimal import Decimal
 from functools import reduce
 from typing import Any, Final, assert_never
 
@@ -21,6 +22,8 @@ from headwater.predicate import Compared, Every, IsNull, OneOf, Predicate, Some,
 Bool = npt.NDArray[np.bool_]
 
 _COMPARE: Final = {"<": pc.less, "<=": pc.less_equal, ">": pc.greater, ">=": pc.greater_equal}
+_WIDEST_DECIMAL: Final = 38
+_FLOAT_DIGITS: Final = 15
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
@@ -54,7 +57,7 @@ def matches(predicate: Predicate, rows: pa.Table) -> Bool:
 def may_match(predicate: Predicate, file: DataFile, layout: Layout, schema: pa.Schema) -> bool:
     """Whether the file's partition values and statistics leave it possible that one of its rows matches. `schema`: the
     columns of `columns_read`."""
-    stats = json.loads(file.stats or "{}")
+    stats = json.loads(file.stats or "{}", parse_float=Decimal)
 
     def bounds(column: str) -> tuple[Any, Any]:
         name, kind = layout.in_files(column), schema.field(column).type
@@ -90,12 +93,17 @@ def _may_match(predicate: Predicate, bounds: Callable[[str], tuple[Any, Any]]) -
 
 
 def _comparable(values: Any) -> Any:
-    """Integers as the widest of them: a literal may be larger than the column's type."""
+    """Numbers as the widest of their kind: a literal may be larger than the column's type."""
+    if pa.types.is_decimal(values.type):
+        return values.cast(pa.decimal128(_WIDEST_DECIMAL, values.type.scale))
     return values.cast(pa.int64()) if pa.types.is_integer(values.type) else values
 
 
 def _bound(value: Any, kind: Any, *, highest: bool = False) -> Any:
     """A bound out of Delta's statistics. Times in them are cut off to the millisecond, by some writers downwards."""
+    if pa.types.is_decimal(kind):
+        # A JSON number of somebody who knows but floats: they keep fifteen digits.
+        return Decimal(value) if isinstance(value, int | Decimal) and kind.precision <= _FLOAT_DIGITS else None
     if not isinstance(value, str) or pa.types.is_string(kind):
         return value if isinstance(value, int | str) and not isinstance(value, bool) else None
     if pa.types.is_date(kind):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from datetime import datetime
+from decimal import Decimal
 from typing import assert_never
 
 from headwater.lake.tables import quoted
@@ -39,6 +40,8 @@ def _literal(value: Value) -> str:
     if isinstance(value, bool | int):
         # The least bigint is none of its own: its minus is an operator.
         return str(value) if value != -(2**63) else f"({value + 1}L - 1)"
+    if isinstance(value, Decimal):
+        return f"{value:f}BD"
     if isinstance(value, str) and _PLAIN.fullmatch(value):
         return f"'{value}'"  # Delta leaves files unread by literals only, not by what is computed
     if isinstance(value, str):
