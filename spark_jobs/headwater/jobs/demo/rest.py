@@ -69,7 +69,7 @@ class AirflowClient:
 
     def tasks(self, dag_id: str, run_id: str) -> dict[str, str | None]:
         """The state of each task of a run."""
-        found = self.call("GET", f"dags/{dag_id}/dagRuns/{quote(run_id, safe='')}/taskInstances")
+        found = self.call("GET", f"dags/{dag_id}/dagRuns/{quote(run_id, safe='')}/taskInstances?limit=100")
         return {task["task_id"]: task["state"] for task in found["task_instances"]}
 
     def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value") -> Any:
