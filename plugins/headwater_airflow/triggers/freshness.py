@@ -8,11 +8,9 @@ pipeline file and the source's connection are read where the trigger runs. All w
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
@@ -26,15 +24,6 @@ if TYPE_CHECKING:
     from headwater.jobs.lookout import SharedLookout
     from headwater.jobs.waiter import Waiter
     from headwater.lake.freshness import Requirement
-
-
-_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
-
-
-def _turn() -> asyncio.Lock:
-    """One trigger after the other hands its cut on. What a triggerer says goes through one door in the order of its
-    coming: the news that the first of a hundred waits has ended would otherwise stand behind all hundred cuts."""
-    return _turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
 
 
 class FreshnessTrigger(BaseTrigger):
@@ -146,8 +135,7 @@ class FreshnessTrigger(BaseTrigger):
         if not self.ends_task or self.task_instance is None:
             return False
         try:
-            async with _turn():
-                await XCom.aset("return_value", cut, **self._place)
+            await XCom.aset("return_value", cut, **self._place)
         except Exception as error:  # a wait that was satisfied is not to fail by the way it is told
             self.log.warning("the cut is handed on by a worker: %s", error)
             return False
