@@ -13,10 +13,11 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
@@ -55,6 +56,7 @@ class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the 
     conf: dict[str, Any] | None
     _hook: SparkSubmission | None = None
     _context: Context
+    _connection_environment: Mapping[str, str] = MappingProxyType({})
 
     template_fields: Sequence[str] = (*SparkSubmitOperator.template_fields, "pipeline")
     operator_extra_links = (PipelinePageLink(), SparkPageLink())
@@ -153,13 +155,15 @@ class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the 
         from headwater_airflow.operators.renewal import answering
 
         conn_id = self._connection_id()
-        if conn_id is None:
-            self._connection_environment: dict[str, str] = {}
-            yield
-            return
-        with answering(conn_id) as anew:
-            self._connection_environment = {**connection_environment(conn_id), **anew}
-            yield
+        with contextlib.ExitStack() as lasting:
+            anew = lasting.enter_context(answering(conn_id)) if conn_id is not None else {}
+            known = connection_environment(conn_id) if conn_id is not None else {}
+            self._connection_environment = {**known, **anew}
+            try:
+                yield
+            finally:
+                # What listeners are told of a task that has ended is made of its attributes.
+                self._connection_environment = {}
 
     def _connection_id(self) -> str | None:
         from headwater.config import load_pipeline
