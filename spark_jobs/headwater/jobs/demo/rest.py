@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 import urllib.error
@@ -14,7 +13,8 @@ from urllib.parse import quote
 from headwater.errors import HeadwaterError, Transient
 
 _FINISHED = ("success", "failed")
-_TRIES = 3
+_TRIES = 5
+_PAUSE_SECONDS = 2.0
 
 
 class AirflowClient:
@@ -99,10 +99,16 @@ class AirflowClient:
             time.sleep(0.5)
 
     def _send(self, method: str, url: str, body: dict[str, Any] | None) -> Any:
-        # A machine that starts several engines at once may keep the API waiting; only what changes nothing is repeated.
-        for _ in range(_TRIES - 1 if method == "GET" else 0):
-            with contextlib.suppress(Transient):
+        # A machine that starts several engines at once may keep the API waiting; only what has changed nothing is
+        # repeated.
+        for _ in range(_TRIES - 1):
+            try:
                 return self._send_once(method, url, body)
+            except _RolledBack:
+                time.sleep(_PAUSE_SECONDS)
+            except Transient:
+                if method != "GET":
+                    raise
         return self._send_once(method, url, body)
 
     def _send_once(self, method: str, url: str, body: dict[str, Any] | None) -> Any:
@@ -116,9 +122,14 @@ class AirflowClient:
                 return json.loads(response.read() or b"null")
         except urllib.error.HTTPError as error:
             text = error.read().decode(errors="replace")[:1000]
-            raise HeadwaterError(f"Airflow answered {error.code}: {text}", where=f"{method} {url}") from None
+            kind = _RolledBack if error.code == 500 and "Database error" in text else HeadwaterError
+            raise kind(f"Airflow answered {error.code}: {text}", where=f"{method} {url}") from None
         except (urllib.error.URLError, OSError, ValueError) as error:
             raise Transient(f"Airflow does not answer: {error}", where=url) from None
+
+
+class _RolledBack(Transient):
+    """Airflow's database has refused: it is SQLite's file here, which only one may write at a time."""
 
 
 def _task(dag_id: str, run_id: str, task_id: str) -> str:
