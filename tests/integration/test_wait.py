@@ -22,6 +22,7 @@ from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.config import Pipeline
 from headwater.errors import EXIT_NOT_FRESH, EXIT_REFUSED, EXIT_SUSPENDED, Refused
+from headwater.jobs.instead import instead_of_cut
 from headwater.jobs.source_state import ask_source
 from headwater.jobs.status import status
 from headwater.jobs.wait import wait
@@ -335,6 +336,22 @@ def test_a_table_that_falls_silent_during_the_wait_ends_it_and_a_load_makes_it_w
     _register(shop)
     with shop.follow():
         assert shop.wait().outcome is Outcome.SATISFIED
+
+
+def test_a_lake_of_another_timeline_than_the_source_is_not_fresh_by_the_sources_clock(shop: Shop) -> None:
+    # A promoted server may stand below what the lake has of the old one, and hold commits that the lake lacks.
+    position = replace(shop.lake.position, timeline=shop.lake.position.timeline + 1)
+    far = ask_source(shop.pipeline).position.lsn + (1 << 20)
+    shop.lake.publish(shop.lake.position.lsn, read=far)
+    assert shop.lake.file is not None
+    write_position_file(shop.lake.root, replace(shop.lake.file, position=position))
+    shop.database.execute("insert into orders values (1)")
+    result = shop.wait("1h", timeout=0.5)
+    assert (result.cut, result.outcome) == (None, Outcome.NOT_RUNNING)
+    assert "the source's log is not the one that the lake follows" in result.verdict.reason
+    instead = instead_of_cut(shop.pipeline, result.to_json(), "continue", tables=None, keep=60, owner="me")
+    assert instead is not None
+    assert instead["staleness_seconds"] is None
 
 
 def test_a_table_that_is_not_replicated_is_refused(shop: Shop) -> None:

@@ -89,6 +89,8 @@ def _as_it_stands(
     parts = ask_parts(pipeline, lake.registry(), partitions)
     cut = with_parts(take_cut(root, pipeline.name, look, epoch, names, lsn), parts)
     pin = pin_cut(root, cut, owner, datetime.now(UTC) + timedelta(seconds=keep))
+    if source is not None and look.log not in (None, source.log):
+        source = None  # of another log: neither its clock nor its positions say how old this lake is
     complete = complete_until(look.file, lsn, [source.sample] if source is not None else ())
     stale = round((source.now() - complete).total_seconds(), 3) if source is not None and complete else None
     how = f"{stale:.1f} s old" if stale is not None else "how old it is the source could not be asked"

@@ -69,7 +69,7 @@ def progress(target: Target, judged: Verdict, look: Look, source: SourceState | 
     named = [name for name in judged.tables if name in look.tables]
     behind = min(named, key=look.covered, default=None) if file is not None and file.epoch else None
     covered = look.covered(behind) if behind is not None else None
-    samples = [source.sample] if source is not None else []
+    samples = source.samples(look.log) if source is not None else []
     seconds = None
     if file is not None and covered is not None:
         known = samples_of(file) + samples

@@ -53,6 +53,16 @@ class SourceState:
     open_transactions: tuple[OpenTransaction, ...] = ()
     leaves: Leaves = field(default_factory=dict)
 
+    @property
+    def log(self) -> tuple[str, int]:
+        """(system id, timeline) of its positions."""
+        return self.position.system_id, self.position.timeline
+
+    def samples(self, log: tuple[str, int] | None) -> list[tuple[datetime, int]]:
+        """Its sample, for a lake that follows `log` (None: there is none yet). None of another log: a server that was
+        promoted, or another one, may stand at a lower LSN than the lake and yet hold what the lake lacks."""
+        return [self.sample] if log in (None, self.log) else []
+
     def now(self) -> datetime:
         """The source's clock, carried on by our own; never behind it by more than the drift of the two clocks,
         since the way of the answer is counted as passed: a staleness is rather over- than underrated."""
@@ -85,7 +95,7 @@ def as_the_source_stands(look: Look, source: SourceState | None, now: Callable[[
 
     `now` gives the tables that follow the log now: what was asked about one that was loaded anew since is void.
     """
-    same_log = source is not None and look.log in (None, (source.position.system_id, source.position.timeline))
+    same_log = source is not None and look.log in (None, source.log)
     found = [(s.registered, _problem_of(s, source, same_log)) for s in source.standings] if source is not None else []
     if not any(problem for _, problem in found):
         return look

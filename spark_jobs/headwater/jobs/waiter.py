@@ -270,7 +270,7 @@ class Waiter:
                 samples += [earlier] if earlier is not None else []
             target = target.resolved(samples, look.log)
         if (source := self._lookout.source) is not None:
-            target = target.resolved([source.sample], (source.position.system_id, source.position.timeline))
+            target = target.resolved([source.sample], source.log)
         self.target = target
 
     @property
@@ -314,8 +314,7 @@ class Waiter:
 
     def _refusal(self) -> Verdict | None:
         assert self.target is not None
-        position = self._source.position
-        return freshness.refuse_target(self.target, (position.system_id, position.timeline), position.lsn)
+        return freshness.refuse_target(self.target, self._source.log, self._source.position.lsn)
 
     def _judge(self, look: Look) -> Verdict:
         assert self.target is not None
@@ -339,14 +338,21 @@ class Waiter:
         assert self.target is not None
         assert self.tables is not None
         source = self._lookout.source
-        return freshness.verdict(
+        judged = freshness.verdict(
             self.target,
             look,
             self.tables,
             source_now=source.now() if source is not None else None,
-            samples=[*samples, *([source.sample] if source is not None else [])],
+            samples=[*samples, *(source.samples(look.log) if source is not None else [])],
             ignore_suspended=self._ignore_suspended,
         )
+        by_clock = any(self.target.staleness(name) is not None for name in judged.tables)
+        other_log = source is not None and look.log not in (None, source.log)
+        if judged.outcome in (None, Outcome.SATISFIED) and by_clock and other_log:
+            # Either may be the older one: the answer, or the lake, whose driver may be about to follow.
+            reason = "the source's log is not the one that the lake follows: how stale the lake is cannot be told"
+            return replace(judged, outcome=None, reason=reason, eta_seconds=None)
+        return judged
 
     def _validated_verdict(self, fresh: Verdict, look: Look) -> Verdict:
         from headwater.jobs.validated_cuts import Validations  # reads Delta tables: only for those who ask for it
