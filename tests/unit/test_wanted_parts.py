@@ -15,6 +15,7 @@ from headwater.errors import Refused
 from headwater.jobs.instead import instead_of_cut
 from headwater.jobs.wait import wait_for_cut
 from headwater.jobs.wanted_parts import parse_partitions
+from headwater.lake.cuts import list_pins
 from headwater.lake.reload_records import Keeping, Reload
 from headwater.lake.requirements import Target, WantedParts
 from headwater.names import TableName
@@ -114,6 +115,30 @@ def test_partitions_that_only_the_source_knows_are_not_forgotten_while_it_is_dow
     (event,) = asyncio.run(events(trigger))
     assert (event["outcome"], event["exit_status"]) == ("source_unreachable", 3)
     assert event["reason"].startswith("the source does not answer: ")
+
+
+def test_a_partition_that_was_dropped_and_created_anew_before_the_wait_is_read_under_its_new_id(
+    parted: HandLake, pipeline: str
+) -> None:
+    task = sensor(pipeline, require=at(parted, 0x380), partitions={A: ["a_2"]})
+    trigger = stored_and_restored(deferred(task))
+    record = parted.registry.record(A)
+    # As the driver does when it meets the relation in the log, below the wait's target.
+    schema = record.schema.with_leaves((*record.schema.leaves, Leaf(13, "public", "a_2", 3)))
+    parted.registry.write(replace(record, schemas=((0, schema),)))
+    parted.publish(0x400, A)
+    (event,) = asyncio.run(events(trigger))
+    assert (event["outcome"], event["tables"][A]["partitions"]) == ("satisfied", {"public.a_2": 13})
+
+
+def test_partitions_of_a_table_that_the_pipeline_does_not_have_are_refused_and_not_forgotten(
+    parted: HandLake, pipeline: str, xcoms: XComs
+) -> None:
+    with pytest.raises(Refused, match=r"partitions are named of public\.typo, which is not among the tables"):
+        wait_for_cut(pipeline, require=at(parted, 0x180), partitions={"public.typo": "a_2"}, timeout=1)
+    event = asyncio.run(last_event(started(pipeline, require="0/180", partitions={"public.typo": ["a_2"]})))
+    assert event.payload["error"]["code"] == "bad_argument"
+    assert not list_pins(parted.root)
 
 
 def test_what_goes_on_instead_is_of_these_partitions_too(parted: HandLake, pipeline: str) -> None:

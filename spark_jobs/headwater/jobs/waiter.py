@@ -155,6 +155,10 @@ class Waiter:
         look = self._lookout.look()
         if self.tables is None:
             self.tables = wanted_tables(self._pipeline, None, look)
+        if self._partitions:
+            from headwater.jobs.wanted_parts import refuse_unwanted
+
+            refuse_unwanted(self._partitions, self.tables)
         if self._validated and self.target is not None:
             self.target = replace(self.target, validated=self.tables)
         if self._partitions and not self.target.parts and (failed := self._find_parts()) is not None:
@@ -419,8 +423,13 @@ class Waiter:
         assert epoch is not None
         assert self.tables is not None
         root = self._pipeline.lake_path()
-        parts = self.target.parts if self.target is not None else {}
-        cut = with_parts(take_cut(root, self._pipeline.name, look, epoch, self.tables, judged.lsn), parts)
+        cut = take_cut(root, self._pipeline.name, look, epoch, self.tables, judged.lsn)
+        if self.target is not None and self.target.parts:
+            from headwater.jobs.wanted_parts import as_met
+
+            # An earlier epoch, which was validated, may hold them under the ids of then.
+            is_newest = look.file is not None and epoch.epoch == look.file.epoch
+            cut = with_parts(cut, as_met(self._lake.registry(), self.target.parts) if is_newest else self.target.parts)
         pin = pin_cut(root, cut, self._owner, datetime.now(UTC) + timedelta(seconds=self._keep))
         if self._validations is not None and self._validations.is_gone(cut):
             release_pin(root, pin.id)

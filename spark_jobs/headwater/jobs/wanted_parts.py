@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headwater.config import Pipeline
@@ -91,6 +92,31 @@ def find_parts(
             r.name for r in _open_reloads(registry, record) if not r.leaves or {*r.leaves} & {*texts.values()}
         )
         found[record.name] = WantedParts(tuple(map(str, names)), texts, open_)
+    return found
+
+
+def refuse_unwanted(partitions: Mapping[TableName, Sequence[TableName]], wanted: Collection[str]) -> None:
+    """Refused for partitions of a table that is not `wanted`: the cut would say nothing of it, and seem to be enough."""
+    for table in partitions:
+        if str(table) not in wanted:
+            raise Refused(
+                f"partitions are named of {table}, which is not among the tables that are waited for",
+                code="bad_argument",
+                where="partitions",
+                remedy="see with `headwater status` how the pipeline calls its tables, or leave it out",
+            )
+
+
+def as_met(registry: Registry | None, parts: Mapping[str, WantedParts]) -> dict[str, WantedParts]:
+    """`parts` with the relation ids that the lake knows by now: a partition that was dropped and created anew before
+    the wait began has another one than the lake knew then."""
+    found = dict(parts)
+    for table, wanted in parts.items():
+        record = registry.tables.get(table) if registry is not None else None
+        if record is not None and record.schemas:
+            known = {str(TableName(leaf.schema, leaf.name)): leaf.relation_id for leaf in record.schema.leaves}
+            leaves = {name: known.get(name, number) for name, number in wanted.leaves.items()}
+            found[table] = replace(wanted, leaves=leaves)
     return found
 
 
