@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -115,6 +116,26 @@ def test_a_triggerer_that_takes_over_resumes_the_wait_and_another_try_begins_ane
     event = asyncio.run(last_event(started(pipeline, try_number=2, require="0/400", max_wait=0.5)))
     assert (event.payload["outcome"], event.payload["target"]) == ("not_running", "0/400")
     assert "return_value" not in xcoms, "the cut of an earlier run of the task"
+
+
+def test_a_wait_that_is_resumed_is_for_the_tables_that_it_began_with(
+    lake: HandLake, pipeline: str, xcoms: XComs
+) -> None:
+    later = "public.later"
+
+    async def scenario() -> Any:
+        first = asyncio.create_task(last_event(started(pipeline, require="0/380")))
+        while "headwater_wait" not in xcoms:
+            await asyncio.sleep(0.02)
+        first.cancel()
+        # A pattern has brought it in: the target that was taken before says nothing of it.
+        await asyncio.to_thread(lake.registry.write, replace(lake.registry.record(B), name=later, state="loading"))
+        waiting = asyncio.create_task(last_event(started(pipeline, require="0/380", max_wait=5)))
+        await asyncio.to_thread(lake.publish, 0x400, A)
+        return await asyncio.wait_for(waiting, 20)
+
+    assert is_success(asyncio.run(scenario()))
+    assert set(xcoms["return_value"]["tables"]) == {A, B}
 
 
 def test_the_runs_conf_goes_over_the_arguments_there_too(lake: HandLake, pipeline: str, xcoms: XComs) -> None:

@@ -141,6 +141,13 @@ def test_partitions_of_a_table_that_the_pipeline_does_not_have_are_refused_and_n
     assert not list_pins(parted.root)
 
 
+def test_reloads_of_a_suspended_table_that_is_ignored_are_not_waited_for(parted: HandLake, pipeline: str) -> None:
+    parted.enter(A, "suspended", "it fails")
+    options: dict[str, Any] = {"ignore_suspended": True, "partitions": {A: "a_1"}, "timeout": 1}
+    cut = wait_for_cut(pipeline, require=at(parted, 0x180), **options)
+    assert {name: table["state"] for name, table in cut["tables"].items()} == {A: "behind", B: "in step"}
+
+
 def test_what_goes_on_instead_is_of_these_partitions_too(parted: HandLake, pipeline: str) -> None:
     loaded = headwater.config.load_pipeline(pipeline)
     partitions = parse_partitions({A: "a_1"}, None)

@@ -120,6 +120,8 @@ class SensorTrigger(FreshnessTrigger):
             kept = {"began": now.isoformat(), "deadline": (now + settings.max_wait).isoformat()}
             await self._forget_earlier()
         self.began, self.deadline, self.target = kept["began"], kept["deadline"], kept.get("target")
+        # A target says nothing of tables that a pattern has brought in since.
+        self.tables = kept.get("tables") or self.tables
         self.wanted = parse_requirement(settings.require)
         self.requirement = INTERVAL_END if asked["require"] == INTERVAL_END else str(self.wanted)
         pipeline = await asyncio.to_thread(load_pipeline, self.pipeline)
@@ -162,7 +164,7 @@ class SensorTrigger(FreshnessTrigger):
             "target": pinned,
             # For the pipeline's page: nothing is rendered where no worker has begun.
             "pipeline": self.pipeline,
-            "tables": self.tables,
+            "tables": list(self.waited_for or self.tables),
             "require": self.requirement,
         }
         try:

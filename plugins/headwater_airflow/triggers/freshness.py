@@ -120,6 +120,11 @@ class FreshnessTrigger(BaseTrigger):
         return known.to_json() if known is not None else None
 
     @property
+    def waited_for(self) -> tuple[str, ...]:
+        """The tables as of the last look; none before it was taken."""
+        return (self._current.tables if self._current is not None else None) or ()
+
+    @property
     def _place(self) -> dict[str, Any]:
         """Of the task's XComs."""
         one: Any = self.task_instance

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -334,7 +334,7 @@ class Waiter:
             if (anew := self._loaded_since(judged.tables)) is not None:
                 self._next_visit = 0.0
                 return replace(judged, outcome=None, reason=f"{anew} was loaded anew, the source is asked about it")
-            if self.target.parts and (open_reload := self._open_reload(held)):
+            if self.target.parts and (open_reload := self._open_reload(held, judged.tables)):
                 return replace(judged, outcome=None, reason=open_reload)
         return judged
 
@@ -374,14 +374,16 @@ class Waiter:
         new = [str(table.name) for table in self._lookout.registered(self.tables or ()) if table not in asked]
         return next((name for name in names if name in new), None)
 
-    def _open_reload(self, held: Mapping[str, TableVersion]) -> str:
-        """Which reload of a wanted partition is not in the lake yet; empty: none."""
+    def _open_reload(self, held: Mapping[str, TableVersion], required: Collection[str]) -> str:
+        """Which reload of a wanted partition is not in the lake yet; empty: none. Of suspended tables that are ignored
+        nothing is waited for."""
         from headwater.jobs.wanted_parts import not_yet_reloaded
 
         registry = self._lake.registry()
         assert self.target is not None
         assert registry is not None, "a table was found in it"
-        return not_yet_reloaded(registry, self.target.parts, held)
+        parts = {name: part for name, part in self.target.parts.items() if name in required}
+        return not_yet_reloaded(registry, parts, held)
 
     def _notice_life(self, look: Look) -> None:
         if self._last_file is not None and look.file != self._last_file:
