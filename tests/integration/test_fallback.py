@@ -101,6 +101,20 @@ def test_the_source_is_no_substitute_where_its_columns_are_others(
     assert (refused.value.code, refused.value.where) == ("columns_changed", MARKED)
 
 
+def test_a_partition_that_was_created_anew_is_read_at_the_source_as_it_is_now(
+    pipeline: Pipeline, database: Database, spark: SparkSession
+) -> None:
+    database.execute(
+        "drop table parted_1",
+        "create table parted_1 partition of parted for values from ('2024-01-01') to ('2025-01-01')",
+        "create table parted_2 partition of parted for values from ('2025-01-01') to ('2026-01-01')",
+        "insert into parted values (8, '2024-06-06'), (9, '2025-06-06')",
+    )
+    parts = {PARTED: "parted_1"}
+    cut = headwater.wait(pipeline, tables=[PARTED], timeout=0, on_timeout="fallback", partitions=parts)
+    assert [row.id for row in headwater.read(spark, cut)[PARTED].collect()] == [8]
+
+
 def test_what_needs_versions_of_the_lake_refuses_a_cut_without_them(
     pipeline: Pipeline, database: Database, spark: SparkSession
 ) -> None:

@@ -19,7 +19,7 @@ from headwater.lake import cuts
 from headwater.lake.registry import Registry
 from headwater.names import TableName
 from headwater.position import format_lsn
-from headwater.schema import TableSchema
+from headwater.schema import Leaf, TableSchema
 from headwater.source.catalog import read_catalog, signature
 from headwater.source.connection import Connection, connect
 from headwater.source.snapshots import capture_point
@@ -75,8 +75,7 @@ def _read_at_source(
             raise _Changed("a table was altered before it was read")
         for name, whole in schemas.items():
             wanted = tables[name].get("partitions")
-            leaves = [leaf for leaf in whole.leaves if wanted is None or leaf.relation_id in wanted.values()]
-            schema = whole.with_leaves(tuple(leaves))
+            schema = whole.with_leaves(_wanted(whole.leaves, wanted) if wanted is not None else whole.leaves)
             rows = rows_at(spark, pipeline, connection, schema.without_marks(), capture.snapshot_id, signatures)
             frames[name] = _brought(rows.selectExpr("*", *LIVING) if schema.soft_delete else rows, name)
         if signature(connection, relations) != signatures:
@@ -88,6 +87,14 @@ def _read_at_source(
         format_lsn(capture.position.lsn),
     )
     return frames
+
+
+def _wanted(leaves: tuple[Leaf, ...], wanted: Mapping[str, int]) -> tuple[Leaf, ...]:
+    """Those that a cut wants, by name and relation id. By name first: the id is the one that the lake knew, and a
+    partition that was dropped and created anew has another one."""
+    by_name = {str(TableName(leaf.schema, leaf.name)): leaf.relation_id for leaf in leaves}
+    ids = {by_name.get(name, number) for name, number in wanted.items()}
+    return tuple(leaf for leaf in leaves if leaf.relation_id in ids)
 
 
 def _brought(rows: DataFrame, name: str) -> DataFrame:
