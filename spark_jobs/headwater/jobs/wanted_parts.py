@@ -96,7 +96,7 @@ def find_parts(
 
 
 def refuse_unwanted(partitions: Mapping[TableName, Sequence[TableName]], wanted: Collection[str]) -> None:
-    """Refused for partitions of a table that is not `wanted`: the cut would say nothing of it, and seem to be enough."""
+    """Refused for partitions of a table that is not `wanted`: the cut would say nothing of it, and seem enough."""
     for table in partitions:
         if str(table) not in wanted:
             raise Refused(
