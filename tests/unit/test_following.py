@@ -14,7 +14,7 @@ from headwater.jobs.following import Following
 from headwater.jobs.keeper import Keeper, load_name
 from headwater.lake import storage
 from headwater.lake.paths import kept_path
-from headwater.lake.registry import Registry
+from headwater.lake.registry import Lease, Registry
 from headwater.lake.reload_records import Reload
 from headwater.position import Position
 
@@ -69,3 +69,36 @@ def test_what_ends_while_a_driver_begins_to_keep_for_it_keeps_its_place(tmp_path
         "the next change is kept there, until it is followed that it ends"
     )
     assert not storage.is_folder(left)
+
+
+@pytest.mark.parametrize("what", ["a load", "a reload"])
+def test_a_job_that_got_through_before_it_was_gone_is_not_given_up(tmp_path: Path, what: str) -> None:
+    lake = HandLake(tmp_path, Position("7", 1, 0x100), [NAME])
+    record = lake.registry.record(NAME)
+    reload = Reload("r1", NAME, record.incarnation, (), f"{NAME} (all)", "nobody", "asked", record.since)
+    lake.registry.write(replace(record, state="loading") if what == "a load" else reload)
+    registry, keeper = Registry.open(lake.root, "shop"), Keeper(lake.root, 2)
+    assert registry is not None
+    held = Lease("load", "h", "nobody", "here", 1, record.since)
+    lake.registry.write(held)
+    registry.refresh()
+    name = load_name(record) if what == "a load" else reload.name
+
+    def is_alive(_: object) -> bool:
+        """It ends between the driver's look at the registry and this question."""
+        if what == "a load":
+            lake.enter(NAME, "catching up")
+            lake.registry.write(replace(held, session=""))
+        else:
+            lake.registry.write(replace(reload, state="read"))
+        return False
+
+    tables: Any = _Tables(registry, keeper)
+    session: Any = SimpleNamespace(ask=is_alive)
+    following = Following(lake.root, registry, tables, session, 2, None, lambda: None, lambda: None)  # type: ignore[arg-type]
+    following.begin(0x100)
+    lanes: Any = SimpleNamespace(behind=lambda _, errand: errand())
+    following.start(lanes, lambda: 0x100)
+    following._give_up_for_the_dead()
+    assert keeper.names(NAME) == {name}, "what was kept is needed"
+    assert registry.kept[name].state == "keeping"

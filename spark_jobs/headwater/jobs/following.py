@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from os.path import join
 from typing import Final
@@ -22,7 +23,7 @@ from headwater.jobs.lanes import Lanes, Result
 from headwater.jobs.merging import catch_up, merge_part
 from headwater.lake import storage
 from headwater.lake.paths import kept_path, reloaded_path
-from headwater.lake.registry import Registry, TableRecord, now_text
+from headwater.lake.registry import Lease, Registry, TableRecord, now_text
 from headwater.lake.reload_records import Keeping, Reload
 from headwater.lake.reloaded import remove_rows
 from headwater.log.spill import SpillStore
@@ -266,14 +267,27 @@ class Following:
     def _give_up_for_the_dead(self) -> None:
         """A job that died before it had read everything will never say so; a reload that has is finished without it."""
         load = self._registry.leases.get(lease.LOAD)
-        loading = [r for r in self._registry.tables.values() if r.state == "loading"]
-        kept = [r.name for r in loading if load_name(r) in self._tables.keeper.names(r.name)]
-        if kept and (load is None or not self._session.ask(partial(lease.is_alive, session=load.session))):
-            for name in kept:
-                log.warning("%s: the load of it is gone: its changes are not kept any more", name)
-                self._lanes.behind(name, partial(self._forget_kept, name))
+        if self._loading_kept() and not (load is not None and self._lives(load.session)):
+            # What it committed after the registry was read here, it committed before it was gone: one that is through
+            # needs what was kept, and so does the next one.
+            self._registry.refresh()
+            if self._registry.leases.get(lease.LOAD) in (load, _released(load)):
+                for name in self._loading_kept():
+                    log.warning("%s: the load of it is gone: its changes are not kept any more", name)
+                    self._lanes.behind(name, partial(self._forget_kept, name))
         for reload in self._open_reloads():
-            if reload.state == "asked" and reload.name not in self._busy:
-                alive = self._session.ask(partial(lease.is_alive, session=reload.session))
-                if not alive:
+            if reload.state == "asked" and reload.name not in self._busy and not self._lives(reload.session):
+                self._registry.refresh()
+                if self._registry.reloads.get(reload.name) == reload:
                     self._fail(reload, "the job that asked for it is gone")
+
+    def _loading_kept(self) -> list[str]:
+        loading = [r for r in self._registry.tables.values() if r.state == "loading"]
+        return [r.name for r in loading if load_name(r) in self._tables.keeper.names(r.name)]
+
+    def _lives(self, session: str) -> bool:
+        return self._session.ask(partial(lease.is_alive, session=session))
+
+
+def _released(held: Lease | None) -> Lease | None:
+    return replace(held, session="") if held is not None else None
