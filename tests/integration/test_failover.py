@@ -10,6 +10,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from headwater.jobs.status import status
 from headwater.jobs.verify import verify
 from headwater.jobs.wait import wait
 from headwater.lake.ledger import Ledger, read_epoch, read_generation
+from headwater.lake.position_file import read_position_file
 from headwater.position import Position
 from headwater.source.connection import connect, position_now
 from headwater.source.slot import read_slot
@@ -170,6 +172,33 @@ def test_a_promoted_standby_with_the_slot_and_everything_the_lake_holds_is_follo
     assert incarnations == {name: record.incarnation for name, record in registry_of(pipeline).tables.items()}
     # From here on it is the lake's timeline, whatever the file says.
     assert_goes_on(source, source.pipeline())
+
+
+def test_a_server_that_was_promoted_gives_no_samples_to_a_lake_of_the_old_ones_log(
+    source: Source, make_standby: Callable[[EmbeddedServer], EmbeddedServer]
+) -> None:
+    """The address leads to the new server, while the log's connection to the old one, which was not stopped, lives."""
+    primary = source.database.server
+    standby = make_standby(primary)
+    has_received(standby, primary)
+    pipeline = source.pipeline()
+    root = pipeline.lake_path()
+
+    def clocks() -> list[str]:
+        file = read_position_file(root)
+        return [time for time, _ in file.samples] if file is not None else []
+
+    with failing(moving(source, pipeline, standby)) as driver:
+        until(lambda: len(clocks()) > 1, "the driver samples the source")
+        promote(standby)
+        settings(primary, default_transaction_read_only="on")
+        with primary.connect() as connection:
+            ended = "select pg_terminate_backend(pid, 5000), now() from pg_stat_activity where application_name = %s"
+            (_, moment), *_ = connection.execute(ended, ["headwater sampler"]).fetchall()
+        until(driver.done, "the driver has met the other timeline", 60)
+    settings(primary, default_transaction_read_only="off")
+    assert isinstance(driver.exception(), SourceChanged)
+    assert max(datetime.fromisoformat(time) for time in clocks()) <= moment
 
 
 def test_what_an_old_driver_commits_while_another_follows_keeps_that_one_out(

@@ -26,6 +26,7 @@ class Lateness:
 
     def __init__(self) -> None:
         self._samples: list[tuple[datetime, int]] = []
+        self._log: tuple[str, int] | None = None
 
     def look(self, pipeline: Pipeline) -> Late:
         """The tables that are late now. SourceUnreachable, other Transient, or Refused: then nothing is known."""
@@ -37,6 +38,8 @@ class Lateness:
             source = read_source_state(connection, pipeline, tables, look_only=True)
         look = as_the_source_stands(look, source, lambda: tables)
         versions = lake.epoch(look.file.epoch).tables if look.file is not None and look.file.epoch else {}
+        if source.log != self._log:  # the same numbers are other places there
+            self._samples, self._log = [], source.log
         self._samples.append(source.sample)
         if len(self._samples) > _SAMPLES:
             self._samples[: _SAMPLES // 2] = self._samples[: _SAMPLES // 2 : 2]

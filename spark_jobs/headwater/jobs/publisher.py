@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from headwater.errors import Fenced, HeadwaterError
+from headwater.errors import Fenced, HeadwaterError, SourceChanged
 from headwater.jobs.catalog_watch import CatalogWatch
 from headwater.jobs.reader import LogReader
 from headwater.jobs.recent_samples import RecentSamples
@@ -29,7 +29,8 @@ from headwater.lake.ledger import Epoch, Ledger
 from headwater.lake.position_file import PositionFile, read_position_file, write_position_file
 from headwater.lake.registry import TableRecord, now_text
 from headwater.log.blocks import Chunk
-from headwater.source.connection import Connection, connect
+from headwater.position import Position
+from headwater.source.connection import Connection, connect, primary_position
 from headwater.source.samples import emit_marker, take_sample
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ class Publisher:
         self,
         root: str,
         conninfo: str,
+        log_of: Position,
         owners: Callable[[Iterable[int]], set[str]],
         watch: CatalogWatch,
         successor: SuccessorWatch,
@@ -52,6 +54,7 @@ class Publisher:
     ) -> None:
         self._root = root
         self._conninfo = conninfo
+        self._log_of = log_of
         self._owners = owners
         self._watch = watch
         self._successor = successor
@@ -171,7 +174,7 @@ class Publisher:
             while not self._stop.wait(_PERIOD):
                 try:
                     if connection is None:
-                        connection = connect(self._conninfo, application_name="headwater sampler", statement_timeout=5)
+                        connection = self._connect()
                     self._sample(connection)
                     self._watch.poll(connection)
                     self._successor.look(connection)
@@ -191,6 +194,24 @@ class Publisher:
         finally:
             if connection is not None:
                 connection.close()
+
+    def _connect(self) -> Connection:
+        """To the source that the driver reads. By the same address another server may answer by now, which was promoted
+        while the log's connection lives on: its clock beside its positions is no sample of this lake's log."""
+        connection = connect(self._conninfo, application_name="headwater sampler", statement_timeout=5)
+        try:
+            found = primary_position(connection)
+            if not found.same_log(self._log_of):
+                raise SourceChanged(
+                    f"system {found.system_id} timeline {found.timeline} answers, and the log that is read is of "
+                    f"system {self._log_of.system_id} timeline {self._log_of.timeline}",
+                    where="source.connection",
+                    remedy="run replicate again: it says what has to be done",
+                )
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def _sample(self, connection: Connection) -> None:
         before = time.monotonic()

@@ -119,7 +119,9 @@ def replicate(
         watch = CatalogWatch(pipeline, lambda: registry.tables)
         successor = SuccessorWatch(pipeline.source.slot)
         load_works = partial(lease.is_held, registry=registry, name=lease.LOAD)
-        publisher = Publisher(root, conninfo, tables.owners, watch, successor, CeilingWatch(pipeline, load_works))
+        publisher = Publisher(
+            root, conninfo, position, tables.owners, watch, successor, CeilingWatch(pipeline, load_works)
+        )
         preapply = Staging(root, pipeline.replicate.spill, tables.stageable)
         with (
             LogReader(options, publisher.arrived, pipeline.conninfo, turn.reader, preapply.announced) as reader,

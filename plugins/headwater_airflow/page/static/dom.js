@@ -1,5 +1,6 @@
 // Elements without a framework. A page is built anew at each refresh and laid over what is shown: nodes that say the
-// same stay, so nothing flickers, and focus, scrolling and opened details are kept.
+// same stay, so nothing flickers, and focus, scrolling and opened details are kept. What may come and go between
+// others has a key (data-key), and so have those others.
 
 const SVG = "http://www.w3.org/2000/svg";
 const DRAWN = new Set(["svg", "path", "circle", "rect", "line", "polyline", "g", "title"]);
@@ -27,15 +28,34 @@ function append(element, children) {
   }
 }
 
-/** Make `shown` say what `wanted` says. */
+/** Make `shown` say what `wanted` says. A row that moves takes the focus along. */
 export function lay(shown, wanted) {
-  const old = [...shown.childNodes];
-  const byKey = new Map(old.filter((node) => node.dataset?.key).map((node) => [node.dataset.key, node]));
+  const focused = document.activeElement;
+  merge(shown, wanted);
+  if (focused !== document.activeElement && focused?.isConnected) focused.focus({ preventScroll: true });
+}
+
+function merge(shown, wanted) {
+  const nodes = [...wanted.childNodes];
+  const keys = new Set(nodes.map((node) => node.dataset?.key));
+  const byKey = new Map();
+  for (const node of [...shown.childNodes]) {
+    const key = node.dataset?.key;
+    if (!key) continue;
+    if (keys.has(key)) byKey.set(key, node);
+    else node.remove(); // before the others are looked at: they stay where they are
+  }
   let at = shown.firstChild;
-  for (const node of [...wanted.childNodes]) {
+  const removed = () => {
+    const next = at.nextSibling;
+    at.remove();
+    at = next;
+  };
+  for (const node of nodes) {
     const key = node.dataset?.key;
     const same = key ? byKey.get(key) : at && !at.dataset?.key && alike(at, node) ? at : null;
     if (same) {
+      while (at !== same && at && !at.dataset?.key) removed();
       if (same === at) at = at.nextSibling;
       else shown.insertBefore(same, at);
       take(same, node);
@@ -43,11 +63,7 @@ export function lay(shown, wanted) {
       shown.insertBefore(node, at);
     }
   }
-  while (at) {
-    const next = at.nextSibling;
-    at.remove();
-    at = next;
-  }
+  while (at) removed();
 }
 
 function alike(one, other) {
@@ -67,5 +83,5 @@ function take(shown, wanted) {
     shown[`on${name}`] = wanted.listeners?.[name] ?? null;
   shown.listeners = wanted.listeners;
   // What a person types or chooses is theirs; a dialog is closed by its own buttons.
-  if (!["INPUT", "SELECT", "TEXTAREA", "DIALOG"].includes(shown.nodeName)) lay(shown, wanted);
+  if (!["INPUT", "SELECT", "TEXTAREA", "DIALOG"].includes(shown.nodeName)) merge(shown, wanted);
 }

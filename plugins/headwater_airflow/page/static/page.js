@@ -36,6 +36,7 @@ function render() {
         kind: data ? "going" : "bad",
       })
     : null;
+  content.dataset.key = "content";
   lay(shown, h("div", null, banner, content, h("footer.muted", null, footer())));
   shown.setAttribute("aria-busy", String(!data && !failure));
 }

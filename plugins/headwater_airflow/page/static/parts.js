@@ -46,6 +46,11 @@ export function badge(state, title) {
   );
 }
 
+/** A part of a page under its heading. */
+export function section(heading, ...children) {
+  return h("section", { "data-key": heading }, h("h2", null, heading), children);
+}
+
 /** What needs a person: why, since when, and the command that cures it. */
 export function attention({ title, reason, remedy, since, kind = "bad" }) {
   return h(`div.note.${kind}`, { role: kind === "bad" ? "alert" : null },

@@ -5,7 +5,7 @@ import { airflowLink, dagsOf, request, taskPath, waitingSensors } from "./airflo
 import { h } from "./dom.js";
 import { ago, bytes, count, plural, rate, seconds } from "./format.js";
 import { lagFacts, stateTitle, tableHref, transactionFact, walFact, withoutSource } from "./overview.js";
-import { attention, badge, fact, sortable, sparkline, stageBar, timeline } from "./parts.js";
+import { attention, badge, fact, section, sortable, sparkline, stageBar, timeline } from "./parts.js";
 
 // The stages in the order of the data's way.
 const WAY = ["send", "receive", "frame", "ship", "queue", "wait", "decode", "net", "plan", "write", "commit", "other", "publish"];
@@ -75,7 +75,7 @@ function stages(one) {
   const place = (name) => (WAY.includes(name) ? WAY.indexOf(name) : WAY.length);
   const names = Object.keys(one.stages).sort((one, other) => place(one) - place(other));
   if (!names.length) return null;
-  return h("section", null, h("h2", null, "Stages"),
+  return section("Stages",
     h("p.muted", null, one.bottleneck ? ["The bottleneck is ", h("strong", null, one.bottleneck), ": the busiest stage of the last ten seconds."] : "No stage is busy for half of its time: the source is the slow one, or idle."),
     sortable(`stages:${one.pipeline}`, [
       { name: "stage", show: (name) => (name === one.bottleneck ? h("strong", null, name) : name) },
@@ -92,7 +92,7 @@ function loads(one) {
   if (!loading.length && !one.jobs.length && !one.reloads.length && !one.loads.length) return null;
   const all = one.table_list.filter((table) => table.state !== "removed").length;
   const done = all - one.table_list.filter((table) => ["loading", "new"].includes(table.state)).length;
-  return h("section", null, h("h2", null, "Loads and reloads"),
+  return section("Loads and reloads",
     loading.length ? h("p", null, `${done} of ${plural(all, "table")} loaded; now: `, loading.map((table) => [h("code", null, table.table), ", begun ", ago(table.since, one.at), " "])) : null,
     loading.length ? h("progress", { max: all, value: done, "aria-label": "tables loaded" }) : null,
     one.loads.map((job) => progressOf(job)),
@@ -115,7 +115,7 @@ function progressOf(job) {
 function sensors(one) {
   if (!one.waiting?.length) return null;
   const held = one.running === false ? "no driver runs" : one.attention.length ? `${one.attention[0].table} is suspended` : one.bottleneck ? `the stage ${one.bottleneck} is the busiest one` : "";
-  return h("section", null, h("h2", null, "Waiting sensors"),
+  return section("Waiting sensors",
     sortable(`waiting:${one.pipeline}`, [
       { name: "task", show: (task) => airflowLink(taskPath(task), `${task.dag_id} / ${task.task_id}`) },
       { name: "since", show: (task) => ago(task.trigger.created_date, one.at) },
@@ -128,7 +128,7 @@ function sensors(one) {
 function waits(one, again) {
   if (!one.waits.length) return null;
   const long = (value) => (value === null ? "–" : seconds(value));
-  return h("section", null, h("h2", null, "Waits of the last seven days"),
+  return section("Waits of the last seven days",
     h("p.muted", null, "How long those waited that got what they wanted: half of them at most as long as the median, and so on."),
     sortable(`waits:${one.pipeline}`, [
       { name: "who", value: (wait) => wait.who, show: (wait) => wait.who },
@@ -161,7 +161,7 @@ function tables(one, again) {
     sessionStorage.setItem(key, event.currentTarget.value);
     again();
   };
-  return h("section", null, h("h2", null, "Tables"),
+  return section("Tables",
     h("label.filter", null, "Show tables with ", h("input", { type: "search", value: sessionStorage.getItem(key) ?? "", placeholder: "name or state", input: filter }),
       h("span.muted", null, ` ${shown.length} of ${one.table_list.length}`)),
     sortable(`tables:${one.pipeline}`, [
@@ -185,7 +185,7 @@ function position(text) {
 }
 
 function epochs(one, again) {
-  return h("section", null, h("h2", null, "Newest epochs"),
+  return section("Newest epochs",
     sortable(`epochs:${one.pipeline}`, [
       { name: "epoch", number: true, value: (e) => e.epoch, show: (e) => count(e.epoch) },
       { name: "published", value: (e) => e.applied_at, show: (e) => ago(e.applied_at, one.at) },

@@ -4,7 +4,7 @@ import { actions } from "./actions.js";
 import { dagsOf, request } from "./airflow.js";
 import { h } from "./dom.js";
 import { ago, bytes, count, plural, seconds } from "./format.js";
-import { attention, badge, fact, sortable, sparkline, stageBar } from "./parts.js";
+import { attention, badge, fact, section, sortable, sparkline, stageBar } from "./parts.js";
 
 export const title = ({ table }) => table;
 
@@ -48,7 +48,7 @@ export function show(one, place, again) {
 
 function reloads(one) {
   if (!one.reloads.length) return null;
-  return h("section", null, h("h2", null, "Reloads"),
+  return section("Reloads",
     sortable(`reloads:${one.table}`, [
       { name: "part", show: (r) => r.part },
       { name: "state", wrap: true, show: (r) => (r.reason ? [r.state, h("div.muted", null, r.reason)] : r.state) },
@@ -62,7 +62,7 @@ function reloads(one) {
 function validations(one, again) {
   if (!one.validations.length) return null;
   const failed = (v) => v.failed.map((f) => h("div", null, h("code", null, f.expectation), f.columns.length ? ` of ${f.columns.join(", ")}` : "", h("span.muted", null, ` ${f.severity}`)));
-  return h("section", null, h("h2", null, "Validations"),
+  return section("Validations",
     sortable(`validations:${one.table}`, [
       { name: "finished", value: (v) => v.finished_at, show: (v) => ago(v.finished_at, one.at) },
       { name: "epoch", number: true, value: (v) => v.epoch, show: (v) => count(v.epoch) },
@@ -76,8 +76,8 @@ function validations(one, again) {
 }
 
 function files(found) {
-  if (!found) return h("section", null, h("h2", null, "Files"), h("p.muted", null, "There is no version of this table yet, or its log cannot be read."));
-  return h("section", null, h("h2", null, "Files"),
+  if (!found) return section("Files", h("p.muted", null, "There is no version of this table yet, or its log cannot be read."));
+  return section("Files",
     h("dl.facts.wide", null,
       fact("rows", count(found.rows), `in version ${count(found.version)}`),
       fact("data files", count(found.count), bytes(found.bytes)),
@@ -86,7 +86,7 @@ function files(found) {
 }
 
 function history(one, again) {
-  return h("section", null, h("h2", null, "What was applied"),
+  return section("What was applied",
     one.latency.length > 1 ? h("div.line", null, h("span.muted", null, "commit to visible "), sparkline(one.latency, "from commit to visible", { width: 320, height: 36 })) : null,
     h("p.line", null, h("span.muted", null, "paths in view: "), Object.keys(one.paths).length ? Object.entries(one.paths).map(([path, number], index) => [index ? ", " : "", `${count(number)} × `, h("code", null, path)]) : "none"),
     sortable(`history:${one.table}`, [
@@ -103,7 +103,7 @@ function history(one, again) {
 }
 
 function schemas(one, again) {
-  return h("section", null, h("h2", null, "Schema"),
+  return section("Schema",
     one.schemas.length
       ? one.schemas.map((version, index) => h("details", { open: index === 0, "data-key": version.from_lsn },
           h("summary", null, index === 0 ? "now" : "before", ", from ", h("code", null, version.from_lsn), " on: ", plural(version.columns.length, "column"),
