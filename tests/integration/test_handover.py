@@ -31,13 +31,16 @@ from fixtures.jobs import (
     states_of,
     until,
 )
+from fixtures.lakes import HandLake
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database, commits_held
 from headwater.config import Pipeline
 from headwater.errors import LostLease, Transient
+from headwater.jobs.handovers import finish_handovers
 from headwater.lake.ledger import read_all
-from headwater.lake.registry import Capture
+from headwater.lake.registry import Capture, Registry
 from headwater.lake.tables import current
+from headwater.position import Position
 from headwater.source.samples import commit_position
 from headwater.source.slot import read_slot
 from headwater.source.snapshots import VisibilitySnapshot
@@ -333,3 +336,24 @@ def test_a_load_makes_nothing_be_skipped_by_position(source: Source, rewritten: 
     database.execute("insert into a_first values (71, 1, 'after the load')")
     catch_up(rewritten)
     assert_equal(database, rewritten, FIRST)
+
+
+def test_the_end_of_a_hand_over_is_not_noted_with_a_load_that_came_after_the_question(
+    shared_database: Database, tmp_path: Path
+) -> None:
+    with shared_database.connect() as connection:
+        row = connection.execute("select pg_current_snapshot()::text").fetchone()
+        assert row is not None
+        first, second = (Capture(lsn, row[0], None, "2026-01-01T00:00:00Z") for lsn in (0x100, 0x200))
+        lake = HandLake(tmp_path, Position("7", 1, 0x100), ["public.a"])
+        lake.registry.write(replace(lake.registry.record("public.a"), incarnation=1, capture=first))
+        asked = Registry.open(lake.root, "shop")
+        assert asked is not None
+        lake.registry.write(replace(lake.registry.record("public.a"), incarnation=2, capture=second))
+        finish_handovers(connection, asked)
+        assert asked.record("public.a").capture == second
+        finish_handovers(connection, asked)
+        ended = asked.record("public.a").capture
+        assert ended is not None
+        assert ended.handover_end is not None
+        assert replace(ended, handover_end=None) == second

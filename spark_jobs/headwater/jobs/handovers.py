@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from functools import partial
 
-from headwater.lake.registry import Registry
+from headwater.lake.registry import Capture, Registry, TableRecord
 from headwater.source.connection import Connection, Session
 from headwater.source.snapshots import VisibilitySnapshot, handover_end
 
@@ -20,8 +20,12 @@ def finish_handovers(connection: Connection, registry: Registry) -> None:
         if record.capture is not None and record.capture.handover_end is None:
             end = handover_end(connection, VisibilitySnapshot.parse(record.capture.snapshot))
             if end is not None:
-                capture = replace(record.capture, handover_end=end)
-                registry.change(record.name, partial(replace, capture=capture))
+                registry.change(record.name, partial(_ended, asked=record.capture, end=end))
+
+
+def _ended(record: TableRecord, asked: Capture, end: int) -> TableRecord | None:
+    """A load may have taken another capture point since that was asked."""
+    return replace(record, capture=replace(asked, handover_end=end)) if record.capture == asked else None
 
 
 class Handovers:
