@@ -95,3 +95,10 @@ def test_the_soak_notices(database: Database, tmp_path: Path, who: str) -> None:
         until(lambda: watch.seen[first.session] > looked, "the watch has seen it again")
     with pytest.raises(AssertionError, match="the holder lived at" if session else "another than the holder"):
         watch.refuse_two_holders()
+
+
+def test_a_lease_that_was_let_go_has_no_session_that_could_live(shared_database: Database) -> None:
+    with shared_database.connect() as connection:
+        nameless = connection.execute("select from pg_stat_activity where application_name = ''").rowcount
+        assert nameless, "the server's own processes"
+        assert not lease.is_alive(connection, "")

@@ -71,11 +71,14 @@ def _refuse(connection: Connection, lease: Lease | None) -> None:
 
 
 def _lives(connection: Connection, lease: Lease | None) -> bool:
-    return lease is not None and bool(lease.session) and is_alive(connection, lease.session)
+    return lease is not None and is_alive(connection, lease.session)
 
 
 @errors_named("source")
 def is_alive(connection: Connection, session: str) -> bool:
-    """Whether the session of this application_name is there."""
+    """Whether the session of this application_name is there; never for an empty one, of a lease that was let go: the
+    server's own processes have no application_name either."""
+    if not session:
+        return False
     found = "select from pg_catalog.pg_stat_activity where application_name = %s"
     return connection.execute(found, [session]).rowcount > 0
