@@ -12,10 +12,11 @@ import pytest
 from fixtures.lakes import HandLake
 from headwater.jobs.following import Following
 from headwater.jobs.keeper import Keeper, load_name
+from headwater.jobs.lanes import Result
 from headwater.lake import storage
 from headwater.lake.paths import kept_path
 from headwater.lake.registry import Lease, Registry
-from headwater.lake.reload_records import Reload
+from headwater.lake.reload_records import Keeping, Reload
 from headwater.position import Position
 
 NAME = "public.a"
@@ -38,6 +39,19 @@ class _Tables(SimpleNamespace):
 
     def is_replicated(self, name: str) -> bool:
         return self.records[name].state in ("active", "catching up")
+
+    def stands_at(self, name: str) -> object:
+        return True
+
+    def attempt(self, name: str, work: Any) -> Result:
+        work()
+        return Result()
+
+    def state_changed(self, name: str) -> None:
+        pass
+
+    def forget(self, name: str) -> None:
+        pass
 
 
 @pytest.mark.parametrize("what", ["a load", "a reload"])
@@ -102,3 +116,38 @@ def test_a_job_that_got_through_before_it_was_gone_is_not_given_up(tmp_path: Pat
     following._give_up_for_the_dead()
     assert keeper.names(NAME) == {name}, "what was kept is needed"
     assert registry.kept[name].state == "keeping"
+
+
+def test_what_is_kept_for_a_load_of_a_table_that_was_just_catching_up_stays_until_that_load_is_through(
+    tmp_path: Path,
+) -> None:
+    lake = HandLake(tmp_path, Position("7", 1, 0x100), [NAME])
+    lake.enter(NAME, "catching up")
+    first = lake.registry.record(NAME)
+    lake.registry.write(Keeping(load_name(first), NAME, "keeping", 1, 0x100, first.since))
+    registry, keeper = Registry.open(lake.root, "shop"), Keeper(lake.root, 2)
+    assert registry is not None
+    tables: Any = _Tables(registry, keeper)
+    following = Following(lake.root, registry, tables, None, 2, None, lambda: None, lambda: None)  # type: ignore[arg-type]
+    following.begin(0x100)
+    waiting: list[Any] = []
+    following.start(_lanes(waiting), lambda: 0x100)
+    again = replace(first.entered("loading"), incarnation=first.incarnation + 1)
+    lake.registry.write(again)
+    following._looked -= 2
+    following.follow_if_due()
+    assert len(waiting) == 2, "the one before catches up, then changes are kept for the new one"
+    # The lane has done both before the main thread learns of the first.
+    for errand in waiting[:2]:
+        errand()
+    for _ in range(2):
+        following.settled(NAME)
+    for errand in waiting[2:]:
+        errand()
+    assert keeper.names(NAME) == {load_name(again)}, "that load still reads"
+    assert keeper.holds_back(NAME)
+    assert NAME not in tables.catching_up
+
+
+def _lanes(waiting: list[Any]) -> Any:
+    return SimpleNamespace(behind=lambda _, errand: waiting.append(errand))

@@ -79,7 +79,7 @@ class Following:
         """From now on there are lanes. `position`: up to where every table holds all."""
         self._lanes, self._position = lanes, position
         for name in self._tables.catching_up:
-            self._catch_up(name)
+            self._catch_up(name, load_name(self._tables.records[name]))
 
     def follow_if_due(self) -> bool:
         """Read the registry again, once a second; True when a table's state has changed."""
@@ -114,9 +114,13 @@ class Following:
         """An errand on the table is done, and the main thread knows what came of it."""
         if name not in self._tables.catching_up:
             return
-        keeping = load_name(self._tables.records[name])
+        record = self._tables.records[name]
+        keeping = load_name(record)
+        if record.state == "loading":  # again: what is kept now is for that load, until it has committed
+            self._tables.catching_up.discard(name)
+            return
         if keeping in self._tables.keeper.names(name):
-            self._catch_up(name)
+            self._catch_up(name, keeping)
             return
         self._tables.catching_up.discard(name)
         self._tables.state_changed(name)  # the next row has it in the cuts, if it has reached its capture point
@@ -155,7 +159,7 @@ class Following:
         self._tables.see(record)
         if record.state == "catching up" and keeping in self._tables.keeper.names(name):
             self._tables.catching_up.add(name)
-            self._catch_up(name)
+            self._catch_up(name, keeping)
         elif record.state in ("suspended", "removed"):
             self._lanes.behind(name, partial(self._forget_kept, name))
             if record.state == "removed":
@@ -187,8 +191,8 @@ class Following:
             self._tables.keeper.end(keeping, name)
         return Result()
 
-    def _catch_up(self, name: str) -> None:
-        self._lanes.behind(name, partial(catch_up, self._tables, name, self._still_alive))
+    def _catch_up(self, name: str, keeping: str) -> None:
+        self._lanes.behind(name, partial(catch_up, self._tables, name, keeping, self._still_alive))
 
     def _open_reloads(self) -> Iterator[Reload]:
         """Those that wait for this driver."""

@@ -19,7 +19,6 @@ from headwater.changes import NetChanges
 from headwater.errors import Refused, TableError
 from headwater.failpoints import reach
 from headwater.jobs.batches import Share
-from headwater.jobs.keeper import load_name
 from headwater.jobs.lanes import Result
 from headwater.jobs.planning import describe_change, transactions_that_count, visible_in
 from headwater.jobs.shape import has_shape
@@ -44,12 +43,11 @@ _TURN_SECONDS = 3.0
 """How long a table's own changes wait behind those that were kept for it."""
 
 
-def catch_up(tables: Tables, name: str, still_alive: Callable[[], None]) -> Result:
-    """Apply what is kept for the loaded table, as much as a turn allows. When nothing is left the table is held back no
-    more."""
-    record = tables.records[name]
-    keeping, keeper = load_name(record), tables.keeper
-    if keeping not in keeper.names(name):
+def catch_up(tables: Tables, name: str, keeping: str, still_alive: Callable[[], None]) -> Result:
+    """Apply what is kept for the loaded table under `keeping`, as much as a turn allows. When nothing is left the table
+    is held back no more."""
+    record, keeper = tables.records[name], tables.keeper
+    if keeping not in keeper.names(name):  # a load has taken the table since
         return Result()
     is_left = False
 
