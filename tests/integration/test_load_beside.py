@@ -4,7 +4,7 @@ loaded one when it holds all of it."""
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,9 @@ from fixtures.jobs import (
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.config import Pipeline
+from headwater.errors import LostLease
 from headwater.jobs import following as following_jobs
+from headwater.jobs import lease
 from headwater.jobs.applying import Tables
 from headwater.jobs.batches import Batch, Share
 from headwater.jobs.following import Following
@@ -269,3 +271,42 @@ def test_no_cut_is_without_changes_of_a_table_that_another_job_has_just_taken(
         }
         assert counts[OLD] == counts[NEW], epoch
     assert both > 2
+
+
+def test_a_load_whose_session_is_cut_does_not_end_as_if_all_were_kept(shop: Shop, tmp_path: Path) -> None:
+    with following(shop.pipeline) as running, armed(tmp_path, "load.after_commit") as hold:
+        until(lambda: record_of(shop.pipeline, OLD).state == "active" or running.done(), "the driver follows the log")
+        job = in_thread(lambda: load_tables(shop.pipeline, NEW))
+        hold.reached(job)
+        _write(shop)
+        until(lambda: bool(shop.kept()) or running.done(), "what was committed meanwhile is kept")
+        session = registry_of(shop.pipeline).leases[lease.LOAD].session
+        with shop.database.superuser() as connection:
+            connection.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity where application_name = %s", [session]
+            )
+        until(lambda: not shop.kept() or running.done(), "the driver takes the load for dead")
+        hold.release()
+        with pytest.raises(LostLease, match="session at the source was cut"):
+            job.result(120)
+        assert record_of(shop.pipeline, NEW).state == "loading"
+    with following(shop.pipeline) as running:
+        load_tables(shop.pipeline, NEW)
+        until(lambda: record_of(shop.pipeline, NEW).state == "active" or running.done(), "the next load ends it")
+        assert_equal(shop.database, shop.pipeline, OLD, NEW)
+
+
+def test_what_is_kept_for_a_load_that_has_failed_goes(shop: Shop, tmp_path: Path) -> None:
+    with following(shop.pipeline) as running, armed(tmp_path, "load.after_capture") as hold:
+        until(lambda: record_of(shop.pipeline, OLD).state == "active" or running.done(), "the driver follows the log")
+        job = in_thread(lambda: load_tables(shop.pipeline, NEW))
+        hold.reached(job)
+        _write(shop)
+        until(lambda: bool(shop.kept()) or running.done(), "what was committed meanwhile is kept")
+        record, registry = record_of(shop.pipeline, NEW), registry_of(shop.pipeline)
+        registry.write(replace(registry.leases[lease.LOAD], session=""))  # as a load does that ends, however it ends
+        until(lambda: not shop.kept() or running.done(), "nobody needs it any more")
+        assert registry_of(shop.pipeline).kept[load_name(record)].state == "failed"
+        hold.release()
+        with pytest.raises(LostLease):
+            job.result(120)

@@ -63,7 +63,7 @@ class Following:
             self._tables.see(record)
             if known is not None and known.phase != record.phase:
                 self._tables.state_changed(record.name)
-            if record.state == "loading" or (record.state == "catching up" and self._answered(load_name(record))):
+            if self._is_loaded_here(record):
                 self._tables.adopt(record)
                 self._tables.keeper.begin(load_name(record), record.name, holds_back=True)
                 if record.state == "catching up":
@@ -241,8 +241,13 @@ class Following:
         self._registry.write(answer)
         return answer
 
-    def _answered(self, name: str) -> bool:
-        return name in self._registry.kept
+    def _is_loaded_here(self, record: TableRecord) -> bool:
+        """Whether a load needs what is kept for it, or has needed it. One that a driver has given up would miss what
+        came since."""
+        answer = self._registry.kept.get(load_name(record))
+        if record.state == "loading":
+            return answer is None or answer.state != "failed"
+        return record.state == "catching up" and answer is not None
 
     def _merge(self, reload: Reload) -> Result:
         reach("replicate.before_part", reload.table)
@@ -275,19 +280,33 @@ class Following:
             # What it committed after the registry was read here, it committed before it was gone: one that is through
             # needs what was kept, and so does the next one.
             self._registry.refresh()
-            if self._registry.leases.get(lease.LOAD) in (load, _released(load)):
-                for name in self._loading_kept():
-                    log.warning("%s: the load of it is gone: its changes are not kept any more", name)
-                    self._lanes.behind(name, partial(self._forget_kept, name))
+            for record in self._loading_kept():
+                self._give_up_load(record, (load, _released(load)))
         for reload in self._open_reloads():
             if reload.state == "asked" and reload.name not in self._busy and not self._lives(reload.session):
                 self._registry.refresh()
                 if self._registry.reloads.get(reload.name) == reload:
                     self._fail(reload, "the job that asked for it is gone")
 
-    def _loading_kept(self) -> list[str]:
+    def _give_up_load(self, record: TableRecord, leases: tuple[Lease | None, ...]) -> None:
+        """Nothing more is kept for it, and the registry says so before anything is removed: a load that goes on though
+        its session was cut must not end as if all were there. `leases`: that was found to be nobody's any more."""
+        name = load_name(record)
+
+        def failed(answer: Keeping | None) -> Keeping | None:
+            now = self._registry.tables.get(record.name)
+            if now is None or now.phase != record.phase or self._registry.leases.get(lease.LOAD) not in leases:
+                return None
+            known = answer or Keeping(name, record.name, "keeping", self._generation, 0, now_text())
+            return known.ended("failed", now_text(), "the load of it is gone")
+
+        if self._registry.change_keeping(name, failed):
+            log.warning("%s: the load of it is gone: its changes are not kept any more", record.name)
+            self._lanes.behind(record.name, partial(self._forget_kept, record.name))
+
+    def _loading_kept(self) -> list[TableRecord]:
         loading = [r for r in self._registry.tables.values() if r.state == "loading"]
-        return [r.name for r in loading if load_name(r) in self._tables.keeper.names(r.name)]
+        return [r for r in loading if load_name(r) in self._tables.keeper.names(r.name)]
 
     def _lives(self, session: str) -> bool:
         return self._session.ask(partial(lease.is_alive, session=session))

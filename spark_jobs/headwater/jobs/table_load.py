@@ -148,15 +148,25 @@ class TableLoad:
         return record, size
 
     def _ended(self, record: TableRecord) -> None:
-        """The record of the load, if it is still this one's: whoever has found another source has taken it away."""
-        is_ours = True
+        """The record of the load, if it is still this one's: whoever has found another source has taken it away. A
+        driver that has given it up, since the session of its lease was cut, has not kept what the load has not read."""
+        is_ours, given_up = True, False
 
         def ended(now: TableRecord) -> TableRecord | None:
-            nonlocal is_ours
+            nonlocal is_ours, given_up
             is_ours = now.incarnation == record.incarnation
-            return record if is_ours else None
+            answer = self.registry.kept.get(load_name(record))
+            given_up = answer is not None and answer.state == "failed"
+            return record if is_ours and not given_up else None
 
         self.registry.change(record.name, ended)
+        if is_ours and given_up:
+            raise LostLease(
+                "the load's session at the source was cut, and replicate took the load for dead: changes that were "
+                "committed meanwhile are not kept",
+                where=record.name,
+                remedy="run load again",
+            )
         if not is_ours:
             raise LostLease(
                 "the table is not this load's any more: another job has taken it over, or replicate follows another "

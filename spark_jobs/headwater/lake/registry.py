@@ -230,10 +230,15 @@ class Registry:
         """The same of the lease `name`; None: nobody has held it yet. What `how` has looked at is what it replaces."""
         self._change(lambda: how(self.leases.get(name)))
 
-    def _change(self, how: Callable[[], Record | None]) -> None:
+    def change_keeping(self, name: str, how: Callable[[Keeping | None], Keeping | None]) -> bool:
+        """The same of what a driver keeps under `name`; whether it was stored."""
+        return self._change(lambda: how(self.kept.get(name)))
+
+    def _change(self, how: Callable[[], Record | None]) -> bool:
         with self._lock:
             while (record := how()) is not None and not self._stored([record]):
                 pass
+            return record is not None
 
     def upgrade(self) -> None:
         """Store every record in this Headwater's format, if one is in an older format; each write does so, too."""
