@@ -149,5 +149,23 @@ def test_what_is_kept_for_a_load_of_a_table_that_was_just_catching_up_stays_unti
     assert NAME not in tables.catching_up
 
 
+def test_a_table_that_is_loaded_while_a_driver_looks_at_its_tables_is_read_before_it_is_written(tmp_path: Path) -> None:
+    lake = HandLake(tmp_path, Position("7", 1, 0x100), [NAME])
+    before = lake.registry.record(NAME)
+    registry, keeper = Registry.open(lake.root, "shop"), Keeper(lake.root, 2)
+    assert registry is not None
+    tables: Any = _Tables(registry, keeper)
+    forgotten: list[str] = []
+    tables.forget = forgotten.append
+    following = Following(lake.root, registry, tables, None, 2, None, lambda: None, lambda: None)  # type: ignore[arg-type]
+    # A small table takes a load less time than the driver: no driver ran when it looked, so none has answered.
+    lake.registry.write(replace(before.entered("catching up"), incarnation=before.incarnation + 1))
+    registry.refresh()
+    following.begin(0x100)
+    assert forgotten == [NAME], "where it stood is of before the load"
+    assert NAME in tables.catching_up, "its lane reads where it stands, before the first share"
+    assert keeper.holds_back(NAME)
+
+
 def _lanes(waiting: list[Any]) -> Any:
     return SimpleNamespace(behind=lambda _, errand: waiting.append(errand))

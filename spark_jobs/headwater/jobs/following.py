@@ -61,9 +61,13 @@ class Following:
         for record in list(self._registry.tables.values()):
             known = self._tables.records.get(record.name)
             self._tables.see(record)
-            if known is not None and known.phase != record.phase:
+            # Since the tables were looked at, which takes its time: what was found of one is of before its load.
+            news = known is None or known.phase != record.phase
+            if news:
                 self._tables.state_changed(record.name)
-            if self._is_loaded_here(record):
+            if self._is_loaded_here(record) or (news and record.state == "catching up"):
+                if news:
+                    self._tables.forget(record.name)
                 self._tables.adopt(record)
                 self._tables.keeper.begin(load_name(record), record.name, holds_back=True)
                 if record.state == "catching up":
