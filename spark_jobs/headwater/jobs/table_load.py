@@ -100,7 +100,7 @@ class TableLoad:
         return self._suspended(record, reason, remedy)
 
     def _suspended(self, record: TableRecord, reason: str, remedy: str) -> tuple[TableRecord, int]:
-        self.registry.write(record.entered("suspended", reason, remedy))
+        self._ended(record.entered("suspended", reason, remedy))
         return self.registry.tables[record.name], 0
 
     def _attempt(self, spark: SparkSession, connection: Connection, record: TableRecord) -> tuple[TableRecord, int]:
@@ -156,7 +156,7 @@ class TableLoad:
             nonlocal is_ours, given_up
             is_ours = now.incarnation == record.incarnation
             answer = self.registry.kept.get(load_name(record))
-            given_up = answer is not None and answer.state == "failed"
+            given_up = record.state == "catching up" and answer is not None and answer.state == "failed"
             return record if is_ours and not given_up else None
 
         self.registry.change(record.name, ended)
