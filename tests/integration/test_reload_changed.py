@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -357,3 +358,55 @@ def test_a_crash_of_the_server_loses_no_candidate(
     catch_up(pipeline)
     assert record_of(pipeline, PLAIN).state == "active"
     assert_equal(database, pipeline, PLAIN, PARTED)
+
+
+def counted(database: Database, *statements: str) -> None:
+    """Run by a session each that has ended: what it has done is counted by then."""
+    for statement in statements:
+        with database.superuser() as superuser:
+            superuser.execute(statement)
+
+
+def test_changes_that_the_publication_left_out_for_a_while_are_found_by_what_the_source_has_counted(
+    database: Database, pipeline: Pipeline
+) -> None:
+    publication = pipeline.source.publication
+    assert changed(pipeline) == {}  # notes what is counted by now
+    # While no driver looks: to the next one the publication is as it was.
+    counted(
+        database,
+        f"alter publication {publication} set (publish = 'insert')",
+        "update plain set n = -n where id < 4",
+        "delete from parted where id = 2",
+        f"alter publication {publication} set (publish = 'insert, update, delete, truncate')",
+        "update marked set n = 7 where id = 1",
+    )
+    assert changed(pipeline) == {}, "nobody knows yet whether the log brings it"
+    with following(pipeline):
+        until(lambda: status(pipeline)["running"], "the driver runs")
+        reasons = {name: found["reasons"] for name, found in changed(pipeline, propose=True).items()}
+        assert {name: [re.sub(r"20\S+Z", "then", why) for why in known] for name, known in reasons.items()} == {
+            PLAIN: ["the source has counted 3 changed rows since then, and the log has brought none"],
+            PARTED: ["the source has counted 1 changed rows since then, and the log has brought none"],
+        }
+        found = changed(pipeline)
+        assert (differing(found[PLAIN]), found[PLAIN]["replaced_rows"]) == ((0, 0, 3), 3)
+        assert (differing(found[PARTED]), found[PARTED]["replaced_rows"]) == ((0, 1, 0), 1)
+        assert changed(pipeline) == {}
+    catch_up(pipeline)
+    assert_equal(database, pipeline, PLAIN, PARTED)
+
+
+def test_what_is_counted_and_was_rolled_back_costs_a_comparison_and_what_the_log_brings_costs_nothing(
+    database: Database, pipeline: Pipeline
+) -> None:
+    with following(pipeline):
+        until(lambda: status(pipeline)["running"], "the driver runs")
+        assert changed(pipeline) == {}
+        with database.connect() as connection, pytest.raises(pg.RaiseException):
+            connection.execute("do $$ begin update plain set n = 0; raise 'no'; end $$")
+        counted(database, "update events set n = 3", "update marked set n = 5 where id = 2")
+        found = changed(pipeline)
+        assert differing(found.pop(PLAIN)) == (0, 0, 0)
+        assert found == {}, "an update of rows that are never updated in the lake, and one that the log has brought"
+        assert changed(pipeline) == {}

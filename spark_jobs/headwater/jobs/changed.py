@@ -1,9 +1,10 @@
-"""`headwater reload --changed`: what the log does not tell, found in the source's catalog, compared, and put right.
+"""`headwater reload --changed`: what the log does not tell, found at the source, compared, and put right.
 
 A table may hold other rows than the log has told: a partition was attached, detached or dropped, or the table's files
 were written anew (change detection of InSync 3.3). New files prove nothing: VACUUM FULL makes them, and so does every
-TRUNCATE, which the log tells. So a candidate is compared with the source, and only what differs is written. What was
-found equal, or was made so, is noted by its files: what is not noted when this job ends early is a candidate again.
+TRUNCATE, which the log tells. Nor do counts of the source's statistics (`headwater.jobs.source_counts`). So a candidate
+is compared with the source, and only what differs is written. What was found equal, or was made so, is noted by its
+files: what is not noted when this job ends early is a candidate again.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from headwater.jobs.load_progress import Report
 from headwater.jobs.relations import attached
 from headwater.jobs.reload import reload
 from headwater.jobs.selection import as_registered
+from headwater.jobs.source_counts import SourceCounts
 from headwater.jobs.verify import COMPARED, open_compared, verify
 from headwater.lake.registry import Registry, TableRecord
 from headwater.names import TableName
@@ -58,6 +60,12 @@ def reload_changed(
     with contextlib.closing(connect(pipeline.conninfo(), application_name="headwater reload")) as connection:
         registry = open_compared(pipeline, connection, tables)
         found = candidates(connection, pipeline, registry, tables)
+        looked_at = _looked_at(registry, tables)
+        counts = SourceCounts(connection, pipeline, registry)
+        others = set(looked_at) - {candidate.record.name for candidate in found}
+        found += [Candidate(registry.tables[name], (why,)) for name, why in counts.reasons(sorted(others)).items()]
+    untouched = set(looked_at) - {candidate.record.name for candidate in found}
+    compared: set[str] = set()
     results: dict[str, dict[str, Any]] = {}
     for candidate in found:
         name = candidate.record.name
@@ -68,13 +76,17 @@ def reload_changed(
         elif not propose:
             try:
                 done = _put_right(pipeline, registry, candidate, progress)
+                if _is_equal(done):
+                    compared.add(name)
             except HeadwaterError as error:
                 progress(f"{name}: {error.message}")
                 done = {"compared": False, "reason": error.message}
         registry.refresh()
         results[name] = {"state": registry.tables[name].state, "reasons": list(candidate.reasons), **done}
     if not found:
-        progress("no table may differ by what its source's catalog says")
+        progress("no table may differ by what its source's catalog and statistics say")
+    if not propose:
+        counts.note(untouched, compared)
     return {"tables": results, "seconds": round(time.monotonic() - started, 3)}
 
 
@@ -85,16 +97,19 @@ def candidates(
     catalog = read_catalog(connection, as_registered(pipeline, registry.tables.values()))
     there = {str(table.name): table.schema for table in catalog.tables}
     found = []
-    for name in sorted({str(table) for table in tables} or set(registry.tables)):
+    for name in _looked_at(registry, tables):
         record = registry.tables[name]
-        if record.state not in COMPARED or not record.schemas:
-            continue
         if name not in there:
             why = "; ".join(p.message for p in catalog.problems if p.is_error and p.where.startswith(name))
             found.append(Candidate(record, (why or "the source has no such table any more",), missing=True))
         elif (candidate := _candidate(connection, record, there[name])) is not None:
             found.append(candidate)
     return found
+
+
+def _looked_at(registry: Registry, tables: Sequence[TableName]) -> list[str]:
+    names = sorted({str(table) for table in tables} or set(registry.tables))
+    return [name for name in names if registry.tables[name].state in COMPARED and registry.tables[name].schemas]
 
 
 def _candidate(connection: Connection, record: TableRecord, now: TableSchema) -> Candidate | None:
@@ -155,9 +170,14 @@ def _put_right(pipeline: Pipeline, registry: Registry, candidate: Candidate, pro
     done = {name: seen[name] for name in _SHOWN if seen.get(name) is not None}
     if not seen["compared"]:
         done["reason"] = seen["reason"]
-    elif not seen.get("unsettled") and not seen.get("not_repaired"):
+    elif _is_equal(done):
         _note(registry, candidate)
     return {**done, "replaced_rows": replaced + (seen.get("repaired") or 0)}
+
+
+def _is_equal(done: Mapping[str, Any]) -> bool:
+    """Whether the lake was found equal, or made so."""
+    return bool(done.get("compared")) and not done.get("unsettled") and not done.get("not_repaired")
 
 
 def _reloaded(pipeline: Pipeline, table: TableName, partitions: Sequence[TableName], progress: Report) -> int:

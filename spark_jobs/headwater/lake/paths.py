@@ -72,6 +72,10 @@ def changed_path(root: str) -> str:
     return join(root, CONTROL, "changed")
 
 
+def source_counts_path(root: str) -> str:
+    return join(root, CONTROL, "source_counts.json")
+
+
 def position_file_path(root: str) -> str:
     return join(root, CONTROL, "position.json")
 
