@@ -128,6 +128,7 @@ def test_a_wait_that_is_resumed_is_for_the_tables_that_it_began_with(
         while "headwater_wait" not in xcoms:
             await asyncio.sleep(0.02)
         first.cancel()
+        assert xcoms["headwater_wait"]["tables"] == [], "the page says: of all tables"
         # A pattern has brought it in: the target that was taken before says nothing of it.
         await asyncio.to_thread(lake.registry.write, replace(lake.registry.record(B), name=later, state="loading"))
         waiting = asyncio.create_task(last_event(started(pipeline, require="0/380", max_wait=5)))

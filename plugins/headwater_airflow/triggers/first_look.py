@@ -101,7 +101,7 @@ class SensorTrigger(FreshnessTrigger):
         except TimeoutError:
             raise Transient(f"its templates were not rendered within {_ANSWER_SECONDS:g} s: {self.templates}") from None
         settings = for_run(self._settings(asked), context, one.task_id)
-        self.tables = [str(parse_table(name)) for name in settings.tables or ()]
+        self.tables = self._asked = [str(parse_table(name)) for name in settings.tables or ()]
         self.partitions = settings.partitions
         parse_partitions(self.partitions, [TableName.parse(name) for name in self.tables])  # a mistake is told at once
         self.ignore_suspended, self.validated = settings.ignore_suspended, settings.validated
@@ -121,7 +121,7 @@ class SensorTrigger(FreshnessTrigger):
             await self._forget_earlier()
         self.began, self.deadline, self.target = kept["began"], kept["deadline"], kept.get("target")
         # A target says nothing of tables that a pattern has brought in since.
-        self.tables = kept.get("tables") or self.tables
+        self.tables = kept.get("waited_for") or self.tables
         self.wanted = parse_requirement(settings.require)
         self.requirement = INTERVAL_END if asked["require"] == INTERVAL_END else str(self.wanted)
         pipeline = await asyncio.to_thread(load_pipeline, self.pipeline)
@@ -162,9 +162,10 @@ class SensorTrigger(FreshnessTrigger):
             "began": self.began,
             "deadline": self.deadline,
             "target": pinned,
+            "waited_for": list(self.waited_for or self.tables),
             # For the pipeline's page: nothing is rendered where no worker has begun.
             "pipeline": self.pipeline,
-            "tables": list(self.waited_for or self.tables),
+            "tables": self._asked,
             "require": self.requirement,
         }
         try:
