@@ -77,13 +77,13 @@ def jar_paths() -> list[str]:
     return [str(path) for path in paths]
 
 
-def fetch() -> list[str]:
-    """Fetches what is missing or damaged and returns the file names fetched.
+def fetch(jars: Iterable[Jar] = JARS) -> list[str]:
+    """Fetches what is missing or damaged of `jars` and returns the file names fetched.
 
     Each jar appears whole or not at all, so a second run, or one that was killed, does no harm.
     """
     folder = jars_folder()
-    missing = [jar for jar in JARS if not _is_intact(folder / jar.file_name, jar)]
+    missing = [jar for jar in jars if not _is_intact(folder / jar.file_name, jar)]
     if not missing:
         return []
     require_java()
@@ -132,7 +132,7 @@ def _resolve(jars: Iterable[Jar], work: Path) -> list[Path]:
         except (Py4JError, PySparkException) as error:
             tail = "\n".join(log_path.read_text(errors="replace").splitlines()[-20:])
             raise Transient(
-                f"the Delta Lake jars could not be fetched by Spark's Ivy:\n{tail}",
+                f"the jars could not be fetched by Spark's Ivy:\n{tail}",
                 code="no_jars",
                 remedy="see that this machine reaches a Maven repository, then run it again",
             ) from error
