@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 
 from pyspark.sql import SparkSession
 
@@ -111,12 +112,17 @@ class Tables:
         spark: Callable[[], SparkSession],
         warm: WarmTables | None = None,
         stopped: Callable[[float], bool] = _never.wait,
+        damaged: Mapping[str, str] = MappingProxyType({}),
     ) -> bool:
         """Read every table's version and applied position; whoever else wrote to a table suspends it. `spark` gives
         a session to the tables that need one; `warm`: what was read of them before. `stopped` waits for so many
-        seconds; False when it says so: then nothing was begun."""
+        seconds; False when it says so: then nothing was begun. `damaged`: tables and histories that are, and why."""
         warm = warm or WarmTables()
         self._records.update(self._registry.tables)
+        for name, why in damaged.items():
+            if self.records[table_of(name)].state != "suspended":
+                remedy = f"headwater load PIPELINE.yaml --table {table_of(name)} --again"
+                self._suspend(table_of(name), ForeignWrite(f"a file is damaged: {why}", where=name, remedy=remedy))
         before = self._ledger.newest.tables if self._ledger.newest else {}
         states = ("active", "catching up", "suspended")
         present = [name for name, record in self.records.items() if record.state in states]
