@@ -152,7 +152,7 @@ _JOBS = (
     *("replicate", "rebuild", "maintain", "upkeep", "load of a new table"),
 )
 _SEEDS = 20
-_COUNT = int(os.environ.get("HEADWATER_CUT_SEEDS", "200")) if SOAK else _SEEDS
+_COUNT = int(os.environ.get("HEADWATER_SOAK_SEEDS", "200")) if SOAK else _SEEDS
 _CHECKED_EPOCHS = 40
 """So many of a seed's epochs are read: the newest and some before."""
 
@@ -279,7 +279,7 @@ def ground(postgres: EmbeddedServer, spark: SparkSession, tmp_path_factory: pyte
 
 def newest_epoch(pipeline: Pipeline) -> int:
     """By the file that pollers read; 0 where a cut has left none that can be read."""
-    with contextlib.suppress(Refused):
+    with contextlib.suppress(ValueError, KeyError):
         file = read_position_file(pipeline.lake_path())
         return file.epoch if file is not None else 0
     return 0
@@ -464,8 +464,10 @@ class Host:
 
     def _succeeds(self, command: str, *arguments: str) -> dict[str, Any]:
         spark = self.spark if command in ("load", "reload", "rebuild") else None
+        began = time.monotonic()
         with Job(self.pipeline, command, *arguments, spark=spark) as job:
             status = job.wait(60)
+            self.told.append(f"{command} ended with {status} after {time.monotonic() - began:.2f} s")
             said = job._out.read_text()[-3000:]
             assert status == 0, (
                 f"`headwater {command} {' '.join(arguments)}` ended with {status}: {said}\n{job.log[-3000:]}"
