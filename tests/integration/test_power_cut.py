@@ -8,6 +8,7 @@ many (`make soak`).
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -37,7 +38,7 @@ from fixtures.great_bank import (
 from fixtures.jobs import Job, assert_equal, catch_up, following, load_tables, states_of
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Connection, Database, new_database
-from fixtures.power_cut import FILE_SYSTEMS, FileSystem, LakeDisk, lake_disk, summary
+from fixtures.power_cut import FILE_SYSTEMS, SYNC, FileSystem, LakeDisk, lake_disk, summary
 from fixtures.soak import SOAK
 from fixtures.waiting import until
 from headwater.config import Pipeline
@@ -46,6 +47,7 @@ from headwater.errors import HeadwaterError, Refused
 from headwater.jobs.wait import wait
 from headwater.lake.cleanup import is_whole
 from headwater.lake.cuts import Cut, list_pins, table_of
+from headwater.lake.delta_log import read_snapshot
 from headwater.lake.ledger import Epoch, read_all
 from headwater.lake.position_file import read_position_file
 from headwater.names import TableName
@@ -59,6 +61,7 @@ pytestmark = pytest.mark.usefixtures("power_cuts")
 # The harness itself: it must lose what was not synced, and nothing else.
 
 
+@pytest.mark.skipif(SYNC, reason="HEADWATER_CUT_SYNC=1: these cuts lose nothing")
 @pytest.mark.parametrize("file_system", FILE_SYSTEMS)
 def test_a_cut_loses_what_was_not_synced_and_keeps_what_was(file_system: FileSystem) -> None:
     with lake_disk(file_system) as disk:
@@ -311,7 +314,7 @@ class Host:
         self.root = disk.path / "lake"
         self.chance = random.Random(plan.seed + 1)
         self.told: list[str] = []
-        self.handed_out: list[Cut] = []
+        self.handed_out: list[tuple[Cut, dict[str, int]]] = []
         self.recovered = False
 
     @property
@@ -442,14 +445,13 @@ class Host:
         """A reader on another machine is given the newest cut, which is pinned. Between a cut of the power and the next
         epoch it may fail."""
         try:
-            result = wait(self.pipeline, None, "1h", 0)
+            cut = wait(self.pipeline, None, "1h", 0).cut
+            if cut is not None and cut["tables"]["public.counters"]["state"] == "in step":
+                self.handed_out.append((cut, _counters(cut)))
         except (HeadwaterError, DeltaError) as error:
             if not self.disk.cuts or self.recovered:
                 raise
             self.told.append(f"a wait failed after cut {self.disk.cuts}: {error}")
-            return
-        if result.cut is not None:
-            self.handed_out.append(result.cut)
 
     def _goes_on(self, command: list[str] | None) -> None:
         self._replicates()
@@ -489,12 +491,13 @@ class Host:
                 assert_great_epoch_consistent(pipeline, epoch, seen)
         assert_history_consistent(pipeline, epochs[-1])
         list_pins(pipeline.lake_path())
+        assert_logs_whole(self.root)
         self.recovered = True
         handed_out = len(self.handed_out)
         self._take_cut()
         assert len(self.handed_out) > handed_out, "a wait is not satisfied"
         for cut in self.handed_out[-5:]:
-            self._is_right_or_gone(cut)
+            self._is_right_or_gone(*cut)
 
     def _some(self, epochs: list[Epoch]) -> list[Epoch]:
         spare = max(0, len(epochs) - _CHECKED_EPOCHS)
@@ -511,21 +514,40 @@ class Host:
         assert whole or self.plan.keep_cuts != "1h", f"epoch {epoch.epoch} is in the ledger, and its files are gone"
         return whole
 
-    def _is_right_or_gone(self, cut: Cut) -> None:
-        """It is what the source was at that moment, or refused by name: never another content under the same number."""
-        counted: dict[str, Any] = {}
+    def _is_right_or_gone(self, cut: Cut, then: dict[str, int]) -> None:
+        """It is what it was, or refused by name: never another content under the same number."""
+        names = [name for name in ("entries", "events", "readings") if _is_in_step(cut, name)]
         try:
-            for name in ("counters", "entries", "events", "readings"):
-                counted[name] = headwater.scan(cut, f"public.{name}").read_all()
+            counters, found = _counters(cut), {name: headwater.scan(cut, f"public.{name}").read_all() for name in names}
         except Refused as refused:
             if refused.code != "cut_gone":
                 raise
             return
-        counters = dict(zip(*(counted["counters"][column].to_pylist() for column in ("name", "value")), strict=True))
-        found = {
-            "entries": counted["entries"].num_rows,
-            "events": counted["events"].num_rows,
-            "readings": sum(counted["readings"]["n"].to_pylist()),
-        }
-        expected = {name: counters[name] for name in found}
-        assert found == expected, f"a cut that was handed out before the power went has other rows now: {cut}"
+        where = f"a cut that was handed out before the power went is another one now: {cut}"
+        assert counters == then, where
+        for name, rows in found.items():
+            assert counters[name] == (sum(rows["n"].to_pylist()) if name == "readings" else rows.num_rows), where
+
+
+def _is_in_step(cut: Cut, name: str) -> bool:
+    return bool(cut["tables"][f"public.{name}"]["state"] == "in step")
+
+
+def _counters(cut: Cut) -> dict[str, int]:
+    rows = headwater.scan(cut, "public.counters").read_all()
+    return dict(zip(rows["name"].to_pylist(), rows["value"].to_pylist(), strict=True))
+
+
+def assert_logs_whole(root: Path) -> None:
+    """Every entry of every Delta log is whole, as any reader needs it, and every file of the newest versions is."""
+    for log in root.rglob("_delta_log"):
+        for entry in log.glob("*.json"):
+            text = entry.read_text()
+            assert text.strip(), f"{entry} is empty"
+            for line in text.splitlines():
+                json.loads(line)
+        table = log.parent
+        for file in read_snapshot(str(table)).files.values():
+            assert (table / file.name).stat().st_size == file.size, (
+                f"{table / file.name} is not as long as its log says"
+            )
