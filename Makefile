@@ -8,6 +8,7 @@ WORKERS ?= 2
 PYTEST_ARGS ?=
 SEEDS ?= 20
 ROUNDS ?= 100
+CUTS ?= 200
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 # Where versions differ: catalogs, markers, binary forms, hand-over. The rest does not ask for the version.
 ON_15 := $(addprefix tests/integration/test_,source_connection.py source_positions.py source_snapshots.py source_slots.py \
@@ -73,8 +74,10 @@ test-15:
 	@if [ -x /usr/lib/postgresql/15/bin/postgres ]; then set -x; HEADWATER_TEST_POSTGRES=15 $(PYTEST) $(ON_15); \
 	else echo "PostgreSQL 15 is not installed: its part of the tests is left out"; fi
 
-soak: setup  ## jobs started together and killed (ROUNDS=100), slices in Airflow, random operations and logs: SEEDS=20 seeds, or the one of SEED=
+soak: setup  ## jobs started together and killed (ROUNDS=100), slices in Airflow, random operations and logs: SEEDS=20 seeds, or the one of SEED=; power cuts: CUTS=200
 	$(BIN)/python tests/soak/drivers_together.py --rounds $(ROUNDS) $(if $(SEED),--only $(SEED))
+	HEADWATER_SOAK=1 HEADWATER_SOAK_SEEDS=$(CUTS) $(if $(SEED),HEADWATER_SEED=$(SEED)) $(BIN)/python -m pytest $(PYTEST_ARGS) \
+		tests/integration/test_power_cut.py
 	HEADWATER_SOAK=1 HEADWATER_SOAK_SEEDS=$(SEEDS) $(if $(SEED),HEADWATER_SEED=$(SEED)) $(BIN)/python -m pytest $(PYTEST_ARGS) \
 		tests/end_to_end/test_slices.py tests/integration/test_random_operations.py \
 		$(addprefix tests/unit/test_,net_effect.py marks.py every_change.py)
