@@ -93,9 +93,9 @@ def _unknown_excluded(catalog: Catalog) -> list[Problem]:
 
 
 def require_ok(report: CheckReport) -> None:
-    """Raise `Refused` with all errors of `report` in one message; but for a slot that is lost, which the caller deals
-    with."""
-    refuse_errors(problem for problem in report.problems if problem.code != "slot_lost")
+    """Raise `Refused` with all errors of `report` in one message; but for a slot that is lost, and damage to the lake,
+    which the caller deals with."""
+    refuse_errors(problem for problem in report.problems if problem.code not in ("slot_lost", "damaged_lake"))
 
 
 def lake_problems(root: str) -> list[Problem]:

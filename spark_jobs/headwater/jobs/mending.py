@@ -20,10 +20,9 @@ def mended_registry(pipeline: Pipeline, connection: Connection | None = None) ->
 
 
 def mend_lake(connection: Connection, pipeline: Pipeline, registry: Registry) -> dict[str, str]:
-    """What is damaged, by the name of the table or history: why. Nothing is done, and nothing found, beside a driver:
-    it has done this at its start."""
+    """What is damaged, by the name of the table or history: why. Nothing is done, and nothing found, beside a driver,
+    which has done this at its start, and without a slot, whose position tells what was durable."""
     slot = read_slot(connection, pipeline.source.slot)
-    if slot is not None and slot.active:
+    if slot is None or slot.active or slot.confirmed_lsn is None or slot.loss:
         return {}
-    root = pipeline.lake_path()
-    return recovery.mend(root, list(registry.tables.values()), slot.confirmed_lsn if slot is not None else None)
+    return recovery.mend(pipeline.lake_path(), pipeline.name, list(registry.tables.values()), slot.confirmed_lsn)

@@ -28,7 +28,7 @@ class LostRace(Exception):
     """Another writer committed the version that this one wanted; reload and decide anew."""
 
 
-class TornEntry(Exception):
+class TornEntry(ValueError):
     """An entry of a log is not whole, and others were built on it."""
 
 

@@ -77,7 +77,7 @@ def source_counts_path(root: str) -> str:
 
 
 def damaged_path(root: str, relative: str) -> str:
-    """Where the damaged log of the table at `relative` is set aside: see `headwater.lake.recovery`."""
+    """Where the damaged table at `relative` is set aside: see `headwater.lake.recovery`."""
     return join(root, CONTROL, "damaged", relative)
 
 

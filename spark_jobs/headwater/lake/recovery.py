@@ -18,14 +18,16 @@ import json
 import logging
 import os.path
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote
+
+import pyarrow as pa
 
 from headwater.errors import DamagedLake
 from headwater.lake import storage
 from headwater.lake.cuts import HISTORY, history_name, remove_torn_pins
-from headwater.lake.deletion_vectors import vector_file
+from headwater.lake.deletion_vectors import DamagedVector, read_vector
 from headwater.lake.ledger import Epoch, epoch_at_version, read_epoch, read_epoch_up_to
 from headwater.lake.log_entries import Action, checkpoints_of, entries_of, read_actions
 from headwater.lake.log_files import by_version
@@ -47,7 +49,7 @@ log = logging.getLogger(__name__)
 
 _REPLICATED = ("active", "catching up", "suspended")
 _POINTER = "_last_checkpoint"
-_PARQUET_END = b"PAR1"
+_PARQUET_MAGIC = b"PAR1"
 _LEAST_PARQUET = 12
 
 
@@ -72,43 +74,49 @@ def mend_control_tables(root: str) -> None:
         with storage.exclusive(_lock(root)):
             loss = first_loss(folder, base(folder))
             if loss is not None and loss.newest:
+                storage.write(_mark(root), b"")
                 cut_back(folder, loss.version)
             elif loss is not None and folder != ledger_path(root):  # what goes of that one the slot decides: `mend`
                 raise DamagedLake(f"{loss.what}: what was written behind it is in doubt")
 
 
-def mend(root: str, tables: Iterable[TableRecord], confirmed_lsn: int | None) -> dict[str, str]:
+def mend(root: str, pipeline: str, tables: Iterable[TableRecord], confirmed_lsn: int) -> dict[str, str]:
     """Take what a power cut has left half done out of the lake under `root`, while no driver runs.
 
-    `confirmed_lsn`: the slot's position; None: there is no slot any more. Returns what is damaged, and cannot be had
-    again from the log: why, by the name of the table or history. Refused when it is the ledger.
+    `confirmed_lsn`: the slot's position. Returns what is damaged, and cannot be had again from the log: why, by the
+    name of the table or history. DamagedLake when it is the ledger.
     """
     with storage.exclusive(_lock(root)):
-        _mend_ledger(root, confirmed_lsn)
-        durable = read_epoch_up_to(root, confirmed_lsn) if confirmed_lsn is not None else None
+        was_cut = _mend_ledger(root, confirmed_lsn) or storage.exists(_mark(root))
+        epoch = read_epoch_up_to(root, confirmed_lsn)
+        subjects = list(_subjects(root, pipeline, tables))
+        for subject in subjects:
+            drop_torn_checkpoints(subject.folder)
+        durable = {subject.name: subject.durable(epoch) for subject in subjects}
+        # Behind a power cut files may have their length, and zeros for content: then all are read.
+        was_cut = was_cut or any(first_loss(one.folder, durable[one.name]) for one in subjects)
         damaged: dict[str, str] = {}
-        folders = dict(_folders(root, tables))
-        for name, folder in folders.items():
-            version = durable.tables.get(name) if durable is not None else None
-            why = _mend_table(name, folder, version.version if version is not None else None)
+        for subject in subjects:
+            why = _mend_table(subject.name, subject.folder, durable[subject.name], read=was_cut)
             if why:
-                damaged[name] = why
+                damaged[subject.name] = why
         newest = read_epoch(root)
-        if confirmed_lsn is not None and newest is not None and newest.position.lsn > confirmed_lsn:
-            _drop_void_rows(root, confirmed_lsn, {n: f for n, f in folders.items() if n not in damaged})
+        if newest is not None and newest.position.lsn > confirmed_lsn:
+            _drop_void_rows(root, confirmed_lsn, [subject for subject in subjects if subject.name not in damaged])
             newest = read_epoch(root)
         file = read_position_file(root)
         if file is not None and file.epoch > (newest.epoch if newest is not None else 0):
             storage.delete(position_file_path(root))  # it claims what is not there any more
         remove_torn_pins(root)
+        storage.delete(_mark(root))
     return damaged
 
 
 # One table
 
 
-def first_loss(folder: str, durable: int) -> Loss | None:
-    """The first version above `durable` that is not whole; None: all are."""
+def first_loss(folder: str, durable: int, *, read: bool = False) -> Loss | None:
+    """The first version above `durable` that is not whole; None: all are. `read`: data files are read to their ends."""
     if not storage.exists(log_entry(folder, durable + 1)) and durable >= 0:
         return None  # names reach the disk in the order of their making: nothing can be above
     entries = [version for version in entries_of(storage.names(log_path(folder))) if version > durable]
@@ -126,7 +134,7 @@ def first_loss(folder: str, durable: int) -> Loss | None:
             break
         whole.append((version, actions))
     # What is lost of files counts where they are live; below a loss others may be.
-    while (lost := _lost_file(folder, whole)) is not None:
+    while (lost := _lost_file(folder, whole, read=read)) is not None:
         version, what = lost
         newest = version == whole[-1][0] and (loss is None or loss.newest)
         loss = Loss(version, what, newest)
@@ -196,21 +204,23 @@ def begin_anew(root: str, tables: Iterable[str]) -> None:
 
 
 def set_aside(root: str, folder: str) -> None:
-    """The log of the table leaves its folder, for whoever wants to look into it, and the table begins anew. Its data
-    files are nobody's from then on."""
+    """The table's folder goes elsewhere, for whoever wants to look into it, and the table begins anew."""
     place = damaged_path(root, os.path.relpath(folder, root))
     storage.delete_folder(place)
-    storage.make_folder(place)
-    storage.move_folder(log_path(folder), log_path(place))
-    log.warning("the damaged log of %s is set aside: %s", folder, place)
+    storage.make_folder(os.path.dirname(place))
+    storage.move_folder(folder, place)
+    log.warning("%s is damaged and set aside: remove %s when nobody needs it any more", folder, place)
 
 
-def _mend_table(name: str, folder: str, durable: int | None) -> str:
+def _mend_table(name: str, folder: str, durable: int, *, read: bool) -> str:
     """Cut the table back, if need be; why it is damaged, or nothing."""
-    drop_torn_checkpoints(folder)
-    if durable is not None and read_actions(folder, durable) is None and base(folder) < durable:
+    if not storage.is_folder(log_path(folder)):
+        return ""  # the whole table is gone: its driver says so
+    if durable < 0:
+        return f"the commit of its load is not in {log_path(folder)}"
+    if read_actions(folder, durable) is None and base(folder) < durable:
         return f"{log_entry(folder, durable)} is missing, empty or cut short"
-    loss = first_loss(folder, base(folder) if durable is None else durable)
+    loss = first_loss(folder, durable, read=read)
     if loss is not None:
         cut_back(folder, loss.version)
         log.warning("%s goes on at version %d: %s", name, loss.version - 1, loss.what)
@@ -222,7 +232,7 @@ def base(folder: str) -> int:
     return max(checkpoints_of(folder, storage.names(log_path(folder))), default=-1)
 
 
-def _lost_file(folder: str, commits: list[tuple[int, list[Action]]]) -> tuple[int, str] | None:
+def _lost_file(folder: str, commits: list[tuple[int, list[Action]]], *, read: bool) -> tuple[int, str] | None:
     """Of the files that these commits have added, and that are live behind the last of them, the first that is not as
     its entry says; with the version that added it."""
     live: dict[str, tuple[int, Action]] = {}
@@ -233,23 +243,39 @@ def _lost_file(folder: str, commits: list[tuple[int, list[Action]]]) -> tuple[in
         for action in actions:
             if "add" in action:
                 live[action["add"]["path"]] = version, action["add"]
-    sizes: dict[str, int] = {}
     for version, add in sorted(live.values(), key=lambda found: found[0]):
-        for path, size, exactly in _files_of(folder, add):
-            if path not in sizes:
-                sizes[path] = _size(path)
-            if sizes[path] < size or (exactly and sizes[path] != size):
-                shown = "is missing" if sizes[path] < 0 else f"has {sizes[path]} bytes, and its entry says {size}"
-                return version, f"{path} {shown}"
+        if why := _what_is_wrong(folder, add, read=read):
+            return version, why
     return None
 
 
-def _files_of(folder: str, add: Mapping[str, Any]) -> Iterator[tuple[str, int, bool]]:
-    """Paths and bytes of a data file and of its vector; whether it is exactly so many: vectors share files."""
-    yield os.path.join(folder, unquote(add["path"])), int(add["size"]), True
-    vector = add.get("deletionVector")
-    if vector and (path := vector_file(folder, vector)) is not None:
-        yield path, int(vector.get("offset") or 0) + int(vector["sizeInBytes"]) + 8, False
+def _what_is_wrong(folder: str, add: Mapping[str, Any], *, read: bool) -> str:
+    """With a data file that an entry names, or with its vector; nothing, if they are as it says."""
+    path, size = os.path.join(folder, unquote(add["path"])), int(add["size"])
+    found = _size(path)
+    if found != size:
+        return f"{path} is missing" if found < 0 else f"{path} has {found} bytes, and its entry says {size}"
+    if not _is_parquet(path) or (read and not _is_readable(path)):
+        return f"{path} has the right length, and is no data file"
+    try:
+        if add.get("deletionVector"):
+            read_vector(folder, add["deletionVector"])
+    except FileNotFoundError as error:
+        return f"a deletion vector is missing: {error}"
+    except DamagedVector as error:
+        return str(error)
+    return ""
+
+
+def _is_readable(path: str) -> bool:
+    """Whether all pages of a Parquet file are what they were."""
+    try:
+        with storage.parquet_file(path) as file:
+            for _ in file.iter_batches():
+                pass
+    except (pa.ArrowException, OSError):
+        return False
+    return True
 
 
 def _size(path: str) -> int:
@@ -261,7 +287,10 @@ def _size(path: str) -> int:
 
 def _is_parquet(file: str) -> bool:
     size = _size(file)
-    return size >= _LEAST_PARQUET and storage.read_range(file, size - 4, 4) == _PARQUET_END
+    if size < _LEAST_PARQUET:
+        return False
+    ends = storage.read_range(file, 0, 4), storage.read_range(file, size - 4, 4)
+    return ends == (_PARQUET_MAGIC, _PARQUET_MAGIC)
 
 
 def _pointed_at(folder: str) -> int | None:
@@ -280,32 +309,66 @@ def _drop_pointer(folder: str) -> None:
 # The lake
 
 
-def _folders(root: str, tables: Iterable[TableRecord]) -> Iterator[tuple[str, str]]:
-    """Tables and histories that a driver goes on with, by their names in ledger rows."""
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """A table or history that a driver goes on with, by its name in ledger rows. `since`: the position of its load,
+    whose commit carries `app_id`."""
+
+    name: str
+    folder: str
+    since: int
+    app_id: str
+
+    def version_in(self, epoch: Epoch | None) -> int | None:
+        """In `epoch`; None where that may be one of before its load, which may have begun the table anew."""
+        known = epoch.tables.get(self.name) if epoch is not None else None
+        if epoch is None or known is None or epoch.position.lsn < self.since:
+            return None
+        return known.version if known.state in ("active", "suspended") else None
+
+    def durable(self, epoch: Epoch | None) -> int:
+        """The version that must be whole, at `epoch`: a load's is, before the registry says that it is there. -1: there
+        is none."""
+        known = self.version_in(epoch)
+        if known is not None:
+            return known
+        above = base(self.folder)
+        for version in entries_of(storage.names(log_path(self.folder))):
+            if version > above:
+                actions = read_actions(self.folder, version) or ()
+                if any(action.get("txn", {}).get("appId") == self.app_id for action in actions):
+                    return version
+        return above
+
+
+def _subjects(root: str, pipeline: str, tables: Iterable[TableRecord]) -> Iterator[_Subject]:
     for record in tables:
         if record.state in _REPLICATED:
-            yield record.name, table_path(root, record.path)
+            yield _Subject(record.name, table_path(root, record.path), record.start_lsn, record.app_id(pipeline))
             if record.schemas and record.schema.history:
-                yield history_name(record.name), table_path(root, record.path + HISTORY)
+                beside = replace(record, name=history_name(record.name), path=record.path + HISTORY)
+                yield _Subject(beside.name, table_path(root, beside.path), record.start_lsn, beside.app_id(pipeline))
 
 
-def _mend_ledger(root: str, confirmed_lsn: int | None) -> None:
-    """From the first row on that is not whole they go, if what is left reaches what the source was told."""
+def _mend_ledger(root: str, confirmed_lsn: int) -> bool:
+    """From the first row on that is not whole they go, if what is left reaches what the source was told. Whether any
+    did."""
     loss = first_loss(ledger_path(root), base(ledger_path(root)))
     if loss is None:
-        return
+        return False
     left = epoch_at_version(root, loss.version - 1)
-    if not loss.newest and confirmed_lsn is not None and (left is None or left.position.lsn < confirmed_lsn):
+    if not loss.newest and (left is None or left.position.lsn < confirmed_lsn):
         raise DamagedLake(f"{loss.what}: what was written behind it is in doubt")
     cut_back(ledger_path(root), loss.version)
+    return True
 
 
-def _drop_void_rows(root: str, confirmed_lsn: int, folders: Mapping[str, str]) -> None:
+def _drop_void_rows(root: str, confirmed_lsn: int, subjects: Iterable[_Subject]) -> None:
     """Rows above the slot's position that name a version which is not there go, and all above them."""
-    tops = {name: max(entries_of(storage.names(log_path(folder))), default=-1) for name, folder in folders.items()}
+    tops = [(one, max(entries_of(storage.names(log_path(one.folder))), default=-1)) for one in subjects]
 
     def is_void(epoch: Epoch) -> bool:
-        return any(version.version > tops.get(name, version.version) for name, version in epoch.tables.items())
+        return any((version := one.version_in(epoch)) is not None and version > top for one, top in tops)
 
     void: int | None = None
     for version, epoch in _rows_above(root, confirmed_lsn):
@@ -326,6 +389,11 @@ def _rows_above(root: str, lsn: int) -> Iterator[tuple[int, Epoch]]:
         if epoch is None or epoch.position.lsn <= lsn:
             return
         yield version, epoch
+
+
+def _mark(root: str) -> str:
+    """A file that says: control tables were mended, and tables were not yet looked at."""
+    return os.path.join(control_path(root), "power_cut")
 
 
 def _lock(root: str) -> str:

@@ -222,7 +222,14 @@ class Registry:
     def refresh(self) -> None:
         with self._lock:
             before = self._table.version()
-            follow(self._table)
+            try:
+                follow(self._table)
+            except DeltaError:
+                # A power cut took the version at which we stood, and we are on another machine.
+                table = open_table(self._folder)
+                if table is None or table.version() >= before:
+                    raise
+                self._table = table
             if self._table.version() != before:
                 self._read()
 
