@@ -24,7 +24,7 @@ from headwater.lake import storage
 from headwater.lake.freshness import IN_STEP, Look, TableState
 from headwater.lake.paths import control_path, pins_path, table_uri
 from headwater.names import TableName
-from headwater.position import format_lsn
+from headwater.position import format_lsn, parse_lsn
 from headwater.schema import PARTITION_COLUMN
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ HISTORY = "~history"
 """Behind a table's name and path: those of its history."""
 
 _SCRATCH_SECONDS = 3600.0
+_LOOKED_BACK = 20
+"""Commits without changes of the log: files that were gathered, and columns that came."""
 
 # Delta refuses a version older than the retention of deleted files even where nothing of it has been deleted:
 # a quiet table's newest cut would be unreadable after a week. Pins and the maintenance job keep what is needed.
@@ -247,9 +249,9 @@ def read_version(spark: SparkSession, cut: Mapping[str, Any], name: str, table: 
     try:
         place = storage.hadoop_place(table["path"])
         frame = spark.read.format("delta").option("versionAsOf", table["version"]).load(place)
-        if is_whole(table):
+        reason = why_gone(cut, table)
+        if not reason:
             return frame.where(wanted) if (wanted := partitions_condition(table, "`")) else frame
-        reason = "its files were removed"
     except AnalysisException as error:
         reason = error.getCondition() or ""
         if not reason.startswith("DELTA_"):
@@ -289,16 +291,31 @@ def root_of(name: str, table: Mapping[str, Any]) -> str:
     return root if root != path and storage.is_folder(control_path(root)) else ""
 
 
-def is_whole(table: Mapping[str, Any]) -> bool:
-    """Whether every file of the version that `table`, an entry of a cut, names is there. Asked here and not by the
-    first query: Spark would name a file, or leave its rows out if it is told to."""
+def why_gone(cut: Mapping[str, Any], table: Mapping[str, Any]) -> str:
+    """Why the version that `table`, an entry of `cut`, names is not what it was; nothing: it is. Asked here and not by
+    the first query: Spark would name a file, or leave its rows out if it is told to."""
     from headwater.lake import cleanup
 
     try:
         folder = storage.path_of(table["path"])
     except ValueError:
-        return True  # elsewhere: for the reader's own engine to say
-    return cleanup.is_whole(folder, table["version"])
+        return ""  # elsewhere: for the reader's own engine to say
+    if table.get("state", "in step") == "in step" and not _is_same(folder, cut["pipeline"], table):
+        return "a power cut of the lake's host took it, and its number is another version's now"
+    return "" if cleanup.is_whole(folder, table["version"]) else "its files were removed"
+
+
+def _is_same(folder: str, pipeline: str, table: Mapping[str, Any]) -> bool:
+    """Whether the version holds the changes that the cut says: its commit, or the newest before it that brought any,
+    carries their position. True where the log does not say (any more)."""
+    from headwater.lake.log_entries import position_in
+
+    wanted = parse_lsn(table["applied_lsn"])
+    for version in range(table["version"], max(table["version"] - _LOOKED_BACK, -1), -1):
+        found = position_in(folder, version, f"headwater/{pipeline}/")
+        if found is not None:
+            return found == wanted
+    return True
 
 
 __all__ = [

@@ -18,6 +18,8 @@ from headwater.lake.paths import log_entry, log_path
 
 Action = dict[str, Any]
 
+_BEGINNING = 16 << 10
+
 _ENTRY = re.compile(r"\A(\d{20})\.json\Z")
 # <version>.checkpoint.parquet, or in parts <version>.checkpoint.<part>.<parts>.parquet. Those named by a UUID keep
 # their files elsewhere.
@@ -59,6 +61,21 @@ def read_lines(folder: str, version: int) -> list[str] | None:
     # Not splitlines: a text in a file's statistics may hold characters that it takes for the end of a line.
     lines = [line for line in text.split("\n") if line]
     return lines if lines and _is_json(lines[-1]) else None
+
+
+def position_in(folder: str, version: int, prefix: str) -> int | None:
+    """The position that a commit of a pipeline's table carries, under an appId with `prefix`; None: it carries none, or
+    is not there. Only the entry's beginning is read: a load's commit names thousands of files behind it."""
+    try:
+        text = storage.read_range(log_entry(folder, version), 0, _BEGINNING).decode("utf-8", "replace")
+    except FileNotFoundError:
+        return None
+    for line in text.split("\n"):
+        if line.startswith('{"txn":') and line.endswith("}"):
+            found = json.loads(line)["txn"]
+            if found["appId"].startswith(prefix) and found["appId"] != f"{prefix}generation":
+                return int(found["version"])
+    return None
 
 
 def refuse_torn(folder: str, version: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headwater.errors import Refused
-from headwater.lake.cuts import is_whole, partitions_condition, refuse_behind, version_gone
+from headwater.lake.cuts import partitions_condition, refuse_behind, version_gone, why_gone
 from headwater.lake_root import refuse_escapes
 from headwater.names import TableName
 
@@ -54,8 +54,8 @@ def scan(
         opened = DeltaTable(entry["path"], version=entry["version"])
     except DeltaError as error:
         raise version_gone(cut, name, entry, str(error).splitlines()[0]) from error
-    if not is_whole(entry):
-        raise version_gone(cut, name, entry, "its files were removed")
+    if reason := why_gone(cut, entry):
+        raise version_gone(cut, name, entry, reason)
     try:
         only = partitions_condition(entry, '"')
         predicate = f"({where}) and {only}" if where and only else where or only or None
