@@ -25,7 +25,7 @@ from headwater.jobs.retries import outage, reason_of
 from headwater.jobs.succession import SuccessorWatch
 from headwater.jobs.wal_ceiling import CeilingWatch
 from headwater.lake.freshness import SOURCE_RATE
-from headwater.lake.ledger import Epoch, Ledger
+from headwater.lake.ledger import Epoch, Ledger, last_sample
 from headwater.lake.position_file import PositionFile, read_position_file, write_position_file
 from headwater.lake.registry import TableRecord, now_text
 from headwater.log.blocks import Chunk
@@ -118,8 +118,8 @@ class Publisher:
             return
         if before is not None and before.position.same_log(newest.position):
             self._samples = RecentSamples(before.samples)
-        elif newest.sample is not None:  # a power cut took the file
-            self._samples.add(newest.sample[0].astimezone(UTC), newest.sample[1], newest.position.lsn)
+        elif (known := last_sample(self._root, newest.position)) is not None:  # a power cut took the file
+            self._samples.add(known[0].astimezone(UTC), known[1], newest.position.lsn)
 
     def published(self, epoch: Epoch, tables: Mapping[str, TableRecord]) -> None:
         """An epoch is in the ledger: from now on the file may claim it."""
