@@ -38,6 +38,7 @@ from headwater.lake.table_state import Keep, TableState
 from headwater.lake.tables import commits_after
 from headwater.lake.upkeep import Upkeep
 from headwater.schema import TableSchema
+from headwater.session import require_exclusive
 from headwater.stages import stage
 
 Int64 = npt.NDArray[np.int64]
@@ -152,6 +153,7 @@ class Applier:
         if commits_after(plan.path, plan.version) or plan.changes.staged is not None:
             raise PlanAgain  # staged files are for the direct paths only
         spark = self._session()
+        require_exclusive(spark)
         paths = {"append": write.append, "replace": write.replace, "merge": merge.merge}
         shared = join(staged_path(plan.path.removesuffix(plan.record.path)), str(self._fence.generation))
         with _transaction(spark, plan):

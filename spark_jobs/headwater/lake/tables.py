@@ -23,6 +23,7 @@ from headwater.lake.delta_log import read_actions
 from headwater.lake.layout import layout_of
 from headwater.lake.paths import log_entry
 from headwater.schema import DELETED, DELETED_AT, DELETED_LSN, PARTITION_COLUMN, TableSchema
+from headwater.session import require_exclusive
 
 _PROPERTIES = {
     "delta.enableDeletionVectors": "true",
@@ -77,6 +78,7 @@ def struct_type(schema: TableSchema) -> StructType:
 
 def create(spark: SparkSession, path: str, schema: TableSchema, keep_cuts: float = 3600.0) -> None:
     """Create the empty Delta table at `path` unless there is one. `keep_cuts`: seconds that old versions are kept."""
+    require_exclusive(spark)
     builder = DeltaTable.createIfNotExists(spark).location(path)
     for column in struct_type(schema).fields:
         builder = builder.addColumn(column.name, column.dataType)
