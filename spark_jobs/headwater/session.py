@@ -202,8 +202,8 @@ def require_exclusive(session: SparkSession) -> None:
             "this Spark session could overwrite what another program commits to the same table at the same moment",
             code="no_log_store",
             where="Spark session",
-            remedy="let Headwater start Spark; or start it with what headwater.session.submit_conf() says, its jars and "
-            f"{_LOG_STORE}={LOG_STORE} among it",
+            remedy="let Headwater start Spark; or start it with the jars and settings of "
+            f"headwater.session.submit_conf(), {_LOG_STORE}={LOG_STORE} among them",
         )
 
 

@@ -30,6 +30,7 @@ OF_A_PLACE: dict[str, Callable[[str], Any]] = {
     "parquet_file": storage.parquet_file,
     "exists": storage.exists,
     "info": storage.info,
+    "token": storage.token,
     "names": storage.names,
     "files_below": lambda place: list(storage.files_below(place, bool)),
     "write": lambda place: storage.write(place, b""),
