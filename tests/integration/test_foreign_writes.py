@@ -23,6 +23,7 @@ from deltalake import DeltaTable, Field, TableFeatures, write_deltalake
 
 from fixtures.jobs import (
     Outcome,
+    armed,
     assert_equal,
     catch_up,
     following,
@@ -346,6 +347,27 @@ def test_a_row_that_was_not_changed_keeps_its_values_behind_a_change_of_columns(
     path = lake_path_of(lake.pipeline, name_of("`RENAME COLUMN`"))
     rows = build_session().read.format("delta").load(path).select("id", "remark").collect()
     assert sorted((row.id, row.remark) for row in rows) == [(i, f"row {i}") for i in range(1, 21)]
+
+
+def test_a_commit_that_was_overwritten_is_in_no_row_as_ours(lake: Lake, tmp_path: Path) -> None:
+    """Between the table's commit and the ledger row that would name it."""
+    pipeline, name = lake.pipeline, name_of("`OPTIMIZE`")
+    table = Table(build_session(), lake_path_of(pipeline, name))
+    with following(pipeline) as running:
+        generation = read_all(pipeline.lake_path())[-1].generation
+        until(lambda: _generation(pipeline) > generation or running.done(), "the driver runs")
+        version = table.rust.version()
+        with armed(tmp_path, "replicate.after_all_tables") as hold:
+            lake.database.execute(f"update {name} set n = 1 where id = 1")
+            hold.reached(running)
+            until(lambda: table.rust.version() > version, "the table's commit is there")
+            position = DeltaTable(table.path).transaction_version(record_of(pipeline, name).app_id(pipeline.name))
+            _replace_entry(table)
+        until(lambda: record_of(pipeline, name).state == "suspended" or running.done(), "it is suspended")
+    assert "(OPTIMIZE by Apache-Spark) was written by somebody else over" in record_of(pipeline, name).reason
+    rows = [epoch.tables[name] for epoch in read_all(pipeline.lake_path()) if name in epoch.tables]
+    assert position not in [row.applied_lsn for row in rows]
+    assert rows[-1].state == "suspended"
 
 
 def test_a_load_lifts_the_suspension(lake: Lake) -> None:

@@ -64,6 +64,16 @@ def test_other_stores_are_refused_by_every_call(name: str, place: str) -> None:
         OF_A_PLACE[name](place)
 
 
+def test_a_token_tells_a_file_from_any_other_of_its_name(tmp_path: Path) -> None:
+    place = str(tmp_path / "a")
+    assert storage.token(place) is None
+    mine = storage.put_if_absent(place, b"abc")
+    assert storage.token(place) == mine
+    (tmp_path / "b").write_bytes(b"abc")
+    (tmp_path / "b").rename(place)
+    assert storage.token(place) not in (mine, None)
+
+
 def test_a_path_and_its_uri_are_the_same_place(tmp_path: Path) -> None:
     path = str(tmp_path / "a b%20ü?#~")
     uri = storage.uri_of(path)
