@@ -280,19 +280,22 @@ class Tables:
 
     def has_news(self, name: str) -> bool:
         """Whether the logs of the table or its history are not as this driver knows them: an entry is there that is not
-        ours, or in the place of one of ours. For the price of some looks at names."""
-        for own, path in self._folders(name).items():
-            known = self.standing(name).get(own)
-            if known is not None and (
-                entries.replaced(path) is not None or storage.token(log_entry(path, known.version + 1)) is not None
-            ):
-                return True
-        return False
+        ours, or in the place of one of ours; or they cannot be looked at. For the price of some looks at names."""
+        standing = self.standing(name)
+        try:
+            return any(
+                entries.replaced(path) is not None
+                or storage.token(log_entry(path, standing[own].version + 1)) is not None
+                for own, path in self._folders(name).items()
+                if own in standing
+            )
+        except OSError:
+            return True  # this table's trouble, as its lane will find
 
     def look_at_others(self, name: str) -> Result:
         """In its lane: what somebody else has done to a table that nobody writes here. It is suspended, or goes on from
         there."""
-        if not self.is_replicated(name) or name in self._doubtful or not self.has_news(name):
+        if not self.is_replicated(name) or not self.has_news(name):
             return Result()
         record, before = self.records[name], self.standing(name)
         try:
@@ -304,7 +307,6 @@ class Tables:
         except Exception as error:
             self.retries.refuse_outage(error)
             log.warning("%s: what others have done to it cannot be read: %s", name, reason_of(error))
-            self._doubtful.add(name)
         now = self.records[name]
         error_found = None if self.is_replicated(name) else ForeignWrite(now.reason, where=name, remedy=now.remedy)
         return Result(self.moved_since(name, before), error_found)
@@ -314,23 +316,20 @@ class Tables:
         overwritten a commit that was ours. Whether there are any."""
         found = False
         for name in {table_of(name) for name in names}:
-            record = self.records[name]
-            gone = any(entries.replaced(path) is not None for path in self._folders(name).values())
-            if gone and self.is_replicated(name):
-                self._read_version(record, self._versions.get(name))
-                self._refuse_replaced_history(record)
+            if not self.is_replicated(name):
+                continue
+            try:
+                with damage_named(name):
+                    for path in self._folders(name).values():
+                        entries.refuse_replaced(path)
+            except ForeignWrite as error:
+                self._suspend(name, error)
+                self._read_version(self.records[name], None)
                 self.next_row.note(self.standing(name))
                 found = True
+            except OSError as error:
+                log.warning("%s: its log cannot be looked at: %s", name, reason_of(error))  # its next commit will tell
         return found
-
-    def _refuse_replaced_history(self, record: TableRecord) -> None:
-        folder = self._folders(record.name).get(history_name(record.name))
-        try:
-            with damage_named(record.name):
-                if folder is not None:
-                    entries.refuse_replaced(folder)
-        except ForeignWrite as error:
-            self._suspend(record.name, error)
 
     def _folders(self, name: str) -> dict[str, str]:
         """Of the table and its history, by their names in ledger rows."""
@@ -641,16 +640,16 @@ class Tables:
             self._suspend_foreign(record, "the Delta table is gone from the lake")
             return
         version, applied_lsn = found
-        self._versions[record.name] = TableVersion(version, applied_lsn, record.state)
-        if record.state == "suspended":
-            return
-        if replaced is not None:
-            self._suspend(record.name, replaced)
-            return
-        entries.meet(path, version)  # before it is read: what takes its place from now on is noticed
-        problem = self._what_others_did(record, known, version, applied_lsn)
+        stands, problem = TableVersion(version, applied_lsn, record.state), ""
+        if record.state != "suspended" and replaced is None:
+            entries.meet(path, version)  # before it is read: what takes its place from now on is noticed
+            # Should it not be readable now, where the table stood is still what the next look begins with.
+            problem = self._what_others_did(record, known, version, applied_lsn)
+        self._versions[record.name] = stands
         if problem:
             self._suspend_foreign(record, problem)
+        elif record.state != "suspended" and replaced is not None:
+            self._suspend(record.name, replaced)
 
     def _what_others_did(self, record: TableRecord, known: TableVersion | None, version: int, applied_lsn: int) -> str:
         """Why the table, which stands at this version and position, must not be written on; empty if it may."""

@@ -24,6 +24,7 @@ from headwater.jobs.table_copy import Changed, Copy, Target
 from headwater.jobs.units import (
     BYTES_PER_PLAIN_UNIT,
 )
+from headwater.lake import entries
 from headwater.lake.history import history_record, mark_load, prepare
 from headwater.lake.paths import table_path
 from headwater.lake.registry import Capture, Registry, TableRecord, now_text
@@ -116,6 +117,8 @@ class TableLoad:
             self.report(f"{record.name}: reading at {format_lsn(capture.position.lsn)}")
             path = table_path(pipeline.lake_path(), record.path)
             beside = table_path(pipeline.lake_path(), history_record(record).path)
+            for folder in (path, beside):
+                entries.forget(folder)  # what others have done to it is what a load puts right
             if schema.history:
                 prepare(spark, beside, record)
             target = Target(
