@@ -8,16 +8,19 @@ WORKERS ?= 2
 PYTEST_ARGS ?=
 SEEDS ?= 20
 ROUNDS ?= 100
+CUTS ?= 200
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 # Where versions differ: catalogs, markers, binary forms, hand-over. The rest does not ask for the version.
 ON_15 := $(addprefix tests/integration/test_,source_connection.py source_positions.py source_snapshots.py source_slots.py \
 	catalog.py publication.py selection.py check.py init.py types_against_postgresql.py wait.py handover.py never_early.py \
-	log_streaming.py log_reconnect.py)
-# The protocol's version 4 came with 16, which a wheel carries; no wheel carries a 17, which differs less from both sides.
-ON_16 := $(addprefix tests/integration/test_,source_slots.py types_against_postgresql.py log_streaming.py log_reconnect.py)
+	log_streaming.py log_reconnect.py log_rollbacks.py)
+# The protocol's version 4 came with 16, failover slots with 17.
+ON_16 := $(addprefix tests/integration/test_,source_slots.py types_against_postgresql.py log_streaming.py log_reconnect.py \
+	log_rollbacks.py)
+ON_17 := $(addprefix tests/integration/test_,source_slots.py log_streaming.py log_rollbacks.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dist demo up down check docs test test-18 test-16 test-15 soak bench
+.PHONY: help setup dist demo up down check docs test test-18 test-17 test-16 test-15 soak bench
 
 # What must be there before anything is fetched: one sentence, or nothing.
 missing = $(shell $(PYTHON) -c 'import sys; raise SystemExit(sys.version_info[:2] != (3, 11))' 2>/dev/null \
@@ -55,11 +58,14 @@ docs: setup  ## the documentation as a site in site/, which needs no network; an
 	$(BIN)/python -m uv pip install --python $(BIN)/python --quiet --require-hashes -r requirements/docs.txt
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-test: check  ## check, then all tests; those that speak to the server once more on 16, and on 15 where it is installed
-	@$(MAKE) --no-print-directory --keep-going test-18 test-16 test-15
+test: check  ## check, then all tests; those that speak to the server once more on 17, on 16, and on 15 where it is installed
+	@$(MAKE) --no-print-directory --keep-going test-18 test-17 test-16 test-15
 
 test-18:
 	$(PYTEST)
+
+test-17:
+	HEADWATER_TEST_POSTGRES=17 $(PYTEST) $(ON_17)
 
 test-16:
 	HEADWATER_TEST_POSTGRES=16 $(PYTEST) $(ON_16)
@@ -68,8 +74,10 @@ test-15:
 	@if [ -x /usr/lib/postgresql/15/bin/postgres ]; then set -x; HEADWATER_TEST_POSTGRES=15 $(PYTEST) $(ON_15); \
 	else echo "PostgreSQL 15 is not installed: its part of the tests is left out"; fi
 
-soak: setup  ## jobs started together and killed (ROUNDS=100), slices in Airflow, random operations and logs: SEEDS=20 seeds, or the one of SEED=
+soak: setup  ## jobs started together and killed (ROUNDS=100), slices in Airflow, random operations and logs: SEEDS=20 seeds, or the one of SEED=; power cuts: CUTS=200
 	$(BIN)/python tests/soak/drivers_together.py --rounds $(ROUNDS) $(if $(SEED),--only $(SEED))
+	HEADWATER_SOAK=1 HEADWATER_SOAK_SEEDS=$(CUTS) $(if $(SEED),HEADWATER_SEED=$(SEED)) $(BIN)/python -m pytest $(PYTEST_ARGS) \
+		tests/integration/test_power_cut.py
 	HEADWATER_SOAK=1 HEADWATER_SOAK_SEEDS=$(SEEDS) $(if $(SEED),HEADWATER_SEED=$(SEED)) $(BIN)/python -m pytest $(PYTEST_ARGS) \
 		tests/end_to_end/test_slices.py tests/integration/test_random_operations.py \
 		$(addprefix tests/unit/test_,net_effect.py marks.py every_change.py)

@@ -16,7 +16,14 @@ os.environ.setdefault(
     "--conf spark.sql.codegen.wholeStage=false --conf spark.sql.codegen.factoryMode=NO_CODEGEN pyspark-shell",
 )
 
-pytest_plugins = ["fixtures.airflow_files", "fixtures.browser", "fixtures.pages", "fixtures.postgres", "fixtures.spark"]
+pytest_plugins = [
+    "fixtures.airflow_files",
+    "fixtures.browser",
+    "fixtures.pages",
+    "fixtures.postgres",
+    "fixtures.power_cut",
+    "fixtures.spark",
+]
 
 _LONGEST = [
     "test_slices",

@@ -61,6 +61,18 @@ class BadConfiguration(Refused):
     default_code = "bad_configuration"
 
 
+class DamagedLake(Refused):
+    """A file of the lake's control tables is damaged that others were built on."""
+
+    default_code = "damaged_lake"
+
+    def __init__(
+        self, message: str, *, code: str | None = None, where: str = "the lake's control tables", remedy: str = ""
+    ) -> None:
+        again = "headwater load PIPELINE.yaml --again sets the damaged files aside and loads all tables anew"
+        super().__init__(message, code=code, where=where, remedy=remedy or again)
+
+
 class SlotGap(Refused):
     """The slot cannot deliver what follows the ledger's last position."""
 

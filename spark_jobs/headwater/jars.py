@@ -91,13 +91,13 @@ def jar_paths() -> list[str]:
     return [str(path) for path in paths]
 
 
-def fetch() -> list[str]:
-    """Fetches what is missing or damaged, makes our own jar, and returns the file names that are new.
+def fetch(jars: Iterable[Jar] = JARS) -> list[str]:
+    """Fetches what is missing or damaged of `jars`, makes our own jar, and returns the file names that are new.
 
     Each jar appears whole or not at all, so a second run, or one that was killed, does no harm.
     """
     folder = jars_folder()
-    missing = [jar for jar in JARS if not _is_intact(folder / jar.file_name, jar)]
+    missing = [jar for jar in jars if not _is_intact(folder / jar.file_name, jar)]
     own = folder / log_store_jar()
     if not missing and own.is_file():
         return []
@@ -145,7 +145,7 @@ def _jvm(work: Path) -> Iterator[Any]:
         except (Py4JError, PySparkException) as error:
             tail = "\n".join([*log_path.read_text(errors="replace").splitlines(), *str(error).splitlines()][-20:])
             raise Transient(
-                f"the Delta Lake jars could not be fetched by Spark's Ivy, or ours not be made of its source:\n{tail}",
+                f"the jars could not be fetched by Spark's Ivy, or ours not be made of its source:\n{tail}",
                 code="no_jars",
                 remedy="see that this machine reaches a Maven repository, then run it again",
             ) from error

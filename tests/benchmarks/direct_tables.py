@@ -12,8 +12,9 @@ import pyarrow as pa
 from headwater.arrow_types import lake_schema
 from headwater.lake import delta_log
 from headwater.lake.data_files import write_batches
-from headwater.lake.delta_log import Action, DataFile
+from headwater.lake.delta_log import DataFile
 from headwater.lake.delta_types import delta_type
+from headwater.lake.log_entries import Action
 from headwater.schema import TableSchema
 
 _FEATURES = ["deletionVectors"]

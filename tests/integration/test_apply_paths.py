@@ -33,6 +33,7 @@ from headwater.changes import NetChanges
 from headwater.errors import BadValue, Diverged, Fenced, ForeignWrite
 from headwater.lake import compaction, delta_log, partitioned_write, upkeep, written_keys
 from headwater.lake.apply import Applier
+from headwater.lake.log_entries import read_actions
 from headwater.lake.plan import ApplyPath, PlanAgain
 from headwater.lake.positional import Fence
 from headwater.lake.tables import create
@@ -86,7 +87,7 @@ def test_a_net_effect_in_parts_on_disk_comes_to_the_same_on_both_ways(
         assert (direct.divergence, merged.divergence) == (0, 0), (direct, merged)
         twins.assert_as_the_model()
     version = DeltaTable(str(twins.direct)).version()
-    added = [action["add"] for action in delta_log.read_actions(str(twins.direct), version) or [] if "add" in action]
+    added = [action["add"] for action in read_actions(str(twins.direct), version) or [] if "add" in action]
     assert len([add for add in added if "deletionVector" not in add]) > 1, "several files, and one commit"
     direct, merged = twins.apply(on_disk(twins.batch(lies=True), spill, 3))
     assert direct.divergence == merged.divergence == 3, (direct, merged)
@@ -116,7 +117,9 @@ def test_files_of_a_plan_that_lost_its_race_are_removed(
         def __iter__(self) -> Iterator[NetChanges]:
             assert first is not None
             yield from first
-            delta_log.commit(str(twins.direct), late.version + 1, [])
+            delta_log.commit(
+                str(twins.direct), late.version + 1, [delta_log.commit_info("NOTHING", {}, {}, late.version)]
+            )
 
     changes = replace(late.changes, on_disk=Overtaken(SpillStore(str(tmp_path), 1)))
     with pytest.raises(PlanAgain):

@@ -130,10 +130,16 @@ def test_a_publication_that_cannot_serve_is_an_error(
     assert _errors(check(write_pipeline(tmp_path, database, "public.a"))) == {code}
 
 
-def test_a_slot_of_another_database_or_plugin_is_an_error(
+def test_a_slot_of_another_database_or_plugin_or_of_two_phases_is_an_error(
     database: Database, shop: Pipeline, server_binaries: Path
 ) -> None:
     slot = shop.source.slot
+    with database.superuser() as inside:
+        inside.execute("select pg_create_logical_replication_slot(%s, 'pgoutput', false, true)", [slot])
+        try:
+            assert _errors(check(shop)) == {"foreign_slot"}
+        finally:
+            inside.execute("select pg_drop_replication_slot(%s)", [slot])
     with database.server.connect() as elsewhere:
         elsewhere.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
         try:

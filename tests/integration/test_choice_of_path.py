@@ -17,6 +17,7 @@ from fixtures.twins import Twins, by_delta_rs, make_twins, normal
 from headwater.changes import NetChanges
 from headwater.jobs.table_page import reason_of
 from headwater.lake import delta_log
+from headwater.lake.log_entries import read_actions
 from headwater.lake.plan import choose
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def test_a_table_with_a_feature_that_is_not_known_here_goes_by_merge(
         wanted = [column.name for column in twins.schema.columns]
         rows = spark.read.format("delta").load(str(folder)).select(*wanted).toArrow().to_pylist()
         assert sorted(repr(normal(row)) for row in rows) == twins.expected()
-        found = delta_log.read_actions(str(folder), DeltaTable(str(folder)).version()) or []
+        found = read_actions(str(folder), DeltaTable(str(folder)).version()) or []
         assert [a["commitInfo"]["operation"] for a in found if "commitInfo" in a] == ["MERGE"]
         assert reason_of(str(folder), DeltaTable(str(folder)).version()) == because
     if not changes:
@@ -79,7 +80,7 @@ def test_a_table_with_a_feature_that_is_not_known_here_goes_by_merge(
 
 def path_of(folder: Path) -> tuple[str, str]:
     """Path and reason as the newest commit tells them."""
-    actions = delta_log.read_actions(str(folder), DeltaTable(str(folder)).version()) or []
+    actions = read_actions(str(folder), DeltaTable(str(folder)).version()) or []
     (info,) = [action["commitInfo"] for action in actions if "commitInfo" in action]
     return info["operationParameters"]["path"], info["operationParameters"]["because"]
 

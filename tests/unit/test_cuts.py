@@ -131,11 +131,13 @@ def test_without_a_position_file_the_ledger_says_what_is_covered(lake: HandLake)
     assert [lsn for _, lsn in file.samples] == [0x1F0]
 
 
-def test_a_damaged_position_file_is_named_and_not_guessed_around(lake: HandLake) -> None:
-    (Path(lake.root) / "_headwater" / "position.json").write_text('{"generation": 1')
-    with pytest.raises(Refused) as refused:
-        LakeReader(lake.root, "shop").look()
-    assert refused.value.code == "damaged_position_file"
+@pytest.mark.parametrize("damaged", ["", '{"generation": 1', '{"generation": 1}'])
+def test_a_damaged_position_file_is_none_and_the_ledger_is_asked(lake: HandLake, damaged: str) -> None:
+    lake.publish(0x200, A, read=0x500)
+    (Path(lake.root) / "_headwater" / "position.json").write_text(damaged)
+    file = LakeReader(lake.root, "shop").look().file
+    assert file is not None
+    assert (file.epoch, file.read_position) == (1, 0x200)
 
 
 def test_a_lake_of_another_pipeline_is_refused(lake: HandLake) -> None:

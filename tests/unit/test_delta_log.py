@@ -22,6 +22,7 @@ from headwater.lake.data_files import read_columns, read_rows, write_batches
 from headwater.lake.deletion_vectors import read_vector, write_vectors
 from headwater.lake.delta_log import read_snapshot
 from headwater.lake.entries import EntryReplaced
+from headwater.lake.log_entries import read_actions
 from headwater.lake.paths import log_entry
 
 
@@ -86,7 +87,7 @@ def test_the_same_commit_in_another_file_is_still_ours(tmp_path: Path) -> None:
     folder = str(tmp_path)
     write_deltalake(tmp_path, pa.table({"a": [1]}))
     delta_log.commit(folder, 1, [info("OURS")])
-    overwrite(folder, 1, *(delta_log.read_actions(folder, 1) or []))
+    overwrite(folder, 1, *(read_actions(folder, 1) or []))
     assert entries.replaced(folder) is None
     delta_log.commit(folder, 2, [info("OURS")])
 

@@ -18,10 +18,11 @@ from headwater.arrow_types import key_schema, lake_schema
 from headwater.lake import delta_log, index_cache, kept_index, table_state
 from headwater.lake.data_files import column_batches, write_batches
 from headwater.lake.deletion_vectors import write_vectors
-from headwater.lake.delta_log import Action, DataFile
+from headwater.lake.delta_log import DataFile
 from headwater.lake.index_cache import cache_folder
 from headwater.lake.key_codes import encode
 from headwater.lake.key_index import NOWHERE
+from headwater.lake.log_entries import Action
 from headwater.lake.table_state import Added, Keep, TableState
 from headwater.schema import Column, TableSchema, ValueType
 

@@ -48,6 +48,12 @@ OF_A_PLACE: dict[str, Callable[[str], Any]] = {
     "free": storage.free,
     "why_not_writable": storage.why_not_writable,
     "uri_of": storage.uri_of,
+    "move_folder": lambda place: storage.move_folder("/nowhere", place),
+    "exclusive": lambda place: storage.exclusive(place).__enter__(),
+    "sync": storage.sync,
+    "sync_files": storage.sync_files,
+    "wants_names": storage.wants_names,
+    "wrote": storage.wrote,
 }
 
 

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 
 from pyspark.sql import SparkSession
 
@@ -32,7 +33,7 @@ from headwater.jobs.schema_changes import refuse_difference
 from headwater.jobs.stager_process import Target
 from headwater.jobs.staging import Staging
 from headwater.lake import entries, storage
-from headwater.lake.apply import Applier, damage_named
+from headwater.lake.apply import Applier, overwriting_named
 from headwater.lake.caretaker import Caretaker
 from headwater.lake.cuts import HISTORY, history_name, table_of
 from headwater.lake.foreign_terms import foreign_terms
@@ -113,12 +114,17 @@ class Tables:
         spark: Callable[[], SparkSession],
         warm: WarmTables | None = None,
         stopped: Callable[[float], bool] = _never.wait,
+        damaged: Mapping[str, str] = MappingProxyType({}),
     ) -> bool:
         """Read every table's version and applied position; whoever else wrote to a table suspends it. `spark` gives
         a session to the tables that need one; `warm`: what was read of them before. `stopped` waits for so many
-        seconds; False when it says so: then nothing was begun."""
+        seconds; False when it says so: then nothing was begun. `damaged`: tables and histories that are, and why."""
         warm = warm or WarmTables()
         self._records.update(self._registry.tables)
+        for name, why in damaged.items():
+            if self.records[table_of(name)].state != "suspended":
+                remedy = f"headwater load PIPELINE.yaml --table {table_of(name)} --again"
+                self._suspend(table_of(name), ForeignWrite(f"a file is damaged: {why}", where=name, remedy=remedy))
         before = self._ledger.newest.tables if self._ledger.newest else {}
         states = ("active", "catching up", "suspended")
         present = [name for name, record in self.records.items() if record.state in states]
@@ -248,7 +254,7 @@ class Tables:
 
     def _keep_up(self, record: TableRecord) -> None:
         version = self._versions[record.name]
-        with damage_named(record.name):
+        with overwriting_named(record.name):
             now = self._applier.keep_up(table_path(self._root, record.path), record.schema, version.version)
             if now != version.version:
                 self._versions[record.name] = replace(version, version=now, rows=0, touched=False)
@@ -319,7 +325,7 @@ class Tables:
             if not self.is_replicated(name):
                 continue
             try:
-                with damage_named(name):
+                with overwriting_named(name):
                     for path in self._folders(name).values():
                         entries.refuse_replaced(path)
             except ForeignWrite as error:
@@ -631,7 +637,7 @@ class Tables:
         path, app_id = table_path(self._root, record.path), record.app_id(self._pipeline.name)
         replaced: ForeignWrite | None = None
         try:
-            with damage_named(record.name):
+            with overwriting_named(record.name):
                 entries.refuse_replaced(path)
         except ForeignWrite as error:
             replaced = error

@@ -2,7 +2,8 @@
 is done while nothing comes.
 
 Successive batches overlap, each table at its own speed; the order behind them does not change: every table of a batch
-commits, then the ledger row, then the position file, and only then is the slot confirmed.
+commits, then the ledger row, then the position file. The slot is confirmed beside it, up to the newest row that is on
+disk (`headwater.lake.durability`).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from headwater.jobs.rounds import Rounds
 from headwater.jobs.stage_times import ApplyRate, latency
 from headwater.jobs.succession import SuccessorWatch
 from headwater.lake.cuts import table_of
+from headwater.lake.durability import Durability
 from headwater.lake.ledger import Ledger
 from headwater.lake.registry import TableRecord
 from headwater.log.blocks import Chunk, Ddl, Transactions
@@ -94,6 +96,7 @@ class Driver:
         successor: SuccessorWatch,
         following: Callable[[Callable[[], None]], Following],
         ask: Callable[[Callable[[Connection], None]], None],
+        durability: Durability,
     ) -> None:
         self._limits, self._root = pipeline.replicate, pipeline.lake_path()
         self._ledger, self._tables, self._publisher, self._reader = ledger, tables, publisher, reader
@@ -103,6 +106,7 @@ class Driver:
         self._successor = successor
         self._following = following(self._refuse_silence)
         self._ask = ask
+        self._durability = durability
         self._totals = Totals()
         self._open = OpenEpochs()
         self._pace = Pace(pipeline.replicate.max_seconds)
@@ -138,6 +142,8 @@ class Driver:
             reason = self._why_stop(target, deadline, stop)
             if reason is not None and not self._open:
                 self._rest(force=True)
+                self._durability.settle()
+                self._publisher.write()
                 return reason
             if reason is not None and self._lanes.only_resting:
                 # Nothing is lost: as after a crash the next run begins at the ledger's position.
@@ -171,6 +177,8 @@ class Driver:
     def _why_stop(self, target: int | None, deadline: float | None, stop: threading.Event) -> str | None:
         if self._publisher.failure is not None:
             raise self._publisher.failure
+        if self._durability.failure is not None:
+            raise self._durability.failure
         if stop.is_set():
             return "signal"
         if self._following.paused:
@@ -332,8 +340,7 @@ class Driver:
         if waiting or (moved and (force or due)):
             self._publish_row(self._processed, None)
         elif force:
-            # What the ledger holds may be confirmed again: a server that shuts down waits for it.
-            self._reader.confirm(newest.position.lsn if newest else 0)
+            self._durability.hurry()  # a server that shuts down waits for what the ledger holds
 
     def _publish_row(self, lsn: int, epoch: OpenEpoch | None) -> None:
         tables, next_row = self._tables, self._tables.next_row
@@ -367,9 +374,7 @@ class Driver:
             self._pace.applied(self._last_row - epoch.begun, len(epoch.touched))
         self._publisher.published(row, tables.records)
         reach("replicate.after_position_file")
-        reach("replicate.before_confirm")
-        self._reader.confirm(lsn)
-        reach("replicate.after_confirm")
+        self._durability.published(lsn)
         tables.tidy(written)
         for name in {table_of(name) for name in written}:
             self._lanes.behind(name, partial(tables.keep_up, name))

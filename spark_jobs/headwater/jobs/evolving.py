@@ -127,7 +127,7 @@ class Evolving:
         path, stands = table_path(self._root, record.path), self._tables.stands_at(record.name)
         assert stands is not None, "a table that is applied to was read"
         to = _columns(record, record.schema, schema, len(record.schemas) + 1)
-        with _suspending(record):
+        with _suspending(record, table_path(self._root, record.path)):
             require_possible(path, stands.version, record.name, to)
         still_alive()
 
@@ -180,7 +180,7 @@ class Evolving:
             return after
 
         reach("replicate.before_rebuild", record.name)
-        with damage_named(record.name):
+        with damage_named(record.name, table_path(self._root, record.path)):
             self._commit(record, commit, still_alive)
         reach("replicate.after_rebuild", record.name)
         self._has_shape(record, schema)
@@ -206,7 +206,7 @@ class Evolving:
         if not shapes or stands is None:
             return
         path, app_id = table_path(self._root, record.path), record.app_id(self._pipeline.name)
-        with damage_named(record.name):
+        with damage_named(record.name, table_path(self._root, record.path)):
             shape = shape_ahead(path, stands.version, record.name, app_id, len(record.schemas), shapes)
         if shape is not None:
             self._has_shape(record, shape)
@@ -228,7 +228,7 @@ class Evolving:
             reach("replicate.before_evolution", name)
             before, after = (schema for _, schema in record.schemas[-2:])
             to = _columns(record, before, after, len(record.schemas))
-            with _suspending(record):
+            with _suspending(record, table_path(self._root, record.path)):
                 self._tables.histories.evolve(record, still_alive)
                 app_id = record.app_id(self._pipeline.name)
                 change = partial(evolve, name=name, app_id=app_id, to=to, fence=self._fence)
@@ -301,10 +301,10 @@ def _columns(record: TableRecord, before: TableSchema, after: TableSchema, numbe
 
 
 @contextlib.contextmanager
-def _suspending(record: TableRecord) -> Iterator[None]:
-    """What is wrong with the lake's table is this table's trouble alone."""
+def _suspending(record: TableRecord, folder: str) -> Iterator[None]:
+    """What is wrong with the lake's table, in `folder`, is this table's trouble alone."""
     try:
-        with damage_named(record.name):
+        with damage_named(record.name, folder):
             yield
     except (ValueError, KeyError, pa.ArrowException) as error:
         # Not its text: it may show a row's value.

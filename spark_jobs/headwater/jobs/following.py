@@ -196,7 +196,7 @@ class Following:
         return Result()
 
     def _catch_up(self, name: str, keeping: str) -> None:
-        self._lanes.behind(name, partial(catch_up, self._tables, name, keeping, self._still_alive))
+        self._lanes.behind(name, partial(catch_up, self._tables, self._root, name, keeping, self._still_alive))
 
     def _open_reloads(self) -> Iterator[Reload]:
         """Those that wait for this driver."""

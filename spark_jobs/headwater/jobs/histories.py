@@ -17,7 +17,7 @@ from headwater.changes import NetChanges
 from headwater.errors import ForeignWrite, KeepsChanging
 from headwater.failpoints import reach
 from headwater.lake import entries
-from headwater.lake.apply import Applier, damage_named
+from headwater.lake.apply import Applier, overwriting_named
 from headwater.lake.commits import LostRace
 from headwater.lake.cuts import history_name
 from headwater.lake.delta_log import read_snapshot
@@ -65,7 +65,7 @@ class Histories:
     def look_again(self, record: TableRecord) -> None:
         """ForeignWrite when somebody else has done more to the history than to rearrange its files."""
         known, path = self.versions[history_name(record.name)], table_path(self._root, history_record(record).path)
-        with damage_named(record.name):
+        with overwriting_named(record.name):
             entries.refuse_replaced(path)
         self._read(record, path)
         self.refuse_damage(record, known)

@@ -20,7 +20,7 @@ import numpy as np
 from headwater.lake import storage
 from headwater.lake.paths import kept_path
 from headwater.log.blocks import Block, Rows, Transactions, Truncate
-from headwater.log.kept_bytes import KeptShare, pieces, share_of
+from headwater.log.kept_bytes import KeptShare, is_whole, pieces, share_of
 
 _SUFFIX: Final = ".kept"
 
@@ -60,8 +60,9 @@ class KeptChanges:
             return
         self._number += 1
         for number, piece in enumerate(pieces(blocks, truncates, transactions, to_lsn)):
-            name = f"{self._generation:012d}-{self._number:09d}-{number:06d}{_SUFFIX}"
-            storage.replace(join(self._folder, name), piece)
+            file = join(self._folder, f"{self._generation:012d}-{self._number:09d}-{number:06d}{_SUFFIX}")
+            storage.replace(file, piece)
+            storage.sync_files(file)  # before its row is published: a row that outlives a power cut holds it for kept
 
     def shares(self, up_to: int | None = None) -> Iterator[Kept]:
         """All that is kept, in the log's order. What a driver had begun to keep when it died is left out.
@@ -72,7 +73,10 @@ class KeptChanges:
         base, reached = 0, 0
         for kept_as, names in groupby(self._names(), key=lambda name: name.rsplit("-", 1)[0]):
             files = tuple(join(self._folder, name) for name in names)
-            share = share_of([partial(storage.read_range, file) for file in files], base)
+            readers = [partial(storage.read_range, file) for file in files]
+            if not all(is_whole(read, storage.info(file).size) for read, file in zip(readers, files, strict=True)):
+                continue  # the power went while it was written
+            share = share_of(readers, base)
             if share is None:
                 continue
             to_lsn, ends = share.to_lsn, share.transactions.end_lsn

@@ -16,7 +16,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from headwater.config import Pipeline
-from headwater.errors import LostLease, SlotGap, Transient
+from headwater.errors import DamagedLake, LostLease, SlotGap, Transient
 from headwater.failpoints import reach
 from headwater.jobs import lease
 from headwater.jobs.check import check, require_ok
@@ -26,6 +26,7 @@ from headwater.jobs.hidden_columns import refuse_two_keys
 from headwater.jobs.keeper import load_name
 from headwater.jobs.load_progress import LoadProgress, Report, Show
 from headwater.jobs.log_format import may_be_binary
+from headwater.jobs.mending import mended_registry
 from headwater.jobs.same_source import history_of, require_same_source
 from headwater.jobs.side_by_side import SideBySide, Turns
 from headwater.jobs.source_rows import extents
@@ -33,7 +34,10 @@ from headwater.jobs.table_copy import Copy, copy_whole
 from headwater.jobs.table_load import TableLoad, begin, table_result
 from headwater.jobs.units import LOCK_SECONDS
 from headwater.jobs.wal_ceiling import ceiling_problem
+from headwater.lake.cuts import HISTORY
 from headwater.lake.ledger import read_epoch
+from headwater.lake.paths import table_path
+from headwater.lake.recovery import begin_anew
 from headwater.lake.registry import PipelineRecord, Registry
 from headwater.names import TableName
 from headwater.position import format_lsn
@@ -79,7 +83,7 @@ def load(
     chosen = _choose(report.catalog, tables)
     conninfo, root = pipeline.conninfo(), pipeline.lake_path()
     with contextlib.closing(connect(conninfo, application_name="headwater load")) as connection:
-        existing = Registry.open(root, pipeline.name)
+        existing = _opened(connection, pipeline, None if tables or not again else chosen)
         if existing is not None and existing.pipeline is not None:
             require_same_source(connection, pipeline, existing.pipeline, read_epoch(root))
         # Creating the registry is the first change, and it is ours: source and lake were looked at before.
@@ -119,6 +123,29 @@ def load(
                 finish_handovers(connection, registry)
     results = {str(table.name): results[str(table.name)] for table in chosen}
     return {"tables": results, "seconds": round(time.monotonic() - started, 3)}
+
+
+def _opened(connection: Connection, pipeline: Pipeline, anew: Sequence[CatalogTable] | None) -> Registry | None:
+    """The registry, behind what a power cut has left half done; None: nothing was ever loaded. `anew`: the tables,
+    where all are loaded again: then damage is set aside, which else is an error."""
+    root = pipeline.lake_path()
+    try:
+        return mended_registry(pipeline, connection)
+    except DamagedLake as damage:
+        if anew is None:
+            raise
+        slot = read_slot(connection, pipeline.source.slot)
+        if slot is not None and slot.active:
+            raise LostLease(
+                f"{damage.message}, and a replicate is running",
+                code="already_running",
+                where=f"pipeline {pipeline.name}",
+                remedy="stop replicate, or pause its DAG; then load again",
+            ) from damage
+        log.warning("%s: all tables are loaded anew", damage)
+        folders = [table_path(root, table.name.path) for table in anew]
+        begin_anew(root, [*folders, *(folder + HISTORY for folder in folders)])
+        return None
 
 
 def _side_by_side(

@@ -19,6 +19,7 @@ from typing import Any
 from headwater.config import Pipeline
 from headwater.errors import LostLease, Refused, SourceChanged, Transient
 from headwater.jobs import lease
+from headwater.jobs.mending import mend_lake, mended_registry
 from headwater.lake import log_files, storage, wait_log
 from headwater.lake.cleanup import ORPHAN_SECONDS, clean
 from headwater.lake.commits import write_checkpoint
@@ -51,7 +52,7 @@ def maintain(
     """Maintain `tables` (none: all that are loaded) and the lake's own. The JSON of the reference's "maintain"."""
     started = time.monotonic()
     root, conninfo = pipeline.lake_path(), pipeline.conninfo()
-    registry = Registry.open(root, pipeline.name)
+    registry = mended_registry(pipeline)
     if registry is None or registry.pipeline is None:
         raise Refused(
             "nothing was ever loaded into this lake",
@@ -61,6 +62,7 @@ def maintain(
         )
     with contextlib.closing(connect(conninfo, application_name="headwater maintain")) as connection:
         _refuse_other_source(connection, registry.pipeline.system_id)
+        mend_lake(connection, pipeline, registry)
         with lease.hold(conninfo, registry, lease.MAINTAIN):
             pins = remove_expired(root)
             wait_log.remove_old(root)

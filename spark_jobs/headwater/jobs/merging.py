@@ -22,6 +22,7 @@ from headwater.jobs.batches import Share
 from headwater.jobs.lanes import Result
 from headwater.jobs.planning import describe_change, transactions_that_count, visible_in
 from headwater.jobs.shape import has_shape
+from headwater.lake import storage
 from headwater.lake.ledger import TableVersion
 from headwater.lake.plan import Plan
 from headwater.lake.registry import TableRecord, now_text
@@ -43,7 +44,7 @@ _TURN_SECONDS = 3.0
 """How long a table's own changes wait behind those that were kept for it."""
 
 
-def catch_up(tables: Tables, name: str, keeping: str, still_alive: Callable[[], None]) -> Result:
+def catch_up(tables: Tables, root: str, name: str, keeping: str, still_alive: Callable[[], None]) -> Result:
     """Apply what is kept for the loaded table under `keeping`, as much as a turn allows. When nothing is left the table
     is held back no more."""
     record, keeper = tables.records[name], tables.keeper
@@ -58,16 +59,19 @@ def catch_up(tables: Tables, name: str, keeping: str, still_alive: Callable[[], 
         if not tables.is_replicated(name):
             return
         began = time.monotonic()
-        changes = keeper.changes(keeping, name)
+        changes, done = keeper.changes(keeping, name), []
         for kept in changes.shares():
             share = Share(list(kept.share.blocks), list(kept.share.truncates))
             tables.adopt_leaves(name, share)
             tables.apply_share(name, share, kept.share.transactions, still_alive)
-            changes.remove(kept)
+            done.append(kept)
             reach("replicate.after_kept_share", name)
             if time.monotonic() - began > _TURN_SECONDS:
                 is_left = True
-                return
+                break
+        storage.sync(root)  # the slot has moved past what was kept: it goes when the table holds it for good
+        for kept in done:
+            changes.remove(kept)
 
     result = replace(tables.attempt(name, work), new_rows=True)
     if is_left:
@@ -115,6 +119,7 @@ def _merged(
             return answer.ended("failed", now_text(), "the table's columns changed meanwhile")
         else:
             gone = _put(tables, root, reload, position, record, spill, still_alive)
+        storage.sync(root)  # before anybody is told, and what it was made of is removed
         reach("replicate.after_part_commit", name)
     except (TableError, Refused) as error:
         return answer.ended("failed", now_text(), error.message)

@@ -41,6 +41,12 @@ EPOCHS = Metric("headwater_pipeline_epochs", _PIPELINE, "Epochs published: the n
 GENERATION = Metric("headwater_pipeline_generation", _PIPELINE, "Driver starts; rises with every slice.", counter=True)
 LAG_SECONDS = Metric("headwater_pipeline_lag_seconds", _PIPELINE, "How stale the last table in step is.", "seconds")
 LAG_BYTES = Metric("headwater_pipeline_lag_bytes", _PIPELINE, "The same in bytes of the source's log.", "bytes")
+NOT_DURABLE = Metric(
+    "headwater_pipeline_not_durable_bytes",
+    _PIPELINE,
+    "Log whose changes are published and would not survive a power cut of the lake's host yet: the slot keeps it.",
+    "bytes",
+)
 PUBLICATION_AGE = Metric(
     "headwater_pipeline_publication_age_seconds", _PIPELINE, "Time since the newest epoch was published.", "seconds"
 )
@@ -95,6 +101,7 @@ METRICS: tuple[Metric, ...] = (
     GENERATION,
     LAG_SECONDS,
     LAG_BYTES,
+    NOT_DURABLE,
     PUBLICATION_AGE,
     CHANGE_RATE,
     TABLES,
@@ -161,6 +168,7 @@ def samples(overview: Mapping[str, Any], tables: Iterable[Mapping[str, Any]]) ->
         (GENERATION, overview["generation"]),
         (LAG_SECONDS, overview["lag_seconds"]),
         (LAG_BYTES, overview["lag_bytes"]),
+        (NOT_DURABLE, overview["not_durable_bytes"]),
         (PUBLICATION_AGE, overview["seconds_since_publication"]),
         (CHANGE_RATE, overview["changes_per_second"]),
         (SOURCE_UP, overview["source"]["answers"]),

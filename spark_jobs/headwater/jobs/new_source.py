@@ -17,7 +17,9 @@ from headwater.errors import LostLease, Refused, SlotGap, SourceChanged
 from headwater.failpoints import reach
 from headwater.jobs import lease
 from headwater.jobs.check import check, require_ok
+from headwater.jobs.mending import mended_registry
 from headwater.jobs.same_source import NEW_SOURCE, described, history_of, require_same_source
+from headwater.lake import storage
 from headwater.lake.history import history_record
 from headwater.lake.ledger import Epoch, Ledger
 from headwater.lake.paths import table_path
@@ -127,7 +129,7 @@ def adopt(pipeline: Pipeline) -> None:
     """
     require_ok(check(pipeline))
     conninfo, root = pipeline.conninfo(), pipeline.lake_path()
-    registry = Registry.open(root, pipeline.name)
+    registry = mended_registry(pipeline)
     if registry is None or registry.pipeline is None:
         raise Refused(
             "nothing was loaded yet",
@@ -170,6 +172,7 @@ def adopt(pipeline: Pipeline) -> None:
         epoch = _published(ledger, Position(now.system_id, now.timeline, slot.confirmed_lsn))
         take_tables(pipeline, registry, ledger)
         reach("adopt.ledger")
+        storage.sync(root)  # before the registry says so
         registry.write(
             replace(
                 known,

@@ -21,11 +21,12 @@ from headwater.jobs.lags import Lags
 from headwater.jobs.source_state import as_the_source_stands, followed
 from headwater.jobs.source_watch import Answer, SourceWatch
 from headwater.jobs.speed import speed
-from headwater.jobs.status import remedy_of, slot_of
+from headwater.jobs.status import durable_json, remedy_of, slot_of
 from headwater.jobs.table_page import files_of, reason_of, reloads_of, schema_versions
 from headwater.lake.freshness import IN_STEP, Look, TableState
 from headwater.lake.load_files import shown_loads
 from headwater.lake.paths import table_path, table_uri
+from headwater.lake.position_file import PositionFile
 from headwater.lake.recent_epochs import RecentEpoch, RecentEpochs
 from headwater.lake.registry import Registry
 from headwater.lake.status import LakeReader
@@ -104,6 +105,8 @@ class PipelineWatch:
                 "generation": file.generation if file is not None else None,
                 "epoch": file.epoch if file is not None and file.epoch else None,
                 "position": file.position.to_json() if file is not None else None,
+                "durable_position": durable_json(file),
+                "not_durable_bytes": _not_durable(file),
                 "read_position": format_lsn(file.read_position) if file is not None else None,
                 "published_at": _time(newest.applied_at) if newest is not None else None,
                 "seconds_since_publication": _age(newest.applied_at, seen.at) if newest is not None else None,
@@ -335,6 +338,13 @@ def _oldest(answer: Answer) -> dict[str, Any] | None:
 def _source_json(answer: Answer) -> dict[str, Any]:
     age = round(time.monotonic() - answer.asked_at, 1) if answer.asked_at is not None else None
     return {"answers": answer.state is not None, "age_seconds": age, "reason": answer.outage}
+
+
+def _not_durable(file: PositionFile | None) -> int | None:
+    """Of the source's log, what is published and would not survive a power cut."""
+    if file is None or file.durable_position is None:
+        return None
+    return file.position.lsn - file.durable_position.lsn
 
 
 def _time(moment: datetime) -> str:

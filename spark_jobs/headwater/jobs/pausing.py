@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from headwater.config import Pipeline
 from headwater.errors import Refused
+from headwater.jobs.mending import mended_registry
 from headwater.lake.registry import Registry, TableRecord, now_text
 from headwater.names import TableName
 
@@ -60,7 +61,7 @@ def resume(
 
 
 def _open(pipeline: Pipeline, tables: Sequence[TableName]) -> Registry:
-    registry = Registry.open(pipeline.lake_path(), pipeline.name)
+    registry = mended_registry(pipeline)
     missing = [str(name) for name in tables if registry is None or str(name) not in registry.tables]
     if registry is None or registry.pipeline is None or missing:
         raise Refused(

@@ -96,9 +96,12 @@ class Publisher:
         reader: LogReader,
         rates: Callable[[], dict[str, float]],
         retrying: Callable[[], dict[str, Any]],
+        durable: Callable[[], int],
     ) -> Iterator[None]:
-        """Publish while the block runs. `retrying`: the tables that are tried again, as the file says it."""
+        """Publish while the block runs. `retrying`: the tables that are tried again, as the file says it; `durable`: up
+        to which LSN a power cut would leave the lake."""
         self._ledger, self._reader, self._rates, self._retrying = ledger, reader, rates, retrying
+        self._durable = durable
         self._epoch = ledger.newest
         self._remember_samples()
         thread = threading.Thread(target=self._run, name="headwater-publisher", daemon=True)
@@ -110,9 +113,13 @@ class Publisher:
             thread.join(timeout=10)
 
     def _remember_samples(self) -> None:
-        before = read_position_file(self._root)
-        if before is not None and self._epoch is not None and before.position.same_log(self._epoch.position):
+        before, newest = read_position_file(self._root), self._epoch
+        if newest is None:
+            return
+        if before is not None and before.position.same_log(newest.position):
             self._samples = RecentSamples(before.samples)
+        elif newest.sample is not None:  # a power cut took the file
+            self._samples.add(newest.sample[0].astimezone(UTC), newest.sample[1], newest.position.lsn)
 
     def published(self, epoch: Epoch, tables: Mapping[str, TableRecord]) -> None:
         """An epoch is in the ledger: from now on the file may claim it."""
@@ -153,6 +160,7 @@ class Publisher:
                 epoch=epoch.epoch,
                 position=epoch.position,
                 read_position=read_position,
+                durable_position=epoch.position.at(min(self._durable(), epoch.position.lsn)),
                 written_at=now_text(),
                 pending={name: spans[0][0] for name, spans in self._pending.items() if spans},
                 states=self._states,

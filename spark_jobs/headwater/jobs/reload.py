@@ -24,6 +24,7 @@ from headwater.failpoints import reach
 from headwater.jobs.executors import lacking
 from headwater.jobs.load import load
 from headwater.jobs.load_progress import LoadProgress, Report, Show
+from headwater.jobs.mending import mended_registry
 from headwater.jobs.ordering import in_order
 from headwater.jobs.parts import Part, part_named, rows_where
 from headwater.jobs.replacing import Replacing, driver_beside, refuse_kept, refuse_state
@@ -92,7 +93,7 @@ def reload(
 
 def open_registry(pipeline: Pipeline, connection: Connection, table: TableName) -> Registry:
     """The lake's registry, where `table` is loaded from this source; else Refused."""
-    registry = Registry.open(pipeline.lake_path(), pipeline.name)
+    registry = mended_registry(pipeline, connection)
     record = registry.tables.get(str(table)) if registry is not None else None
     if registry is None or registry.pipeline is None or record is None or record.state in ("new", "removed"):
         raise Refused(

@@ -20,6 +20,7 @@ from headwater.jobs.driver_answers import await_answer, is_running
 from headwater.jobs.lease import is_alive
 from headwater.jobs.load_progress import Report
 from headwater.jobs.replicate import replicate
+from headwater.lake import storage
 from headwater.lake.ledger import read_epoch
 from headwater.lake.registry import Registry, TableRecord, now_text
 from headwater.lake.reload_records import Keeping, Reload
@@ -138,6 +139,7 @@ class Replacing:
                 done = read(asked)
                 size = sum(found for _, found in rows_in(row_files(root, name)))
                 reach("reload.after_read")
+                storage.sync(root)  # the driver goes by these rows from the moment that the registry names them
                 self.registry.write(done)
             except BaseException as error:
                 refusal = None if isinstance(error, HeadwaterError) else self._refusal(asked)

@@ -1,8 +1,8 @@
 """`headwater replicate`: the way of the data, from the log to the published position.
 
-Order at start: the slot is taken (another replicate means exit 1), then the generation is raised (the fence), then
-tables are read. Order in the loop: every table of a batch commits, then the ledger row, then the position file, and
-only then is the slot confirmed: the source is the retry log.
+Order at start: what a power cut has left half done goes, the slot is taken (another replicate means exit 1), then the
+generation is raised (the fence), then tables are read. Order in the loop: every table of a batch commits, then the
+ledger row, then the position file. The slot is confirmed when that row is on disk: the source is the retry log.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from headwater.jobs.following import Following
 from headwater.jobs.handovers import Handovers
 from headwater.jobs.hidden_columns import hiding
 from headwater.jobs.log_format import may_be_binary, refuse_late_text
+from headwater.jobs.mending import mend_lake, mended_registry
 from headwater.jobs.new_source import same_or_followed, take_tables
 from headwater.jobs.pausing import await_resumption
 from headwater.jobs.publisher import Publisher
@@ -38,6 +39,8 @@ from headwater.jobs.staging import Staging
 from headwater.jobs.succession import SuccessorWatch
 from headwater.jobs.take_over import Turn, taking_over
 from headwater.jobs.wal_ceiling import REMEDY, CeilingWatch, giving_up
+from headwater.lake import storage
+from headwater.lake.durability import Durability
 from headwater.lake.ledger import Ledger
 from headwater.lake.registry import PipelineRecord, Registry
 from headwater.log.large import STAGE_FROM
@@ -71,7 +74,7 @@ def replicate(
     """
     deadline = _deadline(max_seconds)
     conninfo, root = pipeline.conninfo(), pipeline.lake_path()
-    registry = Registry.open(root, pipeline.name)
+    registry = mended_registry(pipeline)
     if registry is None or registry.pipeline is None or not any(_is_loaded(r.state) for r in registry.tables.values()):
         raise Refused(
             "no table is loaded",
@@ -84,6 +87,7 @@ def replicate(
         contextlib.closing(connect(conninfo, application_name="headwater replicate")) as connection,
         ExitStack() as held,
     ):
+        damaged = mend_lake(connection, pipeline, registry)
         ledger = Ledger(root, pipeline.name)
         source = same_or_followed(connection, pipeline, registry, ledger)
         position = Position(source.system_id, source.timeline, 0)
@@ -137,6 +141,11 @@ def replicate(
 
             hide()
             ledger.begin_generation(position.at(start))
+            # No generation is given twice, and what earlier drivers have published is durable from here on.
+            storage.sync(root)
+            durability = Durability(root, partial(_confirm, reader))
+            durability.start(ledger.newest.position.lsn if ledger.newest is not None else 0)
+            held.callback(durability.close)
             _follow(connection, pipeline, ledger, registry, position, start)
             registry.upgrade()  # a driver of an older Headwater, which would end now, is out already
             reach("replicate.after_generation")
@@ -166,22 +175,32 @@ def replicate(
                 successor,
                 following,
                 asking.ask,
+                durability,
             )
             # Reading every table's history takes its time: not for a run that is to end.
             if stop.is_set():
                 return driver.report("signal")
-            if not tables.resume(session, turn.tables, stop.wait):
+            if not tables.resume(session, turn.tables, stop.wait, damaged):
                 return driver.report("signal")
             # What fell silent while no driver ran is known before anything is said to be in step again.
             watch.look(connection)
             # To be ready took its time: a short slice may be over before the sampler looks for the first time.
             successor.look(connection)
             target = _target(connection, until, position)
-            with contextlib.closing(tables), publisher.running(ledger, reader, driver.rates, tables.retries.shown):
+            with (
+                contextlib.closing(tables),
+                publisher.running(ledger, reader, driver.rates, tables.retries.shown, lambda: durability.position),
+            ):
                 reason = driver.run(target, deadline, stop)
                 reach("replicate.before_release")
                 reader.release()  # whoever comes next need not wait for us to tidy up
     return driver.report(reason)
+
+
+def _confirm(reader: LogReader, lsn: int) -> None:
+    reach("replicate.before_confirm")
+    reader.confirm(lsn)
+    reach("replicate.after_confirm")
 
 
 def _deadline(max_seconds: float | None) -> float | None:

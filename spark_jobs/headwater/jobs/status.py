@@ -25,6 +25,7 @@ from headwater.jobs.speed import speed
 from headwater.lake.freshness import Look, TableState
 from headwater.lake.load_files import shown_loads
 from headwater.lake.paths import table_path, table_uri
+from headwater.lake.position_file import PositionFile
 from headwater.lake.status import LakeReader
 from headwater.names import TableName
 from headwater.position import format_lsn
@@ -54,6 +55,7 @@ def status(pipeline: Pipeline) -> dict[str, Any]:
         "generation": file.generation if file is not None else None,
         "epoch": file.epoch if file is not None and file.epoch else None,
         "position": file.position.to_json() if file is not None else None,
+        "durable_position": durable_json(file),
         "read_position": format_lsn(newest) if newest is not None else None,
         "lag_bytes": lag_bytes,
         "lag_seconds": lag_seconds,
@@ -62,6 +64,11 @@ def status(pipeline: Pipeline) -> dict[str, Any]:
         "loads": loads,
         **speed(file.rates if file is not None else {}, lag_bytes, lag_seconds, running=running),
     }
+
+
+def durable_json(file: PositionFile | None) -> dict[str, Any] | None:
+    """Up to where a power cut of the lake's host would leave the lake; None: nobody has said so."""
+    return file.durable_position.to_json() if file is not None and file.durable_position is not None else None
 
 
 def _ask(

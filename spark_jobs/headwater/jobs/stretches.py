@@ -22,6 +22,7 @@ from psycopg import sql
 from headwater.arrow_types import as_stored, lake_schema
 from headwater.jobs.executors import require_folder
 from headwater.jobs.units import Extent, Sessions, Unit, UnitReader, cut_units, row_filter, within
+from headwater.lake import storage
 from headwater.lake.data_files import gathered
 from headwater.lake.layout import Layout
 from headwater.lake.partitioned_write import write_rows
@@ -164,6 +165,7 @@ class StretchWriter:
 
         layout, parts = self._layout(gathered(tables()))
         files = tuple(written.file for written in write_rows(folder, kind, parts, layout))
+        storage.sync_files(*(file.in_folder(folder) for file in files))  # a note is of files that are there for good
         pages, rows = stretch.pages, sum(file.rows or 0 for file in files)
         of = self.like[pages.relation_id]
         return self._noted(

@@ -24,9 +24,10 @@ from headwater.jobs.table_copy import Changed, Copy, Target
 from headwater.jobs.units import (
     BYTES_PER_PLAIN_UNIT,
 )
-from headwater.lake import entries
+from headwater.lake import entries, storage
 from headwater.lake.history import history_record, mark_load, prepare
 from headwater.lake.paths import table_path
+from headwater.lake.recovery import cure
 from headwater.lake.registry import Capture, Registry, TableRecord, now_text
 from headwater.lake.stretch_notes import StretchNotes
 from headwater.names import TableName
@@ -118,6 +119,7 @@ class TableLoad:
             path = table_path(pipeline.lake_path(), record.path)
             beside = table_path(pipeline.lake_path(), history_record(record).path)
             for folder in (path, beside):
+                cure(pipeline.lake_path(), folder)
                 entries.forget(folder)  # what others have done to it is what a load puts right
             if schema.history:
                 prepare(spark, beside, record)
@@ -146,6 +148,7 @@ class TableLoad:
                 capture=Capture(capture.position.lsn, str(capture.snapshot), None, record.since),
                 schemas=((capture.position.lsn, schema),),
             )
+        storage.sync(pipeline.lake_path())  # the table before the word that it is there: a driver goes on from it
         self._ended(record)
         reach("load.after_registry", record.name)
         return record, size

@@ -24,12 +24,12 @@ from headwater.errors import Refused
 from headwater.jobs.cut_to_validate import cut_to_validate
 from headwater.jobs.enum_labels import enum_labels
 from headwater.jobs.expectations import SHOWN_KEYS, Outcome, check_suites, require_great_expectations
+from headwater.jobs.mending import mended_registry
 from headwater.jobs.suites import read_suites
 from headwater.jobs.table_validation import TableValidation
 from headwater.jobs.validation_pages import write_pages
 from headwater.lake.cuts import Cut, Pin, list_pins, pin_cut, read, release_pin, time_text
 from headwater.lake.ledger import last_sample
-from headwater.lake.registry import Registry
 from headwater.lake.validations import TableResult, Validation, record
 from headwater.names import TableName
 from headwater.position import Position
@@ -60,7 +60,7 @@ def validate(
     """
     started, clock = datetime.now(UTC), time.monotonic()
     root = pipeline.lake_path()
-    registry = Registry.open(root, pipeline.name)
+    registry = mended_registry(pipeline)
     if registry is None or registry.pipeline is None:
         raise Refused(
             "nothing was ever loaded into this lake",

@@ -24,6 +24,7 @@ from headwater.jobs.comparison import Candidates, Comparison
 from headwater.jobs.differences import Settled, State, settle
 from headwater.jobs.hidden_columns import key_of
 from headwater.jobs.key_reader import KeyReader
+from headwater.jobs.mending import mended_registry
 from headwater.jobs.new_source import adopt
 from headwater.jobs.repair import Repair, repair_suspended
 from headwater.jobs.replacing import driver_beside
@@ -115,7 +116,7 @@ def verify(
 
 def open_compared(pipeline: Pipeline, connection: Connection, tables: Sequence[TableName]) -> Registry:
     """The registry, with tables that can be compared, all `tables` among them: Refused else, and for another source."""
-    registry = Registry.open(pipeline.lake_path(), pipeline.name)
+    registry = mended_registry(pipeline, connection)
     loaded = [] if registry is None else [n for n, r in registry.tables.items() if r.state in COMPARED]
     missing = [str(name) for name in tables if str(name) not in loaded]
     if registry is None or registry.pipeline is None or not loaded or missing:

@@ -25,12 +25,14 @@ from pyspark.sql import SparkSession
 from headwater.arrow_types import key_schema
 from headwater.errors import Fenced, ForeignWrite
 from headwater.lake import delta_log, entries, merge, positional, write
+from headwater.lake.cleanup import lost_file
 from headwater.lake.commit_notes import USER_METADATA, note
 from headwater.lake.compaction import TurnsOfSpark
 from headwater.lake.deletion_vectors import DamagedVector
 from headwater.lake.entries import EntryReplaced
 from headwater.lake.key_codes import encode
 from headwater.lake.key_index import NOWHERE
+from headwater.lake.log_entries import TornEntry
 from headwater.lake.partition_values import NameTooLong, too_long
 from headwater.lake.paths import staged_path
 from headwater.lake.plan import Applied, Plan, PlanAgain
@@ -70,7 +72,7 @@ class Applier:
 
     def why_by_engine(self, record: TableRecord, path: str, version: int) -> str:
         """Why the table at `path` must be written by Spark in `version`; empty when it need not."""
-        with damage_named(record.name):
+        with damage_named(record.name, path):
             return positional.obstacle(self._state(path, record, version).snapshot)
 
     def lacks_mark(self, record: TableRecord, path: str, version: int) -> bool:
@@ -85,7 +87,7 @@ class Applier:
     ) -> tuple[npt.NDArray[np.bool_], Iterator[tuple[Int64, pa.Table]]]:
         """Which of `keys` have a row in the table at `path`, and the columns `wanted` of these rows, in parts: the
         numbers of their keys, and the rows."""
-        with damage_named(record.name):
+        with damage_named(record.name, path):
             state = self._state(path, record, version)
             places = state.find(encode(record.schema, keys))
         there = places != NOWHERE
@@ -97,7 +99,7 @@ class Applier:
         when one slipped in between."""
         if plan.by_engine or plan.apply_path == "merge":
             return self._by_engine(plan)
-        with damage_named(plan.record.name):
+        with damage_named(plan.record.name, plan.path):
             return positional.apply(self._state(plan.path, plan.record, plan.version), plan, self._fence)
 
     def keep_up(self, path: str, schema: TableSchema, version: int) -> int:
@@ -151,7 +153,7 @@ class Applier:
     @stage("write")  # planning and commit among it: the engine does not tell them apart
     def _by_engine(self, plan: Plan) -> Applied:
         self._turns.finish(plan.path)
-        with damage_named(plan.record.name):
+        with overwriting_named(plan.record.name):
             entries.refuse_replaced(plan.path)
         if commits_after(plan.path, plan.version) or plan.changes.staged is not None:
             raise PlanAgain  # staged files are for the direct paths only
@@ -185,21 +187,29 @@ class Applier:
 
 
 @contextmanager
-def damage_named(table: str) -> Iterator[None]:
-    """A file that the table's log names and that is gone, a damaged vector, or an entry of the log that somebody has
-    overwritten, is this table's trouble alone."""
+def overwriting_named(table: str) -> Iterator[None]:
+    """An entry of the table's log that somebody has overwritten is this table's trouble alone."""
     try:
         yield
     except EntryReplaced as error:
-        raise _replaced(
-            table, described(error.version, delta_log.read_commit_info(error.folder, error.version))
-        ) from error
-    except (FileNotFoundError, DamagedVector) as error:
-        raise ForeignWrite(
-            f"a file of the table is missing or damaged: {error}",
-            where=table,
-            remedy=f"headwater load PIPELINE.yaml --table {table} --again",
-        ) from error
+        commit = described(error.version, delta_log.read_commit_info(error.folder, error.version))
+        raise _replaced(table, commit) from error
+
+
+@contextmanager
+def damage_named(table: str, folder: str) -> Iterator[None]:
+    """A file that the table's log names and that is gone or damaged, or an entry of it that somebody has overwritten,
+    is this table's trouble alone. `folder`: where the table lies, for errors that do not say what is wrong."""
+    try:
+        with overwriting_named(table):
+            yield
+    except (FileNotFoundError, DamagedVector, TornEntry) as error:
+        raise _damaged(table, str(error)) from error
+    except (OSError, pa.ArrowException) as error:
+        why = _lost(folder)
+        if not why:
+            raise
+        raise _damaged(table, why) from error
     except NameTooLong as error:
         raise too_long(str(error), table) or error from error
 
@@ -223,6 +233,21 @@ def _constraint_broken(table: str, text: str) -> ForeignWrite | None:
 def _replaced(table: str, commit: str) -> ForeignWrite:
     return ForeignWrite(
         f"{commit} was written by somebody else over the commit that was there",
+        where=table,
+        remedy=f"headwater load PIPELINE.yaml --table {table} --again",
+    )
+
+
+def _lost(folder: str) -> str:
+    try:
+        return lost_file(folder)
+    except (FileNotFoundError, TornEntry) as error:
+        return str(error)
+
+
+def _damaged(table: str, why: str) -> ForeignWrite:
+    return ForeignWrite(
+        f"a file of the table is missing or damaged: {why}",
         where=table,
         remedy=f"headwater load PIPELINE.yaml --table {table} --again",
     )

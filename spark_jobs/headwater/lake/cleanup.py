@@ -22,6 +22,7 @@ from urllib.parse import unquote, urlparse
 from headwater.lake import storage
 from headwater.lake.deletion_vectors import vector_file
 from headwater.lake.delta_log import read_snapshot
+from headwater.lake.log_entries import TornEntry
 from headwater.lake.log_files import LogFiles, pointed_at
 from headwater.lake.paths import log_entry, log_path
 
@@ -60,32 +61,59 @@ def clean(
     """
     cleaned = Cleaned()
     known = _known(folder, log, horizon)
+    goes = []
     for file in storage.files_below(folder, _may_hold_files):
-        if stop.is_set():
-            return cleaned
         if not _is_ours(file.path) or file.path in known.needed:
             continue
         orphan = file.path not in known.removed
-        if orphan and (orphans_before is None or file.modified >= orphans_before):
-            continue
+        if not orphan or (orphans_before is not None and file.modified < orphans_before):
+            goes.append((file, orphan))
+    entries = _superseded(log, min(horizon, log_from))
+    if goes or entries:
+        _make_durable(log, known)
+    for file, orphan in goes:
+        if stop.is_set():
+            return cleaned
         storage.delete(os.path.join(folder, file.path))
         cleaned.bytes += file.size + _remove_checksum(folder, file.path)
         cleaned.files += 1
         cleaned.orphans += orphan
-    cleaned.log_files = _clean_log(log, min(horizon, log_from), orphans_before, stop)
+    cleaned.log_files = _clean_log(log, entries, orphans_before, stop)
     return cleaned
 
 
+def _make_durable(log: LogFiles, known: _Known) -> None:
+    """What takes the place of what goes is on disk before: checkpoints, versions that removed files, rewritten ones."""
+    storage.sync(log.folder)
+    if storage.wants_names(log.folder):  # others may have written them
+        needed = (os.path.join(log.folder, path) for path in known.needed)
+        storage.sync_files(*needed, *(log_path(log.folder, name) for _, name in log.names))
+
+
 def is_whole(folder: str, version: int) -> bool:
-    """Whether every file of `version` is still there: the log reaches further back than the files do. Also true where
-    the log cannot be read here, which is for the reader's own engine to say."""
-    named = _Named()
+    """Whether every file of `version` is still there, as its log says: the log reaches further back than the files do.
+    Also true where the log cannot be read here, which is for the reader's own engine to say."""
     try:
-        for file in read_snapshot(folder, version).files.values():
-            named.take({"path": file.name, "deletionVector": file.vector})
-    except (FileNotFoundError, KeyError):
+        return not lost_file(folder, version)
+    except (FileNotFoundError, KeyError, TornEntry):
         return True
-    return all(storage.exists(os.path.join(folder, path)) for path in named.below(folder))
+
+
+def lost_file(folder: str, version: int | None = None) -> str:
+    """The first file of `version` (None: the newest) that is missing, or has another size than the log says; nothing:
+    none. Errors as of `read_snapshot`."""
+    named, sizes = _Named(), {}
+    for file in read_snapshot(folder, version).files.values():
+        named.take({"path": file.name, "deletionVector": file.vector})
+        sizes[os.path.relpath(file.in_folder(folder), folder)] = file.size
+    for path in sorted(named.below(folder)):
+        try:
+            found = storage.info(os.path.join(folder, path)).size
+        except FileNotFoundError:
+            return f"{os.path.join(folder, path)} is missing"
+        if found != sizes.get(path, found):
+            return f"{os.path.join(folder, path)} has {found} bytes, and the log says {sizes[path]}"
+    return ""
 
 
 def _known(folder: str, log: LogFiles, horizon: int) -> _Known:
@@ -157,14 +185,17 @@ def _is_ours(path: str) -> bool:
     return vector or (name.endswith(".parquet") and not name.startswith(("_", ".")))
 
 
-def _clean_log(log: LogFiles, horizon: int, orphans_before: float | None, stop: Event) -> int:
+def _superseded(log: LogFiles, horizon: int) -> list[str]:
     """Entries below the newest checkpoint at or below the horizon: the oldest version that is read begins there."""
     start = max((version for version in log.checkpoints if version <= horizon), default=0)
     pointer = pointed_at(log.folder)
     # Readers go where the pointer leads, should a slower writer have set it back.
-    start = min(start, pointer) if pointer is not None else start
+    return log.before(min(start, pointer) if pointer is not None else start)
+
+
+def _clean_log(log: LogFiles, entries: list[str], orphans_before: float | None, stop: Event) -> int:
     count = 0
-    for name in log.before(start):
+    for name in entries:
         if stop.is_set():
             return count
         storage.delete(log_path(log.folder, name))

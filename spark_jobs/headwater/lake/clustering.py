@@ -23,8 +23,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.lake.delta_log import Action, Snapshot
+from headwater.lake.delta_log import Snapshot
 from headwater.lake.layout import Layout
+from headwater.lake.log_entries import Action
 
 Int64 = npt.NDArray[np.int64]
 UInt64 = npt.NDArray[np.uint64]

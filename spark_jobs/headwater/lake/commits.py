@@ -21,8 +21,11 @@ from deltalake import (
 )
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
+from headwater.errors import Transient
 from headwater.lake import storage
-from headwater.lake.paths import log_entry, log_path
+from headwater.lake.cleanup import lost_file
+from headwater.lake.log_entries import LostRace, files_of, newest_whole, require_version
+from headwater.lake.paths import log_path
 
 _CONFIGURATION = {
     # Neither table loses old versions behind our back: headwater.lake.control_tables decides.
@@ -36,31 +39,31 @@ _NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_lo
 """A checkpoint at every hundredth commit would lie on the way of an epoch: it is written beside it."""
 
 
-class LostRace(Exception):
-    """Another writer committed the version that this one wanted; reload and decide anew."""
-
-
 def open_table(path: str) -> DeltaTable | None:
-    """The table at `path`, or None where there is none."""
+    """The table at `path`, or None where there is none. Entries that are torn (`headwater.lake.log_entries`) and what
+    was built on them do not count."""
+    version = newest_whole(path)
+    if version == -1:
+        return None
     try:
-        return DeltaTable(path)
+        return DeltaTable(path, version=version)
     except TableNotFoundError:
         return None
+
+
+def follow(table: DeltaTable) -> None:
+    """Bring `table` to its newest version. It stays where it is while that is torn."""
+    try:
+        table.update_incremental()
+    except DeltaError:
+        if newest_whole(storage.path_of(table.table_uri)) is None:
+            raise
 
 
 def create_table(path: str, schema: pa.Schema) -> DeltaTable:
     """Create, or open when somebody was faster."""
     fields = Schema.from_arrow(schema)
     return DeltaTable.create(path, fields, mode="ignore", configuration=_CONFIGURATION)
-
-
-def require_version(folder: str, version: int) -> None:
-    """LostRace unless the log holds `version`. One that does not has gone on and was cleaned up, or was begun anew: the
-    next version's name would be free again, and a commit under it would be lost."""
-    if not storage.exists(log_entry(folder, version)) and not any(
-        name.startswith(f"{version:020d}.") for name in storage.names(log_path(folder))
-    ):
-        raise LostRace(f"version {version} of {folder} does not exist (any more)")
 
 
 def append_once(
@@ -100,6 +103,16 @@ def _write_once(
         )
     except DeltaError as error:
         raise _lost(table, error) from error
+    folder = storage.path_of(table.table_uri)
+    if storage.wants_names(folder):
+        storage.wrote(*files_of(folder, table.version()))
+
+
+def make_durable(table: DeltaTable) -> None:
+    """Return when the version that `table` has just committed survives a power cut, and the one below, whose writer may
+    not have got so far."""
+    folder, version = storage.path_of(table.table_uri), table.version()
+    storage.sync_files(*(file for one in (version - 1, version) for file in files_of(folder, one)))
 
 
 def _lost(table: DeltaTable, error: Exception) -> Exception:
@@ -125,12 +138,26 @@ def write_checkpoint(folder: str) -> int:
     table.create_checkpoint()
     # Hadoop would compare the new pointer with the checksum of the one that Spark wrote before.
     storage.delete(log_path(folder, "._last_checkpoint.crc"))
-    return int(table.version())
+    # Half a checkpoint would end readers who begin at it.
+    version = int(table.version())
+    storage.sync_files(log_path(folder, f"{version:020d}.checkpoint.parquet"), log_path(folder, "_last_checkpoint"))
+    return version
 
 
 def query(table: DeltaTable, sql: str) -> pa.Table:
     """The answer to `sql` about the table `t`, as it stands loaded (file statistics prune)."""
-    return pa.table(QueryBuilder().register("t", table).execute(sql).read_all())
+    try:
+        return pa.table(QueryBuilder().register("t", table).execute(sql).read_all())
+    except Exception as error:  # the engine tells every failure by this class
+        why = lost_file(storage.path_of(table.table_uri), table.version())
+        if not why:
+            raise
+        raise Transient(
+            f"{why}: the lake's host has lost its power, it seems, and nobody has replicated since",
+            code="lake_unavailable",
+            where="the lake",
+            remedy="headwater replicate PIPELINE.yaml takes away what is half done, and goes on",
+        ) from error
 
 
 def select(table: DeltaTable, condition: str = "true", columns: str = "*") -> list[dict[str, Any]]:
@@ -147,6 +174,8 @@ __all__ = [
     "append_once",
     "compact",
     "create_table",
+    "follow",
+    "make_durable",
     "open_table",
     "query",
     "replace_once",

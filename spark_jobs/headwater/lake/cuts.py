@@ -122,6 +122,7 @@ def pin_cut(root: str, cut: Cut, owner: str, expiry: datetime) -> Pin:
         storage.make_folder(pins_path(root))
         # Whole or not at all: maintenance must never meet half a pin and take the cut for free.
         storage.replace(_pin_path(root, pin.id), text.encode())
+        storage.sync_files(_pin_path(root, pin.id))  # what was promised outlives the power of the lake's host
     except OSError as error:
         raise Refused(
             f"the cut cannot be pinned: {error.strerror or error}",
@@ -167,6 +168,17 @@ def _pins(root: str) -> Iterator[Pin]:
                 where=path,
                 remedy="remove the file if nobody reads its cut any more",
             ) from error
+
+
+def remove_torn_pins(root: str) -> None:
+    """Pins that a power cut of the lake's host has left empty or cut short: nobody was told of them."""
+    for path in _in_pins(root, ".json"):
+        try:
+            json.loads(storage.read_text(path))
+        except FileNotFoundError:
+            continue
+        except ValueError:
+            storage.delete(path)
 
 
 def release_pin(root: str, pin_id: str) -> None:

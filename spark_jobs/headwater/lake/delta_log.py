@@ -18,18 +18,21 @@ from typing import Any
 from urllib.parse import unquote
 
 from headwater.lake import entries, storage
-from headwater.lake.commits import LostRace, require_version
+from headwater.lake.log_entries import (
+    Action,
+    LostRace,
+    checkpoints_of,
+    read_actions,
+    read_lines,
+    refuse_torn,
+    require_version,
+)
 from headwater.lake.paths import log_entry, log_path
 
-Action = dict[str, Any]
 STANDS_ON = "headwaterStandsOn"
 """In what a commit of ours says of itself: the `txnId` of the one below it."""
-
 _ROWS_FIRST = re.compile(r'\A\{"numRecords":(\d+)[,}]')
 _compact = json.JSONEncoder(separators=(",", ":")).encode
-# <version>.checkpoint.parquet, or in parts <version>.checkpoint.<part>.<parts>.parquet. Those named by a UUID keep
-# their files elsewhere.
-_CHECKPOINT = re.compile(r"\A(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.parquet\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,7 @@ class Snapshot:
         while version is None or self.version < version:
             actions = read_actions(self.folder, self.version + 1)
             if actions is None:
+                refuse_torn(self.folder, self.version + 1)
                 break
             self.follow(actions)
             seen.append(actions)
@@ -138,28 +142,13 @@ def read_snapshot(folder: str, version: int | None = None) -> Snapshot:
     return snapshot
 
 
-def read_actions(folder: str, version: int) -> list[Action] | None:
-    """The actions of one commit; None when there is no such file (yet)."""
-    lines = _lines(folder, version)
-    return None if lines is None else [json.loads(line) for line in lines]
-
-
 def read_commit_info(folder: str, version: int) -> dict[str, Any]:
     """What the commit says of itself; empty when it says nothing, or is not there (any more)."""
-    for line in _lines(folder, version) or ():
+    for line in read_lines(folder, version) or ():
         if line.startswith('{"commitInfo":'):  # of a large commit the other lines take long
             info: dict[str, Any] = json.loads(line)["commitInfo"]
             return info
     return {}
-
-
-def _lines(folder: str, version: int) -> list[str] | None:
-    try:
-        text = storage.read_text(log_entry(folder, version))
-    except FileNotFoundError:
-        return None
-    # Not splitlines: a text in a file's statistics may hold characters that it takes for the end of a line.
-    return [line for line in text.split("\n") if line]
 
 
 def commit(folder: str, version: int, actions: Iterable[Action]) -> None:
@@ -300,11 +289,7 @@ def checkpoints(folder: str, names: Iterable[str] | None = None) -> dict[int, li
 
     `names`: what lies in the log, for who has looked already.
     """
-    found: dict[tuple[int, int], list[str]] = {}
-    for name in storage.names(log_path(folder)) if names is None else names:
-        if (known := _CHECKPOINT.match(name)) is not None:
-            found.setdefault((int(known[1]), int(known[2] or 1)), []).append(log_path(folder, name))
-    return {version: files for (version, count), files in found.items() if len(files) == count}
+    return checkpoints_of(folder, list(storage.names(log_path(folder)) if names is None else names))
 
 
 def _newest_checkpoint(folder: str, version: int | None) -> tuple[int, list[str]] | None:

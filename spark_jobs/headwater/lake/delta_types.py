@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from headwater.arrow_types import arrow_type
-from headwater.lake.delta_log import Action
+from headwater.lake.log_entries import Action
 from headwater.schema import ValueType
 
 _LAKE_TYPES = {"integer": "int", "long": "bigint", "short": "smallint"}

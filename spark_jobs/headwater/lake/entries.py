@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from headwater.lake import storage
+from headwater.lake.log_entries import read_lines
 from headwater.lake.paths import log_entry
 
 _RECENT: Final = 3
@@ -53,11 +54,10 @@ def put(folder: str, version: int, token: str, txn_id: str) -> None:
 
 def meet(folder: str, version: int) -> None:
     """This entry is going to be read and judged: nothing older is of interest any more."""
-    place = log_entry(folder, version)
-    token = storage.token(place)
+    token = storage.token(log_entry(folder, version))
     _known.pop(folder, None)
     if token is not None:
-        _known[folder] = (Entry(version, token, _txn_id_in(place)),)
+        _known[folder] = (Entry(version, token, _txn_id_in(folder, version)),)
 
 
 def forget(folder: str) -> None:
@@ -74,11 +74,10 @@ def replaced(folder: str) -> int | None:
     altogether was cleaned up, unless it is the newest."""
     known = _known.get(folder, ())
     for entry in known:
-        place = log_entry(folder, entry.version)
-        now = storage.token(place)
+        now = storage.token(log_entry(folder, entry.version))
         if now == entry.token or (now is None and entry is not known[-1]):
             continue
-        if now is None or not entry.txn_id or _txn_id_in(place) != entry.txn_id:
+        if now is None or not entry.txn_id or _txn_id_in(folder, entry.version) != entry.txn_id:
             return entry.version
         _known[folder] = tuple(replace(e, token=now) if e is entry else e for e in _known.get(folder, ()))
     return None
@@ -91,10 +90,6 @@ def refuse_replaced(folder: str) -> None:
         raise EntryReplaced(folder, version)
 
 
-def _txn_id_in(place: str) -> str:
-    try:
-        lines = storage.read_text(place).split("\n")
-    except FileNotFoundError:
-        return ""
-    said = next((line for line in lines if line.startswith('{"commitInfo":')), "{}")
+def _txn_id_in(folder: str, version: int) -> str:
+    said = next((line for line in read_lines(folder, version) or () if line.startswith('{"commitInfo":')), "{}")
     return str(json.loads(said).get("commitInfo", {}).get("txnId") or "")

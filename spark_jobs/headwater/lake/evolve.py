@@ -20,9 +20,10 @@ from headwater.lake.clustering import run_of
 from headwater.lake.commit_notes import note
 from headwater.lake.commits import LostRace
 from headwater.lake.data_files import live_batches, write_batches
-from headwater.lake.delta_log import Action, DataFile, Snapshot, read_snapshot
+from headwater.lake.delta_log import DataFile, Snapshot, read_snapshot
 from headwater.lake.delta_types import delta_type, fields_of, stored_schema
 from headwater.lake.layout import layout_of
+from headwater.lake.log_entries import Action
 from headwater.lake.partitioned_write import discard
 from headwater.lake.positional import Fence, obstacle
 from headwater.lake.table_metadata import with_features

@@ -16,9 +16,10 @@ from typing import Any, Final
 
 from headwater.lake.cleanup import is_whole
 from headwater.lake.clustering import DOMAIN
-from headwater.lake.delta_log import Action, Snapshot, read_actions, read_snapshot
+from headwater.lake.delta_log import Snapshot, read_snapshot
 from headwater.lake.delta_types import fields_of
 from headwater.lake.layout import layout_of
+from headwater.lake.log_entries import Action, read_actions
 from headwater.lake.tables import Commit, is_ours
 
 _OF_NO_WRITER: Final = frozenset(

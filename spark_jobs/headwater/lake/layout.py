@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from headwater.lake.delta_log import Action, DataFile
+from headwater.lake.delta_log import DataFile
 from headwater.lake.delta_types import fields_of
+from headwater.lake.log_entries import Action
 from headwater.lake.partition_values import UNSUPPORTED, from_text
 
 _FIELD_ID = b"PARQUET:field_id"

@@ -199,6 +199,22 @@ def read_epoch(root: str, epoch: int | None = None) -> Epoch | None:
     return _newest_epoch(table) if epoch is None else _epoch_at(table, epoch)
 
 
+def read_epoch_up_to(root: str, lsn: int) -> Epoch | None:
+    """The newest epoch at or below `lsn`, with all its tables; None when there is none."""
+    table = open_table(ledger_path(root))
+    newest = _newest_epoch(table) if table is not None else None
+    if table is None or newest is None or newest.position.lsn <= lsn:
+        return newest
+    number = query(table, f"select max(epoch) as epoch from t where kind = 'epoch' and to_lsn <= {lsn}")
+    found = number["epoch"][0].as_py()
+    return None if found is None else _epoch_at(table, found)
+
+
+def epoch_at_version(root: str, version: int) -> Epoch | None:
+    """The newest epoch in `version` of the ledger's table."""
+    return _newest_epoch(DeltaTable(ledger_path(root), version=version)) if version >= 0 else None
+
+
 def read_generation(root: str, pipeline: str) -> int:
     """The newest generation; 0 when no driver ever started."""
     table = open_table(ledger_path(root))

@@ -13,12 +13,11 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from headwater.lake import storage
-from headwater.lake.delta_log import checkpoints
+from headwater.lake.log_entries import checkpoints_of, entries_of
 from headwater.lake.paths import log_entry, log_path
 
 # Everything of a version begins with its number; Hadoop's own checksums have a dot before it.
 _OF_A_VERSION = re.compile(r"\A\.?(\d{20})\.")
-_ENTRY = re.compile(r"\A(\d{20})\.json\Z")
 _COMPACTED = re.compile(r"\A\.?\d{20}\.(\d{20})\.compacted\.json")
 _OTHER_CHECKPOINT = re.compile(r"\A\d{20}\.checkpoint\.[0-9a-f]{8}-[0-9a-f-]{27}\.(?:json|parquet)\Z")
 _SCRATCH = re.compile(r"\A\..*\.tmp(?:\.crc)?\Z")
@@ -65,20 +64,22 @@ class LogFiles:
 def look(folder: str) -> LogFiles:
     """The log as it is now. FileNotFoundError when there is none, UnknownLog when its checkpoints keep their content
     elsewhere."""
-    entries, names, scratch = [], [], []
     found_names = storage.names(log_path(folder))
-    for name in found_names:
-        if _OTHER_CHECKPOINT.match(name):
-            raise UnknownLog("its checkpoints are of the second version, whose files lie elsewhere")
-        if (entry := _ENTRY.match(name)) is not None:
-            entries.append(int(entry[1]))
-        if (found := _COMPACTED.match(name) or _OF_A_VERSION.match(name)) is not None:
-            names.append((int(found[1]), name))
-        elif _SCRATCH.match(name):
-            scratch.append(name)
+    entries = entries_of(found_names)
+    if any(map(_OTHER_CHECKPOINT.match, found_names)):
+        raise UnknownLog("its checkpoints are of the second version, whose files lie elsewhere")
+    names = by_version(found_names)
+    known = {name for _, name in names}
+    scratch = [name for name in found_names if name not in known and _SCRATCH.match(name)]
     if not entries:
         raise FileNotFoundError(f"{folder} has no log")
-    return LogFiles(folder, sorted(entries), sorted(checkpoints(folder, found_names)), sorted(names), scratch)
+    return LogFiles(folder, entries, sorted(checkpoints_of(folder, found_names)), names, scratch)
+
+
+def by_version(names: list[str]) -> list[tuple[int, str]]:
+    """Of what lies in a log, all that belongs to a version, in order: entries, checkpoints, checksums."""
+    found = ((name, _COMPACTED.match(name) or _OF_A_VERSION.match(name)) for name in names)
+    return sorted((int(match[1]), name) for name, match in found if match is not None)
 
 
 def pointed_at(folder: str) -> int | None:

@@ -76,6 +76,11 @@ def source_counts_path(root: str) -> str:
     return join(root, CONTROL, "source_counts.json")
 
 
+def damaged_path(root: str, relative: str) -> str:
+    """Where the damaged log of the table at `relative` is set aside: see `headwater.lake.recovery`."""
+    return join(root, CONTROL, "damaged", relative)
+
+
 def position_file_path(root: str) -> str:
     return join(root, CONTROL, "position.json")
 

@@ -19,8 +19,10 @@ from headwater.position import Position, format_lsn, parse_lsn
 class PositionFile:
     """The file's content.
 
-    `position`: of the newest published epoch. `read_position`: LSN on the same timeline; every commit up to it has
-    been read from the log. `pending`: per table the first commit LSN that no published epoch covers.
+    `position`: of the newest published epoch. `durable_position`: of the newest one that would survive a power cut of
+    the lake's host; None: the driver is of an older Headwater.
+    `read_position`: LSN on the same timeline; every commit up to it has been read from the log. `pending`: per table
+    the first commit LSN that no published epoch covers.
     `states`: tables not in step, {"state", "reason", "since"}. `retrying`: tables that fail and are being tried again,
     {"since", "attempts", "reason"}. `samples`: (source clock ISO 8601, LSN), oldest first.
     """
@@ -35,12 +37,14 @@ class PositionFile:
     samples: tuple[tuple[str, int], ...] = ()
     rates: dict[str, float] = field(default_factory=dict)
     retrying: dict[str, dict[str, Any]] = field(default_factory=dict)
+    durable_position: Position | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
             "generation": self.generation,
             "epoch": self.epoch,
             "position": self.position.to_json(),
+            "durable_position": self.durable_position.to_json() if self.durable_position is not None else None,
             "read_position": format_lsn(self.read_position),
             "written_at": self.written_at,
             "pending": {name: format_lsn(lsn) for name, lsn in self.pending.items()},
@@ -62,17 +66,19 @@ class PositionFile:
             states=value["states"],
             samples=tuple((time, parse_lsn(lsn)) for time, lsn in value["samples"]),
             rates=value["rates"],
-            retrying=value.get("retrying", {}),  # a driver of an older Headwater does not say it
+            # A driver of an older Headwater does not say these.
+            retrying=value.get("retrying", {}),
+            durable_position=Position.from_json(durable) if (durable := value.get("durable_position")) else None,
         )
 
 
 def read_position_file(root: str) -> PositionFile | None:
-    """The file under `root`; None when no driver has published yet."""
+    """The file under `root`; None when no driver has published yet, or when it is damaged: it is a cache of the ledger,
+    and the next driver writes it anew."""
     try:
-        text = storage.read_text(position_file_path(root))
-    except FileNotFoundError:
+        return PositionFile.from_json(json.loads(storage.read_text(position_file_path(root))))
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
-    return PositionFile.from_json(json.loads(text))
 
 
 def write_position_file(root: str, content: PositionFile) -> None:

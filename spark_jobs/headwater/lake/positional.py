@@ -23,9 +23,10 @@ from headwater.errors import Diverged, Fenced
 from headwater.lake import clustering, delta_log, layout
 from headwater.lake.commits import LostRace
 from headwater.lake.deletion_vectors import write_vectors
-from headwater.lake.delta_log import Action, DataFile, Snapshot
+from headwater.lake.delta_log import DataFile, Snapshot
 from headwater.lake.key_codes import encode
 from headwater.lake.key_index import NOWHERE
+from headwater.lake.log_entries import Action
 from headwater.lake.new_keys import lie_above, only_adds
 from headwater.lake.partitioned_write import Written, discard, write_rows
 from headwater.lake.plan import Applied, Plan, PlanAgain

@@ -19,10 +19,11 @@ from headwater.errors import Fenced, ForeignWrite, Refused
 from headwater.lake import clustering, delta_log
 from headwater.lake.commit_notes import note
 from headwater.lake.commits import LostRace
-from headwater.lake.delta_log import Action, Snapshot, read_snapshot
+from headwater.lake.delta_log import Snapshot, read_snapshot
 from headwater.lake.delta_types import delta_type, fields_of
 from headwater.lake.evolve import columns_counter
 from headwater.lake.layout import layout_of
+from headwater.lake.log_entries import Action
 from headwater.lake.partitioned_write import discard, write_rows
 from headwater.lake.positional import Fence, obstacle
 from headwater.lake.table_metadata import becoming, columns_change

@@ -3,8 +3,10 @@
 One record per thing: the pipeline, each table, each lease, each reload and what a driver keeps for a job. A change
 appends the record's next revision in one exclusive commit; readers keep the highest revision per (kind, name).
 `format_version` guards against a lake that a newer Headwater wrote, `pipeline` against two pipelines under one root.
-It stands for all files of the lake. A reader takes older formats as they are; the first writer stores every record in
-its own format, at once: from then on no older Headwater opens the lake and misses what it does not know.
+It stands for all files of the lake.
+A record is on disk when its write returns: a power cut may take the newest epochs, and not what jobs have agreed on.
+A reader takes older formats as they are; the first writer stores every record in its own format, at once: from then on
+no older Headwater opens the lake and misses what it does not know.
 
 Who sets a table's state: `load` new -> loading -> catching up; `replicate` catching up -> active, any ->
 suspended; `load --again` suspended -> loading. "removed" is set when a table has left the pipeline file. A running
@@ -22,9 +24,21 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 import pyarrow as pa
+from deltalake.exceptions import DeltaError
 
-from headwater.errors import LostLease, Refused
-from headwater.lake.commits import DeltaTable, LostRace, append_once, create_table, open_table, replace_once, select
+from headwater.errors import DamagedLake, LostLease, Refused, Transient
+from headwater.lake.cleanup import lost_file
+from headwater.lake.commits import (
+    DeltaTable,
+    LostRace,
+    append_once,
+    create_table,
+    follow,
+    make_durable,
+    open_table,
+    replace_once,
+    select,
+)
 from headwater.lake.paths import log_entry, registry_path
 from headwater.lake.reload_records import Keeping, Reload, is_past
 from headwater.schema import Leaf, TableSchema
@@ -186,8 +200,15 @@ class Registry:
     @classmethod
     def open(cls, root: str, pipeline: str) -> Registry | None:
         """The registry under `root`, None when nothing was ever loaded there; Refused if it is not ours."""
-        table = open_table(registry_path(root))
-        return cls(table, registry_path(root), pipeline) if table is not None else None
+        folder = registry_path(root)
+        try:
+            table = open_table(folder)
+            return cls(table, folder, pipeline) if table is not None else None
+        except (DeltaError, OSError, pa.ArrowException, Transient) as error:
+            why = lost_file(folder)
+            if not why:
+                raise
+            raise DamagedLake(why) from error
 
     @classmethod
     def create(cls, root: str, pipeline: str) -> Registry:
@@ -201,7 +222,7 @@ class Registry:
     def refresh(self) -> None:
         with self._lock:
             before = self._table.version()
-            self._table.update_incremental()
+            follow(self._table)
             if self._table.version() != before:
                 self._read()
 
@@ -264,6 +285,7 @@ class Registry:
     def _commit(self, rows: list[dict[str, Any]]) -> None:
         if len(self._table.file_uris()) <= _COMPACT_ABOVE and self._format == FORMAT_VERSION:
             append_once(self._table, rows, _SCHEMA)
+            make_durable(self._table)
             return
         written = {(row["kind"], row["name"]) for row in rows}
         live: Iterable[Record] = [
@@ -275,6 +297,7 @@ class Registry:
         ]
         kept = [self._row(r, self._revisions[_key_of(r)]) for r in live if _key_of(r) not in written]
         replace_once(self._table, kept + rows, _SCHEMA)
+        make_durable(self._table)
         if self._format < FORMAT_VERSION:
             log.info("pipeline %s: format %d of the lake is now %d", self._pipeline, self._format, FORMAT_VERSION)
             self._format = FORMAT_VERSION

@@ -12,9 +12,8 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from headwater.errors import Refused, Transient
+from headwater.errors import Transient
 from headwater.lake.freshness import IN_STEP, Look, TableState
-from headwater.lake.paths import position_file_path
 from headwater.lake.position_file import PositionFile, read_position_file
 from headwater.position import Position, format_lsn
 
@@ -62,15 +61,7 @@ class LakeReader:
 
     def file(self) -> PositionFile | None:
         """The newest position file; without one, the ledger's newest epoch says the same less promptly."""
-        try:
-            found = read_position_file(self._root)
-        except (ValueError, KeyError, TypeError) as error:
-            raise Refused(
-                f"the position file cannot be read ({type(error).__name__})",
-                code="damaged_position_file",
-                where=position_file_path(self._root),
-                remedy="remove it: it is a cache of the ledger, and the next driver writes it anew",
-            ) from error
+        found = read_position_file(self._root)
         if found is None and self._file is None:
             found = self._from_ledger()
         if found is not None and (self._file is None or _rank(found) >= _rank(self._file)):

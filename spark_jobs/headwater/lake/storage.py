@@ -9,14 +9,22 @@ Not here: what is no part of the lake, lies on local disk and may be lost at any
 (`headwater.log.spill`), runs of keys (`key_runs`, `written_keys`) and their cache (`index_cache`).
 
 What is missing is FileNotFoundError to who reads it, nothing to who lists it, and done for who removes it.
+
+What was written is seen at once, and survives a power cut of the lake's host only behind a `sync`, or `sync_files`: a
+file that was written before may be empty after one, or not there at all (docs/decisions/0046).
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import fcntl
 import os
+import re
 import shutil
 import stat
+import sys
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -135,8 +143,10 @@ def token(place: str) -> str | None:
 
 def write(place: str, data: bytes) -> None:
     """Write a file whose name nobody knows yet: a reader of it could meet a part."""
-    with _files().open_output_stream(path_of(place), compression=None) as file:
+    path = path_of(place)
+    with _files().open_output_stream(path, compression=None) as file:
         file.write(data)
+    wrote(path)
 
 
 def replace(place: str, data: bytes) -> None:
@@ -148,6 +158,7 @@ def replace(place: str, data: bytes) -> None:
     scratch = f"{path}.{os.getpid()}.tmp"
     write(scratch, data)
     _files().move(scratch, path)
+    wrote(path)
 
 
 def append(place: str, data: bytes) -> None:
@@ -190,6 +201,7 @@ def put_if_absent(place: str, data: bytes) -> str:
         # Of the scratch name: under the other one somebody's rename could have put another file by now.
         mine = token(scratch) or ""
         delete(scratch)
+    wrote(path)
     return mine
 
 
@@ -197,6 +209,7 @@ def link(source: str, target: str) -> None:
     """Give a file a second name, at the price of none of its bytes; each name is deleted by itself. FileExistsError
     when `target` is taken. Another store would copy on its own side, or the log name the file where it lies."""
     os.link(path_of(source), path_of(target))
+    wrote(target)
 
 
 def make_folder(folder: str, mode: int = 0o777) -> None:
@@ -219,7 +232,92 @@ def parquet_writer(place: str, schema: Any, **options: Any) -> Any:
     """A `pyarrow.parquet.ParquetWriter`: the file is whole when it has been closed."""
     import pyarrow.parquet as pq
 
-    return pq.ParquetWriter(path_of(place), schema, filesystem=_files(), **options)
+    writer: Any = pq.ParquetWriter(path_of(place), schema, filesystem=_files(), **options)
+    close = writer.close
+
+    def close_and_note() -> None:
+        close()
+        wrote(place)
+
+    writer.close = close_and_note
+    return writer
+
+
+def move_folder(source: str, target: str) -> None:
+    """Let a folder, with all that is in it, lie at `target`, where nothing is. Another store has no such call."""
+    os.rename(path_of(source), path_of(target))
+    wrote(target)
+
+
+@contextlib.contextmanager
+def exclusive(place: str) -> Iterator[None]:
+    """While the block runs no other process of any machine is in one with the same file, which is made if need be. It
+    ends with the process. Another store needs none: what was put there is whole."""
+    with open(path_of(place), "a+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+# Survive a power cut
+
+
+def sync(root: str) -> None:
+    """Return when all that was written below `root` before the call survives a power cut of the lake's host. OSError
+    when the disk says that it does not: then nothing may be built on it. On an object store a finished PUT is durable.
+
+    By one call for all files, whoever wrote them: what other processes of this machine have written is among it. Where
+    the file system does not hand that call on to its server (`_SYNCED_AS_A_WHOLE`), each file that this process has
+    written since is synced by itself.
+    """
+    top = path_of(root)
+    if not _is_synced_as_a_whole(top):
+        with _writing:
+            waiting = [path for path in _written if path.startswith(f"{top}/")]
+            _written.difference_update(waiting)
+        try:
+            sync_files(*waiting)
+        except BaseException:
+            with _writing:
+                _written.update(waiting)
+            raise
+        return
+    # Parts of the lake may lie on disks of their own.
+    seen: set[int] = set()
+    with os.scandir(top) as found:
+        folders = [entry.path for entry in found if entry.is_dir()]
+    for folder in (top, *folders):
+        with contextlib.suppress(FileNotFoundError):
+            device = os.stat(folder).st_dev
+            if device not in seen:
+                seen.add(device)
+                _sync_file_system(folder)
+
+
+def sync_files(*places: str) -> None:
+    """The same for these files alone, and for their names in their folders. One that is gone meanwhile needs none."""
+    paths = [path_of(place) for place in places]
+    for path in (*paths, *sorted({os.path.dirname(path) for path in paths})):
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            continue
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def wants_names(folder: str) -> bool:
+    """Whether `sync` has to be told (`wrote`) what other libraries have written in `folder` for this process."""
+    return not _is_synced_as_a_whole(path_of(folder))
+
+
+def wrote(*places: str) -> None:
+    """These files were written by this process, whoever wrote them for it."""
+    paths = [path_of(place) for place in places]
+    if paths and not _is_synced_as_a_whole(os.path.dirname(paths[0])):
+        with _writing:
+            _written.update(paths)
 
 
 # Remove
@@ -272,6 +370,51 @@ def why_not_writable(root: str) -> str:
 
 def _token(found: os.stat_result) -> str:
     return f"{found.st_ino} {found.st_size} {found.st_mtime_ns}"
+
+
+_SYNCED_AS_A_WHOLE = frozenset(
+    {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "nfs", "nfs4", "nilfs2", "overlay", "tmpfs", "xfs"}
+)
+"""File systems that write everything down when they are asked to. FUSE has its page cache written and does not tell its
+server; what others do (SMB, 9p) is not promised."""
+_writing = threading.Lock()
+_written: set[str] = set()
+
+
+@lru_cache(maxsize=4096)
+def _is_synced_as_a_whole(folder: str) -> bool:
+    return _syncfs() is not None and _file_system(folder) in _SYNCED_AS_A_WHOLE
+
+
+def _file_system(folder: str) -> str:
+    """The kind of the file system that holds `folder`, or will: by the mount with the longest path that it lies in."""
+    path = os.path.realpath(folder)
+    best, kind = "", ""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        known, _, more = line.partition(" - ")
+        mounted = re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), known.split(" ")[4])
+        if len(mounted) >= len(best) and f"{path}/".startswith(f"{mounted.rstrip('/')}/"):
+            best, kind = mounted, more.split(" ")[0]
+    return kind
+
+
+def _sync_file_system(folder: str) -> None:
+    syncfs = _syncfs()
+    assert syncfs is not None
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        if syncfs(descriptor) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), folder)
+    finally:
+        os.close(descriptor)
+
+
+@cache
+def _syncfs() -> Any:
+    """The C library's; None where there is none, as on macOS."""
+    library = ctypes.CDLL(None, use_errno=True)
+    return getattr(library, "syncfs", None) if sys.platform == "linux" else None
 
 
 @cache

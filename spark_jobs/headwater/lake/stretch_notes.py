@@ -74,7 +74,7 @@ class StretchNotes:
         for incarnation in sorted(self._loads(), reverse=True):
             if incarnation < self.record.incarnation and not self._has_committed(snapshot, incarnation):
                 for note in self._of(incarnation):
-                    if all(storage.exists(file.in_folder(self._folder)) for file in note.files):
+                    if all(map(self._is_there, note.files)):
                         found.setdefault((note.relation_id, note.first), note)
         return list(found.values())
 
@@ -90,6 +90,12 @@ class StretchNotes:
                 files = [file for note in self._of(incarnation) for file in note.files if file.name not in needed]
                 discard(self._folder, files)
             storage.delete_folder(self._path(incarnation))
+
+    def _is_there(self, file: DataFile) -> bool:
+        try:
+            return storage.info(file.in_folder(self._folder)).size == file.size
+        except FileNotFoundError:
+            return False
 
     @property
     def _folder(self) -> str:

@@ -11,9 +11,10 @@ import uuid
 from typing import Any, Final
 
 from headwater.lake import clustering, delta_log
-from headwater.lake.delta_log import Action, Snapshot
+from headwater.lake.delta_log import Snapshot
 from headwater.lake.delta_types import delta_type, fields_of
 from headwater.lake.layout import layout_of
+from headwater.lake.log_entries import Action
 from headwater.lake.tables import NEEDS_MAPPING, STATISTICS, properties
 from headwater.schema import DELETED, DELETED_AT, DELETED_LSN, PARTITION_COLUMN, TableSchema
 

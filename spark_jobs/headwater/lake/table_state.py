@@ -21,12 +21,13 @@ from headwater.arrow_types import key_schema
 from headwater.lake.conditions import columns_read, matches, may_match
 from headwater.lake.data_files import alive_rows, column_batches, count_rows, read_rows
 from headwater.lake.deletion_vectors import read_vector
-from headwater.lake.delta_log import Action, DataFile, Snapshot, read_snapshot
+from headwater.lake.delta_log import DataFile, Snapshot, read_snapshot
 from headwater.lake.index_cache import Subject
 from headwater.lake.kept_index import KeptIndex
 from headwater.lake.key_codes import Codes, encode
 from headwater.lake.key_index import NOWHERE, KeyIndex, file_of, place_of, row_of
 from headwater.lake.layout import Layout, layout_of
+from headwater.lake.log_entries import Action
 from headwater.predicate import Predicate
 from headwater.schema import TableSchema
 

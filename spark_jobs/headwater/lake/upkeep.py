@@ -30,10 +30,11 @@ from headwater.lake.clustering import run_of
 from headwater.lake.commits import LostRace, write_checkpoint
 from headwater.lake.data_files import live_batches, write_batches
 from headwater.lake.deletion_vectors import write_vectors
-from headwater.lake.delta_log import Action, DataFile
+from headwater.lake.delta_log import DataFile
 from headwater.lake.delta_types import stored_schema
 from headwater.lake.key_codes import Codes, encode
 from headwater.lake.layout import layout_of
+from headwater.lake.log_entries import Action
 from headwater.lake.partitioned_write import discard
 from headwater.lake.positional import Fence
 from headwater.lake.table_state import Added, TableState

@@ -13,8 +13,9 @@ import pyarrow as pa
 from headwater.arrow_types import as_stored, lake_schema
 from headwater.lake import clustering, delta_log, storage
 from headwater.lake.commits import LostRace
-from headwater.lake.delta_log import Action, DataFile, Snapshot, read_snapshot
+from headwater.lake.delta_log import DataFile, Snapshot, read_snapshot
 from headwater.lake.layout import Layout, layout_of
+from headwater.lake.log_entries import Action
 from headwater.lake.partitioned_write import discard, write_rows
 from headwater.lake.paths import log_path
 from headwater.lake.positional import obstacle

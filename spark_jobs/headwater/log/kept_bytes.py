@@ -153,6 +153,21 @@ def share_of(readers: Sequence[ReadRange], base: int) -> KeptShare | None:
     return KeptShare(tuple(blocks), truncates, transactions, header["to_lsn"], header["next"] + shift)
 
 
+def is_whole(read: ReadRange, size: int) -> bool:
+    """Whether a piece of `size` bytes is as long as it says."""
+    if size < len(_MAGIC) + _NUMBER:
+        return False
+    try:
+        header, start = _header(read)
+    except ValueError:
+        if read(0, len(_MAGIC)) == _MAGIC:
+            return False
+        raise
+    blocks = sum(size + 3 * _NUMBER * changes for _, size, changes in header["blocks"])
+    transactions = int(header.get("transactions", 0))
+    return size == start + int(blocks) + 4 * _NUMBER * transactions
+
+
 def _header(read: ReadRange) -> tuple[dict[str, Any], int]:
     """The header of a piece, and where its arrays begin."""
     start = len(_MAGIC) + _NUMBER

@@ -196,6 +196,9 @@ def _slot_problems(connection: Connection, slot: SlotState | None) -> list[Probl
     if slot.database != connection.info.dbname:
         message = f"it exists for the database {slot.database}, not {connection.info.dbname}"
         return [error("foreign_slot", where, message, other)]
+    if slot.two_phase:
+        message = "it exists and is a slot of two phases, which sends transactions before they have committed"
+        return [error("foreign_slot", where, message, other)]
     if slot.loss:
         remedy = "headwater load PIPELINE.yaml --again loads all tables anew, with a new slot"
         return [error("slot_lost", where, slot.loss, remedy)]

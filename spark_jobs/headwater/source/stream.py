@@ -29,9 +29,10 @@ _SETTINGS = {
     "lc_monetary": "C",
     "statement_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
-    # From here on the server sends an open transaction instead of keeping it in memory and then on its disk.
-    "logical_decoding_work_mem": "4MB",
 }
+_WORK_MEM: Final = "4MB"
+"""From here on the server sends an open transaction instead of keeping it in memory and then on its disk. `options` of
+the connection string may say otherwise."""
 _LONG: Final = 4096
 """Bytes of a message from which on a copy costs more than keeping libpq's buffer."""
 RUN_MESSAGES: Final = 16_384
@@ -106,7 +107,7 @@ def _parameters(conninfo: str, application_name: str) -> bytes:
         "replication": "database",
         "application_name": application_name,
         "client_encoding": "UTF8",
-        "options": f"{given.get('options') or ''} {options}".strip(),
+        "options": f"-c logical_decoding_work_mem={_WORK_MEM} {given.get('options') or ''} {options}",
     }
     return pg_conninfo.make_conninfo("", **parameters).encode()
 
