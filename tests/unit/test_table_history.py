@@ -134,6 +134,15 @@ def test_a_commit_that_took_the_place_of_one_of_ours_is_found_at_a_start(log: Lo
     assert log.problem(since) == ""
 
 
+@pytest.mark.parametrize("since", [4, 5])
+def test_what_clean_up_took_below_a_commit_is_not_missed(log: Log, since: int) -> None:
+    for number in range(3):
+        log.commit(APP, named=f"n{number}", stands_on=f"n{number - 1}")
+    assert log.replaced(since) == ""
+    Path(log.path, "_delta_log", f"{4:020d}.json").unlink()
+    assert log.replaced(since) == ""
+
+
 def test_what_a_load_stands_on_is_of_no_interest(log: Log) -> None:
     log.commit(None, named="of a stranger")
     log.commit(APP, mode="Overwrite", stands_on="b")

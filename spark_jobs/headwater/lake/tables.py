@@ -227,8 +227,8 @@ def replaced_below(path: str, commits: Sequence[Commit], newest: int) -> str:
     first = commits[0].version if commits else newest + 1
     lowest = first - (1 if commits else 2)
     infos = {version: delta_log.read_commit_info(path, version) for version in range(max(lowest, 0), first)}
-    if commits and commits[0].overwrites:
-        infos = {}  # whatever was below
+    # What clean-up took is not told from what never said anything: both are left out.
+    infos = {version: info for version, info in infos.items() if info and not (commits and commits[0].overwrites)}
     log = [(described(v, info), *_names(info)) for v, info in infos.items()]
     log += [(commit.described, commit.txn_id, commit.stands_on) for commit in commits]
     for (below, name, _), (_, _, stands_on) in pairwise(log):
