@@ -1,4 +1,5 @@
-"""The jars that Delta Lake adds to Spark: named and pinned here, fetched once by `python -m headwater.jars`.
+"""The jars that Delta Lake adds to Spark: named and pinned here, fetched once by `python -m headwater.jars`; and one of
+our own, made from its source by the same command (docs/decisions/0045).
 
 PySpark brings all that these four need at run time. Resolving Delta with its declared dependencies would fetch 33
 jars (87 MB), most of them second copies of what Spark has; its Unity Catalog jars are not loaded unless such a
@@ -8,13 +9,16 @@ Spark job (`spark.jars.ivySettings` in spark-defaults.conf).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from headwater.errors import HeadwaterError, Refused, Transient
 from headwater.java import require_java
@@ -51,6 +55,11 @@ JARS = (
     ),
 )
 
+LOG_STORE = "headwater.LinkLogStore"
+"""The class by which Spark puts entries into a table's log without ever taking another one's place."""
+_SOURCE = Path(__file__).with_name("LinkLogStore.java")
+_EARLIEST = (1980, 1, 1, 0, 0, 0)
+
 
 def jars_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Where the jars lie: $HEADWATER_JARS, else `.jars` of the checkout, else (installed) the user's cache."""
@@ -63,10 +72,15 @@ def jars_folder(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(cache) / "headwater" / "jars"
 
 
+def log_store_jar() -> str:
+    """The file name of our own jar: another one as soon as its source is."""
+    return f"headwater-log-store-{hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:12]}.jar"
+
+
 def jar_paths() -> list[str]:
     """The jars' paths, for `spark.jars`; `Refused` when they have not been fetched."""
     folder = jars_folder()
-    paths = [folder / jar.file_name for jar in JARS]
+    paths = [*(folder / jar.file_name for jar in JARS), folder / log_store_jar()]
     if not all(path.is_file() for path in paths):
         raise Refused(
             "the Delta Lake jars are missing",
@@ -78,19 +92,20 @@ def jar_paths() -> list[str]:
 
 
 def fetch(jars: Iterable[Jar] = JARS) -> list[str]:
-    """Fetches what is missing or damaged of `jars` and returns the file names fetched.
+    """Fetches what is missing or damaged of `jars`, makes our own jar, and returns the file names that are new.
 
     Each jar appears whole or not at all, so a second run, or one that was killed, does no harm.
     """
     folder = jars_folder()
     missing = [jar for jar in jars if not _is_intact(folder / jar.file_name, jar)]
-    if not missing:
+    own = folder / log_store_jar()
+    if not missing and own.is_file():
         return []
     require_java()
     folder.mkdir(parents=True, exist_ok=True)
     # On the same file system as the target: the move at the end must be a rename.
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as work:
-        for jar, path in zip(missing, _resolve(missing, Path(work)), strict=True):
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as work, _jvm(Path(work)) as jvm:
+        for jar, path in zip(missing, _resolve(jvm, missing), strict=True):
             if not _is_intact(path, jar):
                 raise Refused(
                     f"{jar.group}:{jar.artifact}:{jar.version} is not the file that was pinned (its SHA-256 differs)",
@@ -98,15 +113,19 @@ def fetch(jars: Iterable[Jar] = JARS) -> list[str]:
                     remedy="find out what stands between this machine and the Maven repository; nothing was kept",
                 )
             os.replace(path, folder / jar.file_name)
-    return [jar.file_name for jar in missing]
+        made = Path(work, own.name)
+        _make_log_store(jvm, [folder / jar.file_name for jar in JARS], made)
+        os.replace(made, own)
+    return [*(jar.file_name for jar in missing), own.name]
 
 
 def _is_intact(path: Path, jar: Jar) -> bool:
     return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == jar.sha256
 
 
-def _resolve(jars: Iterable[Jar], work: Path) -> list[Path]:
-    """Downloads `jars`, without their dependencies, below `work`; Ivy's talk goes to a log, shown when it fails."""
+@contextlib.contextmanager
+def _jvm(work: Path) -> Iterator[Any]:
+    """A JVM with Spark's own jars while the block runs; Ivy's talk goes to a log below `work`, shown when it fails."""
     from py4j.protocol import Py4JError
     from pyspark import SparkConf
     from pyspark.errors import PySparkException
@@ -118,24 +137,47 @@ def _resolve(jars: Iterable[Jar], work: Path) -> list[Path]:
         try:
             gateway = launch_gateway(conf, {"stdout": log, "stderr": log})  # type: ignore[no-untyped-call]
             try:
-                resolver = gateway.jvm.org.apache.spark.util.DependencyUtils
-                found = []
-                for jar in jars:
-                    uri = f"ivy://{jar.group}:{jar.artifact}:{jar.version}?transitive=false"
-                    paths = resolver.resolveMavenDependencies(gateway.jvm.java.net.URI(uri))
-                    found.append(Path(paths.head()))
-                return found
+                yield gateway.jvm
             finally:
                 gateway.shutdown()
                 gateway.proc.stdin.close()
                 gateway.proc.wait()
         except (Py4JError, PySparkException) as error:
-            tail = "\n".join(log_path.read_text(errors="replace").splitlines()[-20:])
+            tail = "\n".join([*log_path.read_text(errors="replace").splitlines(), *str(error).splitlines()][-20:])
             raise Transient(
-                f"the jars could not be fetched by Spark's Ivy:\n{tail}",
+                f"the jars could not be fetched by Spark's Ivy, or ours not be made of its source:\n{tail}",
                 code="no_jars",
                 remedy="see that this machine reaches a Maven repository, then run it again",
             ) from error
+
+
+def _resolve(jvm: Any, jars: Iterable[Jar]) -> list[Path]:
+    """Downloads `jars`, without their dependencies."""
+    found = []
+    for jar in jars:
+        uri = f"ivy://{jar.group}:{jar.artifact}:{jar.version}?transitive=false"
+        paths = jvm.org.apache.spark.util.DependencyUtils.resolveMavenDependencies(jvm.java.net.URI(uri))
+        found.append(Path(paths.head()))
+    return found
+
+
+def _make_log_store(jvm: Any, needed: Iterable[Path], jar: Path) -> None:
+    """Compiles our log store against the jars `needed`. By Janino, which Spark has for its own generated code: a JDK
+    need not be there."""
+    none = jvm.java.lang.reflect.Array.newInstance(jvm.java.lang.Class.forName("java.net.URL"), 0)  # no list for py4j
+    parent = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    loader = jvm.org.apache.spark.util.MutableURLClassLoader(none, parent)
+    for path in needed:
+        loader.addURL(jvm.java.net.URL(path.as_uri()))
+    compiler = jvm.org.codehaus.janino.SimpleCompiler()
+    compiler.setParentClassLoader(loader)
+    compiler.cook(_SOURCE.read_text(encoding="utf-8"))
+    classes = compiler.getBytecodes()
+    with zipfile.ZipFile(jar, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in sorted(classes):
+            # The same jar at every making.
+            entry = zipfile.ZipInfo(f"{name.replace('.', '/')}.class", _EARLIEST)
+            archive.writestr(entry, bytes(classes[name]))
 
 
 def main() -> int:

@@ -23,10 +23,10 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headwater.errors import Refused
-from headwater.jars import jar_paths
+from headwater.jars import LOG_STORE, jar_paths
 from headwater.java import require_java
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ take 170 MB: each time that a smaller limit is reached the whole heap is collect
 
 _JVM_END_SECONDS = 20.0
 _DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+_LOG_STORE = "spark.delta.logStore.file.impl"
+_LOG_STORE_OF_ALL = "spark.delta.logStore.class"
 
 _REQUIRED = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -80,6 +82,8 @@ def submit_conf() -> dict[str, str]:
         "spark.pyspark.python": _executor_python(),
         "spark.pyspark.driver.python": sys.executable,
         "spark.sql.extensions": _DELTA_EXTENSION,
+        # Delta's own may take the place of an entry that somebody else has put there at the same moment.
+        _LOG_STORE: LOG_STORE,
         **_REQUIRED,
         **_TUNING,
     }
@@ -144,6 +148,9 @@ def build_session(pipeline_name: str | None = None, app_name: str = "headwater")
         extensions = given.get("spark.sql.extensions", "")
         if _DELTA_EXTENSION not in extensions:
             settings["spark.sql.extensions"] = f"{extensions},{_DELTA_EXTENSION}".lstrip(",")
+        if _LOG_STORE_OF_ALL in given or not _has_class(SparkContext._jvm, LOG_STORE):
+            # Submitted with other jars than ours. It reads all the same; commits are `require_exclusive`'s matter.
+            settings.pop(_LOG_STORE, None)
         master = given.get("spark.master", "")
     else:
         require_java()
@@ -188,6 +195,18 @@ def build_session(pipeline_name: str | None = None, app_name: str = "headwater")
     return session
 
 
+def require_exclusive(session: SparkSession) -> None:
+    """Before a commit to a table of the lake: Refused when Spark could take another writer's entry away by it."""
+    if session.conf.get(_LOG_STORE, "") != LOG_STORE:
+        raise Refused(
+            "this Spark session could overwrite what another program commits to the same table at the same moment",
+            code="no_log_store",
+            where="Spark session",
+            remedy="let Headwater start Spark; or start it with the jars and settings of "
+            f"headwater.session.submit_conf(), {_LOG_STORE}={LOG_STORE} among them",
+        )
+
+
 @contextlib.contextmanager
 def _interrupts_kept() -> Iterator[None]:
     """PySpark puts its own handler of Ctrl-C, which cancels all jobs, in the place of the command's clean stop."""
@@ -200,10 +219,16 @@ def _interrupts_kept() -> Iterator[None]:
 
 
 def _has_delta(session: SparkSession) -> bool:
+    return _has_class(session._jvm, "io.delta.tables.DeltaTable")
+
+
+def _has_class(jvm: Any, name: str) -> bool:
     from py4j.java_gateway import JavaClass
 
-    jvm = session._jvm
-    return jvm is not None and isinstance(jvm.io.delta.tables.DeltaTable, JavaClass)
+    found = jvm
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return isinstance(found, JavaClass)
 
 
 def _work_folder() -> str:

@@ -6,6 +6,7 @@ import json
 import os
 from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,11 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from headwater.lake import delta_log
+from headwater.lake import delta_log, entries
 from headwater.lake.commits import LostRace
 from headwater.lake.data_files import read_columns, read_rows, write_batches
 from headwater.lake.deletion_vectors import read_vector, write_vectors
 from headwater.lake.delta_log import read_snapshot
+from headwater.lake.entries import EntryReplaced
+from headwater.lake.log_entries import read_actions
+from headwater.lake.paths import log_entry
 
 
 @given(vectors=st.lists(st.sets(st.integers(0, 2**32 - 1)), min_size=1, max_size=4))
@@ -49,6 +53,65 @@ def test_the_second_commit_of_a_version_is_refused_and_changes_nothing(tmp_path:
         delta_log.commit(str(tmp_path), 1, [delta_log.transaction("second", 1)])
     assert read_snapshot(str(tmp_path)).transactions == {"first": 1}
     assert sorted(path.suffix for path in (tmp_path / "_delta_log").iterdir()) == [".json", ".json"]
+
+
+def overwrite(folder: str, version: int, *actions: dict[str, Any]) -> None:
+    """As a program does that has looked before there was an entry, and renames its own over it now."""
+    entry = Path(log_entry(folder, version))
+    scratch = entry.with_name(".scratch")
+    scratch.write_text("".join(f"{json.dumps(action)}\n" for action in actions))
+    scratch.rename(entry)
+
+
+def info(operation: str = "OPTIMIZE") -> dict[str, Any]:
+    return delta_log.commit_info(operation, {}, {}, 0)
+
+
+@pytest.mark.parametrize("behind", [1, 2])
+def test_nothing_goes_on_top_of_a_commit_that_somebody_has_overwritten(tmp_path: Path, behind: int) -> None:
+    folder = str(tmp_path)
+    write_deltalake(tmp_path, pa.table({"a": [1]}))
+    for version in (1, 2):
+        delta_log.commit(folder, version, [info("OURS")])
+    overwrite(folder, behind, info())
+    with pytest.raises(EntryReplaced) as refused:
+        delta_log.commit(folder, 3, [info("OURS")])
+    assert (refused.value.version, entries.replaced(folder)) == (behind, behind)
+    assert not Path(log_entry(folder, 3)).exists()
+    entries.meet(folder, 2)  # judged, and accepted
+    delta_log.commit(folder, 3, [info("OURS")])
+
+
+def test_the_same_commit_in_another_file_is_still_ours(tmp_path: Path) -> None:
+    """A folder that was copied back, or a network file system that numbers its files anew."""
+    folder = str(tmp_path)
+    write_deltalake(tmp_path, pa.table({"a": [1]}))
+    delta_log.commit(folder, 1, [info("OURS")])
+    overwrite(folder, 1, *(read_actions(folder, 1) or []))
+    assert entries.replaced(folder) is None
+    delta_log.commit(folder, 2, [info("OURS")])
+
+
+def test_an_entry_that_clean_up_took_is_not_missed_but_the_newest_is(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    write_deltalake(tmp_path, pa.table({"a": [1]}))
+    for version in (1, 2):
+        delta_log.commit(folder, version, [info("OURS")])
+    Path(log_entry(folder, 1)).unlink()
+    assert entries.replaced(folder) is None
+    Path(log_entry(folder, 2)).unlink()
+    assert entries.replaced(folder) == 2
+
+
+def test_a_commit_names_the_one_that_it_stands_on(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    write_deltalake(tmp_path, pa.table({"a": [1]}))
+    delta_log.commit(folder, 1, [info("OURS")])  # delta-rs gives its commits no name
+    delta_log.commit(folder, 2, [info("OURS")])
+    first, second = (delta_log.read_commit_info(folder, version) for version in (1, 2))
+    assert delta_log.STANDS_ON not in first
+    assert second[delta_log.STANDS_ON] == first["txnId"]
+    assert DeltaTable(tmp_path).history()[0]["operation"] == "OURS"
 
 
 def test_a_commit_that_was_made_is_not_taken_for_a_lost_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

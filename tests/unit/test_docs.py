@@ -154,6 +154,27 @@ def test_every_environment_variable_that_a_page_names_is_read_somewhere() -> Non
             assert name in code, f"{_page_id(page)}: {name}"
 
 
+def test_the_page_of_what_others_write_has_a_row_for_each_case_of_its_test() -> None:
+    page = (ROOT / "docs" / "reference" / "foreign-writes.md").read_text(encoding="utf-8")
+    rows = [[c.strip() for c in line.strip("|").split(" | ")] for line in page.splitlines() if line.startswith("| ")]
+    told = {cells[0]: cells[1] for cells in rows if cells[1] in ("accepted", "suspended")}
+    assert len(told) == len(rows) - page.count("\n| what you do |")
+    assert told == _cases(ROOT / "tests" / "integration" / "test_foreign_writes.py")
+
+
+def _cases(path: Path) -> dict[str, str]:
+    """What comes of each case of `CASES`, which has a reason where the table is suspended."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    cases = next(node.value for node in tree.body if isinstance(node, ast.Assign) and _name_of(node) == "CASES")
+    assert isinstance(cases, ast.Dict)
+    found = {}
+    for key, case in zip(cases.keys, cases.values, strict=True):
+        assert isinstance(key, ast.Constant)
+        assert isinstance(case, ast.Call)
+        found[str(key.value)] = "suspended" if len(case.args) > 1 else "accepted"
+    return found
+
+
 def _table_after(heading: str, page: Path) -> list[list[str]]:
     """The cells of the first table behind `heading`, row by row, without its head."""
     text = page.read_text(encoding="utf-8").partition(heading)[2]
@@ -175,12 +196,15 @@ def _functions(path: Path) -> set[str]:
 
 
 def _exists(name: str) -> bool:
-    """Whether `name` is a module of ours, or something in one; found in the source, so that no engine is imported."""
+    """Whether `name` is a module or a Java class of ours, or something in a module; found in the source, so that no
+    engine is imported."""
     parts = name.split(".")
     base = ROOT / ("plugins" if parts[0] == "headwater_airflow" else "spark_jobs")
     for end in range(len(parts), 0, -1):
         path = base.joinpath(*parts[:end])
         module = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        if path.with_suffix(".java").is_file():
+            return end == len(parts)
         if module.is_file():
             return _defines(module, parts[end:]) or (end == 1 and _is_public(parts))
     return False

@@ -167,7 +167,8 @@ def test_upkeep_makes_few_files_of_many_and_keeps_columns_that_have_come_and_gon
     for phase, (added, missing) in enumerate((("big", "wide"), ("wide", "big"))):
         stored.append({"name": added, "type": "string", "nullable": True, "metadata": {}})
         evolved = {**metadata, "schemaString": json.dumps({"type": "struct", "fields": stored})}
-        delta_log.commit(beside.path, DeltaTable(beside.path).version() + 1, [{"metaData": evolved}])
+        ours = delta_log.transaction("headwater/shop/generation", 0)
+        delta_log.commit(beside.path, DeltaTable(beside.path).version() + 1, [ours, {"metaData": evolved}])
         columns = tuple(column for column in whole.columns if column.name != missing)
         beside.record = replace(beside.record, schemas=((0, replace(whole, columns=columns)),))
         histories = beside.driver(known)

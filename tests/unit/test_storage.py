@@ -30,6 +30,7 @@ OF_A_PLACE: dict[str, Callable[[str], Any]] = {
     "parquet_file": storage.parquet_file,
     "exists": storage.exists,
     "info": storage.info,
+    "token": storage.token,
     "names": storage.names,
     "files_below": lambda place: list(storage.files_below(place, bool)),
     "write": lambda place: storage.write(place, b""),
@@ -67,6 +68,16 @@ def test_every_call_with_a_place_is_listed_here() -> None:
 def test_other_stores_are_refused_by_every_call(name: str, place: str) -> None:
     with pytest.raises(ValueError, match=f"^{place.partition(':')[0]}:// is not possible yet; use file:///"):
         OF_A_PLACE[name](place)
+
+
+def test_a_token_tells_a_file_from_any_other_of_its_name(tmp_path: Path) -> None:
+    place = str(tmp_path / "a")
+    assert storage.token(place) is None
+    mine = storage.put_if_absent(place, b"abc")
+    assert storage.token(place) == mine
+    (tmp_path / "b").write_bytes(b"abc")
+    (tmp_path / "b").rename(place)
+    assert storage.token(place) not in (mine, None)
 
 
 def test_a_path_and_its_uri_are_the_same_place(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from deltalake import CommitProperties, Transaction, write_deltalake
 
 from headwater.jobs.table_page import reason_of
 from headwater.lake.commit_notes import note
-from headwater.lake.tables import current, foreign_data, own_history
+from headwater.lake.delta_log import STANDS_ON
+from headwater.lake.tables import current, foreign_data, is_ours, own_history, read_commit, replaced_below
 
 APP = "headwater/shop/public.orders/2"
 
@@ -32,16 +33,22 @@ class Log:
         mode: str = "Append",
         data_change: bool = True,
         because: str = "",
+        named: str = "",
+        stands_on: str = "",
     ) -> None:
         info: dict[str, Any] = {"operation": "WRITE", "operationParameters": {"mode": mode}}
         if planned_on is not None:
             info["userMetadata"] = note(planned_on, because)
+        info |= {"txnId": named, STANDS_ON: stands_on}
         actions: list[dict[str, Any]] = [{"commitInfo": info}, {"add": {"path": "x", "dataChange": data_change}}]
         if app is not None:
             actions.append({"txn": {"appId": app, "version": 1}})
         self.newest += 1
         file = Path(self.path, "_delta_log", f"{self.newest:020d}.json")
         file.write_text("\n".join(json.dumps(action) for action in actions))
+
+    def replaced(self, since: int | None = None) -> str:
+        return replaced_below(self.path, own_history(self.path, self.newest, APP, since), self.newest)
 
     def problem(self, since: int | None = None) -> str:
         return foreign_data(own_history(self.path, self.newest, APP, since), APP)
@@ -115,3 +122,36 @@ def test_where_a_table_stands_otherwise_its_log_says(tmp_path: Path, known: tupl
     write_deltalake(folder, pa.table({"a": [1]}), mode="append", commit_properties=properties)
     assert current(folder, APP, known) == (3, 1)
     assert current(str(tmp_path / "nothing"), APP, known) is None
+
+
+@pytest.mark.parametrize("since", [None, 3, 4, 5])
+def test_a_commit_that_took_the_place_of_one_of_ours_is_found_at_a_start(log: Log, since: int | None) -> None:
+    """Also where it lies just below the version that the ledger names."""
+    log.commit(APP, named="a")
+    log.commit(None, named="of a stranger", data_change=False)  # was ours, and called b
+    log.commit(APP, named="c", stands_on="b")
+    assert "version 4 (WRITE) was written by somebody else over" in log.replaced(since)
+    assert log.problem(since) == ""
+
+
+@pytest.mark.parametrize("since", [4, 5])
+def test_what_clean_up_took_below_a_commit_is_not_missed(log: Log, since: int) -> None:
+    for number in range(3):
+        log.commit(APP, named=f"n{number}", stands_on=f"n{number - 1}")
+    assert log.replaced(since) == ""
+    Path(log.path, "_delta_log", f"{4:020d}.json").unlink()
+    assert log.replaced(since) == ""
+
+
+def test_what_a_load_stands_on_is_of_no_interest(log: Log) -> None:
+    log.commit(None, named="of a stranger")
+    log.commit(APP, mode="Overwrite", stands_on="b")
+    log.commit(APP, named="c")
+    assert log.replaced() == ""
+
+
+def test_commits_of_another_job_of_the_pipeline_are_ours(log: Log) -> None:
+    log.commit("headwater/shop/generation", data_change=False)
+    log.commit("headwater/other/generation", data_change=False)
+    commits = [read_commit(log.path, version) for version in (3, 4)]
+    assert [is_ours(commit, APP) for commit in commits if commit is not None] == [True, False]

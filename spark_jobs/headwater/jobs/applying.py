@@ -32,18 +32,20 @@ from headwater.jobs.retries import Retries, TryAgain, reason_of
 from headwater.jobs.schema_changes import refuse_difference
 from headwater.jobs.stager_process import Target
 from headwater.jobs.staging import Staging
-from headwater.lake.apply import Applier
+from headwater.lake import entries, storage
+from headwater.lake.apply import Applier, overwriting_named
 from headwater.lake.caretaker import Caretaker
 from headwater.lake.cuts import HISTORY, history_name, table_of
+from headwater.lake.foreign_terms import foreign_terms
 from headwater.lake.history import history_record
 from headwater.lake.ledger import Ledger, TableVersion
-from headwater.lake.paths import table_path
+from headwater.lake.paths import log_entry, table_path
 from headwater.lake.plan import Applied, Plan, PlanAgain
 from headwater.lake.positional import Fence
 from headwater.lake.registry import Registry, State, TableRecord
 from headwater.lake.reload_records import Keeping
 from headwater.lake.staging import StagedFilesGone
-from headwater.lake.tables import current, foreign_data, own_history
+from headwater.lake.tables import current, foreign_data, is_ours, own_history, replaced_below
 from headwater.lake.warm_tables import WarmTables
 from headwater.log.blocks import Int64, Relation, Transactions
 from headwater.position import format_lsn
@@ -126,6 +128,9 @@ class Tables:
         before = self._ledger.newest.tables if self._ledger.newest else {}
         states = ("active", "catching up", "suspended")
         present = [name for name, record in self.records.items() if record.state in states]
+        for name in present:
+            for path in self._folders(name).values():
+                entries.forget(path)
         if not self._in_rounds(
             {name: partial(self._find, self.records[name], before.get(name), warm) for name in present}, stopped
         ):
@@ -249,10 +254,11 @@ class Tables:
 
     def _keep_up(self, record: TableRecord) -> None:
         version = self._versions[record.name]
-        now = self._applier.keep_up(table_path(self._root, record.path), record.schema, version.version)
-        if now != version.version:
-            self._versions[record.name] = replace(version, version=now, rows=0, touched=False)
-        self.histories.keep_up(record.name)
+        with overwriting_named(record.name):
+            now = self._applier.keep_up(table_path(self._root, record.path), record.schema, version.version)
+            if now != version.version:
+                self._versions[record.name] = replace(version, version=now, rows=0, touched=False)
+            self.histories.keep_up(record.name)
 
     def moved_since(self, name: str, before: Mapping[str, TableVersion]) -> dict[str, TableVersion]:
         now = self.standing(name)
@@ -277,6 +283,67 @@ class Tables:
         self._registry.refresh()  # what it was asked to make of the table
         self._read_version(record, self._versions[record.name])
         self._evolving.look_again(self.records[record.name])
+
+    def has_news(self, name: str) -> bool:
+        """Whether the logs of the table or its history are not as this driver knows them: an entry is there that is not
+        ours, or in the place of one of ours; or they cannot be looked at. For the price of some looks at names."""
+        standing = self.standing(name)
+        try:
+            return any(
+                entries.replaced(path) is not None
+                or storage.token(log_entry(path, standing[own].version + 1)) is not None
+                for own, path in self._folders(name).items()
+                if own in standing
+            )
+        except OSError:
+            return True  # this table's trouble, as its lane will find
+
+    def look_at_others(self, name: str) -> Result:
+        """In its lane: what somebody else has done to a table that nobody writes here. It is suspended, or goes on from
+        there."""
+        if not self.is_replicated(name) or not self.has_news(name):
+            return Result()
+        record, before = self.records[name], self.standing(name)
+        try:
+            self.look_again(record)
+            if self.is_replicated(name) and record.schema.history:
+                self.histories.look_again(record)
+        except TableError as error:
+            self._suspend(name, error)
+        except Exception as error:
+            self.retries.refuse_outage(error)
+            log.warning("%s: what others have done to it cannot be read: %s", name, reason_of(error))
+        now = self.records[name]
+        error_found = None if self.is_replicated(name) else ForeignWrite(now.reason, where=name, remedy=now.remedy)
+        return Result(self.moved_since(name, before), error_found)
+
+    def refuse_replaced(self, names: Iterable[str]) -> bool:
+        """Before a row names them, by their names in ledger rows: suspend the tables of which another program has
+        overwritten a commit that was ours. Whether there are any."""
+        found = False
+        for name in {table_of(name) for name in names}:
+            if not self.is_replicated(name):
+                continue
+            try:
+                with overwriting_named(name):
+                    for path in self._folders(name).values():
+                        entries.refuse_replaced(path)
+            except ForeignWrite as error:
+                self._suspend(name, error)
+                self._read_version(self.records[name], None)
+                self.next_row.note(self.standing(name))
+                found = True
+            except OSError as error:
+                log.warning("%s: its log cannot be looked at: %s", name, reason_of(error))  # its next commit will tell
+        return found
+
+    def _folders(self, name: str) -> dict[str, str]:
+        """Of the table and its history, by their names in ledger rows."""
+        record = self.records[name]
+        folders = {name: table_path(self._root, record.path)}
+        if record.schemas and record.schema.history:
+            folders[history_name(name)] = table_path(self._root, record.path + HISTORY)
+        return folders
 
     def moved_to(self, name: str, version: int) -> None:
         """The table stands at another version, with the same rows of the log."""
@@ -316,6 +383,8 @@ class Tables:
         self._doubtful.discard(name)
         self.retries.passed(name)
         self._caretaker.leave(name)
+        for path in self._folders(name).values():
+            entries.forget(path)
         self._applier.forget(table_path(self._root, self.records[name].path))
 
     def meet_leaves(self, name: str, leaves: Iterable[Leaf]) -> None:
@@ -563,44 +632,53 @@ class Tables:
         raise Diverged(message, where=record.name, remedy=f"headwater load PIPELINE.yaml --table {record.name} --again")
 
     def _read_version(self, record: TableRecord, known: TableVersion | None, look: _Look = current) -> None:
-        """Where the table stands now; a data commit that is not ours suspends it."""
+        """Where the table stands now; what others have done to it suspends it, unless all is still as the log says it
+        and what is written next fits."""
         path, app_id = table_path(self._root, record.path), record.app_id(self._pipeline.name)
+        replaced: ForeignWrite | None = None
+        try:
+            with overwriting_named(record.name):
+                entries.refuse_replaced(path)
+        except ForeignWrite as error:
+            replaced = error
         found = look(path, app_id, (known.version, known.applied_lsn) if known is not None else None)
         if found is None:
-            self._suspend(
-                record.name,
-                ForeignWrite(
-                    "the Delta table is gone from the lake",
-                    where=record.name,
-                    remedy=f"headwater load PIPELINE.yaml --table {record.name} --again",
-                ),
-            )
+            self._suspend_foreign(record, "the Delta table is gone from the lake")
             return
         version, applied_lsn = found
-        self._versions[record.name] = TableVersion(version, applied_lsn, record.state)
-        if record.state == "suspended":
-            return
-        # Known since this load: what the ledger says of the one before lies below the capture point.
-        if known is not None and known.applied_lsn >= record.start_lsn > 0:
-            self._refuse_fallen_back(record, applied_lsn, known.applied_lsn)
-        if self.records[record.name].state == "suspended":
-            return
-        problem = foreign_data(own_history(path, version, app_id, known.version if known is not None else None), app_id)
+        stands, problem = TableVersion(version, applied_lsn, record.state), ""
+        if record.state != "suspended" and replaced is None:
+            entries.meet(path, version)  # before it is read: what takes its place from now on is noticed
+            # Should it not be readable now, where the table stood is still what the next look begins with.
+            problem = self._what_others_did(record, known, version, applied_lsn)
+        self._versions[record.name] = stands
         if problem:
-            self._suspend(
-                record.name,
-                ForeignWrite(
-                    problem,
-                    where=record.name,
-                    remedy=f"headwater load PIPELINE.yaml --table {record.name} --again",
-                ),
-            )
+            self._suspend_foreign(record, problem)
+        elif record.state != "suspended" and replaced is not None:
+            self._suspend(record.name, replaced)
 
-    def _refuse_fallen_back(self, record: TableRecord, found: int, known: int) -> None:
-        if found < known:
-            lost = f"its applied position fell back from {format_lsn(known)} to {format_lsn(found)}: commits are lost"
-            remedy = f"headwater load PIPELINE.yaml --table {record.name} --again"
-            self._suspend(record.name, ForeignWrite(lost, where=record.name, remedy=remedy))
+    def _what_others_did(self, record: TableRecord, known: TableVersion | None, version: int, applied_lsn: int) -> str:
+        """Why the table, which stands at this version and position, must not be written on; empty if it may."""
+        path, app_id = table_path(self._root, record.path), record.app_id(self._pipeline.name)
+        # Known since this load: what the ledger says of the one before lies below the capture point.
+        if known is not None and known.applied_lsn >= record.start_lsn > 0 and applied_lsn < known.applied_lsn:
+            fell = f"from {format_lsn(known.applied_lsn)} to {format_lsn(applied_lsn)}"
+            return f"its applied position fell back {fell}: commits are lost"
+        commits = own_history(path, version, app_id, known.version if known is not None else None)
+        problem = (
+            foreign_data(commits, app_id)
+            or replaced_below(path, commits, version)
+            or foreign_terms(path, commits, app_id, appended_to=record.schema.insert_only)
+        )
+        others = [commit for commit in commits if not is_ours(commit, app_id)]
+        if others and not problem:
+            accepted = ", ".join(commit.described for commit in others)
+            log.info("%s: accepted what others did to its files and settings: %s", record.name, accepted)
+        return problem
+
+    def _suspend_foreign(self, record: TableRecord, problem: str) -> None:
+        remedy = f"headwater load PIPELINE.yaml --table {record.name} --again"
+        self._suspend(record.name, ForeignWrite(problem, where=record.name, remedy=remedy))
 
     def _suspend(self, name: str, error: TableError) -> None:
         self._ledger.check_fence()  # what a fenced driver believes of a table is of no interest any more

@@ -33,6 +33,7 @@ from headwater.jobs.publisher import Publisher
 from headwater.jobs.reader import LogReader
 from headwater.jobs.reader_process import RECONNECT_SECONDS
 from headwater.jobs.retries import outage, reason_of
+from headwater.jobs.rounds import Rounds
 from headwater.jobs.stage_times import ApplyRate, latency
 from headwater.jobs.succession import SuccessorWatch
 from headwater.lake.cuts import table_of
@@ -109,6 +110,7 @@ class Driver:
         self._totals = Totals()
         self._open = OpenEpochs()
         self._pace = Pace(pipeline.replicate.max_seconds)
+        self._rounds = Rounds()
         self._speed = ApplyRate(time.monotonic())
         self._processed = ledger.newest.position.lsn if ledger.newest else 0
         self._last_row = 0.0
@@ -133,6 +135,7 @@ class Driver:
     def _loop(self, target: int | None, deadline: float | None, stop: threading.Event) -> str:
         while True:
             self._suspend_found()
+            self._look_at_others()
             if self._following.follow_if_due():
                 self._publish_states()
             self._settle()
@@ -193,6 +196,14 @@ class Driver:
         if any(found):
             self._publish_states()
             self._publisher.write()
+
+    def _look_at_others(self) -> None:
+        """Somebody else may have written to a table to which nothing comes from the log: its next commit would notice,
+        and there may be none for days."""
+        for name in self._rounds.due(lambda: list(self._tables.records)):
+            # A lane at work looks for itself.
+            if self._tables.is_replicated(name) and self._lanes.is_idle(name) and self._tables.has_news(name):
+                self._lanes.behind(name, partial(self._tables.look_at_others, name))
 
     def _refuse_silence(self) -> None:
         """A driver that has heard nothing from the server may have lost the slot: it commits nothing more."""
@@ -339,6 +350,8 @@ class Driver:
         tables.join_cuts(lsn)
         reach("replicate.before_ledger")
         publishing = time.monotonic()
+        if tables.refuse_replaced(next_row.touched()):
+            self._publish_states()
         written = next_row.touched()
         stages = latency(epoch, publishing, self._publisher.clock_offset) if epoch is not None else {}
         row = self._ledger.publish(

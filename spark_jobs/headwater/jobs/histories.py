@@ -16,7 +16,8 @@ import pyarrow as pa
 from headwater.changes import NetChanges
 from headwater.errors import ForeignWrite, KeepsChanging
 from headwater.failpoints import reach
-from headwater.lake.apply import Applier
+from headwater.lake import entries
+from headwater.lake.apply import Applier, overwriting_named
 from headwater.lake.commits import LostRace
 from headwater.lake.cuts import history_name
 from headwater.lake.delta_log import read_snapshot
@@ -60,6 +61,14 @@ class Histories:
                 where=record.name,
                 remedy=f"headwater load PIPELINE.yaml --table {record.name} --again",
             )
+
+    def look_again(self, record: TableRecord) -> None:
+        """ForeignWrite when somebody else has done more to the history than to rearrange its files."""
+        known, path = self.versions[history_name(record.name)], table_path(self._root, history_record(record).path)
+        with overwriting_named(record.name):
+            entries.refuse_replaced(path)
+        self._read(record, path)
+        self.refuse_damage(record, known)
 
     def append(self, record: TableRecord, rows: Rows, to_lsn: int, still_alive: Callable[[], None]) -> None:
         """Commit the changes that the history does not hold yet."""
@@ -145,6 +154,7 @@ class Histories:
             )
         self._records[name] = stored_record(record, read_snapshot(path, found[0]))
         self.versions[name] = TableVersion(found[0], found[1], record.state)
+        entries.meet(path, found[0])
 
     def keep_up(self, table: str) -> None:
         """Files and checkpoints of the table's history, if it has one."""

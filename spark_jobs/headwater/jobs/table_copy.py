@@ -205,7 +205,7 @@ def _copy_by_engine(spark: SparkSession, target: Target, units: list[Unit]) -> t
     found = lake_tables.current(path, record.app_id(pipeline.name))
     assert found is not None
     if schema.cluster_by:
-        lake_tables.cluster(path, schema.cluster_by)
+        lake_tables.cluster(path, schema.cluster_by, record.app_id(pipeline.name))
         DeltaTable.forPath(spark, path).optimize().executeCompaction()
     commit = lake_tables.read_commit(path, found[0])
     metrics = commit.metrics if commit else {}

@@ -24,7 +24,7 @@ from headwater.jobs.table_copy import Changed, Copy, Target
 from headwater.jobs.units import (
     BYTES_PER_PLAIN_UNIT,
 )
-from headwater.lake import storage
+from headwater.lake import entries, storage
 from headwater.lake.history import history_record, mark_load, prepare
 from headwater.lake.paths import table_path
 from headwater.lake.recovery import cure
@@ -120,6 +120,7 @@ class TableLoad:
             beside = table_path(pipeline.lake_path(), history_record(record).path)
             for folder in (path, beside):
                 cure(pipeline.lake_path(), folder)
+                entries.forget(folder)  # what others have done to it is what a load puts right
             if schema.history:
                 prepare(spark, beside, record)
             target = Target(

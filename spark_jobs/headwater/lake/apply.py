@@ -7,6 +7,7 @@ version + 1 is a lost race: usually nothing was committed and the caller plans a
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,11 +24,12 @@ from pyspark.sql import SparkSession
 
 from headwater.arrow_types import key_schema
 from headwater.errors import Fenced, ForeignWrite
-from headwater.lake import merge, positional, write
+from headwater.lake import delta_log, entries, merge, positional, write
 from headwater.lake.cleanup import lost_file
-from headwater.lake.commit_notes import note
+from headwater.lake.commit_notes import USER_METADATA, note
 from headwater.lake.compaction import TurnsOfSpark
 from headwater.lake.deletion_vectors import DamagedVector
+from headwater.lake.entries import EntryReplaced
 from headwater.lake.key_codes import encode
 from headwater.lake.key_index import NOWHERE
 from headwater.lake.log_entries import TornEntry
@@ -37,9 +39,10 @@ from headwater.lake.plan import Applied, Plan, PlanAgain
 from headwater.lake.positional import Fence
 from headwater.lake.registry import TableRecord
 from headwater.lake.table_state import Keep, TableState
-from headwater.lake.tables import commits_after
+from headwater.lake.tables import commits_after, described
 from headwater.lake.upkeep import Upkeep
 from headwater.schema import TableSchema
+from headwater.session import require_exclusive
 from headwater.stages import stage
 
 Int64 = npt.NDArray[np.int64]
@@ -47,7 +50,6 @@ Int64 = npt.NDArray[np.int64]
 _APP = "spark.databricks.delta.write.txnAppId"
 _VERSION = "spark.databricks.delta.write.txnVersion"
 _LAST_COMMIT = "spark.databricks.delta.lastCommitVersionInSession"
-_NOTE = "spark.databricks.delta.commitInfo.userMetadata"
 
 
 class Applier:
@@ -151,9 +153,12 @@ class Applier:
     @stage("write")  # planning and commit among it: the engine does not tell them apart
     def _by_engine(self, plan: Plan) -> Applied:
         self._turns.finish(plan.path)
+        with overwriting_named(plan.record.name):
+            entries.refuse_replaced(plan.path)
         if commits_after(plan.path, plan.version) or plan.changes.staged is not None:
             raise PlanAgain  # staged files are for the direct paths only
         spark = self._session()
+        require_exclusive(spark)
         paths = {"append": write.append, "replace": write.replace, "merge": merge.merge}
         shared = join(staged_path(plan.path.removesuffix(plan.record.path)), str(self._fence.generation))
         with _transaction(spark, plan):
@@ -162,12 +167,14 @@ class Applier:
             except (PySparkException, Py4JJavaError) as error:
                 if "DELTA_CONCURRENT" in str(error) or "Concurrent" in type(error).__name__:
                     raise PlanAgain from error
-                raise
+                raise _constraint_broken(plan.record.name, str(error)) or error from error
             version = spark.conf.get(_LAST_COMMIT, "")
         if not version:
             # Delta saw our position in the table already: a late commit of a fenced predecessor.
             raise PlanAgain
-        return Applied(int(version), divergence, example, _note_others(plan, int(version)))
+        entries.meet(plan.path, int(version))
+        noted = _note_others(plan, int(version))
+        return Applied(int(version), divergence, example, noted)
 
     def _session(self) -> SparkSession:
         session: SparkSession | None = getattr(self._local, "session", None)
@@ -180,11 +187,22 @@ class Applier:
 
 
 @contextmanager
-def damage_named(table: str, folder: str) -> Iterator[None]:
-    """A file that the table's log names and that is gone or damaged is this table's trouble alone. `folder`: where the
-    table lies, for errors that do not say what is wrong."""
+def overwriting_named(table: str) -> Iterator[None]:
+    """An entry of the table's log that somebody has overwritten is this table's trouble alone."""
     try:
         yield
+    except EntryReplaced as error:
+        commit = described(error.version, delta_log.read_commit_info(error.folder, error.version))
+        raise _replaced(table, commit) from error
+
+
+@contextmanager
+def damage_named(table: str, folder: str) -> Iterator[None]:
+    """A file that the table's log names and that is gone or damaged, or an entry of it that somebody has overwritten,
+    is this table's trouble alone. `folder`: where the table lies, for errors that do not say what is wrong."""
+    try:
+        with overwriting_named(table):
+            yield
     except (FileNotFoundError, DamagedVector, TornEntry) as error:
         raise _damaged(table, str(error)) from error
     except (OSError, pa.ArrowException) as error:
@@ -194,6 +212,30 @@ def damage_named(table: str, folder: str) -> Iterator[None]:
         raise _damaged(table, why) from error
     except NameTooLong as error:
         raise too_long(str(error), table) or error from error
+
+
+_CONSTRAINT = re.compile(r"\[DELTA_VIOLATE_CONSTRAINT\w*\] CHECK constraint (.*?) violated by row")
+
+
+def _constraint_broken(table: str, text: str) -> ForeignWrite | None:
+    """What it means that Delta refuses a row: without the row's values, which the text goes on with. None: something
+    else."""
+    found = _CONSTRAINT.search(text)
+    if found is None:
+        return None
+    return ForeignWrite(
+        f"somebody else gave the lake's table the constraint {found[1]}, which a row of the source does not meet",
+        where=table,
+        remedy=f"drop the constraint, then headwater load PIPELINE.yaml --table {table} --again",
+    )
+
+
+def _replaced(table: str, commit: str) -> ForeignWrite:
+    return ForeignWrite(
+        f"{commit} was written by somebody else over the commit that was there",
+        where=table,
+        remedy=f"headwater load PIPELINE.yaml --table {table} --again",
+    )
 
 
 def _lost(folder: str) -> str:
@@ -215,20 +257,21 @@ def _damaged(table: str, why: str) -> ForeignWrite:
 def _transaction(spark: SparkSession, plan: Plan) -> Iterator[None]:
     spark.conf.set(_APP, plan.app_id)
     spark.conf.set(_VERSION, str(plan.to_lsn))
-    spark.conf.set(_NOTE, note(plan.version, plan.because))
+    spark.conf.set(USER_METADATA, note(plan.version, plan.because))
     spark.conf.unset(_LAST_COMMIT)
     try:
         yield
     finally:
         spark.conf.unset(_APP)
         spark.conf.unset(_VERSION)
-        spark.conf.unset(_NOTE)
+        spark.conf.unset(USER_METADATA)
 
 
 def _note_others(plan: Plan, version: int) -> str:
     """What others did between the planned version and ours. Delta itself refuses to commit over a commit of our appId
     that came after its own look at the table; between our look and Delta's there is a moment left."""
-    between = [c for c in commits_after(plan.path, plan.version) if c.version < version]
+    found = commits_after(plan.path, plan.version)
+    between = [commit for commit in found if commit.version < version]
     for commit in between:
         if commit.data and plan.app_id in commit.transactions:
             raise Fenced(
@@ -243,4 +286,7 @@ def _note_others(plan: Plan, version: int) -> str:
                 where=plan.record.name,
                 remedy=f"headwater load PIPELINE.yaml --table {plan.record.name} --again",
             )
+    for commit in found:
+        if commit.version == version and commit.transactions.get(plan.app_id) != plan.to_lsn:
+            raise _replaced(plan.record.name, commit.described)
     return ", ".join(f"{commit.operation} at version {commit.version}" for commit in between)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
+"""The setting of a session whose value its commits say."""
 _PLANNED_ON = "headwater planned on "
 
 

@@ -24,6 +24,7 @@ from headwater.lake.positional import Fence, obstacle
 from headwater.lake.table_state import TableState
 from headwater.lake.upkeep import Upkeep, as_read, choose
 from headwater.schema import TableSchema
+from headwater.session import require_exclusive
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ def optimize(spark: SparkSession, snapshot: Snapshot, enough: int = ENOUGH) -> b
     """Delta's OPTIMIZE, if it is worth it; whether it ran. A lost race is tried again; the last one raises."""
     if not worth_optimizing(snapshot.files.values(), enough):
         return False
+    require_exclusive(spark)
     session = spark.newSession()
     for name, value in _SIZES.items():
         session.conf.set(name, value)

@@ -12,12 +12,12 @@ import os.path
 import re
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import unquote
 
-from headwater.lake import storage
+from headwater.lake import entries, storage
 from headwater.lake.log_entries import (
     Action,
     LostRace,
@@ -29,6 +29,8 @@ from headwater.lake.log_entries import (
 )
 from headwater.lake.paths import log_entry, log_path
 
+STANDS_ON = "headwaterStandsOn"
+"""In what a commit of ours says of itself: the `txnId` of the one below it."""
 _ROWS_FIRST = re.compile(r'\A\{"numRecords":(\d+)[,}]')
 _compact = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -151,9 +153,11 @@ def read_commit_info(folder: str, version: int) -> dict[str, Any]:
 
 def commit(folder: str, version: int, actions: Iterable[Action]) -> None:
     """Make `actions` the commit `version`. LostRace when that version exists, or the one before it does not (the table
-    was made anew); then nothing has changed."""
+    was made anew), EntryReplaced when another program has overwritten one that we have put; then nothing has
+    changed."""
+    entries.refuse_replaced(folder)
     require_version(folder, version - 1)
-    _put(folder, version, actions)
+    _put(folder, version, _standing_on(folder, version - 1, actions))
 
 
 def create(folder: str, actions: Iterable[Action]) -> None:
@@ -162,11 +166,24 @@ def create(folder: str, actions: Iterable[Action]) -> None:
 
 
 def _put(folder: str, version: int, actions: Iterable[Action]) -> None:
-    text = "\n".join(map(_compact, actions))
+    written = list(actions)
+    text = "\n".join(map(_compact, written))
     try:
-        storage.put_if_absent(log_entry(folder, version), f"{text}\n".encode())
+        token = storage.put_if_absent(log_entry(folder, version), f"{text}\n".encode())
     except FileExistsError as error:
         raise LostRace(f"version {version} of {folder} exists already") from error
+    own_id = next((action["commitInfo"]["txnId"] for action in written if "commitInfo" in action), "")
+    entries.put(folder, version, token, own_id)
+
+
+def _standing_on(folder: str, version: int, actions: Iterable[Action]) -> Iterator[Action]:
+    """`actions`, whose commit says the name of the one that it stands on: should that be overwritten, it shows."""
+    below = entries.txn_id(folder, version)
+    for action in actions:
+        if below and (info := action.get("commitInfo")) is not None:
+            yield {"commitInfo": {**info, STANDS_ON: below}}
+        else:
+            yield action
 
 
 def add(file: DataFile, *, data: bool = True) -> Action:

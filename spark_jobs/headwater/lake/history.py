@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.errors import ForeignWrite, Refused, SchemaChanged
 from headwater.history_columns import INCARNATION, LSN, OPERATION, SEQUENCE, history_schema
+from headwater.lake.commit_notes import USER_METADATA, note
 from headwater.lake.cuts import HISTORY, history_name, read_version, refuse_behind
 from headwater.names import TableName
 from headwater.schema import Column, is_wider
@@ -45,12 +46,15 @@ def prepare(spark: SparkSession, path: str, record: TableRecord) -> None:
     from headwater.lake.tables import create, quoted
 
     create(spark, path, history_record(record).schema)
-    missing, others = lacking(record, read_snapshot(path))
+    snapshot = read_snapshot(path)
+    missing, others = lacking(record, snapshot)
     if others:
         raise holds_others(record, path, others)
     if missing:
         columns = ", ".join(f"{quoted(c.name)} {c.value.lake}" for c in missing)
-        spark.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS ({columns})")
+        ours = spark.newSession()
+        ours.conf.set(USER_METADATA, note(snapshot.version))  # else it is somebody else's
+        ours.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS ({columns})")
 
 
 def lacking(record: TableRecord, snapshot: Snapshot) -> tuple[tuple[Column, ...], tuple[Column, ...]]:
@@ -89,16 +93,24 @@ def mark_load(spark: SparkSession, path: str, record: TableRecord, app_id: str, 
 
 
 def refuse_foreign(path: str, since: int, prefix: str, name: str) -> None:
-    """ForeignWrite when a commit above version `since` holds rows that none of this table's loads or drivers wrote."""
+    """ForeignWrite when a commit above version `since` holds rows that none of this table's loads or drivers wrote, or
+    makes another table of it."""
+    from headwater.lake.foreign_terms import foreign_terms
     from headwater.lake.tables import commits_after
 
-    for commit in commits_after(path, since):
-        if commit.data and not any(app_id.startswith(prefix) for app_id in commit.transactions):
-            raise ForeignWrite(
-                f"version {commit.version} ({commit.operation}) of its history was written by somebody else",
-                where=name,
-                remedy=f"find out what it is; headwater load PIPELINE.yaml --table {name} --again goes on from there",
-            )
+    commits = commits_after(path, since)
+    strange = (c for c in commits if c.data and not any(app_id.startswith(prefix) for app_id in c.transactions))
+    problem = next(
+        (f"version {c.version} ({c.operation}) of its history was written by somebody else" for c in strange), ""
+    )
+    if not problem and (why := foreign_terms(path, commits, prefix, appended_to=True)):
+        problem = f"its history: {why}"
+    if problem:
+        raise ForeignWrite(
+            problem,
+            where=name,
+            remedy=f"find out what it is; headwater load PIPELINE.yaml --table {name} --again goes on from there",
+        )
 
 
 def history(

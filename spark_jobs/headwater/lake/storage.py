@@ -130,6 +130,14 @@ def files_below(folder: str, enter: Callable[[str], bool]) -> Iterator[Info]:
                 yield _info(os.path.join(below, one.base_name), one)
 
 
+def token(place: str) -> str | None:
+    """What tells a file from any other that ever has its name; None: there is none. Another store gives its ETag."""
+    try:
+        return _token(os.stat(path_of(place)))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
 # Write
 
 
@@ -172,9 +180,9 @@ def append(place: str, data: bytes) -> None:
         os.close(descriptor)
 
 
-def put_if_absent(place: str, data: bytes) -> None:
+def put_if_absent(place: str, data: bytes) -> str:
     """Write a file, whole, unless there is one: FileExistsError, then nothing has changed. Of several writers, on
-    whatever machines, exactly one succeeds.
+    whatever machines, exactly one succeeds. Returns the file's token.
 
     By a link, which file systems refuse to a name that is taken; the scratch file before it is `.<hex>.tmp`, beside
     it. Another store must have a conditional PUT (`If-None-Match: *`), and all writers must use it, Spark's and
@@ -190,8 +198,11 @@ def put_if_absent(place: str, data: bytes) -> None:
         if not os.path.samefile(scratch, path):
             raise
     finally:
+        # Of the scratch name: under the other one somebody's rename could have put another file by now.
+        mine = token(scratch) or ""
         delete(scratch)
     wrote(path)
+    return mine
 
 
 def link(source: str, target: str) -> None:
@@ -355,6 +366,10 @@ def why_not_writable(root: str) -> str:
     if not anyone_may or not os.access(folder, os.W_OK | os.X_OK):
         return f"the folder {folder} is not writable"
     return ""
+
+
+def _token(found: os.stat_result) -> str:
+    return f"{found.st_ino} {found.st_size} {found.st_mtime_ns}"
 
 
 _SYNCED_AS_A_WHOLE = frozenset(

@@ -7,8 +7,9 @@ version is expected to rise by one per commit of ours: anything else in between 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from delta.tables import DeltaTable
@@ -23,6 +24,7 @@ from headwater.lake.layout import layout_of
 from headwater.lake.log_entries import read_actions
 from headwater.lake.paths import log_entry
 from headwater.schema import DELETED, DELETED_AT, DELETED_LSN, PARTITION_COLUMN, TableSchema
+from headwater.session import require_exclusive
 
 _PROPERTIES = {
     "delta.enableDeletionVectors": "true",
@@ -43,7 +45,9 @@ class Commit:
     """One commit of a table's log, as far as ownership matters. `data`: it added or removed rows.
 
     `overwrites`: what the table held before does not matter any more. `planned_on`: the version that one of our
-    commits was planned on, and whose next it should be.
+    commits was planned on, and whose next it should be. `described`: for a person; `txn_id`: what it is called;
+    `stands_on`: of one of ours, what the one below it was called; `terms`: it says something of the table's columns,
+    properties or features.
     """
 
     version: int
@@ -53,6 +57,10 @@ class Commit:
     metrics: dict[str, str]
     overwrites: bool = False
     planned_on: int | None = None
+    described: str = ""
+    txn_id: str = ""
+    stands_on: str = ""
+    terms: bool = False
 
 
 def quoted(name: str) -> str:
@@ -77,6 +85,7 @@ def struct_type(schema: TableSchema) -> StructType:
 
 def create(spark: SparkSession, path: str, schema: TableSchema, keep_cuts: float = 3600.0) -> None:
     """Create the empty Delta table at `path` unless there is one. `keep_cuts`: seconds that old versions are kept."""
+    require_exclusive(spark)
     builder = DeltaTable.createIfNotExists(spark).location(path)
     for column in struct_type(schema).fields:
         builder = builder.addColumn(column.name, column.dataType)
@@ -87,14 +96,17 @@ def create(spark: SparkSession, path: str, schema: TableSchema, keep_cuts: float
     builder.execute()
 
 
-def cluster(path: str, columns: Sequence[str]) -> None:
-    """Let Delta know by which columns the table at `path` is clustered, in a commit of nothing else."""
+def cluster(path: str, columns: Sequence[str], app_id: str = "") -> None:
+    """Let Delta know by which columns the table at `path` is clustered, in a commit of nothing else, which leaves the
+    applied position under `app_id` as it is."""
     snapshot = delta_log.read_snapshot(path)
     actions = clustering.change(snapshot, columns, layout_of(snapshot.metadata))
     if actions:
         said = {"newClusteringColumns": ",".join(columns)}
         info = delta_log.commit_info("CLUSTER BY", said, {}, snapshot.version)
-        delta_log.commit(path, snapshot.version + 1, [info, *actions])
+        known = snapshot.transactions.get(app_id)
+        mark = [] if known is None else [delta_log.transaction(app_id, known)]
+        delta_log.commit(path, snapshot.version + 1, [info, *mark, *actions])
 
 
 def properties(schema: TableSchema, keep_cuts: float) -> dict[str, str]:
@@ -164,6 +176,9 @@ def read_commit(path: str, version: int) -> Commit | None:
         (parameters.get("mode") == "Overwrite" and not parameters.get("predicate"))
         or parameters.get("verified") == "true",
         planned_on(info),
+        described(version, info),
+        *_names(info),
+        any(kind in action for action in actions for kind in ("metaData", "protocol", "domainMetadata")),
     )
 
 
@@ -177,6 +192,12 @@ def own_history(path: str, version: int, app_id: str, since: int | None) -> list
             break
         version -= 1
     return found[::-1]
+
+
+def is_ours(commit: Commit, app_id: str) -> bool:
+    """Whether the pipeline of `app_id` has made the commit: a load, a driver or one of its other jobs."""
+    pipeline = app_id[: app_id.index("/", app_id.index("/") + 1) + 1]
+    return commit.planned_on is not None or any(app.startswith(pipeline) for app in commit.transactions)
 
 
 def foreign_data(commits: list[Commit], app_id: str) -> str:
@@ -198,3 +219,30 @@ def foreign_data(commits: list[Commit], app_id: str) -> str:
         if commit.data:
             data.append(commit)
     return ""
+
+
+def replaced_below(path: str, commits: Sequence[Commit], newest: int) -> str:
+    """Why an entry of the log up to version `newest`, which `commits` end at, is not the one that ours was put upon;
+    empty if each is, as far as ours say so. The one below `commits` is looked at, too."""
+    first = commits[0].version if commits else newest + 1
+    lowest = first - (1 if commits else 2)
+    infos = {version: delta_log.read_commit_info(path, version) for version in range(max(lowest, 0), first)}
+    # What clean-up took is not told from what never said anything: both are left out.
+    infos = {version: info for version, info in infos.items() if info and not (commits and commits[0].overwrites)}
+    log = [(described(v, info), *_names(info)) for v, info in infos.items()]
+    log += [(commit.described, commit.txn_id, commit.stands_on) for commit in commits]
+    for (below, name, _), (_, _, stands_on) in pairwise(log):
+        if stands_on and name != stands_on:
+            return f"{below} was written by somebody else over the commit that was there"
+    return ""
+
+
+def described(version: int, info: Mapping[str, Any]) -> str:
+    """A commit for a person: what its program calls it, and itself."""
+    engine = info.get("engineInfo")
+    return f"version {version} ({info.get('operation', 'unknown')}{f' by {engine}' if engine else ''})"
+
+
+def _names(info: Mapping[str, Any]) -> tuple[str, str]:
+    """What a commit is called, and the one that it stands on; empty where it does not say."""
+    return str(info.get("txnId") or ""), str(info.get(delta_log.STANDS_ON) or "")
