@@ -25,12 +25,13 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from headwater.errors import DamagedLake
-from headwater.lake import storage
+from headwater.lake import entries, storage
 from headwater.lake.cuts import HISTORY, history_name, remove_torn_pins
 from headwater.lake.deletion_vectors import DamagedVector, read_vector
+from headwater.lake.delta_log import read_snapshot
 from headwater.lake.ledger import Epoch, epoch_at_version, read_epoch, read_epoch_up_to
 from headwater.lake.log_entries import Action, checkpoints_of, entries_of, read_actions
-from headwater.lake.log_files import by_version
+from headwater.lake.log_files import UnknownLog, by_version, look
 from headwater.lake.paths import (
     control_path,
     damaged_path,
@@ -119,17 +120,17 @@ def first_loss(folder: str, durable: int, *, read: bool = False) -> Loss | None:
     """The first version above `durable` that is not whole; None: all are. `read`: data files are read to their ends."""
     if not storage.exists(log_entry(folder, durable + 1)) and durable >= 0:
         return None  # names reach the disk in the order of their making: nothing can be above
-    entries = [version for version in entries_of(storage.names(log_path(folder))) if version > durable]
+    there = [version for version in entries_of(storage.names(log_path(folder))) if version > durable]
     whole: list[tuple[int, list[Action]]] = []
     loss: Loss | None = None
-    for version in range(durable + 1, max(entries, default=durable) + 1):
+    for version in range(durable + 1, max(there, default=durable) + 1):
         actions = read_actions(folder, version)
         if actions is None and not storage.exists(log_entry(folder, version)) and base(folder) >= version:
             whole = []  # cleaned up: a checkpoint stands for all up to there
             continue
         if actions is None:
-            how = "is empty or cut short" if version in entries else "is missing"
-            newest = not any(read_actions(folder, above) for above in entries if above > version)
+            how = "is empty or cut short" if version in there else "is missing"
+            newest = not any(read_actions(folder, above) for above in there if above > version)
             loss = Loss(version, f"{log_entry(folder, version)} {how}", newest)
             break
         whole.append((version, actions))
@@ -150,6 +151,7 @@ def cut_back(folder: str, version: int) -> None:
     pointed = _pointed_at(folder)
     if pointed is not None and pointed >= version:
         _drop_pointer(folder)
+    entries.forget(folder)
     log.warning("%s: version %d and what follows it had not reached the disk, and is taken away", folder, version)
 
 
@@ -183,15 +185,17 @@ def cure(root: str, folder: str) -> None:
 
 
 def is_damaged(folder: str) -> bool:
-    """Whether the log of the table in `folder` cannot be read to its end."""
-    names = storage.names(log_path(folder))
-    entries = entries_of(names)
-    whole = [v for v, files in checkpoints_of(folder, names).items() if all(map(_is_parquet, files))]
-    base = max(whole, default=-1)
-    above = [version for version in entries if version > base]
-    if not entries:
-        return bool(by_version(names))
-    return above != list(range(base + 1, base + 1 + len(above))) or any(read_actions(folder, v) is None for v in above)
+    """Whether the log of the table in `folder`, if there is one, cannot be read to its end."""
+    try:
+        newest = look(folder).newest
+    except UnknownLog:
+        return False  # for another engine to say
+    except FileNotFoundError:
+        return bool(by_version(storage.names(log_path(folder))))
+    try:
+        return read_snapshot(folder).version < newest
+    except (FileNotFoundError, ValueError, KeyError, TypeError, pa.ArrowException):
+        return True
 
 
 def begin_anew(root: str, tables: Iterable[str]) -> None:
@@ -209,6 +213,7 @@ def set_aside(root: str, folder: str) -> None:
     storage.delete_folder(place)
     storage.make_folder(os.path.dirname(place))
     storage.move_folder(folder, place)
+    entries.forget(folder)
     log.warning("%s is damaged and set aside: remove %s when nobody needs it any more", folder, place)
 
 

@@ -1,0 +1,279 @@
+"""What is left of a log when the power has gone: by hand, since a real disk loses what it likes (test_power_cut)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event
+
+import pytest
+from deltalake.exceptions import DeltaError
+
+from fixtures.hand_tables import HandTable
+from fixtures.lakes import HandLake, position_at
+from headwater.errors import DamagedLake
+from headwater.lake import log_files, recovery, storage
+from headwater.lake.cleanup import clean
+from headwater.lake.commits import open_table
+from headwater.lake.delta_log import read_snapshot
+from headwater.lake.ledger import read_epoch
+from headwater.lake.log_entries import TornEntry, entries_of, newest_whole
+from headwater.lake.paths import ledger_path, log_entry, log_path, pins_path, position_file_path, registry_path
+from headwater.lake.registry import Registry
+
+A = "public.a"
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> HandTable:
+    """Versions 0 to 4; 1 to 4 have added a file each."""
+    made = HandTable(tmp_path / "lake" / "public" / "a")
+    for _ in range(4):
+        made.commit(made.write(3))
+    return made
+
+
+def entry(table: HandTable, version: int) -> Path:
+    return Path(log_entry(str(table.folder), version))
+
+
+def file_of(table: HandTable, version: int) -> Path:
+    """The data file that a version has added."""
+    (added,) = (f for f in read_snapshot(str(table.folder), version).files.values() if f.name in _added(table, version))
+    return table.folder / added.path
+
+
+def _added(table: HandTable, version: int) -> set[str]:
+    folder = str(table.folder)
+    return set(read_snapshot(folder, version).files) - set(read_snapshot(folder, version - 1).files)
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:50])
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def zeros(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+DAMAGES: list[Callable[[Path], None]] = [cut_short, emptied, zeros]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_torn_entry_at_the_top_was_never_committed(table: HandTable, damage: Callable[[Path], None]) -> None:
+    folder = str(table.folder)
+    damage(entry(table, 4))
+    assert read_snapshot(folder).version == 3, "readers pass over it"
+    opened = open_table(folder)
+    assert opened is not None
+    assert opened.version() == 3
+    loss = recovery.first_loss(folder, 1)
+    assert loss is not None
+    assert (loss.version, loss.newest) == (4, True)
+    recovery.cut_back(folder, loss.version)
+    assert entries_of(storage.names(log_path(folder))) == [0, 1, 2, 3]
+    assert recovery.first_loss(folder, 1) is None
+    table.contents.pop()
+    table.commit(table.write(3))
+    assert read_snapshot(folder).version == 4
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_torn_entry_below_a_whole_one_is_no_version_without_rows(
+    table: HandTable, damage: Callable[[Path], None]
+) -> None:
+    folder = str(table.folder)
+    damage(entry(table, 3))
+    with pytest.raises(TornEntry, match=entry(table, 3).name):
+        read_snapshot(folder)
+    assert newest_whole(folder) == 2
+    loss = recovery.first_loss(folder, 1)
+    assert loss is not None
+    assert (loss.version, loss.newest) == (3, False)
+    assert recovery.first_loss(folder, 3) is None, "below what was durable nobody looks"
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, Path.unlink])
+def test_a_lost_data_file_takes_the_version_that_added_it_and_those_above(
+    table: HandTable, damage: Callable[[Path], None]
+) -> None:
+    damage(file_of(table, 3))
+    loss = recovery.first_loss(str(table.folder), 1)
+    assert loss is not None
+    assert (loss.version, loss.newest) == (3, False)
+    assert file_of(table, 3).name in loss.what
+
+
+def test_zeros_within_a_file_are_found_where_files_are_read(table: HandTable) -> None:
+    lost = file_of(table, 4)
+    content = lost.read_bytes()
+    lost.write_bytes(content[:4] + bytes(len(content) // 2) + content[4 + len(content) // 2 :])
+    assert recovery.first_loss(str(table.folder), 1) is None
+    loss = recovery.first_loss(str(table.folder), 1, read=True)
+    assert loss is not None
+    assert loss.version == 4
+
+
+def test_a_lost_file_that_a_later_version_removed_is_not_missed(table: HandTable) -> None:
+    lost = file_of(table, 4)
+    table.commit(whole=lost.name)
+    lost.unlink()
+    assert recovery.first_loss(str(table.folder), 1) is None
+
+
+def test_a_lost_vector_takes_its_version(table: HandTable) -> None:
+    table.commit(gone={next(iter(sorted(table.live))): [1]})
+    (vector,) = table.folder.glob("*.bin")
+    vector.write_bytes(bytes(vector.stat().st_size))
+    loss = recovery.first_loss(str(table.folder), 1)
+    assert loss is not None
+    assert loss.version == 5
+
+
+@pytest.mark.parametrize("pointer", [True, False])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_torn_checkpoint_is_none(table: HandTable, damage: Callable[[Path], None], pointer: bool) -> None:
+    folder = str(table.folder)
+    table.checkpoint()
+    damage(table.folder / "_delta_log" / f"{4:020d}.checkpoint.parquet")
+    if pointer:
+        emptied(table.folder / "_delta_log" / "_last_checkpoint")
+    recovery.drop_torn_checkpoints(folder)
+    assert not [name for name in table.log_files() if "checkpoint" in name]
+    assert read_snapshot(folder).version == 4
+    table.checkpoint()
+    recovery.drop_torn_checkpoints(folder)
+    assert len([name for name in table.log_files() if "checkpoint" in name]) == 2
+
+
+def test_what_takes_the_place_of_what_goes_is_on_disk_before(table: HandTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = file_of(table, 4).name
+    table.commit(whole=gone)
+    table.checkpoint()
+    folder, calls = str(table.folder), list[str]()
+    real_sync, real_delete = storage.sync, storage.delete
+
+    def sync(root: str) -> None:
+        calls.append("sync")
+        real_sync(root)
+
+    def delete(place: str) -> None:
+        calls.append(Path(place).name)
+        real_delete(place)
+
+    monkeypatch.setattr(storage, "sync", sync)
+    monkeypatch.setattr(storage, "delete", delete)
+    clean(folder, log_files.look(folder), 5, log_from=5, orphans_before=None, stop=Event())
+    assert calls[0] == "sync"
+    assert gone in calls
+    assert f"{0:020d}.json" in calls
+
+
+# The lake
+
+
+@pytest.fixture
+def lake(table: HandTable) -> HandLake:
+    """Three epochs at 0x1100, 0x1200 and 0x1300, of versions 1 to 3; the third is not durable."""
+    made = HandLake(table.folder.parents[1], position_at(), [A])
+    for lsn in (0x1100, 0x1200, 0x1300):
+        made.publish(lsn, A)
+    return made
+
+
+def mended(lake: HandLake, confirmed: int = 0x1200) -> dict[str, str]:
+    recovery.mend_control_tables(lake.root)
+    registry = Registry.open(lake.root, "shop")
+    assert registry is not None
+    return recovery.mend(lake.root, "shop", registry.tables.values(), confirmed)
+
+
+def test_a_lake_that_is_whole_stays_as_it_is(lake: HandLake, table: HandTable) -> None:
+    before = {path: path.read_bytes() for path in Path(lake.root).rglob("*") if path.is_file()}
+    assert mended(lake) == {}
+    after = {path: path.read_bytes() for path in Path(lake.root).rglob("*") if path.is_file()}
+    assert {path.name for path in after.keys() - before.keys()} <= {"recovery.lock"}
+    assert all(after[path] == content for path, content in before.items())
+
+
+def test_rows_that_name_a_version_that_is_gone_go_and_so_does_the_position_file(
+    lake: HandLake, table: HandTable
+) -> None:
+    emptied(entry(table, 3))
+    emptied(entry(table, 4))
+    assert mended(lake) == {}
+    newest = read_epoch(lake.root)
+    assert newest is not None
+    assert (newest.epoch, newest.position.lsn, newest.tables[A].version) == (2, 0x1200, 2)
+    assert not Path(position_file_path(lake.root)).exists()
+
+
+def test_what_is_not_whole_at_the_durable_version_is_damage_and_stays(lake: HandLake, table: HandTable) -> None:
+    emptied(entry(table, 2))
+    assert list(mended(lake)) == [A]
+    assert entries_of(storage.names(log_path(str(table.folder)))) == [0, 1, 2, 3, 4]
+    newest = read_epoch(lake.root)
+    assert newest is not None
+    assert newest.epoch == 3
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_torn_row_of_the_ledger_was_never_published(lake: HandLake, damage: Callable[[Path], None]) -> None:
+    folder = ledger_path(lake.root)
+    damage(Path(log_entry(folder, entries_of(storage.names(log_path(folder)))[-1])))
+    assert mended(lake) == {}
+    newest = read_epoch(lake.root)
+    assert newest is not None
+    assert newest.epoch == 2
+
+
+def test_a_row_below_what_the_source_was_told_is_not_cut_back_to(lake: HandLake) -> None:
+    folder = ledger_path(lake.root)
+    emptied(Path(log_entry(folder, entries_of(storage.names(log_path(folder)))[-2])))
+    with pytest.raises(DamagedLake):
+        mended(lake)
+    assert mended(lake, confirmed=0x1100) == {}
+    newest = read_epoch(lake.root)
+    assert newest is not None
+    assert newest.epoch == 1
+
+
+def test_a_torn_record_of_the_registry_was_never_stored_and_one_below_is_damage(lake: HandLake) -> None:
+    lake.enter(A, "suspended", "one")
+    lake.enter(A, "suspended", "two")
+    folder = registry_path(lake.root)
+    top = entries_of(storage.names(log_path(folder)))[-1]
+    emptied(Path(log_entry(folder, top)))
+    recovery.mend_control_tables(lake.root)
+    registry = Registry.open(lake.root, "shop")
+    assert registry is not None
+    assert registry.tables[A].reason == "one"
+    emptied(Path(log_entry(folder, top - 2)))
+    with pytest.raises(DamagedLake):
+        recovery.mend_control_tables(lake.root)
+
+
+def test_a_torn_pin_was_promised_to_nobody(lake: HandLake) -> None:
+    Path(pins_path(lake.root)).mkdir()
+    torn = Path(pins_path(lake.root)) / "0.json"
+    torn.write_bytes(b"")
+    mended(lake)
+    assert not torn.exists()
+
+
+def test_a_load_can_write_whatever_the_log_holds(table: HandTable) -> None:
+    root, folder = str(table.folder.parents[1]), str(table.folder)
+    Path(root, "_headwater").mkdir()
+    emptied(entry(table, 4))
+    recovery.cure(root, folder)
+    assert read_snapshot(folder).version == 3
+    emptied(entry(table, 2))
+    recovery.cure(root, folder)
+    assert not table.folder.exists()
+    assert (Path(root) / "_headwater" / "damaged" / "public" / "a" / "_delta_log").is_dir()
+    with pytest.raises((DeltaError, FileNotFoundError)):
+        read_snapshot(folder)
