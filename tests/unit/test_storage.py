@@ -20,6 +20,7 @@ import pytest
 
 import headwater
 from headwater.lake import storage
+from headwater.lake.commits import append_once, create_table
 
 ENGINE = Path(str(headwater.__file__)).parent
 
@@ -111,6 +112,7 @@ def test_what_is_missing(tmp_path: Path) -> None:
 CONTENDER = """
 import sys
 from headwater.lake import storage
+from headwater.lake.commits import append_once, create_table
 folder, worker = sys.argv[1:]
 for version in range(200):
     try:
@@ -307,3 +309,67 @@ def test_ways_around_are_seen(source: str) -> None:
 )
 def test_what_opens_nothing_may_be_used(source: str) -> None:
     assert not goes_around(source)
+
+
+def _synced(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Paths whose descriptors fsync was called with, as they come."""
+    found: set[str] = set()
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        found.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return found
+
+
+def test_where_a_file_system_is_not_synced_as_a_whole_each_file_is_and_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "_is_synced_as_a_whole", lambda folder: False)
+    root = str(tmp_path / "lake")
+    storage.make_folder(f"{root}/t")
+    storage.write(f"{root}/t/written", b"1")
+    storage.replace(f"{root}/t/replaced", b"1")
+    storage.put_if_absent(f"{root}/t/put", b"1")
+    storage.link(f"{root}/t/put", f"{root}/t/linked")
+    with storage.parquet_writer(f"{root}/t/file.parquet", pa.schema([("a", pa.int64())])) as writer:
+        storage.sync(root)  # one that is still being written is synced once more when it is whole
+        writer.write_table(pa.table({"a": [1]}))
+    storage.write(str(tmp_path / "elsewhere"), b"1")
+    ledger = create_table(f"{root}/ledger", pa.schema([("a", pa.int64())]))
+    append_once(ledger, [{"a": 1}], pa.schema([("a", pa.int64())]))
+    storage.write(f"{root}/t/more", b"1")
+    synced = _synced(monkeypatch)
+    storage.sync(root)
+    by_others = {str(path) for path in Path(root, "ledger").rglob("*") if path.suffix in (".parquet", ".json")}
+    assert synced >= {f"{root}/t/file.parquet", f"{root}/t/more", f"{root}/t", f"{root}/ledger/_delta_log"}
+    assert synced >= by_others
+    assert f"{root}/t/written" not in synced
+    assert str(tmp_path / "elsewhere") not in synced
+    synced.clear()
+    storage.sync(root)
+    assert not synced
+
+
+def test_a_sync_that_fails_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "_is_synced_as_a_whole", lambda folder: False)
+    storage.write(str(tmp_path / "a"), b"1")
+    with monkeypatch.context() as broken:
+
+        def fsync(descriptor: int) -> None:
+            raise OSError(5, "Input/output error")
+
+        broken.setattr(os, "fsync", fsync)
+        with pytest.raises(OSError, match="Input/output error"):
+            storage.sync(str(tmp_path))
+    synced = _synced(monkeypatch)
+    storage.sync(str(tmp_path))
+    assert str(tmp_path / "a") in synced
+
+
+def test_the_file_system_of_a_folder_is_that_of_the_deepest_mount() -> None:
+    assert storage._file_system("/proc/self") == "proc"
+    assert storage._file_system("/dev/shm") == "tmpfs"
+    assert storage._file_system("/nowhere/at/all") == storage._file_system("/")

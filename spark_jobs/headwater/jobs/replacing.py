@@ -139,6 +139,7 @@ class Replacing:
                 done = read(asked)
                 size = sum(found for _, found in rows_in(row_files(root, name)))
                 reach("reload.after_read")
+                storage.wrote(*row_files(root, name))
                 storage.sync(root)  # the driver goes by these rows from the moment that the registry names them
                 self.registry.write(done)
             except BaseException as error:

@@ -25,7 +25,9 @@ from headwater.jobs.units import (
     BYTES_PER_PLAIN_UNIT,
 )
 from headwater.lake import entries, storage
+from headwater.lake.delta_log import read_snapshot
 from headwater.lake.history import history_record, mark_load, prepare
+from headwater.lake.log_entries import note_written
 from headwater.lake.paths import table_path
 from headwater.lake.recovery import cure
 from headwater.lake.registry import Capture, Registry, TableRecord, now_text
@@ -148,6 +150,9 @@ class TableLoad:
                 capture=Capture(capture.position.lsn, str(capture.snapshot), None, record.since),
                 schemas=((capture.position.lsn, schema),),
             )
+        for folder in (path, beside) if schema.history else (path,):
+            if storage.wants_names(folder):
+                note_written(folder, read_snapshot(folder).version)
         storage.sync(pipeline.lake_path())  # the table before the word that it is there: a driver goes on from it
         self._ended(record)
         reach("load.after_registry", record.name)

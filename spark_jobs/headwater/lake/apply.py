@@ -32,7 +32,7 @@ from headwater.lake.deletion_vectors import DamagedVector
 from headwater.lake.entries import EntryReplaced
 from headwater.lake.key_codes import encode
 from headwater.lake.key_index import NOWHERE
-from headwater.lake.log_entries import TornEntry
+from headwater.lake.log_entries import TornEntry, note_written
 from headwater.lake.partition_values import NameTooLong, too_long
 from headwater.lake.paths import staged_path
 from headwater.lake.plan import Applied, Plan, PlanAgain
@@ -173,6 +173,7 @@ class Applier:
             # Delta saw our position in the table already: a late commit of a fenced predecessor.
             raise PlanAgain
         entries.meet(plan.path, int(version))
+        note_written(plan.path, int(version))
         noted = _note_others(plan, int(version))
         return Applied(int(version), divergence, example, noted)
 

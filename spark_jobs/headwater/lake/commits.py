@@ -24,7 +24,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from headwater.errors import Transient
 from headwater.lake import storage
 from headwater.lake.cleanup import lost_file
-from headwater.lake.log_entries import LostRace, files_of, newest_whole, require_version
+from headwater.lake.log_entries import LostRace, files_of, newest_whole, note_written, require_version
 from headwater.lake.paths import log_path
 
 _CONFIGURATION = {
@@ -63,7 +63,9 @@ def follow(table: DeltaTable) -> None:
 def create_table(path: str, schema: pa.Schema) -> DeltaTable:
     """Create, or open when somebody was faster."""
     fields = Schema.from_arrow(schema)
-    return DeltaTable.create(path, fields, mode="ignore", configuration=_CONFIGURATION)
+    table = DeltaTable.create(path, fields, mode="ignore", configuration=_CONFIGURATION)
+    note_written(storage.path_of(path), table.version())
+    return table
 
 
 def append_once(
@@ -103,9 +105,7 @@ def _write_once(
         )
     except DeltaError as error:
         raise _lost(table, error) from error
-    folder = storage.path_of(table.table_uri)
-    if storage.wants_names(folder):
-        storage.wrote(*files_of(folder, table.version()))
+    note_written(storage.path_of(table.table_uri), table.version())
 
 
 def make_durable(table: DeltaTable) -> None:
@@ -129,6 +129,7 @@ def compact(table: DeltaTable, target_size: int) -> int:
         found = table.optimize.compact(target_size=target_size, post_commithook_properties=_NO_HOOKS)
     except CommitFailedError as error:
         raise LostRace(str(error)) from error
+    note_written(storage.path_of(table.table_uri), table.version())
     return int(found["numFilesRemoved"])
 
 

@@ -91,6 +91,12 @@ def files_of(folder: str, version: int) -> list[str]:
     return [log_entry(folder, version), *(os.path.join(folder, unquote(path)) for path in added)]
 
 
+def note_written(folder: str, version: int) -> None:
+    """Another library has committed `version` for this process: where `storage.sync` goes by names it has to know."""
+    if storage.wants_names(folder):
+        storage.wrote(*files_of(folder, version))
+
+
 def entries_of(names: list[str]) -> list[int]:
     """The versions that have an entry, in order; `names`: what lies in the log."""
     return sorted(int(found[1]) for name in names if (found := _ENTRY.match(name)) is not None)
