@@ -310,6 +310,8 @@ def _is_same(folder: str, pipeline: str, table: Mapping[str, Any]) -> bool:
     carries their position. True where the log does not say (any more)."""
     from headwater.lake.log_entries import position_in
 
+    if not table.get("applied_lsn"):
+        return True
     wanted = parse_lsn(table["applied_lsn"])
     for version in range(table["version"], max(table["version"] - _LOOKED_BACK, -1), -1):
         found = position_in(folder, version, f"headwater/{pipeline}/")
