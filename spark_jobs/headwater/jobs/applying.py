@@ -613,7 +613,9 @@ class Tables:
             # The commit exists: the table stands at it, whatever is thought of it.
             path = applied.apply_path or plan.apply_path
             rows = plan.changes.changes
-            self._versions[name] = TableVersion(applied.version, plan.to_lsn, record.state, rows, path, True)
+            self._versions[name] = TableVersion(
+                applied.version, plan.to_lsn, record.state, rows, path, True, record.incarnation
+            )
             return plan, applied
         raise KeepsChanging.during(_TRIES, name)
 
@@ -646,7 +648,7 @@ class Tables:
             self._suspend_foreign(record, "the Delta table is gone from the lake")
             return
         version, applied_lsn = found
-        stands, problem = TableVersion(version, applied_lsn, record.state), ""
+        stands, problem = TableVersion(version, applied_lsn, record.state, incarnation=record.incarnation), ""
         if record.state != "suspended" and replaced is None:
             entries.meet(path, version)  # before it is read: what takes its place from now on is noticed
             # Should it not be readable now, where the table stood is still what the next look begins with.

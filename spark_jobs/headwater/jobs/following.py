@@ -22,7 +22,6 @@ from headwater.jobs.keeper import load_name
 from headwater.jobs.lanes import Lanes, Result
 from headwater.jobs.merging import catch_up, merge_part
 from headwater.lake import storage
-from headwater.lake.cuts import history_name
 from headwater.lake.paths import kept_path, reloaded_path
 from headwater.lake.registry import Lease, Registry, TableRecord, now_text
 from headwater.lake.reload_records import Keeping, Reload
@@ -175,7 +174,6 @@ class Following:
         """From the next share on the table's changes are kept and not applied: the row that is without one says so."""
         self._tables.see(record)
         self._tables.state_changed(record.name)
-        self._tables.next_row.begin_anew((record.name, history_name(record.name)))
         self._tables.forget(record.name)
         for older in self._tables.keeper.names(record.name):
             self._tables.keeper.end(older, record.name)

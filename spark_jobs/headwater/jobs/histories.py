@@ -88,7 +88,7 @@ class Histories:
                 refuse_foreign(path, version.version, f"headwater/{self._pipeline}/{name}/", record.name)
                 continue
             self.versions[name] = TableVersion(
-                applied.version, to_lsn, record.state, found.num_rows, "append", touched=True
+                applied.version, to_lsn, record.state, found.num_rows, "append", True, record.incarnation
             )
             reach("replicate.after_history_commit")
             return
@@ -153,7 +153,7 @@ class Histories:
                 remedy=f"headwater load PIPELINE.yaml --table {record.name} --again begins a new one",
             )
         self._records[name] = stored_record(record, read_snapshot(path, found[0]))
-        self.versions[name] = TableVersion(found[0], found[1], record.state)
+        self.versions[name] = TableVersion(found[0], found[1], record.state, incarnation=record.incarnation)
         entries.meet(path, found[0])
 
     def keep_up(self, table: str) -> None:

@@ -25,7 +25,6 @@ class NextRow:
         # With thousands of tables of which few change, a row must not cost a look at each: these may be ahead of it.
         self._perhaps_ahead: set[str] = set()
         self._to_come: dict[str, TableVersion] = {}
-        self._anew: set[str] = set()
 
     def found(self, standing: Mapping[str, TableVersion], *, news: bool) -> None:
         """Where these stand as the driver begins; `news`: the ledger does not say so yet."""
@@ -56,11 +55,6 @@ class NextRow:
         with self._lock:
             self._to_come.update(versions)
 
-    def begin_anew(self, names: Iterable[str]) -> None:
-        """These are being loaded: the versions of before say nothing of those to come."""
-        with self._lock:
-            self._anew.update(names)
-
     def adopt(self, lsn: int) -> None:
         """The next row stands at `lsn`: what was to come by then has come, unless the table has gone on since."""
         with self._lock:
@@ -69,8 +63,7 @@ class NextRow:
                     continue
                 del self._to_come[name]
                 known = self._versions.get(name)
-                if known is None or known.version < version.version or name in self._anew:
-                    self._anew.discard(name)
+                if known is None or known.age < version.age:
                     self._versions[name] = version
                     self._unwritten.add(name)
                     self._perhaps_ahead.add(name)

@@ -58,7 +58,8 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class TableVersion:
-    """A table in an epoch. `rows`: changes applied in it; `state`: the table's state at that moment."""
+    """A table in an epoch. `rows`: changes applied in it; `state`: the table's state at that moment. `incarnation`: of
+    its load, which may have begun the table anew; it is the driver's alone, and in no row."""
 
     version: int
     applied_lsn: int
@@ -66,6 +67,12 @@ class TableVersion:
     rows: int = 0
     apply_path: str = ""
     touched: bool = False
+    incarnation: int = field(default=0, compare=False)
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """A later version of the table has a greater one."""
+        return self.incarnation, self.version
 
 
 @dataclass(frozen=True, slots=True)
