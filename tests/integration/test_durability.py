@@ -16,7 +16,7 @@ import pytest
 from fixtures.bank import TABLES, Bank, assert_cuts_consistent, replicated_bank
 from fixtures.jobs import Job, assert_equal, catch_up, following, load_tables, states_of, until
 from headwater.embedded import EmbeddedServer
-from headwater.errors import DamagedLake
+from headwater.errors import DamagedLake, Transient
 from headwater.jobs.load import load
 from headwater.jobs.status import status
 from headwater.lake import storage
@@ -114,8 +114,9 @@ def test_a_disk_that_says_no_ends_the_driver_and_nothing_is_confirmed(
 
     with monkeypatch.context() as broken:
         broken.setattr(storage, "sync", sync)
-        with pytest.raises(Exception, match="Input/output error"):
+        with pytest.raises(Transient, match="Input/output error") as failed:
             catch_up(bank.pipeline)
+    assert failed.value.code == "lake_unavailable"
     assert confirmed(bank) == before
     catch_up(bank.pipeline)
     bank.assert_exact()

@@ -39,8 +39,7 @@ from headwater.jobs.staging import Staging
 from headwater.jobs.succession import SuccessorWatch
 from headwater.jobs.take_over import Turn, taking_over
 from headwater.jobs.wal_ceiling import REMEDY, CeilingWatch, giving_up
-from headwater.lake import storage
-from headwater.lake.durability import Durability
+from headwater.lake.durability import Durability, sync_lake
 from headwater.lake.ledger import Ledger
 from headwater.lake.registry import PipelineRecord, Registry
 from headwater.log.large import STAGE_FROM
@@ -142,7 +141,7 @@ def replicate(
             hide()
             ledger.begin_generation(position.at(start))
             # No generation is given twice, and what earlier drivers have published is durable from here on.
-            storage.sync(root)
+            sync_lake(root)
             durability = Durability(root, partial(_confirm, reader))
             durability.start(ledger.newest.position.lsn if ledger.newest is not None else 0)
             held.callback(durability.close)

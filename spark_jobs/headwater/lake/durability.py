@@ -12,10 +12,25 @@ import threading
 import time
 from collections.abc import Callable
 
+from headwater.errors import Transient
 from headwater.lake import storage
 
 PERIOD = 1.0
 """Seconds from the beginning of one sync to that of the next, if nobody hurries."""
+
+
+def sync_lake(root: str) -> None:
+    """`storage.sync`; Transient when the disk does not take what was written: the kernel says so once."""
+    try:
+        storage.sync(root)
+    except OSError as error:
+        raise Transient(
+            f"what was written to the lake does not reach its disk ({error.strerror or error}); nothing of it was "
+            "confirmed to the source",
+            code="lake_unavailable",
+            where=root,
+            remedy="repair the disk, run replicate again, then headwater verify PIPELINE.yaml --repair",
+        ) from error
 
 
 class Durability:
@@ -63,7 +78,7 @@ class Durability:
             self._closing = True
             self._changed.notify_all()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(timeout=10)  # a lake that hangs must not keep a driver from ending
 
     def _run(self) -> None:
         began = 0.0
@@ -87,6 +102,6 @@ class Durability:
         with self._syncing:
             published = self._published
             if published > self._confirmed:
-                storage.sync(self._root)
+                sync_lake(self._root)
                 self._confirmed = published
             self._confirm(published)
