@@ -92,7 +92,7 @@ def test_the_same_commit_in_another_file_is_still_ours(tmp_path: Path) -> None:
     delta_log.commit(folder, 2, [info("OURS")])
 
 
-def test_an_entry_that_clean_up_took_is_not_missed_but_the_newest_is(tmp_path: Path) -> None:
+def test_an_entry_that_is_gone_is_not_taken_for_one_that_was_overwritten(tmp_path: Path) -> None:
     folder = str(tmp_path)
     write_deltalake(tmp_path, pa.table({"a": [1]}))
     for version in (1, 2):
@@ -100,7 +100,9 @@ def test_an_entry_that_clean_up_took_is_not_missed_but_the_newest_is(tmp_path: P
     Path(log_entry(folder, 1)).unlink()
     assert entries.replaced(folder) is None
     Path(log_entry(folder, 2)).unlink()
-    assert entries.replaced(folder) == 2
+    assert entries.replaced(folder) is None
+    with pytest.raises(LostRace):
+        delta_log.commit(folder, 3, [info("OURS")])
 
 
 def test_a_commit_names_the_one_that_it_stands_on(tmp_path: Path) -> None:

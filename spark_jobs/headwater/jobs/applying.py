@@ -286,11 +286,12 @@ class Tables:
 
     def has_news(self, name: str) -> bool:
         """Whether the logs of the table or its history are not as this driver knows them: an entry is there that is not
-        ours, or in the place of one of ours; or they cannot be looked at. For the price of some looks at names."""
+        ours, in the place of one of ours, or missing; or they cannot be looked at. It costs some looks at names."""
         standing = self.standing(name)
         try:
             return any(
                 entries.replaced(path) is not None
+                or storage.token(log_entry(path, standing[own].version)) is None
                 or storage.token(log_entry(path, standing[own].version + 1)) is not None
                 for own, path in self._folders(name).items()
                 if own in standing

@@ -70,14 +70,13 @@ def txn_id(folder: str, version: int) -> str:
 
 
 def replaced(folder: str) -> int | None:
-    """The version whose entry is another one than was put or met; None: all are what they were. One that is gone
-    altogether was cleaned up, unless it is the newest."""
-    known = _known.get(folder, ())
-    for entry in known:
+    """The version whose entry is another one than was put or met; None: all are what they were, or gone: cleaned up, or
+    with their table, which its log tells who reads it."""
+    for entry in _known.get(folder, ()):
         now = storage.token(log_entry(folder, entry.version))
-        if now == entry.token or (now is None and entry is not known[-1]):
+        if now is None or now == entry.token:
             continue
-        if now is None or not entry.txn_id or _txn_id_in(folder, entry.version) != entry.txn_id:
+        if not entry.txn_id or _txn_id_in(folder, entry.version) != entry.txn_id:
             return entry.version
         _known[folder] = tuple(replace(e, token=now) if e is entry else e for e in _known.get(folder, ()))
     return None

@@ -134,7 +134,7 @@ def token(place: str) -> str | None:
     """What tells a file from any other that ever has its name; None: there is none. Another store gives its ETag."""
     try:
         return _token(os.stat(path_of(place)))
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         return None
 
 
