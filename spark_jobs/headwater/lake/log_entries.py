@@ -114,7 +114,10 @@ def checkpoints_of(folder: str, names: list[str]) -> dict[int, list[str]]:
 def newest_whole(folder: str) -> int | None:
     """The version below the first torn entry behind the newest checkpoint, -1: there is none; None: nothing there is
     torn."""
-    names = storage.names(log_path(folder))
+    try:
+        names = storage.names(log_path(folder))
+    except NotADirectoryError:
+        return None  # for who opens the table to say
     entries, checkpoint = entries_of(names), max(checkpoints_of(folder, names), default=-1)
     torn = (v for v in entries if v > checkpoint and read_lines(folder, v) is None)
     first = next(torn, None)

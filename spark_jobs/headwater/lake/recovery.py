@@ -90,9 +90,7 @@ def mend(root: str, pipeline: str, tables: Iterable[TableRecord], confirmed_lsn:
     with storage.exclusive(_lock(root)):
         was_cut = _mend_ledger(root, confirmed_lsn) or storage.exists(_mark(root))
         epoch = read_epoch_up_to(root, confirmed_lsn)
-        subjects = list(_subjects(root, pipeline, tables))
-        for subject in subjects:
-            drop_torn_checkpoints(subject.folder)
+        subjects = [subject for subject in _subjects(root, pipeline, tables) if subject.can_be_read()]
         durable = {subject.name: subject.durable(epoch) for subject in subjects}
         # Behind a power cut files may have their length, and zeros for content: then all are read.
         was_cut = was_cut or any(first_loss(one.folder, durable[one.name]) for one in subjects)
@@ -323,6 +321,16 @@ class _Subject:
     folder: str
     since: int
     app_id: str
+
+    def can_be_read(self) -> bool:
+        """Without checkpoints that are torn. One that cannot be read is its own trouble, and is found in its lane."""
+        try:
+            drop_torn_checkpoints(self.folder)
+            storage.names(log_path(self.folder))
+        except OSError as error:
+            log.warning("%s: it cannot be looked at: %s", self.name, error)
+            return False
+        return True
 
     def version_in(self, epoch: Epoch | None) -> int | None:
         """In `epoch`; None where that may be one of before its load, which may have begun the table anew."""
