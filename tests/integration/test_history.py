@@ -208,7 +208,9 @@ def test_a_cut_names_the_version_of_the_history_and_reads_it_as_it_was(shop: Sho
     later = newest_cut(shop.pipeline)
     assert headwater.history(shop.spark, earlier, ORDERS).count() == count
     assert headwater.history(shop.spark, later, ORDERS).count() == count + 1
-    assert later["tables"][ORDERS]["history"]["version"] == earlier["tables"][ORDERS]["history"]["version"] + 1
+    assert (
+        later["tables"][ORDERS]["history"]["version"] > earlier["tables"][ORDERS]["history"]["version"]
+    )  # upkeep may come between
     epoch = read_epoch(shop.pipeline.lake_path())
     assert epoch is not None
     assert epoch.tables[ORDERS + HISTORY].applied_lsn == epoch.tables[ORDERS].applied_lsn
