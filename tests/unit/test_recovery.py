@@ -128,10 +128,12 @@ def test_a_lost_file_that_a_later_version_removed_is_not_missed(table: HandTable
 def test_a_lost_vector_takes_its_version(table: HandTable) -> None:
     table.commit(gone={next(iter(sorted(table.live))): [1]})
     (vector,) = table.folder.glob("*.bin")
-    vector.write_bytes(bytes(vector.stat().st_size))
-    loss = recovery.first_loss(str(table.folder), 1)
-    assert loss is not None
-    assert loss.version == 5
+    content = vector.read_bytes()
+    for lost in (bytes(len(content)), bytes(1) + content[1:], content[:-1]):
+        vector.write_bytes(lost)
+        loss = recovery.first_loss(str(table.folder), 1)
+        assert loss is not None
+        assert loss.version == 5
 
 
 @pytest.mark.parametrize("pointer", [True, False])
@@ -272,6 +274,9 @@ def test_a_load_can_write_whatever_the_log_holds(table: HandTable) -> None:
     recovery.cure(root, folder)
     assert read_snapshot(folder).version == 3
     emptied(entry(table, 2))
+    recovery.cure(root, folder)
+    assert read_snapshot(folder).version == 1, "what lies below the damage can still be read"
+    zeros(entry(table, 0))
     recovery.cure(root, folder)
     assert not table.folder.exists()
     assert (Path(root) / "_headwater" / "damaged" / "public" / "a" / "_delta_log").is_dir()

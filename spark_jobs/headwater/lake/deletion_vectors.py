@@ -17,6 +17,8 @@ from pyroaring import BitMap
 
 from headwater.lake import storage
 
+FILE_VERSION = b"\x01"
+"""The first byte of a file of vectors."""
 _MAGIC = 1681511377
 _HEADER = struct.Struct("<IqI")  # magic, number of bitmaps, the one bitmap's high 32 bits
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
@@ -31,7 +33,7 @@ def write_vectors(folder: str, vectors: Mapping[str, BitMap]) -> dict[str, dict[
     """Write all `vectors` (by data file) into one new file of the table; returns each one's descriptor."""
     name = uuid.uuid4()
     short = _z85(name.bytes)
-    parts, descriptors, offset = [b"\x01"], {}, 1
+    parts, descriptors, offset = [FILE_VERSION], {}, 1
     for file, rows in vectors.items():
         data = _to_bytes(rows)
         parts.append(_stored(data))

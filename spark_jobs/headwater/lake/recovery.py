@@ -27,7 +27,7 @@ import pyarrow as pa
 from headwater.errors import DamagedLake
 from headwater.lake import entries, storage
 from headwater.lake.cuts import HISTORY, history_name, remove_torn_pins
-from headwater.lake.deletion_vectors import DamagedVector, read_vector
+from headwater.lake.deletion_vectors import FILE_VERSION, DamagedVector, read_vector, vector_file
 from headwater.lake.delta_log import read_snapshot
 from headwater.lake.ledger import Epoch, epoch_at_version, read_epoch, read_epoch_up_to
 from headwater.lake.log_entries import Action, checkpoints_of, entries_of, read_actions
@@ -173,12 +173,13 @@ def drop_torn_checkpoints(folder: str) -> None:
 
 
 def cure(root: str, folder: str) -> None:
-    """Before a load writes the table in `folder` anew: whatever its files hold, it can."""
+    """Before a load writes the table in `folder` anew: whatever its files hold, it can. What lies below the damage
+    stays for who reads older cuts."""
     drop_torn_checkpoints(folder)
     loss = first_loss(folder, base(folder))
-    if loss is not None and loss.newest:
+    if loss is not None:
         cut_back(folder, loss.version)
-    if is_damaged(folder):
+    if is_damaged(folder) or (loss is not None and loss.version == 0):
         set_aside(root, folder)
 
 
@@ -261,8 +262,11 @@ def _what_is_wrong(folder: str, add: Mapping[str, Any], *, read: bool) -> str:
     if not _is_parquet(path) or (read and not _is_readable(path)):
         return f"{path} has the right length, and is no data file"
     try:
-        if add.get("deletionVector"):
-            read_vector(folder, add["deletionVector"])
+        if vector := add.get("deletionVector"):
+            read_vector(folder, vector)
+            place = vector_file(folder, vector)
+            if place is not None and storage.read_range(place, 0, 1) != FILE_VERSION:
+                return f"{place} does not begin as a file of deletion vectors"
     except FileNotFoundError as error:
         return f"a deletion vector is missing: {error}"
     except DamagedVector as error:
