@@ -142,7 +142,7 @@ class Case:
     at_start: str = ""
 
 
-SOMEBODY = "was written by somebody else"
+SOMEBODY = "was written by another program"
 CASES = {
     # Spark, files
     "`OPTIMIZE`": Case(sql("optimize {t}")),
@@ -364,7 +364,7 @@ def test_a_commit_that_was_overwritten_is_in_no_row_as_ours(lake: Lake, tmp_path
             position = DeltaTable(table.path).transaction_version(record_of(pipeline, name).app_id(pipeline.name))
             _replace_entry(table)
         until(lambda: record_of(pipeline, name).state == "suspended" or running.done(), "it is suspended")
-    assert "(OPTIMIZE by Apache-Spark) was written by somebody else over" in record_of(pipeline, name).reason
+    assert "(OPTIMIZE by Apache-Spark) was written by another program over" in record_of(pipeline, name).reason
     rows = [epoch.tables[name] for epoch in read_all(pipeline.lake_path()) if name in epoch.tables]
     assert position not in [row.applied_lsn for row in rows]
     assert rows[-1].state == "suspended"

@@ -65,7 +65,7 @@ HEALTHY = (
     "public.added",
 )
 SUSPENDED = {
-    "public.appended": ("was written by somebody else",),
+    "public.appended": ("was written by another program",),
     "public.renamed": ("renamed to public.renamed_now",),
     "public.recreated": ("dropped and created again",),
     "public.retyped": ("other types: n",),
@@ -249,7 +249,7 @@ def test_a_foreign_commit_between_load_and_the_first_replicate_suspends(shop: Sh
     write_deltalake(lake_path_of(pipeline, "public.fresh"), FOREIGN, mode="append")
     shop.database.execute("update fresh set n = 7 where id = 3")
     assert states_of(catch_up(pipeline))["public.fresh"] == "suspended"
-    assert "written by somebody else" in record_of(pipeline, "public.fresh").reason
+    assert "written by another program" in record_of(pipeline, "public.fresh").reason
     assert (3, 7, "row 3") not in lake_rows(pipeline, "public.fresh")
 
 

@@ -145,7 +145,7 @@ def test_what_somebody_else_wrote_is_noticed_by_the_next_driver_and_by_the_next_
     known = dict(histories.versions)
     write_deltalake(beside.path, pa.table({"_hw_operation": ["insert"]}), mode="append", schema_mode="merge")
     for noticed in (partial(beside.driver, dict(known)), partial(beside.append, histories, chunk_of(1, "b"))):
-        with pytest.raises(ForeignWrite, match=r"version 2 .* of its history was written by somebody else"):
+        with pytest.raises(ForeignWrite, match=r"version 2 .* of its history was written by another program"):
             noticed()
 
 

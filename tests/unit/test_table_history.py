@@ -83,7 +83,7 @@ def test_rearranged_files_come_between_our_commits(log: Log) -> None:
 def test_data_of_somebody_else_is_noticed_also_below_a_commit_of_ours(log: Log) -> None:
     log.commit(None)
     log.commit(APP, planned_on=3)
-    assert "version 3 (WRITE) was written by somebody else" in log.problem()
+    assert "version 3 (WRITE) was written by another program" in log.problem()
     assert "version 3" in log.problem(since=2)
 
 
@@ -130,7 +130,7 @@ def test_a_commit_that_took_the_place_of_one_of_ours_is_found_at_a_start(log: Lo
     log.commit(APP, named="a")
     log.commit(None, named="of a stranger", data_change=False)  # was ours, and called b
     log.commit(APP, named="c", stands_on="b")
-    assert "version 4 (WRITE) was written by somebody else over" in log.replaced(since)
+    assert "version 4 (WRITE) was written by another program over" in log.replaced(since)
     assert log.problem(since) == ""
 
 

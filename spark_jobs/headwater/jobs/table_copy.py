@@ -98,7 +98,7 @@ def copy_whole(spark: SparkSession, target: Target) -> tuple[int, int]:
             return _copy_small(target, units) if is_small else _copy_by_stretches(spark, target, units, found)
         return _copy_by_engine(spark, target, units)
     except LostRace as lost:
-        raise Changed("somebody else has written to it in the lake meanwhile") from lost
+        raise Changed("another program has written to it in the lake meanwhile") from lost
     except (PySparkException, Py4JJavaError, TableChanged, UnfitValue, NameTooLong) as error:
         raise named_error(error, record) from error
 

@@ -225,7 +225,7 @@ def _constraint_broken(table: str, text: str) -> ForeignWrite | None:
     if found is None:
         return None
     return ForeignWrite(
-        f"somebody else gave the lake's table the constraint {found[1]}, which a row of the source does not meet",
+        f"another program gave the lake's table the constraint {found[1]}, which a row of the source does not meet",
         where=table,
         remedy=f"drop the constraint, then headwater load PIPELINE.yaml --table {table} --again",
     )
@@ -233,7 +233,7 @@ def _constraint_broken(table: str, text: str) -> ForeignWrite | None:
 
 def _replaced(table: str, commit: str) -> ForeignWrite:
     return ForeignWrite(
-        f"{commit} was written by somebody else over the commit that was there",
+        f"{commit} was written by another program over the commit that was there",
         where=table,
         remedy=f"headwater load PIPELINE.yaml --table {table} --again",
     )
@@ -282,8 +282,8 @@ def _note_others(plan: Plan, version: int) -> str:
             )
         if commit.data:
             raise ForeignWrite(
-                f"version {commit.version} ({commit.operation}) was committed by somebody else while version {version} "
-                "was being written",
+                f"version {commit.version} ({commit.operation}) was committed by another program while version "
+                f"{version} was being written",
                 where=plan.record.name,
                 remedy=f"headwater load PIPELINE.yaml --table {plan.record.name} --again",
             )

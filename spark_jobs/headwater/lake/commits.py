@@ -24,7 +24,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from headwater.errors import Transient
 from headwater.lake import storage
 from headwater.lake.cleanup import lost_file
-from headwater.lake.log_entries import LostRace, files_of, newest_whole, note_written, require_version
+from headwater.lake.log_entries import LostRace, TornEntry, files_of, newest_whole, note_written, require_version
 from headwater.lake.paths import log_path
 
 _CONFIGURATION = {
@@ -150,14 +150,17 @@ def query(table: DeltaTable, sql: str) -> pa.Table:
     try:
         return pa.table(QueryBuilder().register("t", table).execute(sql).read_all())
     except Exception as error:  # the engine tells every failure by this class
-        why = lost_file(storage.path_of(table.table_uri), table.version())
+        try:
+            why = lost_file(storage.path_of(table.table_uri), table.version())
+        except (FileNotFoundError, TornEntry) as torn:
+            why = str(torn)
         if not why:
             raise
         raise Transient(
-            f"{why}: the lake's host has lost its power, it seems, and nobody has replicated since",
+            f"a file of the lake is missing or damaged: {why}",
             code="lake_unavailable",
-            where="the lake",
-            remedy="headwater replicate PIPELINE.yaml takes away what is half done, and goes on",
+            where="the lake's control tables",
+            remedy="run headwater replicate PIPELINE.yaml: after a power cut it repairs this, else it says what to do",
         ) from error
 
 

@@ -101,9 +101,9 @@ def foreign_terms(path: str, commits: Sequence[Commit], app_id: str, *, appended
     for commit in others:
         why = _unfit(path, commit, appended_to) if commit.terms else ""
         if why:
-            return f"{commit.described} was written by somebody else and {why}"
+            return f"{commit.described} was written by another program and {why}"
     if any(commit.operation.startswith("VACUUM") for commit in others) and not is_whole(path, commits[-1].version):
-        return "a VACUUM of somebody else has removed files that it needs"
+        return "a VACUUM of another program has removed files that it needs"
     return ""
 
 

@@ -101,7 +101,7 @@ def refuse_foreign(path: str, since: int, prefix: str, name: str) -> None:
     commits = commits_after(path, since)
     strange = (c for c in commits if c.data and not any(app_id.startswith(prefix) for app_id in c.transactions))
     problem = next(
-        (f"version {c.version} ({c.operation}) of its history was written by somebody else" for c in strange), ""
+        (f"version {c.version} ({c.operation}) of its history was written by another program" for c in strange), ""
     )
     if not problem and (why := foreign_terms(path, commits, prefix, appended_to=True)):
         problem = f"its history: {why}"

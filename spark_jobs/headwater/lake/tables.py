@@ -210,7 +210,7 @@ def foreign_data(commits: list[Commit], app_id: str) -> str:
     data: list[Commit] = []
     for commit in commits:
         if commit.data and app_id not in commit.transactions:
-            return f"version {commit.version} ({commit.operation}) was written by somebody else"
+            return f"version {commit.version} ({commit.operation}) was written by another program"
         planned_on = commit.planned_on
         if planned_on is not None and any(before.version > planned_on for before in data):
             return (
@@ -233,7 +233,7 @@ def replaced_below(path: str, commits: Sequence[Commit], newest: int) -> str:
     log += [(commit.described, commit.txn_id, commit.stands_on) for commit in commits]
     for (below, name, _), (_, _, stands_on) in pairwise(log):
         if stands_on and name != stands_on:
-            return f"{below} was written by somebody else over the commit that was there"
+            return f"{below} was written by another program over the commit that was there"
     return ""
 
 
