@@ -40,8 +40,11 @@ from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.config import Pipeline, load_pipeline
 from headwater.errors import LostLease, Refused, SlotGap, SourceChanged
+from headwater.jobs import publisher
 from headwater.jobs.replicate import replicate
 from headwater.jobs.status import status
+from headwater.jobs.wait import wait
+from headwater.lake import freshness
 from headwater.lake.ledger import Epoch, read_all
 from headwater.lake.position_file import PositionFile, read_position_file
 from headwater.position import Position, format_lsn, parse_lsn
@@ -433,3 +436,17 @@ def test_a_driver_that_begins_behind_says_how_far(database: Database, tmp_path: 
         hold.release()
     assert shown["lag_bytes"] > 0
     assert shown["lag_seconds"] is not None
+
+
+def test_a_run_that_is_over_at_once_leaves_word_of_the_sources_clock(
+    database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher, "_PERIOD", 60.0)
+    database.execute("create table orders (id int primary key)", "insert into orders values (1)")
+    database.allow_publishing()
+    pipeline = write_pipeline(tmp_path, database, "public.orders")
+    load_tables(pipeline)
+    catch_up(pipeline)
+    database.execute("insert into orders values (2)")  # what the source says now proves nothing of the lake
+    result = wait(pipeline, None, "1h", 0)
+    assert result.outcome is freshness.Outcome.SATISFIED, result

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
+import os
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +19,9 @@ from deltalake import DeltaTable, QueryBuilder
 from fixtures import pgoutput as pg
 from fixtures.staged import staged_files
 from fixtures.waiting import until
+from headwater.jobs import staging
 from headwater.jobs.stager_process import Finish, Forget, Stage, Target
-from headwater.jobs.staging import Staging, _Task, _Tasks
+from headwater.jobs.staging import Staging, _StagerHandle, _Task, _Tasks
 from headwater.lake import positional
 from headwater.lake.paths import staged_path
 from headwater.lake.plan import Plan
@@ -208,6 +212,46 @@ def test_what_somebody_has_removed_is_noticed_before_the_commit(bench: Bench) ->
     bench.staging.give_up(XID, "public.r1")
     assert bench.staging.collect(XID, "public.r1", SCHEMA, bench.chunks[-1].blocks) is None
     assert not list((bench.root / "t").glob("*.parquet"))
+
+
+def test_a_failed_commit_may_be_tried_again(bench: Bench) -> None:
+    bench.begin(range(1000))
+    bench.settle()
+    bench.feed(pg.stream_commit(XID, 1000))
+    (chunk,) = on_their_own(bench.framer.cut())
+    rows = bench.staging.collect(XID, "public.r1", SCHEMA, chunk.blocks)
+    assert rows is not None
+    for _ in range(2):
+        rows.link(rows.files, str(bench.root / "t"))
+    assert len(list((bench.root / "t").glob("*.parquet"))) == len(rows.files)
+
+
+def test_what_nobody_has_thought_of_ends_the_staging_and_not_the_commit(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("nobody has thought of this")
+
+    monkeypatch.setattr(_StagerHandle, "ask", fail)
+    bench.begin(range(1000))
+    assert bench.commit() is None
+    assert "nobody has thought of this" in caplog.text
+    bench.begin(range(1000), OTHER)
+    assert bench.commit(OTHER, 2000) is None
+
+
+def test_a_stager_that_stands_still_holds_up_no_commit(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.begin(range(1000))
+    bench.settle()
+    (process,) = [child for child in multiprocessing.active_children() if child.name == "headwater-stager"]
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    monkeypatch.setattr(staging, "_LONGEST_SECONDS", 0.2)
+    assert bench.commit() is None
+    assert "the stager process stands still" in caplog.text
+    until(lambda: not process.is_alive(), "it is gone")
 
 
 def test_what_a_commit_waits_for_goes_before_what_nobody_waits_for() -> None:

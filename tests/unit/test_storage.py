@@ -164,12 +164,14 @@ def test_a_replaced_file_is_read_whole_at_any_moment(tmp_path: Path) -> None:
     assert storage.names(str(tmp_path)) == ["position.json"]
 
 
-def test_a_linked_file_outlives_its_first_name_and_takes_none_that_is_there(tmp_path: Path) -> None:
-    first, second = str(tmp_path / "staged"), str(tmp_path / "named")
+def test_a_linked_file_outlives_its_first_name_and_takes_none_of_another_file(tmp_path: Path) -> None:
+    first, second, other = (str(tmp_path / name) for name in ("staged", "named", "other"))
     storage.write(first, b"rows")
+    storage.write(other, b"rows")
     storage.link(first, second)
+    storage.link(first, second)  # what comes again after a failed commit
     with pytest.raises(FileExistsError):
-        storage.link(first, second)
+        storage.link(other, second)
     storage.delete(first)
     assert storage.read(second) == b"rows"
 

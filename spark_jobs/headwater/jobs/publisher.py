@@ -31,7 +31,7 @@ from headwater.lake.registry import TableRecord, now_text
 from headwater.log.blocks import Chunk
 from headwater.position import Position
 from headwater.source.connection import Connection, connect, primary_position
-from headwater.source.samples import emit_marker, take_sample
+from headwater.source.samples import Sample, emit_marker, take_sample
 
 log = logging.getLogger(__name__)
 
@@ -97,13 +97,16 @@ class Publisher:
         rates: Callable[[], dict[str, float]],
         retrying: Callable[[], dict[str, Any]],
         durable: Callable[[], int],
+        first: Sample,
     ) -> Iterator[None]:
         """Publish while the block runs. `retrying`: the tables that are tried again, as the file says it; `durable`: up
-        to which LSN a power cut would leave the lake."""
+        to which LSN a power cut would leave the lake; `first`: a sample from before the block, without which a run that
+        is over within a second would leave none."""
         self._ledger, self._reader, self._rates, self._retrying = ledger, reader, rates, retrying
         self._durable = durable
         self._epoch = ledger.newest
         self._remember_samples()
+        self._add(first)
         thread = threading.Thread(target=self._run, name="headwater-publisher", daemon=True)
         thread.start()
         try:
@@ -225,10 +228,7 @@ class Publisher:
         before = time.monotonic()
         sample = take_sample(connection)
         self.clock_offset = sample.time.timestamp() - (before + time.monotonic()) / 2
-        moment = sample.time.astimezone(UTC)
-        self.last_sample = (moment, sample.lsn)
-        with self._lock:
-            self._samples.add(moment, sample.lsn, self._epoch.position.lsn if self._epoch is not None else 0)
+        self._add(sample)
         if sample.lsn <= self._reader.read_position or self._pending:
             self._behind_since = None
         elif self._behind_since is None:
@@ -237,6 +237,12 @@ class Publisher:
             # The insert position may stand past a page header or an unflushed commit, where an idle log never comes.
             emit_marker(connection)
             self._behind_since = None
+
+    def _add(self, sample: Sample) -> None:
+        moment = sample.time.astimezone(UTC)
+        self.last_sample = (moment, sample.lsn)
+        with self._lock:
+            self._samples.add(moment, sample.lsn, self._epoch.position.lsn if self._epoch is not None else 0)
 
 
 def _not_in_step(tables: Mapping[str, TableRecord]) -> dict[str, dict[str, str]]:

@@ -49,7 +49,7 @@ from headwater.session import build_session
 from headwater.source.connection import Connection, Session, connect, identify
 from headwater.source.problems import refuse_errors
 from headwater.source.publication import inserts_name
-from headwater.source.samples import emit_marker
+from headwater.source.samples import emit_marker, take_sample
 from headwater.source.settings import server_problems
 from headwater.source.slot import loss_of, read_slot
 
@@ -185,10 +185,13 @@ def replicate(
             watch.look(connection)
             # To be ready took its time: a short slice may be over before the sampler looks for the first time.
             successor.look(connection)
+            sample = take_sample(connection)  # before the target: who has reached that holds all it speaks of
             target = _target(connection, until, position)
             with (
                 contextlib.closing(tables),
-                publisher.running(ledger, reader, driver.rates, tables.retries.shown, lambda: durability.position),
+                publisher.running(
+                    ledger, reader, driver.rates, tables.retries.shown, lambda: durability.position, sample
+                ),
             ):
                 reason = driver.run(target, deadline, stop)
                 reach("replicate.before_release")

@@ -31,6 +31,10 @@ log = logging.getLogger(__name__)
 
 _AT_MOST: Final = 4
 """Open transactions that are staged at the same time: each has an index of keys in memory."""
+_LONGEST_SECONDS: Final = 120.0
+_SLOWEST: Final = 5000
+"""A message of the stager's is answered within so many seconds, and one more for each `_SLOWEST` changes of it: a
+fortieth of its speed on an idle machine. One that takes longer stands still, on a disk that does not answer as well."""
 _DISK_SHARE: Final = 0.5
 """Of the spill budget: beyond it everything on disk is left to those who cannot do without."""
 
@@ -310,6 +314,17 @@ class Staging:
             stager.close()
 
     def _run(self, task: _Task, stager: _StagerHandle) -> None:
+        """Whatever becomes of the task, who waits for its answer is given one."""
+        try:
+            answer = self._answer(task, stager)
+        except Exception as error:
+            log.exception("staging failed, nothing more is staged in this run")
+            self._off = f"staging failed: {error}"
+            answer = Answer(refused=self._off)
+        if task.answer is not None:
+            task.answer.set_result(answer)
+
+    def _answer(self, task: _Task, stager: _StagerHandle) -> Answer:
         message, share = task.message, task.share
         answer = Answer(refused="it was rolled back")
         if isinstance(message, Forget):
@@ -325,18 +340,19 @@ class Staging:
                 self._done[key] = self._done.get(key, 0) + sum(block.changes for block in message.blocks)
         elif share is not None and share.refused:
             answer = Answer(refused=share.refused)
-        if task.answer is not None:
-            task.answer.set_result(answer)
+        return answer
 
     def _ask(self, stager: _StagerHandle, message: Stage | Finish | Forget) -> Answer:
         if self._off:
             return Answer(refused=self._off)
         try:
             return stager.ask(message)
+        except TimeoutError as error:
+            self._off = f"the stager process stands still: {error}"
         except (EOFError, OSError) as error:
-            log.warning("the stager process died, nothing more is staged in this run: %s", error)
-            self._off = "the stager process died"
-            return Answer(refused=self._off)
+            self._off = f"the stager process died: {error or type(error).__name__}"
+        log.warning("%s; nothing more is staged in this run", self._off)
+        return Answer(refused=self._off)
 
 
 class _StagerHandle:
@@ -346,6 +362,7 @@ class _StagerHandle:
         self.is_running = False
 
     def ask(self, message: Stage | Finish | Forget) -> Answer:
+        """EOFError or OSError: it has died. TimeoutError: it does not answer; it is killed."""
         if not self.is_running:
             context = multiprocessing.get_context("spawn")
             self._connection, theirs = context.Pipe()
@@ -354,6 +371,12 @@ class _StagerHandle:
             theirs.close()
             self.is_running = True
         self._connection.send(message)
+        seconds = _LONGEST_SECONDS
+        if not isinstance(message, Forget):
+            seconds += sum(block.changes for block in message.blocks) / _SLOWEST
+        if not self._connection.poll(seconds):
+            self._process.kill()
+            raise TimeoutError(f"no answer for {seconds:.0f} s")
         answer: Answer = self._connection.recv()
         return answer
 
@@ -363,4 +386,4 @@ class _StagerHandle:
             self._process.join(timeout=5)
             if self._process.is_alive():
                 self._process.kill()
-                self._process.join()
+                self._process.join(timeout=5)  # one that the kernel does not let go ends when it does

@@ -71,7 +71,8 @@ class StagedRows:
     changes: int
 
     def link(self, files: Sequence[StagedFile], folder: str) -> None:
-        """Give files names in the table's `folder`; they stay here, too, should the commit lose its race."""
+        """Give files names in the table's `folder`; they stay here, too, should the commit lose its race. May be done
+        again, whatever became of the commit."""
         try:
             for staged in files:
                 storage.link(join(self.folder, staged.file.name), join(folder, staged.file.name))

@@ -206,9 +206,15 @@ def put_if_absent(place: str, data: bytes) -> str:
 
 
 def link(source: str, target: str) -> None:
-    """Give a file a second name, at the price of none of its bytes; each name is deleted by itself. FileExistsError
-    when `target` is taken. Another store would copy on its own side, or the log name the file where it lies."""
-    os.link(path_of(source), path_of(target))
+    """Give a file a second name, at the price of none of its bytes; each name is deleted by itself. Nothing happens
+    when it has that name already; FileExistsError when `target` is another file. Another store would copy on its own
+    side, or the log name the file where it lies."""
+    here, there = path_of(source), path_of(target)
+    try:
+        os.link(here, there)
+    except FileExistsError:
+        if not os.path.samefile(here, there):
+            raise
     wrote(target)
 
 
