@@ -33,8 +33,8 @@ _AT_MOST: Final = 4
 """Open transactions that are staged at the same time: each has an index of keys in memory."""
 _LONGEST_SECONDS: Final = 120.0
 _SLOWEST: Final = 5000
-"""A message of the stager's is answered within so many seconds, and one more for each `_SLOWEST` changes of it: a
-fortieth of its speed on an idle machine. One that takes longer stands still, on a disk that does not answer as well."""
+"""A message to the stager is answered within so many seconds, and one more for each `_SLOWEST` changes of it; after
+that it counts as hung. To give it up costs work and no rows."""
 _DISK_SHARE: Final = 0.5
 """Of the spill budget: beyond it everything on disk is left to those who cannot do without."""
 

@@ -192,11 +192,7 @@ def put_if_absent(place: str, data: bytes) -> str:
     scratch = os.path.join(os.path.dirname(path), f".{uuid.uuid4().hex}.tmp")
     try:
         write(scratch, data)
-        os.link(scratch, path)
-    except FileExistsError:
-        # A network file system may answer so to the repetition of a request that it has carried out.
-        if not os.path.samefile(scratch, path):
-            raise
+        _link(scratch, path)
     finally:
         # Of the scratch name: under the other one somebody's rename could have put another file by now.
         mine = token(scratch) or ""
@@ -209,13 +205,17 @@ def link(source: str, target: str) -> None:
     """Give a file a second name, at the price of none of its bytes; each name is deleted by itself. Nothing happens
     when it has that name already; FileExistsError when `target` is another file. Another store would copy on its own
     side, or the log name the file where it lies."""
-    here, there = path_of(source), path_of(target)
-    try:
-        os.link(here, there)
-    except FileExistsError:
-        if not os.path.samefile(here, there):
-            raise
+    _link(path_of(source), path_of(target))
     wrote(target)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        # It has that name already; a network file system may say so, too, when it repeats what it has carried out.
+        if not os.path.samefile(source, target):
+            raise
 
 
 def make_folder(folder: str, mode: int = 0o777) -> None:
