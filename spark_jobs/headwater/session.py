@@ -1,12 +1,14 @@
 """The one place that builds Spark: which jars, which settings, and why each of them.
 
-`build_session` serves a job in its own process, started by `python`, by the command line or by spark-submit.
-`submit_conf` and `submit_environment` are what a SparkSubmitOperator passes on. Only `build_session` imports
-pyspark, so this module costs nothing where Airflow parses DAG files.
+`job_session` serves one of Headwater's jobs in its own process, started by `python`, by the command line or by
+spark-submit; `build_session` serves any program. `submit_conf` (any job), `job_conf` (Headwater's own) and
+`submit_environment` are what a SparkSubmitOperator passes on. Only sessions import pyspark, so this module costs
+nothing where Airflow parses DAG files.
 
-Three kinds of settings. *Launch* settings must be known before the JVM starts: under spark-submit they come from
-`submit_conf`, or from the user. *Required* settings decide what is stored and read: they always hold. *Tuning*
-settings give way to what spark-submit or spark-defaults.conf says.
+Four kinds of settings. *Delta's* are what any Spark needs for tables of the lake: its jars, its extension, its
+catalog, and commits that overwrite nobody's. *Launch* settings must be known before the JVM starts. *Required* settings
+decide what Headwater stores and reads: they hold in sessions that are built here, and in no others. *Tuning* is of
+Headwater's own jobs, and gives way to what spark-submit or spark-defaults.conf says.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from headwater.errors import Refused
@@ -30,7 +33,7 @@ from headwater.jars import LOG_STORE, jar_paths
 from headwater.java import require_java
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC -XX:MetaspaceSize=256m"
 """JDK_JAVA_OPTIONS for a demo or a test: in a JVM's first minutes compiling for the long run costs more than it saves
@@ -42,8 +45,10 @@ _DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 _LOG_STORE = "spark.delta.logStore.file.impl"
 _LOG_STORE_OF_ALL = "spark.delta.logStore.class"
 
+_EXTENSIONS = "spark.sql.extensions"
+_CATALOG = {"spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog"}
 _REQUIRED = {
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    **_CATALOG,
     # Any other zone shifts dates, and makes each commit to a small table rebuild its state (75 -> 973 ms).
     "spark.sql.session.timeZone": "UTC",
     # `timestamp` is a point in time everywhere, as in the type table; PostgreSQL's zoneless one is timestamp_ntz.
@@ -59,10 +64,14 @@ _REQUIRED = {
     "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration": "false",
 }
 
-_TUNING = {
-    # Batches are small: planning again while running, and many partitions, cost more than the work itself.
+_SMALL = {
+    # Planning again while running, and many partitions, cost more than the work itself.
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.adaptive.enabled": "false",
+}
+"""While a job reads no more than `_SMALL_BYTES` of a table's files."""
+_SMALL_BYTES = 256 << 20
+_TUNING = {
     "spark.databricks.delta.snapshotPartitions": "1",
     # The default of 100 compiles the same plans again and again as soon as there are many tables.
     "spark.sql.codegen.cache.maxEntries": "20000",
@@ -74,18 +83,25 @@ _TUNING = {
 
 
 def submit_conf() -> dict[str, str]:
-    """What `spark-submit --conf` needs, everything included. The master is the Spark connection's matter."""
+    """What any Spark needs for tables of the lake, as `spark-submit --conf` takes it: nothing that tunes it."""
     return {
         "spark.jars": ",".join(jar_paths()),
-        "spark.driver.memory": os.environ.get("HEADWATER_DRIVER_MEMORY", "1g"),
+        _EXTENSIONS: _DELTA_EXTENSION,
+        **_CATALOG,
+        # Delta's own may take the place of an entry that somebody else has put there at the same moment.
+        _LOG_STORE: LOG_STORE,
+    }
+
+
+def job_conf() -> dict[str, str]:
+    """What one of Headwater's own jobs needs before its JVM starts; the rest it sets itself."""
+    memory = os.environ.get("HEADWATER_DRIVER_MEMORY")
+    return {
+        **submit_conf(),
+        **({"spark.driver.memory": memory} if memory else {}),
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_log4j_file()}",
         "spark.pyspark.python": _executor_python(),
         "spark.pyspark.driver.python": sys.executable,
-        "spark.sql.extensions": _DELTA_EXTENSION,
-        # Delta's own may take the place of an entry that somebody else has put there at the same moment.
-        _LOG_STORE: LOG_STORE,
-        **_REQUIRED,
-        **_TUNING,
     }
 
 
@@ -120,34 +136,63 @@ def _with_required(session: SparkSession) -> SparkSession:
     return session
 
 
-def build_session(pipeline_name: str | None = None, app_name: str = "headwater") -> SparkSession:
+def suit(session: SparkSession, frame: DataFrame | None = None) -> None:
+    """The next queries are over `frame` (None: over little). Where it is large, Spark chooses plans and partitions as
+    it does by itself. What spark-submit or spark-defaults.conf has set stays."""
+    large = frame is not None and _bytes_of(frame) > _SMALL_BYTES
+    given = session.sparkContext.getConf()
+    for name, value in _SMALL.items():
+        if given.contains(name):
+            continue
+        if large:
+            session.conf.unset(name)
+        else:
+            session.conf.set(name, value)
+
+
+def _bytes_of(frame: DataFrame) -> int:
+    """As Spark estimates them: of a Delta table, of the files of the version that is read."""
+    return int(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())
+
+
+def job_session(pipeline_name: str, job: str) -> SparkSession:
+    """`build_session` for one of Headwater's own jobs, tuned for tables that are small; see `suit`."""
+    session = build_session(pipeline_name, f"headwater {job}", tuning=_TUNING)
+    suit(session)
+    return session
+
+
+def build_session(
+    pipeline_name: str | None = None, app_name: str = "headwater", *, tuning: Mapping[str, str] = MappingProxyType({})
+) -> SparkSession:
     """The process's Spark session: the running one, brought to the required settings, or a new one.
 
-    Not to be called by several threads at once; work in threads on `for_thread(session)`, which has settings of its
-    own and shares all else. Without Java or jars: `Refused`.
+    `tuning`: settings of a new one that give way to what spark-submit and spark-defaults.conf say. Not to be called by
+    several threads at once; work in threads on `for_thread(session)`, which has settings of its own and shares all
+    else. Without Java or jars: `Refused`.
     """
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
     if SparkContext._active_spark_context is not None:
         session = SparkSession.builder.getOrCreate()
-        if _DELTA_EXTENSION not in (session.conf.get("spark.sql.extensions", "") or ""):
+        if _DELTA_EXTENSION not in (session.conf.get(_EXTENSIONS, "") or ""):
             raise Refused(
                 "the running Spark session has no Delta Lake",
                 code="no_delta",
-                remedy=f"start it by headwater.session.build_session, or with spark.sql.extensions={_DELTA_EXTENSION}",
+                remedy=f"start it by headwater.session.build_session, or with {_EXTENSIONS}={_DELTA_EXTENSION}",
             )
         return _with_required(session)
 
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
-    settings = submit_conf()
+    settings = {**job_conf(), **_REQUIRED, **tuning}
     if submitted:
         SparkContext._ensure_initialized()
         given = dict(SparkConf().getAll())
         settings = {name: value for name, value in settings.items() if name not in given} | _REQUIRED
-        extensions = given.get("spark.sql.extensions", "")
+        extensions = given.get(_EXTENSIONS, "")
         if _DELTA_EXTENSION not in extensions:
-            settings["spark.sql.extensions"] = f"{extensions},{_DELTA_EXTENSION}".lstrip(",")
+            settings[_EXTENSIONS] = f"{extensions},{_DELTA_EXTENSION}".lstrip(",")
         if _LOG_STORE_OF_ALL in given or not _has_class(SparkContext._jvm, LOG_STORE):
             # Submitted with other jars than ours. It reads all the same; commits are `require_exclusive`'s matter.
             settings.pop(_LOG_STORE, None)

@@ -33,7 +33,7 @@ import headwater
 from headwater.config import Pipeline
 from headwater.embedded import EmbeddedServer
 from headwater.lake.position_file import read_position_file
-from headwater.session import submit_conf, submit_environment
+from headwater.session import job_conf, submit_environment
 
 RATE = int(os.environ.get("HEADWATER_BENCH_RATE", "100"))
 BOUNDARIES = int(os.environ.get("HEADWATER_BENCH_BOUNDARIES", "4"))
@@ -53,7 +53,7 @@ class Driver:
         command = [sys.executable, "-m", "headwater.cli", "replicate"]
         environment = dict(os.environ)
         if BY == "spark-submit":
-            conf = [part for name, value in submit_conf().items() for part in ("--conf", f"{name}={value}")]
+            conf = [part for name, value in job_conf().items() for part in ("--conf", f"{name}={value}")]
             command = [shutil.which("spark-submit") or "spark-submit", "--master", "local[2]", *conf, str(script)]
             environment |= submit_environment()
         with self._out.open("wb") as out, self._out.with_suffix(".log").open("wb") as log:

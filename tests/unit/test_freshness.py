@@ -196,6 +196,18 @@ def test_an_idle_source_is_fresh_by_a_sample_of_ones_own() -> None:
     assert verdict(Target(max_staleness=1), shown, [A], source_now=utc(900), samples=own).outcome is Outcome.SATISFIED
 
 
+def test_what_was_sampled_before_the_clock_was_set_back_tells_nothing_of_now() -> None:
+    # At 100 s the clock was set back to 50 s; since then a commit at 130 was read, which is not in the lake yet.
+    shown = look(published=120, read=130, pending={A: 130}, samples=((utc(100).isoformat(), 120),))
+    limit = Target(max_staleness=5)
+    assert verdict(limit, shown, [A], source_now=utc(60)).outcome is None
+    assert verdict(limit, shown, [A], source_now=utc(60), samples=[(utc(58), 130)]).outcome is None
+    assert verdict(limit, shown, [A], source_now=utc(60), samples=[(utc(58), 125)]).outcome is Outcome.SATISFIED
+    assert verdict(limit, shown, [A], source_now=utc(102)).outcome is Outcome.SATISFIED
+    # The other way round the clock would have to have been set back just now.
+    assert verdict(limit, shown, [A], source_now=utc(99.5)).outcome is Outcome.SATISFIED
+
+
 def test_staleness_is_not_judged_without_the_sources_clock() -> None:
     shown = look(samples=((utc(10).isoformat(), 150),))
     assert verdict(Target(max_staleness=1e9), shown, [A]).outcome is None

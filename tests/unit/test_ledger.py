@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from headwater.errors import Fenced
-from headwater.lake.ledger import Epoch, Ledger, TableVersion, read_all, read_epoch, read_generation
+from headwater.lake.ledger import (
+    Epoch,
+    Ledger,
+    TableVersion,
+    first_sample,
+    last_sample,
+    read_all,
+    read_epoch,
+    read_generation,
+)
 from headwater.position import Position
 
 START = Position("7318", 1, 100)
@@ -95,3 +105,40 @@ def test_an_empty_ledger_has_no_epoch(tmp_path: Path) -> None:
     assert read_epoch(str(tmp_path)) is None
     _driver(tmp_path)
     assert read_epoch(str(tmp_path)) is None
+
+
+def _sampled(ledger: Ledger, *samples: tuple[int, int]) -> None:
+    for seconds, lsn in samples:
+        ledger.publish(
+            START.at(lsn), {}, all_tables={}, source_time=None, sample=(_moment(seconds), lsn), stages={"apply": 0.5}
+        )
+
+
+def _moment(seconds: int) -> datetime:
+    return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
+
+
+def test_a_moment_is_found_at_the_first_sample_after_it(tmp_path: Path) -> None:
+    _sampled(_driver(tmp_path), (10, 110), (20, 120), (20, 120), (30, 130))
+    found = [first_sample(str(tmp_path), _moment(at), ("7318", 1)) for at in (5, 10, 15, 30, 31)]
+    assert found == [(_moment(10), 110), (_moment(10), 110), (_moment(20), 120), (_moment(30), 130), None]
+    assert first_sample(str(tmp_path), _moment(5), ("7318", 2)) is None
+    assert last_sample(str(tmp_path), START.at(125)) == (_moment(20), 120)
+
+
+def test_a_moment_that_the_clock_has_shown_twice_is_found_behind_the_second_time(tmp_path: Path) -> None:
+    """Set back from 100 s to somewhere below 57: what was committed at 55 then lies between 180 and 190."""
+    root, log = str(tmp_path), ("7318", 1)
+    _sampled(_driver(tmp_path), (54, 110), (56, 120), (100, 180), (57, 190), (60, 200))
+    found = [first_sample(root, _moment(at), log) for at in (55, 58, 90, 101)]
+    assert found == [(_moment(57), 190), (_moment(60), 200), None, None]
+    assert last_sample(root, START.at(195)) == (_moment(57), 190)
+
+
+def test_a_step_back_between_the_ledger_and_the_position_file_is_seen(tmp_path: Path) -> None:
+    root, log = str(tmp_path), ("7318", 1)
+    _sampled(_driver(tmp_path), (54, 110), (56, 120), (100, 180))
+    assert first_sample(root, _moment(55), log, (_moment(57), 190)) == (_moment(57), 190)
+    assert first_sample(root, _moment(55), log, (_moment(57), 180)) == (_moment(57), 180)
+    # The file of a clock that went on: rows of the ledger that are newer than its first sample are no step back.
+    assert first_sample(root, _moment(55), log, (_moment(99), 175)) == (_moment(56), 120)

@@ -31,7 +31,7 @@ from airflow.sdk.exceptions import (
 from headwater.errors import EXIT_DIFFERENCES, EXIT_REFUSED, EXIT_SUSPENDED, Refused
 from headwater_airflow import configuration, lineage
 from headwater_airflow.operators.links import PipelinePageLink, SparkPageLink
-from headwater_airflow.operators.submission import SparkSubmission, submission_environment
+from headwater_airflow.operators.submission import SparkSubmission, joined_conf, submission_environment
 from headwater_airflow.operators.watch import stop_when_paused
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ _NO_RETRY = {
 class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the provider is not typed
     """A Spark job of the pipeline whose file is at `pipeline`.
 
-    `conf` and the other arguments of SparkSubmitOperator add to what Headwater's session needs.
+    `conf` and the other arguments of SparkSubmitOperator add to what Headwater's session needs; jars and extensions of
+    Spark join Headwater's.
     """
 
     application_args: list[Any] | None
@@ -107,6 +108,12 @@ class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the 
         from headwater.parent_watch import parent_environment
 
         return {**submission_environment(), **parent_environment(), **self._connection_environment}
+
+    def spark_conf(self) -> dict[str, str]:
+        """What `spark-submit --conf` gets beside `conf`."""
+        from headwater.session import job_conf
+
+        return job_conf()
 
     def finished_with(self, status: int, submission: SparkSubmission) -> bool:
         """Whether this exit status other than 0 still is a success of the task."""
@@ -172,10 +179,8 @@ class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the 
 
     def _get_hook(self) -> SparkSubmission:
         # Asked for by the base class once `conf` is complete: OpenLineage may have added the task as the job's parent.
-        from headwater.session import submit_conf
-
         self._require_spark_connection()
-        self.conf = {**submit_conf(), **(self.conf or {})}
+        self.conf = joined_conf(self.spark_conf(), self.conf or {}, self.jars)
         submission = SparkSubmission(
             conf=self.conf,
             conn_id=self._conn_id,
@@ -183,7 +188,7 @@ class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the 
             py_files=self.py_files,
             archives=self._archives,
             driver_class_path=self.driver_class_path,
-            jars=self.jars,
+            jars=None,  # in `conf` with ours, of which as an argument they would take the place
             packages=self.packages,
             exclude_packages=self.exclude_packages,
             repositories=self._repositories,
@@ -356,6 +361,12 @@ class ReplicateOperator(HeadwaterSparkOperator):
             raise AirflowRescheduleException(datetime.now(UTC))  # type: ignore[no-untyped-call]
         return result
 
+    def spark_conf(self) -> dict[str, str]:
+        """What `spark-submit --conf` gets beside `conf`."""
+        from headwater.session import job_conf
+
+        return job_conf()
+
     def finished_with(self, status: int, submission: SparkSubmission) -> bool:
         # 143: the stop came while the driver was still starting.
         return status == EXIT_SUSPENDED or (submission.stop_requested and status == 143)
@@ -440,6 +451,8 @@ class SparkOnCutOperator(HeadwaterSparkOperator):
 
         cut = json.loads(Path(sys.argv[1]).read_text())
         orders = headwater.read(spark, cut)["public.orders"]
+
+    Of Headwater's settings the job gets what reads Delta tables (`headwater.session.submit_conf`), and nothing else.
     """
 
     template_fields: Sequence[str] = (*SparkSubmitOperator.template_fields, "cut")
@@ -452,6 +465,11 @@ class SparkOnCutOperator(HeadwaterSparkOperator):
         with cut_file(self.cut) as file:
             self.application_args = [file, *(self.application_args or ())]
             return super().execute(context)
+
+    def spark_conf(self) -> dict[str, str]:
+        from headwater.session import submit_conf
+
+        return submit_conf()
 
     def pipeline_name(self) -> str:
         return str(self.cut["pipeline"])

@@ -14,13 +14,14 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
+_EXTENSIONS = "spark.sql.extensions"
 # What headwater.session says when a job begins with Spark; one that needs none says nothing.
 _APPLICATION = re.compile(r"Spark application (\S+)(?:, its UI at (\S+))?$")
 
@@ -101,6 +102,15 @@ class SparkSubmission(SparkSubmitHook):  # type: ignore[misc]  # the provider is
                 self.spark_application = SparkApplication(found[1], found[2])
                 self.when_it_runs()
             yield line
+
+
+def joined_conf(ours: Mapping[str, str], theirs: Mapping[str, Any], jars: str | None) -> dict[str, Any]:
+    """`--conf` for a job: `theirs` wins, except that jars and extensions of both are loaded; `jars`: more of theirs."""
+    conf = {**ours, **theirs}
+    conf["spark.jars"] = ",".join(filter(None, [ours["spark.jars"], theirs.get("spark.jars"), jars]))
+    extensions = [*ours[_EXTENSIONS].split(","), *theirs.get(_EXTENSIONS, "").split(",")]
+    conf[_EXTENSIONS] = ",".join(dict.fromkeys(filter(None, extensions)))
+    return conf
 
 
 def submission_environment() -> dict[str, str]:

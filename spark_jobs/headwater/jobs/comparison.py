@@ -25,6 +25,7 @@ from headwater.jobs.differences import LakeRow, SourceRow, State
 from headwater.jobs.key_reader import ORIGIN
 from headwater.lake.tables import quoted, struct_type
 from headwater.schema import PARTITION_COLUMN, TableSchema
+from headwater.session import suit
 
 _SHOWN_COLUMNS = 12
 _SHOWN_CHARACTERS = 60
@@ -100,6 +101,7 @@ class Comparison:
 
     def first_look(self, source: DataFrame, lake: DataFrame, limit: int) -> tuple[int, Candidates]:
         """How many rows the source has, and the keys that differ, `limit` of them with their values."""
+        suit(self._spark, lake)
         both = self._kept(self._brief(source, 1).unionAll(self._brief(lake, -1)))
         cell = f"cast(pmod(xxhash64({', '.join(self._keys)}), {_CELLS}) as int)"
         try:

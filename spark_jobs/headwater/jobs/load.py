@@ -41,7 +41,7 @@ from headwater.lake.recovery import begin_anew
 from headwater.lake.registry import PipelineRecord, Registry
 from headwater.names import TableName
 from headwater.position import format_lsn
-from headwater.session import build_session, for_thread
+from headwater.session import for_thread, job_session
 from headwater.source.catalog import Catalog, CatalogTable, read_catalog
 from headwater.source.connection import Connection, connect, identify
 from headwater.source.publication import (
@@ -106,7 +106,7 @@ def load(
             if wanted:
                 sizes = _sizes(pipeline, wanted)
                 with LoadProgress(pipeline, held.session, "load", sizes, progress, show) as shown:
-                    spark = build_session(pipeline.name, app_name=f"headwater load {pipeline.name}")
+                    spark = job_session(pipeline.name, "load")
                     one = TableLoad(
                         pipeline,
                         registry,

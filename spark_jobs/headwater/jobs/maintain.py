@@ -35,7 +35,7 @@ from headwater.lake.positional import obstacle
 from headwater.lake.registry import Registry, TableRecord
 from headwater.lake.upkeep import choose
 from headwater.names import TableName
-from headwater.session import build_session
+from headwater.session import job_session
 from headwater.source.connection import Connection, connect, identify
 from headwater.source.slot import read_slot
 
@@ -164,7 +164,7 @@ class _Maintenance:
             with self._no_load():
                 if direct:
                     return compact_directly(folder, record.schema, generation_app(self._pipeline.name)), ""
-                return optimize(build_session(self._pipeline.name, app_name="headwater maintain"), snapshot), ""
+                return optimize(job_session(self._pipeline.name, "maintain"), snapshot), ""
         except LostLease as lost:
             return False, lost.message
 

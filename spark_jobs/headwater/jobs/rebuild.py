@@ -39,7 +39,7 @@ from headwater.lake.tables import current, quoted, struct_type
 from headwater.names import TableName
 from headwater.position import format_lsn
 from headwater.schema import TableSchema
-from headwater.session import build_session
+from headwater.session import job_session
 from headwater.source.catalog import read_catalog
 from headwater.source.connection import Connection, connect
 
@@ -173,7 +173,7 @@ class _Rebuild:
         """All rows of the table's newest version, into the reload's folder."""
         root, record = self.pipeline.lake_path(), self.record
         path, app_id = table_path(root, record.path), record.app_id(self.pipeline.name)
-        spark = build_session(self.pipeline.name, app_name=f"headwater rebuild {self.pipeline.name}")
+        spark = job_session(self.pipeline.name, "rebuild")
         share_engine(spark)
         with contextlib.ExitStack() as kept:
             found = current(path, app_id)

@@ -41,7 +41,7 @@ from headwater.position import format_lsn
 from headwater.predicate import Predicate
 from headwater.predicate_text import parse
 from headwater.schema import Leaf, TableSchema
-from headwater.session import build_session
+from headwater.session import job_session
 from headwater.source.catalog import signature
 from headwater.source.connection import Connection, connect
 from headwater.source.samples import emit_marker
@@ -151,7 +151,7 @@ class ReadPart:
 
     def _attempt(self, asked: Reload, shown: LoadProgress) -> Reload:
         root, schema = self.pipeline.lake_path(), self.shape or self.record.schema
-        spark = build_session(self.pipeline.name, app_name=f"headwater reload {self.pipeline.name}")
+        spark = job_session(self.pipeline.name, "reload")
         folder = reloaded_path(root, asked.name)
         with capture_point(self.pipeline.conninfo(), self.pipeline.load.max_snapshot_age) as capture:
             emit_marker(self.connection)  # what is seen must outlive a crash of the server

@@ -45,7 +45,7 @@ from headwater.lake.registry import PipelineRecord, Registry
 from headwater.log.large import STAGE_FROM
 from headwater.log.spill import SpillStore
 from headwater.position import Position, format_lsn, parse_lsn
-from headwater.session import build_session
+from headwater.session import job_session
 from headwater.source.connection import Connection, Session, connect, identify
 from headwater.source.problems import refuse_errors
 from headwater.source.publication import inserts_name
@@ -81,7 +81,7 @@ def replicate(
             where=f"pipeline {pipeline.name}",
             remedy="headwater load PIPELINE.yaml",
         )
-    session = functools.cache(partial(build_session, pipeline.name, app_name=f"headwater replicate {pipeline.name}"))
+    session = functools.cache(partial(job_session, pipeline.name, "replicate"))
     with (
         contextlib.closing(connect(conninfo, application_name="headwater replicate")) as connection,
         ExitStack() as held,

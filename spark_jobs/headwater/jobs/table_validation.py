@@ -23,6 +23,7 @@ from headwater.lake.tables import quoted, struct_type
 from headwater.lake.validations import Earlier, SuiteResult, TableResult, earlier
 from headwater.position import Position
 from headwater.schema import DELETED
+from headwater.session import suit
 
 
 class TableValidation:
@@ -48,6 +49,7 @@ class TableValidation:
         self.note = ""
 
     def run(self, position: Position, *, incremental: bool) -> tuple[TableResult, list[Outcome]]:
+        suit(self._frame.sparkSession, self._frame)
         base = self._base(position) if incremental else None
         outcomes: list[Outcome] | None = None
         if base is not None:

@@ -33,7 +33,7 @@ from headwater.lake.ledger import last_sample
 from headwater.lake.validations import TableResult, Validation, record
 from headwater.names import TableName
 from headwater.position import Position
-from headwater.session import build_session
+from headwater.session import job_session
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def validate(
     keep = max(KEEP, pipeline.lake.keep_cuts) if keep is None else keep
     kept_until = started + timedelta(seconds=keep)
     with _pinned(pipeline, chosen, kept_until) as pin:
-        spark = build_session(pipeline.name, app_name="headwater validate")
+        spark = job_session(pipeline.name, "validate")
         frames = read(spark, chosen)
         labels = enum_labels(pipeline, {name: records[name].schema for name in chosen["tables"]})
         outcomes: dict[str, list[Outcome]] = {}

@@ -38,7 +38,7 @@ from headwater.lake.registry import Registry, TableRecord
 from headwater.names import TableName
 from headwater.position import Position, format_lsn
 from headwater.schema import DELETED, TableSchema
-from headwater.session import build_session
+from headwater.session import job_session
 from headwater.source.catalog import Signature, read_catalog, signature
 from headwater.source.connection import Connection, connect
 from headwater.source.renewal import newest
@@ -249,7 +249,7 @@ class _Table:
 
     def _spark(self) -> SparkSession:
         """Started when the lake is known to have what is to be compared: refusals and outages come at once."""
-        return build_session(self._pipeline.name, app_name="headwater verify")
+        return job_session(self._pipeline.name, "verify")
 
     def _look(self, work: Callable[[_Look], Found]) -> Found:
         """`work` at a new capture point; again at another one when the table was rewritten meanwhile."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -39,6 +39,9 @@ SOURCE_RATE = "log_bytes_per_second"
 """How fast the source writes its log."""
 
 IN_STEP = "active"
+_DRIFT = timedelta(seconds=1)
+_BEYOND = 1 << 64
+"""Above every LSN."""
 
 
 class Outcome(StrEnum):
@@ -284,7 +287,8 @@ def _too_stale(
         return "the source's clock is not known: it has not answered yet"
     for name in sorted(named, key=look.covered):
         lsn = look.covered(name)
-        complete = complete_until(look.file, lsn, samples)
+        # What is said to have been later than now was said before the clock was set back. Two clocks drift a little.
+        complete = complete_until(look.file, lsn, [*samples, (source_now + _DRIFT, _BEYOND)])
         if complete is None:
             return f"no sample of the source's clock lies at or below {format_lsn(lsn)}, up to which {name} is complete"
         staleness = (source_now - complete).total_seconds()
@@ -294,9 +298,17 @@ def _too_stale(
 
 
 def complete_until(file: PositionFile, lsn: int, samples: Sequence[tuple[datetime, int]] = ()) -> datetime | None:
-    """The latest moment, by the source's clock, before which every commit ends at or below `lsn`; None: unknown."""
-    known = [*samples_of(file), *samples]
-    return max((time for time, at in known if at <= lsn), default=None)
+    """The latest moment, by the source's clock, before which every commit ends at or below `lsn`; None: unknown.
+
+    A sample that is later than one of a higher LSN was taken before the clock was set back, and says nothing.
+    """
+    known = sorted([*samples_of(file), *samples], key=lambda sample: (sample[1], sample[0]), reverse=True)
+    lowest = datetime.max.replace(tzinfo=UTC)
+    for time, at in known:
+        if at <= lsn and time <= lowest:
+            return time
+        lowest = min(lowest, time)
+    return None
 
 
 def samples_of(file: PositionFile) -> list[tuple[datetime, int]]:

@@ -263,19 +263,34 @@ def oldest_versions(root: str, moment: datetime) -> dict[str, int]:
     return versions
 
 
-def first_sample(root: str, moment: datetime, log: tuple[str, int]) -> tuple[datetime, int] | None:
-    """The sample with the lowest LSN among those of `log` (system id, timeline) taken at `moment` or later."""
+def first_sample(
+    root: str, moment: datetime, log: tuple[str, int], newer: tuple[datetime, int] | None = None
+) -> tuple[datetime, int] | None:
+    """The first sample of `log` (system id, timeline) behind which nothing is that was committed before `moment`.
+    `newer`: the first of those that the position file has.
+
+    One that was taken at `moment` or later, with none before it behind it. A clock that was set back has shown some
+    moments twice: then it is one from behind the last such step that concerns `moment`.
+    """
     table = open_table(ledger_path(root))
     if table is None:
         return None
-    at = moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    at, of_file, up_to = _sql_time(moment), "", ""
+    if newer is not None:
+        of_file = f" union all select {2**62}, {_sql_time(newer[0])}, cast({newer[1]} as bigint)"
+        up_to = f" and sample_lsn <= {newer[1]}"
     found = query(
         table,
-        "select sample_time, sample_lsn from t where kind = 'epoch'"
-        f" and system_id = '{log[0]}' and timeline = {log[1]}"
-        f" and sample_time >= arrow_cast('{at}', 'Timestamp(Microsecond, Some(\"UTC\"))') order by sample_lsn limit 1",
+        "with known as (select cast(epoch as bigint) as epoch, sample_time, sample_lsn from t where kind = 'epoch'"
+        f" and {_of_log(log)} and sample_time is not null{up_to}{of_file}),"
+        " steps as (select *, lag(sample_time) over (order by epoch) as before from known),"
+        f" last as (select max(epoch) as epoch from steps where sample_time < {at}),"
+        f" back as (select max(epoch) as epoch from steps where sample_time < before and before >= {at})"
+        f" select sample_time, sample_lsn from steps where sample_time >= {at}"
+        " and epoch > coalesce((select epoch from last), -1) and epoch >= coalesce((select epoch from back), -1)"
+        " order by epoch limit 1",
     )
-    return (found["sample_time"][0].as_py(), found["sample_lsn"][0].as_py()) if found.num_rows else None
+    return _sample(found)
 
 
 def last_sample(root: str, position: Position) -> tuple[datetime, int] | None:
@@ -283,12 +298,25 @@ def last_sample(root: str, position: Position) -> tuple[datetime, int] | None:
     table = open_table(ledger_path(root))
     if table is None:
         return None
+    log = (position.system_id, position.timeline)
     found = query(
         table,
-        "select sample_time, sample_lsn from t where kind = 'epoch'"
-        f" and system_id = '{position.system_id}' and timeline = {position.timeline}"
-        f" and sample_lsn <= {position.lsn} order by sample_time desc limit 1",
+        f"select sample_time, sample_lsn from t where kind = 'epoch' and {_of_log(log)}"
+        f" and sample_lsn <= {position.lsn} order by epoch desc limit 1",
     )
+    return _sample(found)
+
+
+def _of_log(log: tuple[str, int]) -> str:
+    return f"system_id = '{log[0]}' and timeline = {log[1]}"
+
+
+def _sql_time(moment: datetime) -> str:
+    text = moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return f"arrow_cast('{text}', 'Timestamp(Microsecond, Some(\"UTC\"))')"
+
+
+def _sample(found: pa.Table) -> tuple[datetime, int] | None:
     return (found["sample_time"][0].as_py(), found["sample_lsn"][0].as_py()) if found.num_rows else None
 
 

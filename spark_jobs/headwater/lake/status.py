@@ -110,12 +110,13 @@ class LakeReader:
         same = file is None or file.epoch != number or (file.generation, file.position) == _identity(epoch)
         return epoch.epoch == number and same
 
-    def first_sample(self, moment: datetime) -> tuple[datetime, int] | None:
-        """The driver's sample with the lowest LSN among those at or after `moment`, from all that the ledger has."""
+    def first_sample(self, moment: datetime, newer: tuple[datetime, int] | None = None) -> tuple[datetime, int] | None:
+        """The first of all samples in the ledger behind which nothing is that was committed before `moment`. `newer`:
+        the first that the position file has."""
         from headwater.lake.ledger import first_sample
 
         log = _log_of(self.file())
-        return first_sample(self._root, moment, log) if log is not None else None
+        return first_sample(self._root, moment, log, newer) if log is not None else None
 
     def _from_ledger(self) -> PositionFile | None:
         from headwater.lake.ledger import read_epoch
