@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 from fixtures.hand_tables import HandTable, ids_at
 from fixtures.lakes import HandLake, position_at
 from fixtures.waiting import until
-from headwater.lake import caretaker
+from headwater.lake import caretaker, storage
 from headwater.lake.caretaker import Caretaker
 from headwater.lake.cuts import pin_cut, release_pin
 
@@ -113,3 +115,27 @@ def test_it_ends_when_it_is_told_to(lake: Lake) -> None:
         lake.batch()
         care.written([lake.hand.registry.record(A)])
     assert lake.files() == 3
+
+
+def test_a_table_that_another_job_takes_over_is_left_at_once(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(30):
+        lake.batch()
+    removing, delete = Event(), storage.delete
+
+    def slowly(place: str) -> None:
+        if place.endswith(".parquet"):
+            removing.set()
+            time.sleep(0.02)
+        delete(place)
+
+    monkeypatch.setattr(storage, "delete", slowly)
+    care = lake.start()
+    try:
+        assert removing.wait(30)
+        care.leave(A)
+        left = lake.files()
+        assert left > 1, "it does not end what it has begun"
+        time.sleep(0.1)
+        assert lake.files() == left
+    finally:
+        care.close()

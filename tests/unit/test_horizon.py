@@ -188,11 +188,15 @@ def test_pins_that_have_expired_are_removed_and_others_stay(lake: Lake) -> None:
     lake.pin(0, 60)
     kept = lake.pin(0, 600)
     folder = Path(lake.root) / "_headwater" / "pins"
-    (folder / "left.tmp").touch()
+    position = folder.parent / "position.json.0a1b.tmp"
+    for left in (folder / "left.tmp", position):
+        left.touch()
     now = lake.clock.now + timedelta(seconds=60)
     assert remove_expired(lake.root, now) == 1
     assert [pin.id for pin in list_pins(lake.root, now)] == [kept]
     assert (folder / "left.tmp").exists(), "it may be a pin that is just being made"
-    os.utime(folder / "left.tmp", (0, 0))
+    for left in (folder / "left.tmp", position):
+        os.utime(left, (0, 0))
     remove_expired(lake.root, now)
+    assert not position.exists()
     assert [path.stem for path in folder.iterdir()] == [kept]

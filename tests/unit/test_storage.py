@@ -8,9 +8,9 @@ import re
 import stat
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ OF_A_PLACE: dict[str, Callable[[str], Any]] = {
     "parquet_writer": lambda place: storage.parquet_writer(place, pa.schema([("a", pa.int64())])),
     "delete": storage.delete,
     "delete_folder": storage.delete_folder,
+    "delete_scratch": lambda place: storage.delete_scratch(place, 0.0),
     "is_folder": storage.is_folder,
     "existing_folder": storage.existing_folder,
     "free": storage.free,
@@ -143,23 +144,24 @@ def test_of_writers_of_one_name_exactly_one_succeeds(tmp_path: Path) -> None:
 
 
 def test_a_replaced_file_is_read_whole_at_any_moment(tmp_path: Path) -> None:
-    place, done = str(tmp_path / "position.json"), threading.Event()
+    """By two writers: two containers may well have the same process number."""
+    place = str(tmp_path / "position.json")
     storage.replace(place, b"0" * 50_000)
 
     def write() -> None:
         for number in range(300):
             storage.replace(place, str(number % 10).encode() * 50_000)
-        done.set()
 
-    writer = threading.Thread(target=write)
-    writer.start()
     seen = set()
-    while not done.is_set():
-        content = storage.read(place)
-        assert len(content) == 50_000
-        assert content == content[:1] * 50_000
-        seen.add(content[:1])
-    writer.join()
+    with ThreadPoolExecutor(2) as threads:
+        writers = [threads.submit(write) for _ in range(2)]
+        while not all(writer.done() for writer in writers):
+            content = storage.read(place)
+            assert len(content) == 50_000
+            assert content == content[:1] * 50_000
+            seen.add(content[:1])
+        for writer in writers:
+            writer.result()
     assert seen
     assert storage.names(str(tmp_path)) == ["position.json"]
 

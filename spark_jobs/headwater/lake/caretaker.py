@@ -58,6 +58,9 @@ class Caretaker:
         self._began: datetime | None = None
         self._stop = threading.Event()
         self._lock = threading.Lock()
+        self._piece = ""
+        self._end_piece = threading.Event()
+        self._idle = threading.Condition(self._lock)
         self._records: dict[str, TableRecord] = {}
         self.done: Counter[str] = Counter()
         begin = time.monotonic() + first
@@ -76,6 +79,7 @@ class Caretaker:
     def close(self) -> None:
         """It ends within a moment; what it was about to remove the next driver will."""
         self._stop.set()
+        self._end_piece.set()
         if self._thread is not None:
             self._thread.join()
 
@@ -93,10 +97,14 @@ class Caretaker:
                 task.next = min(task.next, now if task.commits >= _COMMITS else now + _SECONDS)
 
     def leave(self, name: str) -> None:
-        """Another job writes the table: files that no commit names yet may be old before that ends."""
-        with self._lock:
+        """Another job writes the table: files that no commit names yet may be old before that ends. Behind this nothing
+        of it is removed: a piece of work that is under way at it ends first, early."""
+        with self._idle:
             self._tasks.pop(_key(name), None)
             self._records.pop(name, None)
+            if self._piece == name:
+                self._end_piece.set()
+                self._idle.wait_for(lambda: self._piece != name)
 
     def _seen(self, records: Iterable[TableRecord], due: float) -> None:
         for record in records:
@@ -127,6 +135,9 @@ class Caretaker:
             if task.next > now:
                 return None
             task.commits = 0
+            self._piece = task.name
+            if not self._stop.is_set():
+                self._end_piece.clear()
             return task
 
     def _do(self, task: _Task) -> bool:
@@ -140,6 +151,10 @@ class Caretaker:
                 log.warning("%s: not cleaned up: %s", task.name, error)
             self._failed.add(task.name)
             return True
+        finally:
+            with self._idle:
+                self._piece = ""
+                self._idle.notify_all()
         return more
 
     def _table(self, name: str) -> bool:
@@ -162,14 +177,14 @@ class Caretaker:
             horizon.version,
             log_from=horizon.log_from,
             orphans_before=self._orphans_before(),
-            stop=self._stop,
+            stop=self._end_piece,
         )
         self._last[name] = horizon.version, time.monotonic()
         _say(name, cleaned)
         return horizon.version < found.newest
 
     def _control(self, keep: Callable[..., object]) -> bool:
-        keep(self._root, self._stop)
+        keep(self._root, self._end_piece)
         return True
 
     def _pins(self) -> bool:

@@ -10,7 +10,6 @@ clean-up until it expires. Neither Spark nor Arrow at import; Spark is the calle
 
 from __future__ import annotations
 
-import contextlib
 import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from headwater.errors import Refused
 from headwater.lake import storage
 from headwater.lake.freshness import IN_STEP, Look, TableState
-from headwater.lake.paths import control_path, pins_path, table_uri
+from headwater.lake.paths import control_path, loads_path, pins_path, table_uri
 from headwater.names import TableName
 from headwater.position import format_lsn, parse_lsn
 from headwater.schema import PARTITION_COLUMN
@@ -143,20 +142,19 @@ def list_pins(root: str, now: datetime | None = None) -> list[Pin]:
 
 
 def remove_expired(root: str, now: datetime | None = None) -> int:
-    """Remove the pins that have expired at `now`, and what a killed process left of one; how many pins."""
+    """Remove the pins that have expired at `now`; how many. And what killed processes left of these and other files
+    that they were replacing."""
     moment = now or datetime.now(UTC)
     expired = [pin.id for pin in _pins(root) if pin.expiry <= moment]
     for pin_id in expired:
         release_pin(root, pin_id)
-    for scratch in _in_pins(root, ".tmp"):
-        with contextlib.suppress(FileNotFoundError):
-            if storage.info(scratch).modified < moment.timestamp() - _SCRATCH_SECONDS:
-                storage.delete(scratch)
+    for folder in (pins_path(root), control_path(root), loads_path(root)):
+        storage.delete_scratch(folder, moment.timestamp() - _SCRATCH_SECONDS)
     return len(expired)
 
 
 def _pins(root: str) -> Iterator[Pin]:
-    for path in _in_pins(root, ".json"):
+    for path in _in_pins(root):
         try:
             value = json.loads(storage.read_text(path))
             pin_id, expiry = basename(path).removesuffix(".json"), datetime.fromisoformat(value["expiry"])
@@ -174,7 +172,7 @@ def _pins(root: str) -> Iterator[Pin]:
 
 def remove_torn_pins(root: str) -> None:
     """Pins that a power cut of the lake's host has left empty or cut short: nobody was told of them."""
-    for path in _in_pins(root, ".json"):
+    for path in _in_pins(root):
         try:
             json.loads(storage.read_text(path))
         except FileNotFoundError:
@@ -192,8 +190,8 @@ def _pin_path(root: str, pin_id: str) -> str:
     return join(pins_path(root), f"{pin_id}.json")
 
 
-def _in_pins(root: str, suffix: str) -> list[str]:
-    return [join(pins_path(root), name) for name in storage.names(pins_path(root)) if name.endswith(suffix)]
+def _in_pins(root: str) -> list[str]:
+    return [join(pins_path(root), name) for name in storage.names(pins_path(root)) if name.endswith(".json")]
 
 
 def read(spark: SparkSession, cut: Mapping[str, Any], *, allow_behind: bool = False) -> dict[str, DataFrame]:

@@ -150,15 +150,30 @@ def write(place: str, data: bytes) -> None:
 
 
 def replace(place: str, data: bytes) -> None:
-    """Write a file, whole: a reader sees the old content or the new one. One thread of a process at a time.
+    """Write a file, whole: a reader sees the old content or the new one. Of several writers the last one wins.
 
-    By a name beside it, ending in `.tmp`, that takes the old one's place. Another store's plain PUT is as good.
+    By a name beside it, `<name>.<hex>.tmp`, that takes the old one's place: not of the process's number, which two
+    containers share. Another store's plain PUT is as good.
     """
     path = path_of(place)
-    scratch = f"{path}.{os.getpid()}.tmp"
-    write(scratch, data)
-    _files().move(scratch, path)
+    scratch = f"{path}.{uuid.uuid4().hex}.tmp"
+    try:
+        write(scratch, data)
+        _files().move(scratch, path)
+    except BaseException:
+        delete(scratch)
+        raise
     wrote(path)
+
+
+def delete_scratch(folder: str, before: float) -> None:
+    """Remove what killed processes left of files that they were replacing in `folder` before `before`, in seconds since
+    1970."""
+    for name in names(folder):
+        scratch = os.path.join(path_of(folder), name)
+        with contextlib.suppress(FileNotFoundError):
+            if name.endswith(".tmp") and info(scratch).modified < before:
+                delete(scratch)
 
 
 def append(place: str, data: bytes) -> None:
