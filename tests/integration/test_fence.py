@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from deltalake import DeltaTable
+from psycopg import sql
 
 from fixtures.bank import TABLES, Bank, free_the_slot, replicated_bank
 from fixtures.jobs import Hold, Job, armed, catch_up, failing, following, in_thread, lake_path_of, registry_of, until
@@ -82,6 +84,36 @@ def test_a_stopped_driver_that_wakes_up_after_its_successor_publishes_nothing(
     assert _position_file(bank) == file
     bank.assert_exact()
     bank.writer.write(10)
+    catch_up(bank.pipeline)
+    bank.assert_exact()
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["with its reader", "alone"])
+def test_a_driver_that_stood_still_while_nobody_took_its_place_goes_on(
+    bank: Bank, spark: SparkSession, whole: bool
+) -> None:
+    with bank.database.superuser() as admin:
+        admin.execute(sql.SQL("alter role {} set wal_sender_timeout = '4s'").format(sql.Identifier(bank.database.role)))
+    generation = _generation(bank)
+    with Job(bank.pipeline, "replicate", spark=spark) as job:
+        until(lambda: _generation(bank) > generation or job.process.poll() is not None, "the driver has begun", 120)
+        bank.writer.write(10)
+        epochs = bank.epoch
+        until(lambda: bank.epoch > epochs or job.process.poll() is not None, "it publishes")
+        stopped = [job.pid, *(job.family if whole else [])]
+        for process in stopped:
+            os.kill(process, signal.SIGSTOP)
+        bank.writer.write(10)
+        time.sleep(6)  # the server ends a connection that says nothing for 4 s
+        for process in stopped:
+            os.kill(process, signal.SIGCONT)
+        epochs = bank.epoch
+        bank.writer.write(10)
+        until(lambda: bank.epoch > epochs or job.process.poll() is not None, "it goes on")
+        assert job.process.poll() is None, job.log[-3000:]
+        assert _generation(bank) == generation + 1
+    with bank.database.superuser() as admin:
+        admin.execute(sql.SQL("alter role {} reset wal_sender_timeout").format(sql.Identifier(bank.database.role)))
     catch_up(bank.pipeline)
     bank.assert_exact()
 

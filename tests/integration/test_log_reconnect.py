@@ -245,3 +245,27 @@ def ending(reader: LogReader) -> Exception:
     with pytest.raises(Exception) as ended:
         reader.wait(0)
     return ended.value
+
+
+def test_a_driver_that_was_silent_finds_the_slot_free_for_others_and_then_its_own_again(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    awake = threading.Event()
+    awake.set()
+    send = LogReader._send
+
+    def send_awake(reader: LogReader, word: str, value: object) -> None:
+        if awake.is_set() or word != "alive":
+            send(reader, word, value)
+
+    monkeypatch.setattr(LogReader, "_send", send_awake)
+    with LogReader(replace(source.options(), driver_silence=2.0)) as reader:
+        source.database.execute("insert into t values (1, 'before')")
+        found = read_to(reader, source.position())
+        awake.clear()
+        until(lambda: walsender(source) is None, "the slot is given back")
+        source.database.execute("insert into t values (2, 'meanwhile')")
+        awake.set()
+        found += read_to(reader, source.position())
+        assert walsender(source) is not None
+    assert ids(found) == [1, 2]

@@ -104,7 +104,7 @@ class Driver:
         self._watch = watch
         self._handovers = handovers
         self._successor = successor
-        self._following = following(self._refuse_silence)
+        self._following = following(self._await_server)
         self._ask = ask
         self._durability = durability
         self._totals = Totals()
@@ -115,9 +115,11 @@ class Driver:
         self._processed = ledger.newest.position.lsn if ledger.newest else 0
         self._last_row = 0.0
         self._next_batch = 0.0
+        self._stop = threading.Event()
 
     def run(self, target: int | None, deadline: float | None, stop: threading.Event) -> str:
         """Batches until there is a reason to stop, which is returned."""
+        self._stop = stop
         try:
             self._following.begin(self._processed)
             with Lanes(self._apply, self._reader.wake) as self._lanes:
@@ -156,7 +158,7 @@ class Driver:
                 continue
             left = _PATIENCE if deadline is None else deadline - time.monotonic()
             self._reader.wait(min(left, _PATIENCE) if left > 0 else _PATIENCE)  # past it a successor is awaited
-            self._refuse_silence()
+            self._await_server()
             self._handovers.finish_if_due()
             batch = self._collect() if self._is_due() else None
             if batch is not None:
@@ -205,16 +207,24 @@ class Driver:
             if self._tables.is_replicated(name) and self._lanes.is_idle(name) and self._tables.has_news(name):
                 self._lanes.behind(name, partial(self._tables.look_at_others, name))
 
-    def _refuse_silence(self) -> None:
-        """A driver that has heard nothing from the server may have lost the slot: it commits nothing more."""
-        silence = time.monotonic() - self._reader.heard
-        if silence > self._tables.silence_limit:
-            raise Transient(
-                f"the server has not answered for {silence:.0f} s: the slot may be another driver's by now",
-                code="silent_source",
-                where="log connection",
-                remedy="run replicate again; it goes on from the ledger",
-            )
+    def _await_server(self) -> None:
+        """A driver that has heard nothing from the server may have lost the slot: it commits nothing before it has.
+
+        Where this process itself stood still (SIGSTOP, a frozen machine) the next answer comes at once, or the reader
+        connects anew. Whether somebody took the driver's place meanwhile the ledger's fence says. After as long as a
+        reader would try, silence is an error. From any thread.
+        """
+        deadline = time.monotonic() + RECONNECT_SECONDS
+        while (silence := time.monotonic() - self._reader.heard) > self._tables.silence_limit:
+            self._reader.raise_if_ended()
+            if time.monotonic() > deadline or self._stop.is_set():
+                raise Transient(
+                    f"the server has not answered for {silence:.0f} s: the slot may be another driver's by now",
+                    code="silent_source",
+                    where="log connection",
+                    remedy="run replicate again; it goes on from the ledger",
+                )
+            time.sleep(_PATIENCE)
 
     def _is_due(self) -> bool:
         """Batches begin an interval apart (`Pace`). One that somebody waits for, and one that is full, begin at once;
@@ -283,7 +293,7 @@ class Driver:
                 time.sleep(_PATIENCE)
 
     def _apply(self, name: str, share: Share, transactions: Transactions) -> Result:
-        return self._tables.apply(name, share, transactions, self._refuse_silence)
+        return self._tables.apply(name, share, transactions, self._await_server)
 
     def _settle(self) -> None:
         """What the lanes have done; publish what every table holds."""

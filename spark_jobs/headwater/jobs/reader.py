@@ -134,7 +134,7 @@ class LogReader:
         try:
             with self._changed:
                 answered = self._changed.wait_for(lambda: self._started or self._ended is not None, timeout=60)
-            self._raise_if_ended()
+            self.raise_if_ended()
             if not answered:
                 raise SourceUnreachable("the log connection did not start within 60 s", where="reader")
         except BaseException:
@@ -159,7 +159,7 @@ class LogReader:
                 timeout=seconds,
             )
             self._woken = False
-            self._raise_if_ended()
+            self.raise_if_ended()
 
     def wake(self) -> None:
         """End a `wait`, from another thread."""
@@ -208,7 +208,7 @@ class LogReader:
                 self._changed.wait_for(
                     lambda: self._hides == self._told_to_hide or self._ended is not None, timeout=DRIVER_SILENCE
                 )
-                self._raise_if_ended()
+                self.raise_if_ended()
                 if self._hides != self._told_to_hide:
                     raise SourceUnreachable("the log reader does not answer", where="reader")
 
@@ -291,7 +291,8 @@ class LogReader:
             now = self._options.conninfo
         self._send("conninfo", now)
 
-    def _raise_if_ended(self) -> None:
+    def raise_if_ended(self) -> None:
+        """The reader's last word as an error, if it has spoken it."""
         if self._ended is None:
             return
         raise self._ended.error or SourceUnreachable("the log reader has stopped", where="reader")

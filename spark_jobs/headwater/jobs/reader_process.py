@@ -3,9 +3,10 @@
 Priorities of its loop: stop > what the driver says > feedback due > log bytes. Reading pauses while the chunks
 that the driver has not taken exceed the memory budget; feedback goes on, so a slow lake slows the reader and
 nothing else. A connection that drops is made again, with credentials asked anew, behind the last commit that was
-framed. The reader ends when the driver is gone or silent, when the server cannot be reached for `RECONNECT_SECONDS`
-or says that the slot cannot be read, and, so that a shutdown of the server never waits for us, it drops the
-connection when the server waits for a confirmation that does not come in time.
+framed. A driver that is silent may be stopped: the slot is given back, and asked for again when it speaks. The reader
+ends when the driver is gone, when the server cannot be reached for `RECONNECT_SECONDS` or says that the slot cannot be
+read. So that a shutdown of the server never waits for us, it drops the connection when the server waits for a
+confirmation that does not come in time.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ FEEDBACK_SECONDS: Final = 1.0
 SHUTDOWN_PATIENCE: Final = 4.0
 DRIVER_SILENCE: Final = 20.0
 RECONNECT_SECONDS: Final = 20.0
+_ASLEEP_SECONDS: Final = 2.0
+"""Two looks at the driver are never so far apart, unless this process stood still."""
 _FIRST_BACKOFF: Final = 0.1
 _LONGEST_BACKOFF: Final = 2.0
 _CONNINFO_SECONDS: Final = 5.0
@@ -49,7 +52,8 @@ _NAP: Final = 0.002
 @dataclass(frozen=True, slots=True)
 class ReaderOptions:
     """`memory`: bytes of chunks that the driver has not taken; `spill`: bytes on disk; `patience`: seconds without a
-    connection after which the reader gives up. `binary`: the form of all values, on every connection of a run.
+    connection after which the reader gives up; `driver_silence`: without a word of the driver, after which the slot is
+    given back until it speaks again. `binary`: the form of all values, on every connection of a run.
     `announce_from`: bytes of an open transaction from which on it is told of, 0: never. `hiding`: None: nothing is
     read before the driver has said what is to be hidden. The conninfo is secret."""
 
@@ -61,6 +65,7 @@ class ReaderOptions:
     memory: int
     spill: int = 20 << 30
     patience: float = RECONNECT_SECONDS
+    driver_silence: float = DRIVER_SILENCE
     binary: bool = True
     announce_from: int = 0
     hiding: Hiding | None = field(default_factory=Hiding)
@@ -141,12 +146,18 @@ class _Reader:
         stream = self._connect()
         self._data.send(Started())
         now = time.monotonic()
-        self._heard = self._driver_heard = self._fed_back = self._told = now
+        self._heard = self._driver_heard = self._fed_back = self._told = self._looked = now
         try:
             while not self._stop:
                 with measured() as spent:
                     until = time.monotonic() + FEEDBACK_SECONDS
                     while not self._stop and time.monotonic() < until:
+                        if self._driver_is_silent():
+                            # Whoever takes its place needs the slot. It may be stopped for a while, and go on.
+                            stream.end()
+                            self._await_driver()
+                            given_back = "the driver was silent, and the slot was given back meanwhile"
+                            stream = self._connect_again(ConnectionLost(given_back, where="reader"))
                         try:
                             self._round(stream)
                         except ConnectionLost as lost:
@@ -183,6 +194,9 @@ class _Reader:
         failure: HeadwaterError = lost
         while True:
             self._ask_conninfo()
+            if self._driver_is_silent():
+                self._await_driver()
+                deadline = time.monotonic() + self._options.patience
             if self._stop or time.monotonic() >= deadline:
                 raise failure
             try:
@@ -208,14 +222,12 @@ class _Reader:
     def _pause(self, seconds: float) -> None:
         self._control.poll(seconds)
         self._obey(None)
-        self._refuse_silent_driver(time.monotonic())
 
     # A round
 
     def _round(self, stream: LogStream) -> None:
         self._obey(stream)
         now = time.monotonic()
-        self._refuse_silent_driver(now)
         if now - self._fed_back >= FEEDBACK_SECONDS:
             # Asking for an answer proves, both ways, that this connection is alive.
             self._feed_back(stream, ask=True)
@@ -243,9 +255,19 @@ class _Reader:
         elif not got:
             self._control.poll(0.2)
 
-    def _refuse_silent_driver(self, now: float) -> None:
-        if now - self._driver_heard > DRIVER_SILENCE:
-            raise SourceUnreachable("the driver has been silent: the slot is given back", where="reader")
+    def _driver_is_silent(self) -> bool:
+        now = time.monotonic()
+        # Only the time counts in which we were awake to hear it: whoever stops the one stops the other as a rule.
+        self._driver_heard += max(0.0, now - self._looked - _ASLEEP_SECONDS)
+        self._looked = now
+        return now - self._driver_heard > self._options.driver_silence
+
+    def _await_driver(self) -> None:
+        """Until it speaks again; when it is gone, the pipe says so."""
+        silent_since = self._driver_heard
+        while self._driver_heard == silent_since:
+            self._control.poll(None)
+            self._obey(None)
 
     def _is_due(self, idle: bool, now: float) -> bool:
         framer = self._framer
