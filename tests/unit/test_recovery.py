@@ -6,15 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import Event
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from deltalake.exceptions import DeltaError
 
-from fixtures.hand_tables import HandTable
+from fixtures.hand_tables import SCHEMA, HandTable
 from fixtures.lakes import HandLake, position_at
 from headwater.errors import DamagedLake
 from headwater.lake import log_files, recovery, storage
 from headwater.lake.cleanup import clean
 from headwater.lake.commits import open_table
+from headwater.lake.data_files import write_batches
 from headwater.lake.delta_log import read_snapshot
 from headwater.lake.ledger import read_epoch
 from headwater.lake.log_entries import TornEntry, entries_of, newest_whole
@@ -116,6 +119,18 @@ def test_zeros_within_a_file_are_found_where_files_are_read(table: HandTable) ->
     loss = recovery.first_loss(str(table.folder), 1, read=True)
     assert loss is not None
     assert loss.version == 4
+
+
+def test_a_block_of_zeros_within_rows_that_do_not_compress_is_found(table: HandTable) -> None:
+    rows = pa.table({"id": np.random.default_rng(4).integers(1 << 62, size=100_000)}, schema=SCHEMA)
+    added = write_batches(str(table.folder), SCHEMA, [rows])
+    table.commit(added)
+    file = table.folder / added.path
+    content = file.read_bytes()
+    file.write_bytes(content[:409_600] + bytes(4096) + content[413_696:])
+    loss = recovery.first_loss(str(table.folder), 1, read=True)
+    assert loss is not None
+    assert loss.version == 5
 
 
 def test_a_lost_file_that_a_later_version_removed_is_not_missed(table: HandTable) -> None:
