@@ -20,7 +20,7 @@ from headwater.lake.commits import open_table
 from headwater.lake.data_files import write_batches
 from headwater.lake.delta_log import read_snapshot
 from headwater.lake.ledger import read_epoch
-from headwater.lake.log_entries import TornEntry, entries_of, newest_whole
+from headwater.lake.log_entries import TornEntry, entries_of, files_of, newest_whole
 from headwater.lake.paths import ledger_path, log_entry, log_path, pins_path, position_file_path, registry_path
 from headwater.lake.registry import Registry
 
@@ -215,6 +215,25 @@ def test_a_lake_that_is_whole_stays_as_it_is(lake: HandLake, table: HandTable) -
     after = {path: path.read_bytes() for path in Path(lake.root).rglob("*") if path.is_file()}
     assert {path.name for path in after.keys() - before.keys()} <= {"recovery.lock"}
     assert all(after[path] == content for path, content in before.items())
+
+
+def test_where_syncs_go_by_names_what_another_process_has_written_is_synced_before_it_counts(
+    lake: HandLake, table: HandTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "_is_synced_as_a_whole", lambda folder: False)
+    synced: set[str] = set()
+    real = storage.sync_files
+
+    def sync_files(*places: str) -> None:
+        synced.update(places)
+        real(*places)
+
+    monkeypatch.setattr(storage, "sync_files", sync_files)
+    assert mended(lake) == {}
+    ledger = ledger_path(lake.root)
+    row = entries_of(storage.names(log_path(ledger)))[-1]
+    assert synced >= {*files_of(ledger, row), str(entry(table, 3)), str(file_of(table, 3)), str(file_of(table, 4))}
+    assert str(file_of(table, 2)) not in synced
 
 
 def test_rows_that_name_a_version_that_is_gone_go_and_so_does_the_position_file(

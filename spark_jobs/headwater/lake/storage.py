@@ -297,7 +297,9 @@ def watch_disk(root: str) -> None:
 
 def forget(*places: str) -> None:
     """The next read of these files is of the disk, not of the kernel's memory, which also holds what the disk did not
-    take. What nobody has synced is still to be written, and stays."""
+    take. What is still to be written stays; where `sync` would go by names it is synced here, whoever wrote it."""
+    if places and wants_names(os.path.dirname(path_of(places[0]))):
+        sync_files(*places)
     for place in places:
         with contextlib.suppress(FileNotFoundError), _opened(path_of(place)) as descriptor:
             if hasattr(os, "posix_fadvise"):  # not on macOS
