@@ -1,4 +1,5 @@
-"""Many tables in one load, small ones and a large one, against as many rows in a single table, loaded in one session.
+"""Many tables in one load, small ones and a large one, against as many rows in a single table, loaded in one session;
+and what the syncs of the small ones cost, against a load of them without any.
 
 HEADWATER_BENCH_TABLES small tables (200) of 100 rows, a large one of HEADWATER_BENCH_ROWS rows (2,000,000), all of ten
 columns; HEADWATER_BENCH_CONNECTIONS reading connections (2).
@@ -9,11 +10,13 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from mixed_load import pipeline, report, server
 
 from headwater.jobs.load import load
+from headwater.lake import storage
 from headwater.names import TableName
 from headwater.session import build_session
 
@@ -23,7 +26,26 @@ CONNECTIONS = int(os.environ.get("HEADWATER_BENCH_CONNECTIONS", "2"))
 SMALL = 100
 
 
+class Syncs:
+    """Stands at the door: how many there are, and the seconds that threads spend in them. `off`: there are none."""
+
+    def __init__(self) -> None:
+        self.off, self.count, self.seconds = False, 0, 0.0
+        storage.sync, storage.sync_files = self._timed(storage.sync), self._timed(storage.sync_files)
+
+    def _timed(self, real: Callable[..., None]) -> Callable[..., None]:
+        def sync(*places: str) -> None:
+            started = time.perf_counter()
+            if not self.off:
+                real(*places)
+            self.count += 1
+            self.seconds += time.perf_counter() - started
+
+        return sync
+
+
 def main() -> None:
+    syncs = Syncs()
     sizes = {f"small_{number}": SMALL for number in range(TABLES)} | {"large": ROWS}
     whole = {"warm": SMALL, "single": ROWS + TABLES * SMALL}
     with server() as source, tempfile.TemporaryDirectory(prefix="headwater-bench-") as scratch:
@@ -45,6 +67,12 @@ def main() -> None:
             started = time.perf_counter()
             load(wanted, [TableName("public", table) for table in tables])
             seconds[what] = time.perf_counter() - started
+        both = []
+        for syncs.off in (False, True, False, True):
+            count, spent, started = syncs.count, syncs.seconds, time.perf_counter()
+            load(wanted, [TableName("public", table) for table in list(sizes)[:-1]], again=True)
+            both.append((time.perf_counter() - started, syncs.count - count, syncs.seconds - spent))
+        syncs.off = False
         started = time.perf_counter()
         load(wanted, [TableName("public", table) for table in sizes], again=True)
         together = time.perf_counter() - started
@@ -56,6 +84,10 @@ def main() -> None:
             seconds=round(together, 2),
             small_alone_seconds=round(seconds["small"], 2),
             large_alone_seconds=round(seconds["large"], 2),
+            small_again_seconds=[round(one, 2) for one, _, _ in both[::2]],
+            small_again_syncs=both[0][1],
+            small_again_in_syncs_seconds=[round(one, 2) for _, _, one in both[::2]],
+            small_again_without_syncs_seconds=[round(one, 2) for one, _, _ in both[1::2]],
             reference="as many rows in one table",
             reference_seconds=round(seconds["single"], 2),
             times_reference=round(together / seconds["single"], 2),

@@ -29,6 +29,7 @@ from headwater.jobs.verify import verify
 from headwater.jobs.wait import wait
 from headwater.lake.ledger import Ledger, read_epoch, read_generation
 from headwater.lake.position_file import read_position_file
+from headwater.lake.positional import Fence, take
 from headwater.position import Position
 from headwater.source.connection import connect, position_now
 from headwater.source.slot import read_slot
@@ -383,3 +384,15 @@ def test_a_slot_that_the_server_gave_up_is_a_gap_until_all_is_loaded_again(sourc
     assert wait(pipeline, None, "now", 60).outcome == "suspended"
     load_tables(pipeline, again=True)
     assert_goes_on(source, pipeline)
+
+
+def test_a_table_that_only_spark_may_write_is_not_fenced_off_by_a_commit_that_would_end_its_use(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "t")
+    properties = "tblproperties ('delta.enableInCommitTimestamps' = 'true')"
+    spark.sql(f"create table delta.`{folder}` (id int) using delta {properties}")
+    take(folder, Fence("fence", 3))
+    spark.sql(f"insert into delta.`{folder}` values (1)")
+    history = spark.sql(f"describe history delta.`{folder}`").collect()
+    assert [row["operation"] for row in history] == ["WRITE", "CREATE TABLE"]

@@ -27,18 +27,21 @@ import pytest
 import headwater
 from fixtures.bank import Seen
 from fixtures.great_bank import (
+    BULK,
     OPTIONS,
     TABLES,
     assert_great_epoch_consistent,
     assert_history_consistent,
     create_great_bank,
     writing,
+    writing_bulk,
 )
 from fixtures.jobs import Job, assert_equal, catch_up, following, load_tables, states_of
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Connection, Database, new_database
 from fixtures.power_cut import FILE_SYSTEMS, SYNC, FileSystem, LakeDisk, lake_disk, summary
 from fixtures.soak import SOAK
+from fixtures.staged import staged_files
 from fixtures.waiting import until
 from headwater.config import Pipeline
 from headwater.embedded import EmbeddedServer
@@ -155,8 +158,10 @@ def _devices() -> list[str]:
 
 # The product. A seed decides what runs, on which file system, and when the power goes.
 
+_LARGE = "large transactions"
+"""Replicate alone, and beside the usual load one of transactions that are staged while they are open."""
 _JOBS = (
-    *("replicate", "reload beside", "replicate", "load again beside", "replicate", "rebuild beside", "replicate"),
+    *("replicate", "reload beside", "replicate", "load again beside", "replicate", "rebuild beside", _LARGE),
     *("maintain beside", "replicate", "first load", "replicate", "upkeep", "reload", "replicate", "load again beside"),
     *("replicate", "rebuild", "maintain", "upkeep", "load of a new table"),
 )
@@ -168,7 +173,8 @@ _CHECKED_EPOCHS = 40
 
 @dataclass(frozen=True)
 class Moment:
-    """When the power goes: `seconds` after the job has begun to work, then, if `at_epoch`, when an epoch appears."""
+    """When the power goes: `seconds` after the job has begun to work, then, if `at_epoch`, when an epoch appears. Of
+    large transactions: after rows are staged, then, if `at_epoch`, when rows are linked into their table."""
 
     seconds: float
     at_epoch: bool
@@ -193,7 +199,7 @@ class Plan:
     def of(cls, seed: int) -> Plan:
         chance = random.Random(seed)
         job = _JOBS[seed % len(_JOBS)]
-        longest = 4.0 if job == "upkeep" else 2.5 if "load" in job or "rebuild" in job else 1.5
+        longest = 4.0 if job in ("upkeep", _LARGE) else 2.5 if "load" in job or "rebuild" in job else 1.5
         count = 2 if chance.random() < 0.3 else 1
         return cls(
             seed,
@@ -342,7 +348,10 @@ class Host:
             self.before = newest_epoch(self.pipeline)
             command = self._command()
             self.disk.sync()
-            with writing(ground.database, plan.seed, plan.pace, plan.large):
+            with ExitStack() as load:
+                load.enter_context(writing(ground.database, plan.seed, plan.pace, plan.large))
+                if plan.job == _LARGE:
+                    load.enter_context(writing_bulk(ground.database, plan.seed))
                 for moment in plan.moments:
                     self._cut(command, moment)
             self._goes_on(command)
@@ -425,12 +434,16 @@ class Host:
                 self.disk.disturb(plan.seed, plan.syncs_every, plan.data)
             if command is not None:
                 jobs.append(running.enter_context(Job(self.pipeline, *command, spark=self.spark)))
+            if plan.job == _LARGE:
+                self._stages(driver)
             due = time.monotonic() + moment.seconds
             while time.monotonic() < due:
                 time.sleep(min(0.1, max(0.0, due - time.monotonic())))
                 if command is None or plan.job.endswith(" beside"):
                     self._take_cut()
-            if moment.at_epoch and (command is None or plan.job.endswith(" beside")):
+            if moment.at_epoch and plan.job == _LARGE:
+                self._links(driver)
+            elif moment.at_epoch and (command is None or plan.job.endswith(" beside")):
                 self._publishes(driver, newest_epoch(self.pipeline), 3, or_fail=False)
             status = [job.process.poll() for job in jobs]
             took = self.disk.cut(*(job.process for job in jobs), spark=self.spark if command is not None else None)
@@ -449,6 +462,22 @@ class Host:
         while newest_epoch(self.pipeline) == before and driver.process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.001)
         assert not or_fail or newest_epoch(self.pipeline) != before, f"nothing is published: {driver.log[-3000:]}"
+
+    def _stages(self, driver: Job) -> None:
+        until(lambda: staged_files(str(self.root)) or driver.process.poll() is not None, "rows are staged", 30)
+        assert driver.process.poll() is None, driver.log[-3000:]
+        self.told.append("rows are staged")
+
+    def _links(self, driver: Job) -> None:
+        """Until staged rows have names in their table, as the first step of a commit; asked for as fast as that may be.
+        A transaction that is rolled back has none."""
+        deadline, table = time.monotonic() + 10, self.root / TableName.parse(BULK).path
+        before = set(os.listdir(table))
+        while time.monotonic() < deadline and driver.process.poll() is None:
+            if any(name.endswith(".parquet") for name in set(os.listdir(table)) - before):
+                self.told.append("rows were linked")
+                return
+            time.sleep(0.0005)
 
     def _take_cut(self) -> None:
         """A reader on another machine is given the newest cut, which is pinned. Between a cut of the power and the next

@@ -7,10 +7,11 @@ lake's `staged` folder, and whether it was used in the driver's log.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fixtures.jobs import Job, assert_equal, beside, load_tables, until
+from fixtures.jobs import Job, assert_equal, beside, lake_path_of, load_tables, until
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database, new_database
 from fixtures.staged import staged_files
@@ -27,6 +28,8 @@ from headwater.config import Pipeline
 from headwater.embedded import EmbeddedServer
 from headwater.jobs.replicate import replicate
 from headwater.jobs.staging import Worth
+from headwater.lake import storage
+from headwater.lake.delta_log import read_snapshot
 from headwater.lake.position_file import read_position_file
 from headwater.log import net_effect
 from headwater.position import parse_lsn
@@ -183,6 +186,28 @@ def test_a_subtransaction_rolled_back_before_it_was_staged_costs_nothing(lake: L
         assert lake.said("public.one: of transaction")
 
 
+def test_a_commit_of_staged_rows_that_the_disk_refuses_is_made_by_the_next_attempt(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = Path(lake_path_of(lake.pipeline, "public.one"))
+    with lake.following(), lake.open_transaction() as connection:
+        connection.execute("delete from one where id <= 100")
+        connection.execute(FILL.format(table="one", first=10_001, last=10_000 + 3 * ROWS))
+        connection.execute("update one set note = 'changed' where id between 200 and 300")
+        lake.wait_rows_staged(ROWS)
+        with monkeypatch.context() as broken:
+            broken.setattr(storage, "put_if_absent", _refusing(table / "_delta_log"))
+            connection.commit()
+            until(lambda: lake.said("public.one: attempt 2 failed"), "it is tried again")
+            linked = {path.name for path in lake.staged if (table / path.name).exists()}
+        lake.published()
+        assert linked, "it failed before rows were linked"
+        assert linked <= {file.path for file in read_snapshot(str(table)).files.values()}
+        assert lake.said("public.one: no longer tried again")
+        assert lake.said("public.one: of transaction")
+        assert not lake.said("as if nothing had been staged")
+
+
 def test_values_that_only_the_lake_knows_and_truncates_are_left_to_the_commit(lake: Lake) -> None:
     lake.database.execute("alter table two alter note set storage external")
     lake.database.execute("update two set note = repeat(md5(id::text), 100) where id < 100")
@@ -255,6 +280,18 @@ def test_what_a_driver_staged_that_died_is_removed_by_the_next_one_and_staged_an
             connection.commit()
             lake.published()
             assert lake.said("public.one: of transaction")
+
+
+def _refusing(log: Path) -> Callable[[str, bytes], str]:
+    """`storage.put_if_absent` on a disk that refuses entries of this log."""
+    real = storage.put_if_absent
+
+    def put_if_absent(place: str, data: bytes) -> str:
+        if Path(place).parent == log:
+            raise OSError(errno.EIO, "Input/output error", place)
+        return real(place, data)
+
+    return put_if_absent
 
 
 def _rows(file: Path) -> int:

@@ -6,18 +6,21 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import Event
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from deltalake.exceptions import DeltaError
 
-from fixtures.hand_tables import HandTable
+from fixtures.hand_tables import SCHEMA, HandTable
 from fixtures.lakes import HandLake, position_at
 from headwater.errors import DamagedLake
 from headwater.lake import log_files, recovery, storage
 from headwater.lake.cleanup import clean
 from headwater.lake.commits import open_table
+from headwater.lake.data_files import write_batches
 from headwater.lake.delta_log import read_snapshot
 from headwater.lake.ledger import read_epoch
-from headwater.lake.log_entries import TornEntry, entries_of, newest_whole
+from headwater.lake.log_entries import TornEntry, entries_of, files_of, newest_whole
 from headwater.lake.paths import ledger_path, log_entry, log_path, pins_path, position_file_path, registry_path
 from headwater.lake.registry import Registry
 
@@ -118,6 +121,18 @@ def test_zeros_within_a_file_are_found_where_files_are_read(table: HandTable) ->
     assert loss.version == 4
 
 
+def test_a_block_of_zeros_within_rows_that_do_not_compress_is_found(table: HandTable) -> None:
+    rows = pa.table({"id": np.random.default_rng(4).integers(1 << 62, size=100_000)}, schema=SCHEMA)
+    added = write_batches(str(table.folder), SCHEMA, [rows])
+    table.commit(added)
+    file = table.folder / added.path
+    content = file.read_bytes()
+    file.write_bytes(content[:409_600] + bytes(4096) + content[413_696:])
+    loss = recovery.first_loss(str(table.folder), 1, read=True)
+    assert loss is not None
+    assert loss.version == 5
+
+
 def test_a_lost_file_that_a_later_version_removed_is_not_missed(table: HandTable) -> None:
     lost = file_of(table, 4)
     table.commit(whole=lost.name)
@@ -200,6 +215,25 @@ def test_a_lake_that_is_whole_stays_as_it_is(lake: HandLake, table: HandTable) -
     after = {path: path.read_bytes() for path in Path(lake.root).rglob("*") if path.is_file()}
     assert {path.name for path in after.keys() - before.keys()} <= {"recovery.lock"}
     assert all(after[path] == content for path, content in before.items())
+
+
+def test_where_syncs_go_by_names_what_another_process_has_written_is_synced_before_it_counts(
+    lake: HandLake, table: HandTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "_is_synced_as_a_whole", lambda folder: False)
+    synced: set[str] = set()
+    real = storage.sync_files
+
+    def sync_files(*places: str) -> None:
+        synced.update(places)
+        real(*places)
+
+    monkeypatch.setattr(storage, "sync_files", sync_files)
+    assert mended(lake) == {}
+    ledger = ledger_path(lake.root)
+    row = entries_of(storage.names(log_path(ledger)))[-1]
+    assert synced >= {*files_of(ledger, row), str(entry(table, 3)), str(file_of(table, 3)), str(file_of(table, 4))}
+    assert str(file_of(table, 2)) not in synced
 
 
 def test_rows_that_name_a_version_that_is_gone_go_and_so_does_the_position_file(

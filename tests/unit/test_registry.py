@@ -10,6 +10,7 @@ import pytest
 
 from headwater.errors import LostLease, Refused
 from headwater.lake import registry as registry_module
+from headwater.lake import storage
 from headwater.lake.registry import Capture, Lease, PipelineRecord, Registry, TableRecord
 from headwater.schema import Column, Leaf, TableSchema, ValueType
 
@@ -45,6 +46,27 @@ def test_what_is_written_is_read_back_by_another_process(tmp_path: Path) -> None
     assert read is not None
     assert (read.pipeline, read.tables, read.leases) == (PIPELINE, {"public.orders": TABLE}, {"load": lease})
     assert read.tables["public.orders"].app_id("shop") == "headwater/shop/public.orders/2"
+
+
+def test_a_record_is_on_disk_when_it_is_written_with_the_one_below_which_may_be_another_process_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[list[str]] = []
+    real = storage.sync_files
+
+    def sync_files(*places: str) -> None:
+        synced.append(sorted(Path(place).name for place in places if place.endswith(".json")))
+        real(*places)
+
+    one = Registry.create(str(tmp_path), "shop")
+    other = Registry.open(str(tmp_path), "shop")
+    assert other is not None
+    monkeypatch.setattr(storage, "sync_files", sync_files)
+    for writer in (one, one, other, one):
+        writer.refresh()
+        writer.write(TABLE)
+    entries = [f"{version:020d}.json" for version in range(5)]
+    assert synced == [entries[0:2], entries[2:3], entries[2:4], entries[3:5]]
 
 
 def test_a_reader_sees_the_newest_record_after_a_refresh(tmp_path: Path) -> None:

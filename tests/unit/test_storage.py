@@ -29,6 +29,7 @@ OF_A_PLACE: dict[str, Callable[[str], Any]] = {
     "read_range": lambda place: storage.read_range(place, 0, 1),
     "read_text": storage.read_text,
     "parquet_file": storage.parquet_file,
+    "is_readable": storage.is_readable,
     "exists": storage.exists,
     "info": storage.info,
     "token": storage.token,
@@ -52,6 +53,8 @@ OF_A_PLACE: dict[str, Callable[[str], Any]] = {
     "uri_of": storage.uri_of,
     "move_folder": lambda place: storage.move_folder("/nowhere", place),
     "exclusive": lambda place: storage.exclusive(place).__enter__(),
+    "watch_disk": storage.watch_disk,
+    "forget": storage.forget,
     "sync": storage.sync,
     "sync_files": storage.sync_files,
     "wants_names": storage.wants_names,
@@ -357,8 +360,11 @@ def test_where_a_file_system_is_not_synced_as_a_whole_each_file_is_and_its_folde
     assert not synced
 
 
-def test_a_sync_that_fails_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sync_that_failed_fails_until_a_job_begins_anew_and_is_then_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(storage, "_is_synced_as_a_whole", lambda folder: False)
+    storage.watch_disk(str(tmp_path))
     storage.write(str(tmp_path / "a"), b"1")
     with monkeypatch.context() as broken:
 
@@ -367,7 +373,10 @@ def test_a_sync_that_fails_is_done_again(tmp_path: Path, monkeypatch: pytest.Mon
 
         broken.setattr(os, "fsync", fsync)
         with pytest.raises(OSError, match="Input/output error"):
-            storage.sync(str(tmp_path))
+            storage.sync_files(str(tmp_path / "a"))
+    with pytest.raises(OSError, match="Input/output error"):
+        storage.sync(str(tmp_path))
+    storage.watch_disk(str(tmp_path))
     synced = _synced(monkeypatch)
     storage.sync(str(tmp_path))
     assert str(tmp_path / "a") in synced

@@ -12,6 +12,7 @@ can lose a race to it. Delta's and delta-rs' own vacuums know neither pins nor c
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os.path
 from dataclasses import dataclass, field
@@ -70,7 +71,7 @@ def clean(
             goes.append((file, orphan))
     entries = _superseded(log, min(horizon, log_from))
     if goes or entries:
-        _make_durable(log, known)
+        _make_durable(log, known, entries)
     for file, orphan in goes:
         if stop.is_set():
             return cleaned
@@ -82,9 +83,15 @@ def clean(
     return cleaned
 
 
-def _make_durable(log: LogFiles, known: _Known) -> None:
-    """What takes the place of what goes is on disk before: checkpoints, versions that removed files, rewritten ones."""
+def _make_durable(log: LogFiles, known: _Known, entries: list[str]) -> None:
+    """What takes the place of what goes is on disk before: checkpoints, versions that removed files, rewritten ones.
+    OSError when it is not."""
     storage.sync(log.folder)
+    # One that the disk has refused still reads well, and its writer, who was told, is gone.
+    stay = [name for _, name in log.names if name.endswith(".parquet") and name not in entries] if entries else []
+    for checkpoint in stay:
+        if not storage.is_readable(log_path(log.folder, checkpoint)):
+            raise OSError(errno.EIO, "the checkpoint is not on the disk as it was written", checkpoint)
     if storage.wants_names(log.folder):  # others may have written them
         needed = (os.path.join(log.folder, path) for path in known.needed)
         storage.sync_files(*needed, *(log_path(log.folder, name) for _, name in log.names))

@@ -108,11 +108,13 @@ def _write_once(
     note_written(storage.path_of(table.table_uri), table.version())
 
 
-def make_durable(table: DeltaTable) -> None:
+def make_durable(table: DeltaTable, known: int = -1) -> int:
     """Return when the version that `table` has just committed survives a power cut, and the one below, whose writer may
-    not have got so far."""
-    folder, version = storage.path_of(table.table_uri), table.version()
-    storage.sync_files(*(file for one in (version - 1, version) for file in files_of(folder, one)))
+    not have got so far; unless that is `known`, by an earlier call. Returns the version."""
+    folder, version = storage.path_of(table.table_uri), int(table.version())
+    versions = (version,) if known == version - 1 else (version - 1, version)
+    storage.sync_files(*(file for one in versions for file in files_of(folder, one)))
+    return version
 
 
 def _lost(table: DeltaTable, error: Exception) -> Exception:

@@ -65,6 +65,7 @@ class NewFile:
             self._stored,
             compression="snappy",
             store_decimal_as_integer=True,
+            write_page_checksum=True,  # by which `recovery` knows what a disk has lost of it; Spark writes it, too
             metadata_collector=self._written,
         )
 

@@ -114,9 +114,12 @@ def apply(state: TableState, plan: Plan, fence: Fence) -> Applied:
 
 def take(folder: str, fence: Fence) -> None:
     """Let the table in `folder` carry the fence's generation, in a commit of nothing else: whoever commits under an
-    older one is out."""
+    older one is out. Nothing happens to a table that Delta's own writer must write, and that is not kept out by this:
+    a commit without what its features ask for (a timestamp, say) would end its use."""
     while True:
         snapshot = delta_log.read_snapshot(folder)
+        if obstacle(snapshot):
+            return
         if snapshot.transactions.get(fence.app_id, 0) >= fence.generation:
             return
         actions = [

@@ -9,7 +9,11 @@ is gone go, too, and with them their epochs.
 
 Registry, kept changes and pins are on disk before anybody is told of them; only what was being written may be torn.
 
-Where nothing was lost a start costs a few looks at names for each table, and one at each file of the last second.
+A disk that did not take what was written says so once (`storage.watch_disk`), and the kernel goes on to show it as if
+it were there. So what lies above the durable position is read from the disk, to the ends of its files: what is not
+there is treated as behind a power cut (docs/decisions/0047).
+
+Where nothing was lost a start costs a few looks at names for each table, and reading the files of the last second.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from __future__ import annotations
 import json
 import logging
 import os.path
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote
@@ -29,8 +33,9 @@ from headwater.lake import entries, storage
 from headwater.lake.cuts import HISTORY, history_name, remove_torn_pins
 from headwater.lake.deletion_vectors import FILE_VERSION, DamagedVector, read_vector, vector_file
 from headwater.lake.delta_log import read_snapshot
+from headwater.lake.durability import sync_lake
 from headwater.lake.ledger import Epoch, epoch_at_version, read_epoch, read_epoch_up_to
-from headwater.lake.log_entries import Action, checkpoints_of, entries_of, read_actions
+from headwater.lake.log_entries import Action, checkpoints_of, entries_of, files_of, read_actions
 from headwater.lake.log_files import UnknownLog, by_version, look
 from headwater.lake.paths import (
     control_path,
@@ -66,16 +71,18 @@ class Loss:
 def mend_control_tables(root: str) -> None:
     """What was being written to registry, ledger and validations when the power went was never told to anybody, and
     goes. Any job may call it, beside any other. Refused when the registry, or what was validated, is damaged."""
+    storage.watch_disk(root)
     if not storage.is_folder(control_path(root)):
         return
     for folder in (registry_path(root), ledger_path(root), validations_path(root)):
+        # Who wrote them may have been told that the disk did not take them: that ended it, and nobody else knows.
+        _forget(folder, entries_of(storage.names(log_path(folder)))[-2:])
         drop_torn_checkpoints(folder)
         if first_loss(folder, base(folder)) is None:
             continue
         with storage.exclusive(_lock(root)):
             loss = first_loss(folder, base(folder))
             if loss is not None and loss.newest:
-                storage.write(_mark(root), b"")
                 cut_back(folder, loss.version)
             elif loss is not None and folder != ledger_path(root):  # what goes of that one the slot decides: `mend`
                 raise DamagedLake(f"{loss.what}: what was written behind it is in doubt")
@@ -88,15 +95,16 @@ def mend(root: str, pipeline: str, tables: Iterable[TableRecord], confirmed_lsn:
     name of the table or history. DamagedLake when it is the ledger.
     """
     with storage.exclusive(_lock(root)):
-        was_cut = _mend_ledger(root, confirmed_lsn) or storage.exists(_mark(root))
+        sync_lake(root)  # what was written and not synced is whole; all that is read below is then on disk
+        _mend_ledger(root, confirmed_lsn)
+        _forget(ledger_path(root), [version for version, _ in _rows_above(root, confirmed_lsn)])
+        _mend_ledger(root, confirmed_lsn)
         epoch = read_epoch_up_to(root, confirmed_lsn)
         subjects = [subject for subject in _subjects(root, pipeline, tables) if subject.can_be_read()]
         durable = {subject.name: subject.durable(epoch) for subject in subjects}
-        # Behind a power cut files may have their length, and zeros for content: then all are read.
-        was_cut = was_cut or any(first_loss(one.folder, durable[one.name]) for one in subjects)
         damaged: dict[str, str] = {}
         for subject in subjects:
-            why = _mend_table(subject.name, subject.folder, durable[subject.name], read=was_cut)
+            why = _mend_table(subject.name, subject.folder, durable[subject.name])
             if why:
                 damaged[subject.name] = why
         newest = read_epoch(root)
@@ -107,7 +115,6 @@ def mend(root: str, pipeline: str, tables: Iterable[TableRecord], confirmed_lsn:
         if file is not None and file.epoch > (newest.epoch if newest is not None else 0):
             storage.delete(position_file_path(root))  # it claims what is not there any more
         remove_torn_pins(root)
-        storage.delete(_mark(root))
     return damaged
 
 
@@ -115,12 +122,15 @@ def mend(root: str, pipeline: str, tables: Iterable[TableRecord], confirmed_lsn:
 
 
 def first_loss(folder: str, durable: int, *, read: bool = False) -> Loss | None:
-    """The first version above `durable` that is not whole; None: all are. `read`: data files are read to their ends."""
+    """The first version above `durable` that is not whole; None: all are. `read`: all is read from the disk, data files
+    to their ends: behind a power cut these may have their length, and zeros for content."""
     if not storage.exists(log_entry(folder, durable + 1)) and durable >= 0:
         return None  # names reach the disk in the order of their making: nothing can be above
     there = [version for version in entries_of(storage.names(log_path(folder))) if version > durable]
     whole: list[tuple[int, list[Action]]] = []
     loss: Loss | None = None
+    if read:
+        storage.forget(*(log_entry(folder, version) for version in there))
     for version in range(durable + 1, max(there, default=durable) + 1):
         actions = read_actions(folder, version)
         if actions is None and not storage.exists(log_entry(folder, version)) and base(folder) >= version:
@@ -216,7 +226,7 @@ def set_aside(root: str, folder: str) -> None:
     log.warning("%s is damaged and set aside: remove %s when nobody needs it any more", folder, place)
 
 
-def _mend_table(name: str, folder: str, durable: int, *, read: bool) -> str:
+def _mend_table(name: str, folder: str, durable: int) -> str:
     """Cut the table back, if need be; why it is damaged, or nothing."""
     if not storage.is_folder(log_path(folder)):
         return ""  # the whole table is gone: its driver says so
@@ -224,7 +234,7 @@ def _mend_table(name: str, folder: str, durable: int, *, read: bool) -> str:
         return f"the commit of its load is not in {log_path(folder)}"
     if read_actions(folder, durable) is None and base(folder) < durable:
         return f"{log_entry(folder, durable)} is missing, empty or cut short"
-    loss = first_loss(folder, durable, read=read)
+    loss = first_loss(folder, durable, read=True)
     if loss is not None:
         cut_back(folder, loss.version)
         log.warning("%s goes on at version %d: %s", name, loss.version - 1, loss.what)
@@ -259,12 +269,14 @@ def _what_is_wrong(folder: str, add: Mapping[str, Any], *, read: bool) -> str:
     found = _size(path)
     if found != size:
         return f"{path} is missing" if found < 0 else f"{path} has {found} bytes, and its entry says {size}"
-    if not _is_parquet(path) or (read and not _is_readable(path)):
+    if not _is_parquet(path) or (read and not storage.is_readable(path)):
         return f"{path} has the right length, and is no data file"
     try:
         if vector := add.get("deletionVector"):
-            read_vector(folder, vector)
             place = vector_file(folder, vector)
+            if read and place is not None:
+                storage.forget(place)
+            read_vector(folder, vector)
             if place is not None and storage.read_range(place, 0, 1) != FILE_VERSION:
                 return f"{place} does not begin as a file of deletion vectors"
     except FileNotFoundError as error:
@@ -272,17 +284,6 @@ def _what_is_wrong(folder: str, add: Mapping[str, Any], *, read: bool) -> str:
     except DamagedVector as error:
         return str(error)
     return ""
-
-
-def _is_readable(path: str) -> bool:
-    """Whether all pages of a Parquet file are what they were."""
-    try:
-        with storage.parquet_file(path) as file:
-            for _ in file.iter_batches():
-                pass
-    except (pa.ArrowException, OSError):
-        return False
-    return True
 
 
 def _size(path: str) -> int:
@@ -367,17 +368,22 @@ def _subjects(root: str, pipeline: str, tables: Iterable[TableRecord]) -> Iterat
                 yield _Subject(beside.name, table_path(root, beside.path), record.start_lsn, beside.app_id(pipeline))
 
 
-def _mend_ledger(root: str, confirmed_lsn: int) -> bool:
-    """From the first row on that is not whole they go, if what is left reaches what the source was told. Whether any
-    did."""
+def _mend_ledger(root: str, confirmed_lsn: int) -> None:
+    """From the first row on that is not whole they go, if what is left reaches what the source was told."""
     loss = first_loss(ledger_path(root), base(ledger_path(root)))
     if loss is None:
-        return False
+        return
     left = epoch_at_version(root, loss.version - 1)
     if not loss.newest and (left is None or left.position.lsn < confirmed_lsn):
         raise DamagedLake(f"{loss.what}: what was written behind it is in doubt")
     cut_back(ledger_path(root), loss.version)
-    return True
+
+
+def _forget(folder: str, versions: Sequence[int]) -> None:
+    """Of a control table: the entries from the first of these on, and the files that they have added."""
+    for version in entries_of(storage.names(log_path(folder))):
+        if versions and version >= min(versions):
+            storage.forget(*files_of(folder, version))
 
 
 def _drop_void_rows(root: str, confirmed_lsn: int, subjects: Iterable[_Subject]) -> None:
@@ -406,11 +412,6 @@ def _rows_above(root: str, lsn: int) -> Iterator[tuple[int, Epoch]]:
         if epoch is None or epoch.position.lsn <= lsn:
             return
         yield version, epoch
-
-
-def _mark(root: str) -> str:
-    """A file that says: control tables were mended, and tables were not yet looked at."""
-    return os.path.join(control_path(root), "power_cut")
 
 
 def _lock(root: str) -> str:

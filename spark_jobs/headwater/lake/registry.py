@@ -184,6 +184,7 @@ class Registry:
         self._lock = threading.RLock()
         self._revisions: dict[tuple[str, str], int] = {}
         self._format = FORMAT_VERSION  # the oldest that a record is stored in
+        self._durable = -1  # the version that was written here last
         self.pipeline: PipelineRecord | None = None
         self.tables: dict[str, TableRecord] = {}
         self.leases: dict[str, Lease] = {}
@@ -229,7 +230,7 @@ class Registry:
                 table = open_table(self._folder)
                 if table is None or table.version() >= before:
                     raise
-                self._table = table
+                self._table, self._durable = table, -1
             if self._table.version() != before:
                 self._read()
 
@@ -292,7 +293,7 @@ class Registry:
     def _commit(self, rows: list[dict[str, Any]]) -> None:
         if len(self._table.file_uris()) <= _COMPACT_ABOVE and self._format == FORMAT_VERSION:
             append_once(self._table, rows, _SCHEMA)
-            make_durable(self._table)
+            self._durable = make_durable(self._table, self._durable)
             return
         written = {(row["kind"], row["name"]) for row in rows}
         live: Iterable[Record] = [
@@ -304,7 +305,7 @@ class Registry:
         ]
         kept = [self._row(r, self._revisions[_key_of(r)]) for r in live if _key_of(r) not in written]
         replace_once(self._table, kept + rows, _SCHEMA)
-        make_durable(self._table)
+        self._durable = make_durable(self._table, self._durable)
         if self._format < FORMAT_VERSION:
             log.info("pipeline %s: format %d of the lake is now %d", self._pipeline, self._format, FORMAT_VERSION)
             self._format = FORMAT_VERSION

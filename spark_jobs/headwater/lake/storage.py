@@ -26,6 +26,7 @@ import stat
 import sys
 import threading
 import uuid
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -91,6 +92,20 @@ def parquet_file(place: str, **options: Any) -> Any:
     import pyarrow.parquet as pq
 
     return pq.ParquetFile(path_of(place), filesystem=_files(), **options)
+
+
+def is_readable(place: str) -> bool:
+    """Whether all of a Parquet file is on the disk as it was written, as far as its checksums say."""
+    import pyarrow as pa
+
+    forget(place)
+    try:
+        with parquet_file(place, page_checksum_verification=True) as file:
+            for _ in file.iter_batches():
+                pass
+    except (pa.ArrowException, OSError):
+        return False
+    return True
 
 
 # Look
@@ -282,9 +297,34 @@ def exclusive(place: str) -> Iterator[None]:
 # Survive a power cut
 
 
+def watch_disk(root: str) -> None:
+    """A job begins that writes below `root`: until it ends, no sync of this process succeeds any more once something
+    was written that the disk did not take.
+
+    The kernel says so once, to whoever asks first, and drops what it could not write: the next sync succeeds, and files
+    read as if they were there. So a descriptor is held from now on, which is told whatever others were told already,
+    and a sync that failed fails again. Nothing of the past is known here: see `forget`.
+    """
+    for folder in _parts(existing_folder(root)):
+        disk = _Disk(os.open(folder, os.O_RDONLY))
+        _disks[os.fstat(disk.descriptor).st_dev] = disk
+
+
+def forget(*places: str) -> None:
+    """The next read of these files is of the disk, not of the kernel's memory, which also holds what the disk did not
+    take. What is still to be written stays; where `sync` would go by names it is synced here, whoever wrote it."""
+    if places and wants_names(os.path.dirname(path_of(places[0]))):
+        sync_files(*places)
+    for place in places:
+        with contextlib.suppress(FileNotFoundError), _opened(path_of(place)) as descriptor:
+            if hasattr(os, "posix_fadvise"):  # not on macOS
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def sync(root: str) -> None:
     """Return when all that was written below `root` before the call survives a power cut of the lake's host. OSError
-    when the disk says that it does not: then nothing may be built on it. On an object store a finished PUT is durable.
+    when the disk says that it does not: then nothing may be built on it, and a job (`watch_disk`) is told the same each
+    time. On an object store a finished PUT is durable.
 
     By one call for all files, whoever wrote them: what other processes of this machine have written is among it. Where
     the file system does not hand that call on to its server (`_SYNCED_AS_A_WHOLE`), each file that this process has
@@ -296,36 +336,24 @@ def sync(root: str) -> None:
             waiting = [path for path in _written if path.startswith(f"{top}/")]
             _written.difference_update(waiting)
         try:
-            sync_files(*waiting)
+            with _opened(top) as descriptor, _kept_failure(descriptor):
+                sync_files(*waiting)
         except BaseException:
             with _writing:
                 _written.update(waiting)
             raise
         return
-    # Parts of the lake may lie on disks of their own.
-    seen: set[int] = set()
-    with os.scandir(top) as found:
-        folders = [entry.path for entry in found if entry.is_dir()]
-    for folder in (top, *folders):
+    for folder in _parts(top):
         with contextlib.suppress(FileNotFoundError):
-            device = os.stat(folder).st_dev
-            if device not in seen:
-                seen.add(device)
-                _sync_file_system(folder)
+            _sync_file_system(folder)
 
 
 def sync_files(*places: str) -> None:
     """The same for these files alone, and for their names in their folders. One that is gone meanwhile needs none."""
     paths = [path_of(place) for place in places]
     for path in (*paths, *sorted({os.path.dirname(path) for path in paths})):
-        try:
-            descriptor = os.open(path, os.O_RDONLY)
-        except FileNotFoundError:
-            continue
-        try:
+        with contextlib.suppress(FileNotFoundError), _opened(path) as descriptor, _kept_failure(descriptor):
             os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def wants_names(folder: str) -> bool:
@@ -419,16 +447,63 @@ def _file_system(folder: str) -> str:
     return kind
 
 
+class _Disk:
+    """What a job writes to: `descriptor` is open since it began, `failure` says what was wrong with the first sync
+    that failed."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.failure: tuple[Any, ...] = ()
+        self.close = weakref.finalize(self, os.close, descriptor)  # not while a thread syncs by it
+
+
+_disks: dict[int, _Disk] = {}
+"""By device."""
+
+
+def _parts(top: str) -> list[str]:
+    """A folder of each disk that the lake lies on: parts of it may have their own."""
+    with os.scandir(top) as found:
+        folders = [entry.path for entry in found if entry.is_dir()]
+    parts: dict[int, str] = {}
+    for folder in (top, *folders):
+        with contextlib.suppress(FileNotFoundError):
+            parts.setdefault(os.stat(folder).st_dev, folder)
+    return list(parts.values())
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _kept_failure(descriptor: int) -> Iterator[_Disk | None]:
+    """A sync of the disk that `descriptor` is on: not another one behind a failure."""
+    disk = _disks.get(os.fstat(descriptor).st_dev)
+    if disk is not None and disk.failure:
+        raise OSError(*disk.failure)
+    try:
+        yield disk
+    except OSError as error:
+        if disk is not None:
+            disk.failure = error.args
+        raise
+
+
 def _sync_file_system(folder: str) -> None:
     syncfs = _syncfs()
     assert syncfs is not None
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        if syncfs(descriptor) != 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), folder)
-    finally:
-        os.close(descriptor)
+    with _opened(folder) as descriptor, _kept_failure(descriptor) as disk:
+        # The held one may be of a mount that lay here before.
+        for one in (descriptor, *((disk.descriptor,) if disk is not None else ())):
+            if syncfs(one) != 0:
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number), folder)
 
 
 @cache

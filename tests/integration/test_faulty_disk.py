@@ -1,0 +1,148 @@
+"""A disk that did not take what was written says so once, and the kernel shows it as if it were there.
+
+Whoever was told ends; nobody confirms what is not on the disk, and the next start reads it from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fixtures.bank import replicated_bank
+from fixtures.faulty_disk import FaultyDisk, faulty_disk
+from fixtures.hand_tables import HandTable
+from fixtures.jobs import Job, catch_up, until
+from fixtures.lakes import HandLake, position_at
+from fixtures.power_cut import CannotCut
+from headwater.embedded import EmbeddedServer
+from headwater.lake import recovery, storage
+from headwater.lake.cleanup import clean
+from headwater.lake.delta_log import read_snapshot
+from headwater.lake.ledger import read_epoch
+from headwater.lake.log_entries import entries_of
+from headwater.lake.log_files import look
+from headwater.lake.paths import log_path
+from headwater.lake.registry import Registry
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TABLE = "public.a"
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyDisk]:
+    monkeypatch.setattr(storage, "_disks", {})
+    with contextlib.ExitStack() as undo:
+        try:
+            made = undo.enter_context(faulty_disk())
+        except CannotCut as missing:
+            pytest.skip(str(missing))
+        yield made
+        for known in storage._disks.values():
+            known.close()  # or this process holds it
+
+
+def somebody_else_syncs(disk: FaultyDisk) -> int:
+    return subprocess.run(["sync", "--file-system", disk.path], check=False, capture_output=True).returncode
+
+
+def from_the_disk(root: Path) -> None:
+    """What is read from now on is what would be there after a power cut."""
+    storage.sync(str(root))
+    storage.forget(*(str(path) for path in root.rglob("*") if path.is_file()))
+
+
+def test_a_job_learns_what_others_were_told_and_its_syncs_fail_from_then_on(disk: FaultyDisk) -> None:
+    root, written = str(disk.path), disk.path / "written"
+    storage.watch_disk(root)
+    storage.write(str(written), b"content")
+    disk.fails()
+    assert somebody_else_syncs(disk) != 0
+    assert somebody_else_syncs(disk) == 0, "the kernel says it once"
+    with pytest.raises(OSError, match="No space left"):
+        storage.sync(root)
+    disk.works()
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space left"):
+            storage.sync(root)
+        with pytest.raises(OSError, match="No space left"):
+            storage.sync_files(str(written))
+    storage.watch_disk(root)  # another job
+    storage.sync(root)
+    assert storage.read(str(written)) == b"content"
+    storage.forget(str(written))
+    assert storage.read(str(written)) != b"content"
+
+
+def test_the_next_start_takes_away_what_the_disk_did_not_take(disk: FaultyDisk) -> None:
+    root = disk.path / "lake"
+    table, lake = HandTable(root / "public" / "a"), HandLake(root, position_at(), [TABLE])
+    for lsn in (0x1100, 0x1200):
+        table.commit(table.write(3))
+        lake.publish(lsn, TABLE)
+    storage.sync(str(root))
+    table.commit(table.write(3))
+    lake.publish(0x1300, TABLE)
+    disk.fails()
+    assert somebody_else_syncs(disk) != 0
+    disk.works()
+    newest = read_epoch(lake.root)
+    assert newest is not None
+    assert newest.position.lsn == 0x1300, "the kernel shows it"
+
+    recovery.mend_control_tables(lake.root)
+    registry = Registry.open(lake.root, "shop")
+    assert registry is not None
+    assert recovery.mend(lake.root, "shop", registry.tables.values(), 0x1200) == {}
+    newest = read_epoch(lake.root)
+    assert newest is not None
+    assert (newest.position.lsn, newest.tables[TABLE].version) == (0x1200, 2)
+    assert entries_of(storage.names(log_path(str(table.folder)))) == [0, 1, 2]
+
+
+def test_entries_stay_whose_checkpoint_the_disk_did_not_take(disk: FaultyDisk) -> None:
+    table = HandTable(disk.path / "a")
+    for _ in range(3):
+        table.commit(table.write(3))
+    storage.sync(str(disk.path))
+    disk.fails()
+    with pytest.raises(OSError, match="No space left"):
+        table.checkpoint()
+    somebody_else_syncs(disk)
+    disk.works()
+    folder = str(table.folder)
+    with pytest.raises(OSError, match="not on the disk"):
+        clean(folder, look(folder), table.version, log_from=table.version, orphans_before=None, stop=Event())
+    recovery.drop_torn_checkpoints(folder)
+    from_the_disk(disk.path)
+    assert len(read_snapshot(folder).files) == 3
+
+
+@pytest.mark.postgres
+@pytest.mark.spark
+def test_a_driver_whose_disk_failed_ends_and_the_next_one_brings_again_what_is_not_there(
+    disk: FaultyDisk, postgres: EmbeddedServer, spark: SparkSession
+) -> None:
+    with replicated_bank(postgres, disk.path, seed=47) as bank:
+        with Job(bank.pipeline, "replicate") as job:
+            before = bank.epoch
+            bank.writer.write(3)
+            until(lambda: bank.epoch > before or job.process.poll() is not None, "the driver works")
+            disk.fails()
+            while job.process.poll() is None:
+                bank.writer.write(3)
+                somebody_else_syncs(disk)
+            disk.works()
+            assert job.process.returncode == 1, job.log
+            assert job.result["error"]["code"] == "lake_unavailable"
+        catch_up(bank.pipeline)
+        bank.assert_exact()
+        from_the_disk(Path(bank.pipeline.lake_path()))
+        bank.assert_exact()
