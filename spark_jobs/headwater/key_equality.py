@@ -20,10 +20,8 @@ import pyarrow.compute as pc
 
 
 def comparable(values: Any) -> Any:
-    """A key column (array or chunked array) as values of which those of the same key, and no others, are identical.
-
-    Of a type that Arrow compares: integers, floats, decimals, booleans, dates, timestamps, strings or binary.
-    """
+    """A key column (array or chunked array) as values of which those of the same key, and no others, are identical, of
+    a type that Arrow numbers: lists become bytes."""
     kind = values.type
     if pa.types.is_floating(kind):
         return pc.if_else(pc.is_nan(values), pa.scalar(math.nan, kind), pc.add(values, pa.scalar(0.0, kind)))
@@ -33,5 +31,5 @@ def comparable(values: Any) -> Any:
 
 
 def _written(elements: list[Any]) -> bytes:
-    """Exact: no other elements are written so."""
-    return repr([one + 0.0 if isinstance(one, float) else one for one in elements]).encode("utf-8", "surrogatepass")
+    """Other elements are written otherwise. Adding 0.0 makes -0 a 0, and every NaN is written alike."""
+    return repr([one + 0.0 if isinstance(one, float) else one for one in elements]).encode()

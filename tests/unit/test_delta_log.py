@@ -189,7 +189,7 @@ def test_large_values_are_written_and_read_few_rows_at_a_time(tmp_path: Path, mo
     file = write_batches(str(tmp_path), rows.schema, [rows])
     groups = pq.ParquetFile(file.in_folder(str(tmp_path))).metadata
     assert max(groups.row_group(at).num_rows for at in range(groups.num_row_groups)) < 100
-    monkeypatch.setattr(data_files_module, "_PART_BYTES", 10_000)
+    monkeypatch.setattr(data_files_module, "_READ_BYTES", 10_000)
     numbers = np.random.default_rng(1).permutation(500)
     parts = list(read_rows(str(tmp_path), file, numbers, rows.schema.remove(0)))
     assert max(found.nbytes for _, found in parts) < 20_000

@@ -30,6 +30,8 @@ Int64 = npt.NDArray[np.int64]
 
 _ROW_GROUP = 128 * 1024
 _PART_BYTES = 64 << 20
+_READ_BYTES = 16 << 20
+"""Of values that are looked for row by row: each is copied some times on its way."""
 _INDEXED_COLUMNS = 32
 _TEXT_BOUND = 32
 _LAST_CHARACTER = "\U0010ffff"
@@ -70,7 +72,7 @@ class NewFile:
 
     def write(self, rows: pa.Table) -> None:
         stored = pa.table(rows.select(self._names).columns, schema=self._stored)
-        self._writer.write_table(stored, row_group_size=_at_a_time(rows.num_rows, rows.nbytes))
+        self._writer.write_table(stored, row_group_size=_at_a_time(rows.num_rows, rows.nbytes, _PART_BYTES))
 
     def finish(self) -> DataFile:
         self._writer.close()
@@ -155,7 +157,7 @@ def read_rows(
 ) -> Iterator[tuple[Int64, pa.Table]]:
     """The columns of `schema` of the rows `numbers`, in parts: which of `numbers`, and their rows.
 
-    Large values are what such columns hold: not more than `_PART_BYTES` of them are read at a time.
+    Large values are what such columns hold: not more than `_READ_BYTES` of them are read at a time.
     """
     parquet = _open(folder, file)
     sizes = [parquet.metadata.row_group(group).num_rows for group in range(parquet.num_row_groups)]
@@ -168,7 +170,7 @@ def read_rows(
             yield here, layout.complete(pa.table({}), file, schema, len(here))
             continue
         at = int(first[group])
-        step = _at_a_time(sizes[group], _bytes_of(parquet.metadata.row_group(int(group)), names))
+        step = _at_a_time(sizes[group], _bytes_of(parquet.metadata.row_group(int(group)), names), _READ_BYTES)
         for batch in parquet.iter_batches(step, row_groups=[int(group)], columns=names):
             some = here[(numbers[here] >= at) & (numbers[here] < at + batch.num_rows)]
             if len(some):
@@ -177,9 +179,9 @@ def read_rows(
             at += batch.num_rows
 
 
-def _at_a_time(rows: int, size: int) -> int:
-    """How many rows of those that have so many bytes are read, or written, together."""
-    return max(1, min(_ROW_GROUP, rows * _PART_BYTES // max(size, 1)))
+def _at_a_time(rows: int, size: int, most: int) -> int:
+    """How many rows, of so many that have so many bytes, have `most` bytes."""
+    return max(1, min(_ROW_GROUP, rows * most // max(size, 1)))
 
 
 def _bytes_of(group: Any, names: Sequence[str]) -> int:

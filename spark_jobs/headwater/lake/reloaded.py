@@ -26,7 +26,7 @@ from headwater.errors import Diverged
 from headwater.lake import storage
 from headwater.lake.conditions import matches
 from headwater.lake.key_codes import encode
-from headwater.lake.key_index import NOWHERE, KeyIndex, file_of, place_of, row_of
+from headwater.lake.key_index import NOWHERE, KeyIndex, KeySet, file_of, place_of, row_of
 from headwater.lake.paths import reloaded_path
 from headwater.predicate import Predicate
 from headwater.schema import PARTITION_COLUMN, TableSchema
@@ -100,11 +100,10 @@ def under_keys(schema: TableSchema, root: str, name: str, since: NetChanges | No
     """The rows under the keys of the reload `name`, brought forward by the changes `since`, as a net effect: what is
     there is put, whatever stood there, and the other keys are removed."""
     keys = pa.ipc.open_file(storage.read(join(reloaded_path(root, name), _KEYS))).read_all().cast(key_schema(schema))
-    asked = KeyIndex()
-    asked.put(encode(schema, keys), place_of(1, np.arange(keys.num_rows, dtype=np.int64)))
+    asked = KeySet(schema, keys)
     tables = [lake_schema(schema).empty_table()]
     for part in _Rows(schema, tuple(row_files(root, name)), (), since, str, keep, whole=False):
-        mine: Bool = asked.find(encode(schema, part.rows.select(list(schema.key)))) != NOWHERE
+        mine = asked.has(part.rows)
         if any(mask[mine].any() for mask in part.unchanged.values()):
             raise Diverged(
                 "rows keep large values that neither the log carries nor the rows that were read",
@@ -118,15 +117,13 @@ def under_keys(schema: TableSchema, root: str, name: str, since: NetChanges | No
 
 def replacement(schema: TableSchema, rows: pa.Table, keys: pa.Table) -> NetChanges:
     """`rows` are to stand under those of the `keys` that they have, and nothing under the others."""
-    there = KeyIndex()
-    there.put(encode(schema, rows.select(list(schema.key))), place_of(1, np.arange(rows.num_rows, dtype=np.int64)))
-    gone: Bool = there.find(encode(schema, keys)) == NOWHERE
+    there = KeySet(schema, rows)
     return NetChanges(
         rows=rows,
         stored=np.zeros(rows.num_rows, dtype=np.bool_),
         unchanged={},
         origins=None,
-        removed=keys.filter(pa.array(gone)),
+        removed=keys.filter(pa.array(~there.has(keys))),
         changes=keys.num_rows,
     )
 
