@@ -193,7 +193,8 @@ def test_an_update_to_an_equal_key_that_differs_carries_the_old_one(database: Da
                 text for (text,) in connection.execute(f"select format('%s', k) from t{at} order by id").fetchall()
             ]
             equal = connection.execute(
-                f"select a.id, b.id from t{at} a, t{at} b where a.k = b.k and format('%s', a.k) <> format('%s', b.k)"
+                f"select a.id, b.id from t{at} a, t{at} b where a.k = b.k "
+                """and format('%s', a.k) collate "C" <> format('%s', b.k) collate "C" order by 1, 2"""
             ).fetchall()
             if equal:
                 differing.append((at, kind, *equal[0], texts))

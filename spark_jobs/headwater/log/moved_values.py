@@ -51,26 +51,26 @@ class MovedValues:
             columns["value " + name] = rows[name].take(fixed(pa.int64(), lending, lending >= 0))
         self._tables.append(on_disk(pa.table(columns), self._store))
 
-    def values(self, name: str, numbers: Int64) -> tuple[Bool, pa.ChunkedArray]:
-        """For which of the changes the batch has the value of `name`, and these values."""
+    def values(self, name: str, numbers: Int64) -> tuple[Int64, pa.ChunkedArray]:
+        """Of which of the changes the batch has the value of `name`, and these values."""
         has = self._has[name]
         giving = followed(np.where(has, np.arange(len(has), dtype=np.int32), self._parent))
         target = giving[np.searchsorted(self.numbers, numbers)]
-        found = has[target]
-        return found, self._taken(["value " + name], target[found]).column(0)
+        found = np.flatnonzero(has[target])
+        order, taken = self._taken(["value " + name], target[found])
+        return found[order], taken.column(0)
 
-    def origins(self, numbers: Int64, keys: pa.Schema) -> pa.Table:
-        """The keys under which the rows were stored before the batch."""
+    def origins(self, numbers: Int64, keys: pa.Schema) -> tuple[Int64, pa.Table]:
+        """The keys under which the rows were stored before the batch; each of which of the changes."""
         target = followed(self._parent)[np.searchsorted(self.numbers, numbers)]
-        return self._taken([str(place) for place in range(len(keys))], target).rename_columns(keys.names)
+        order, taken = self._taken([str(place) for place in range(len(keys))], target)
+        return order, taken.rename_columns(keys.names)
 
-    def _taken(self, columns: list[str], target: npt.NDArray[np.integer]) -> pa.Table:
+    def _taken(self, columns: list[str], target: npt.NDArray[np.integer]) -> tuple[Int64, pa.Table]:
+        """File by file, and in which order that is: to bring large values into another one copies them once more."""
         part = self._part[target]
-        order = np.argsort(part, kind="stable")
         tables = [self._tables[0].select(columns).slice(0, 0)]
         for number in np.unique(part).tolist():
             places = self._place[target[part == number]].astype(np.int64)
             tables.append(self._tables[number].select(columns).take(fixed(pa.int64(), places, None)))
-        back = np.empty(len(order), dtype=np.int64)
-        back[order] = np.arange(len(order))
-        return pa.concat_tables(tables).take(fixed(pa.int64(), back, None))
+        return np.argsort(part, kind="stable"), pa.concat_tables(tables)

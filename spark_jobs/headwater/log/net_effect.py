@@ -43,8 +43,8 @@ Bool = npt.NDArray[np.bool_]
 
 PART_CHANGES: Final = 125_000
 """Changes of transactions that lie on disk are netted in parts of about so many."""
-PART_BYTES: Final = 64 << 20
-"""And of about so many bytes of the log."""
+PART_BYTES: Final = 32 << 20
+"""And of about so many bytes of the log: large values are copied some times on their way."""
 WHOLE_BYTES: Final = 256 << 20
 """Few changes of up to so many bytes are netted at once, as a batch in memory is: dealing them out writes and reads
 all of them once more, which takes five times the seconds of the processor."""
@@ -142,8 +142,8 @@ def _net_in_parts(
         small = [one for part in parts for one in _bounded(schema, part, cuts, dealer, describe, store, files)]
         moved = _moved_values(schema, small, cuts, dealer, describe, store) if len(dealer.kept) else None
         for part in small:
-            decoded = decode_changes(schema, part.content, describe)
-            done.add(finish(_net(schema, decoded, cuts, moved)))
+            # Nothing holds a part's rows while the next one is read.
+            done.add(finish(_net(schema, decode_changes(schema, part.content, describe), cuts, moved)))
             part.file.remove()
     changes = sum(int(np.count_nonzero(mask & (block.sequence > cuts.start))) for block, mask in blocks)
     return replace(done.joined(), changes=changes)
@@ -195,14 +195,17 @@ def _moved_values(
     """What the rows had that left a key in an update that left values out."""
     moved = MovedValues(dealer.kept, dealer.names, store)
     for part in parts:
-        decoded = decode_changes(schema, part.content, describe)
-        events = _events(schema, decoded, cuts)
-        left = np.flatnonzero((events.row < 0) & np.isin(events.order, moved.numbers * 2, kind="sort"))
-        if len(left):
-            lenders = Stays(decoded, events, moved.numbers).lenders(left, moved.names)
-            origins = keys_of(decoded, events, lenders.origin, list(schema.key))
-            moved.add(events.order[left] // 2, lenders, origins, decoded.rows)
+        _tell_moved(schema, decode_changes(schema, part.content, describe), cuts, moved)
     return moved
+
+
+def _tell_moved(schema: TableSchema, decoded: DecodedChanges, cuts: _Cuts, moved: MovedValues) -> None:
+    events = _events(schema, decoded, cuts)
+    left = np.flatnonzero((events.row < 0) & np.isin(events.order, moved.numbers * 2, kind="sort"))
+    if len(left):
+        lenders = Stays(decoded, events, moved.numbers).lenders(left, moved.names)
+        origins = keys_of(decoded, events, lenders.origin, list(schema.key))
+        moved.add(events.order[left] // 2, lenders, origins, decoded.rows)
 
 
 def _unchanged_in_inserts(decoded: DecodedChanges, moved: MovedValues | None) -> int:
@@ -365,9 +368,9 @@ def _filled(
         keys = rows.select(list(schema.key)).schema
         if origins is None:
             origins = pa.table([pa.nulls(rows.num_rows, kind) for kind in keys.types], schema=keys)
-        found_keys = moved.origins(lenders.move[asking], keys)
+        order, found_keys = moved.origins(lenders.move[asking], keys)
         for name in keys.names:
-            origins = _with_values(origins, name, at[asking], [found_keys[name]])
+            origins = _with_values(origins, name, at[asking[order]], [found_keys[name]])
     return rows, remaining, origins
 
 
