@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from psycopg import sql
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from fixtures.jobs import catch_up, lake_rows, load_tables, states_of
+from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.arrow_types import key_schema
 from headwater.jobs.units import selected
@@ -211,3 +214,40 @@ def test_an_update_to_an_equal_key_that_differs_carries_the_old_one(database: Da
         assert len(told) == len(differing)
         for line, (_, kind, *_) in zip(told, differing, strict=True):
             assert "UPDATE: old-key: k" in line, kind
+
+
+TABLES = {
+    "numerics": ("numeric", "format('%s', k)", ["1.0", "2.0", "3.0"], ["1.00", "2.000", "4"]),
+    "blanks": ("bpchar", "format('%s', k)", ["a", "b", "c"], ["a  ", "b ", "d"]),
+    "intervals": ("interval", "format('%s', k)", ["1 day", "2 days", "1 mon"], ["24:00:00", "48:00:00", "1 year"]),
+    "floats": ("float8", "k", ["0", "NaN", "1"], ["-0", "NaN", "2"]),
+    "arrays": ("int4[]", "k", ["{1,2}", "{}", "{3}"], ["{1}", "{NULL}", "{3,4}"]),
+}
+"""Table: type of the key, how its value is compared with the lake's, keys, and keys that take their place."""
+
+
+def test_rows_are_followed_from_a_key_to_one_that_is_equal_at_the_source(database: Database, tmp_path: Path) -> None:
+    database.allow_publishing()
+    for name, (kind, _, keys, _) in TABLES.items():
+        database.execute(
+            f"create table {name} (k {kind} primary key, n int, big text)",
+            f"alter table {name} alter big set storage external",
+            *(f"insert into {name} values ('{key}', 0, repeat('{at}', 5000))" for at, key in enumerate(keys)),
+        )
+    pipeline = write_pipeline(tmp_path, database, *(f"public.{name}" for name in TABLES))
+    load_tables(pipeline)
+    for name, (_, _, keys, others) in TABLES.items():
+        moves = zip(keys, others, strict=True)
+        database.execute(
+            *(f"update {name} set k = '{other}', n = n + 1 where k = '{key}'" for key, other in moves),
+            f"update {name} set n = n + 10 where k = '{keys[0]}' or k = '{others[0]}'",
+            f"delete from {name} where k = '{others[2]}'",
+            f"insert into {name} values ('{keys[2]}', 7, 'new')",
+        )
+    assert set(states_of(catch_up(pipeline)).values()) == {"active"}
+    for name, (_, shown, _, _) in TABLES.items():
+        with database.connect() as connection:
+            connection.execute("set intervalstyle = 'postgres'")
+            expected = connection.execute(f"select {shown}, n, big from {name}").fetchall()
+        found = lake_rows(pipeline, f"public.{name}", ["k", "n", "big"])
+        assert list(map(repr, found)) == sorted(map(repr, expected)), name
