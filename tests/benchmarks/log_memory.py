@@ -3,18 +3,22 @@
     PYTHONPATH=spark_jobs python tests/benchmarks/log_memory.py
 
 Inserts, then updates of as many rows, on 36-byte text keys, each one transaction of HEADWATER_BENCH_ROWS (1,000,000
-rows unless set). The reference is a transaction of 20,000 rows in the same run: growth is the peak above its peak.
+rows unless set). The same on keys that begin and end alike. A tenth as many rows with large values (5 kB): moved to
+other keys, which leaves the values out of the log, then inserted and moved in one transaction. One row, changed
+half as often. The reference is a transaction of 20,000 rows in the same run: growth is the peak above its peak.
 `anonymous`: what the process itself holds; `resident`: with the pages of mapped files, which the system may take back.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import tempfile
 import threading
 import time
 from pathlib import Path
 
+import pyarrow as pa
 from backlogs import cpu
 from mixed_load import pipeline, report, server
 
@@ -28,6 +32,30 @@ ROWS = int(os.environ.get("HEADWATER_BENCH_ROWS", "1000000"))
 SMALL = 20_000
 INSERT = (
     "insert into t select lpad(g::text, 36, '0'), g, repeat('n', 60), now() from generate_series({first}, {last}) g"
+)
+TABLES = (
+    "create table t (id text primary key, n int, note text, at timestamptz)",
+    "create table alike (id text primary key, n int, note text)",
+    "create table large (id bigint primary key, n int, body text)",
+    "alter table large alter body set storage external",
+    "create table hot (id bigint primary key, n int)",
+    "insert into hot values (1, 0)",
+    f"insert into large select g, 0, repeat(md5(g::text), 160) from generate_series(1, {ROWS // 10}) g",
+    # By its place: to find the newest of thousands of versions takes longer with each.
+    "create procedure heat(times int) language plpgsql as $$ declare place tid; begin "
+    "select ctid into place from hot; "
+    "for i in 1 .. times loop "
+    "update hot set n = i where ctid = place returning ctid into place; "
+    "end loop; end $$",
+)
+ALIKE = (
+    f"insert into alike select 'customer-' || lpad(g::text, 8, '0') || '-eu-west-1', g, 'n' "
+    f"from generate_series(1, {ROWS}) g"
+)
+MOVE = "update large set id = id + 1000000000 where id {which}"
+INSERT_AND_MOVE = (
+    f"insert into large select -g, 0, repeat(md5(g::text), 160) from generate_series(1, {ROWS // 10}) g; "
+    + MOVE.format(which="< 0")
 )
 UPDATE = "update t set n = n + 1 where id > lpad('{first}', 36, '0')"
 
@@ -89,9 +117,10 @@ def reader_pid() -> int:
 
 def main() -> None:
     with server() as source, tempfile.TemporaryDirectory(prefix="headwater-bench-") as scratch:
-        execute(source, "create table t (id text primary key, n int, note text, at timestamptz)")
+        for statement in TABLES:
+            execute(source, statement)
         execute(source, INSERT.format(first=1, last=SMALL))
-        wanted = pipeline(Path(scratch), source, "public.t")
+        wanted = pipeline(Path(scratch), source, "public.t", "public.alike", "public.large", "public.hot")
         load(wanted)
         root, stop = wanted.lake_path(), threading.Event()
         driver = threading.Thread(target=replicate, args=(wanted, None, None, stop))
@@ -104,8 +133,16 @@ def main() -> None:
             ("reference", INSERT.format(first=SMALL + 1, last=2 * SMALL), SMALL),
             ("inserts", INSERT.format(first=2 * SMALL + 1, last=2 * SMALL + ROWS), ROWS),
             ("updates", UPDATE.format(first=2 * SMALL), ROWS),
+            ("inserts of keys alike", ALIKE, ROWS),
+            ("updates of keys alike", "update alike set n = n + 1", ROWS),
+            ("moves that keep stored values", MOVE.format(which="> 0"), ROWS // 10),
+            ("inserts and moves that keep their values", INSERT_AND_MOVE, ROWS // 10),
+            ("changes of one row", f"call heat({ROWS // 2})", ROWS // 2),
         )
         for name, statement, rows in steps:
+            # What earlier steps have left to the allocators is not this one's.
+            pa.default_memory_pool().release_unused()
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
             for peaks in watched.values():
                 peaks.begin()
             end, started = execute(source, statement), time.perf_counter()

@@ -327,6 +327,13 @@ def test_what_the_file_says_about_columns_is_checked_against_the_table(database:
     ]
 
 
+def test_a_key_that_the_lake_cannot_hold_is_never_null_there(database: Database, tmp_path: Path) -> None:
+    database.execute("create table t (at timestamptz primary key, seen timestamptz)")
+    database.grant("t")
+    schema = _one(tmp_path, database, {"name": "public.t", "on_bad_value": "null"}).schema
+    assert {column.name: column.on_bad_value for column in schema.columns} == {"at": "suspend", "seen": "null"}
+
+
 def test_the_signature_shows_the_present_whatever_the_snapshot_of_a_load_shows(
     database: Database, tmp_path: Path
 ) -> None:

@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
+from headwater.lake import data_files as data_files_module
 from headwater.lake import delta_log, entries
 from headwater.lake.commits import LostRace
 from headwater.lake.data_files import read_columns, read_rows, write_batches
@@ -179,6 +181,21 @@ def test_rows_are_read_by_number_in_any_order_and_over_row_groups(tmp_path: Path
     assert sorted(np.concatenate([here for here, _ in parts])) == list(range(len(numbers)))
     assert read_columns(str(tmp_path), file, pa.schema([rows.schema.field("b")])).num_rows == 300_000
     assert file.rows == 300_000
+
+
+def test_large_values_are_written_and_read_few_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = pa.table({"a": pa.array(range(500), pa.int64()), "big": pa.array([f"{i} " * 300 for i in range(500)])})
+    monkeypatch.setattr(data_files_module, "_PART_BYTES", 100_000)
+    file = write_batches(str(tmp_path), rows.schema, [rows])
+    groups = pq.ParquetFile(file.in_folder(str(tmp_path))).metadata
+    assert max(groups.row_group(at).num_rows for at in range(groups.num_row_groups)) < 100
+    monkeypatch.setattr(data_files_module, "_READ_BYTES", 10_000)
+    numbers = np.random.default_rng(1).permutation(500)
+    parts = list(read_rows(str(tmp_path), file, numbers, rows.schema.remove(0)))
+    assert max(found.nbytes for _, found in parts) < 20_000
+    for here, found in parts:
+        assert found["big"].to_pylist() == [f"{i} " * 300 for i in numbers[here]]
+    assert sorted(np.concatenate([here for here, _ in parts])) == list(range(500))
 
 
 def test_statistics_bound_every_value_and_say_nothing_of_floats(tmp_path: Path) -> None:

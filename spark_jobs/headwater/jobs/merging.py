@@ -30,7 +30,7 @@ from headwater.lake.reload_records import Keeping, Reload
 from headwater.lake.reloaded import part_of, row_files, rows_in, under_keys
 from headwater.log.blocks import Rows, Transactions
 from headwater.log.net_effect import net_effect
-from headwater.log.net_parts import PartsOnDisk
+from headwater.log.net_parts import PartsOnDisk, on_disk
 from headwater.log.spill import SpillStore
 from headwater.predicate_text import parse
 from headwater.schema import TableSchema
@@ -181,11 +181,12 @@ def _plan(
 
 def _part(schema: TableSchema, root: str, reload: Reload, since: NetChanges | None, spill: SpillStore) -> NetChanges:
     """What is to stand in the part: the rows that were read, brought forward by `since`."""
+    keep = partial(on_disk, store=spill)
     if reload.keys:
-        return under_keys(schema, root, reload.name, since)
+        return under_keys(schema, root, reload.name, since, keep)
     where = parse(reload.where, schema) if reload.where else None
     files = row_files(root, reload.name)
-    return part_of(schema, files, reload.leaves, where, since, PartsOnDisk(spill).write_parquet)
+    return part_of(schema, files, reload.leaves, where, since, PartsOnDisk(spill).write_parquet, keep)
 
 
 def _since(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os.path
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from types import MappingProxyType
@@ -30,6 +30,8 @@ Int64 = npt.NDArray[np.int64]
 
 _ROW_GROUP = 128 * 1024
 _PART_BYTES = 64 << 20
+_READ_BYTES = 16 << 20
+"""Of values that are looked for row by row: each is copied some times on its way."""
 _INDEXED_COLUMNS = 32
 _TEXT_BOUND = 32
 _LAST_CHARACTER = "\U0010ffff"
@@ -71,7 +73,7 @@ class NewFile:
 
     def write(self, rows: pa.Table) -> None:
         stored = pa.table(rows.select(self._names).columns, schema=self._stored)
-        self._writer.write_table(stored, row_group_size=_ROW_GROUP)
+        self._writer.write_table(stored, row_group_size=_at_a_time(rows.num_rows, rows.nbytes, _PART_BYTES))
 
     def finish(self) -> DataFile:
         self._writer.close()
@@ -154,19 +156,40 @@ def read_columns(folder: str, file: DataFile, schema: pa.Schema, layout: Layout 
 def read_rows(
     folder: str, file: DataFile, numbers: Int64, schema: pa.Schema, layout: Layout = PLAIN
 ) -> Iterator[tuple[Int64, pa.Table]]:
-    """The columns of `schema` of the rows `numbers`, a row group at a time: which of `numbers`, and their rows.
+    """The columns of `schema` of the rows `numbers`, in parts: which of `numbers`, and their rows.
 
-    Large values are what such columns hold: not more than one row group of them is held.
+    Large values are what such columns hold: not more than `_READ_BYTES` of them are read at a time.
     """
     parquet = _open(folder, file)
     sizes = [parquet.metadata.row_group(group).num_rows for group in range(parquet.num_row_groups)]
     first = np.concatenate([[0], np.cumsum(sizes)])
     group_of = np.searchsorted(first, numbers, side="right") - 1
+    names = layout.stored(schema).names
     for group in np.unique(group_of):
         here = np.flatnonzero(group_of == group)
-        whole = parquet.read_row_group(int(group), columns=layout.stored(schema).names)
-        rows = whole.take(pa.array(numbers[here] - first[group])) if whole.num_columns else whole
-        yield here, layout.complete(rows, file, schema, len(here))
+        if not names:
+            yield here, layout.complete(pa.table({}), file, schema, len(here))
+            continue
+        at = int(first[group])
+        step = _at_a_time(sizes[group], _bytes_of(parquet.metadata.row_group(int(group)), names), _READ_BYTES)
+        for batch in parquet.iter_batches(step, row_groups=[int(group)], columns=names):
+            some = here[(numbers[here] >= at) & (numbers[here] < at + batch.num_rows)]
+            if len(some):
+                rows = pa.Table.from_batches([batch]).take(pa.array(numbers[some] - at))
+                yield some, layout.complete(rows, file, schema, len(some))
+            at += batch.num_rows
+
+
+def _at_a_time(rows: int, size: int, most: int) -> int:
+    """How many rows, of so many that have so many bytes, have `most` bytes."""
+    return max(1, min(_ROW_GROUP, rows * most // max(size, 1)))
+
+
+def _bytes_of(group: Any, names: Sequence[str]) -> int:
+    """Uncompressed, of some columns of a row group."""
+    columns = [group.column(index) for index in range(group.num_columns)]
+    paths = tuple(f"{name}." for name in names)  # a list's column has a longer one
+    return sum(int(one.total_uncompressed_size) for one in columns if f"{one.path_in_schema}.".startswith(paths))
 
 
 def count_rows(folder: str, file: DataFile) -> DataFile:

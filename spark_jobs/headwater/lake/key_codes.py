@@ -1,4 +1,5 @@
-"""Keys as numbers that are equal exactly when the keys are: what the look-up of rows compares.
+"""Keys as numbers that are equal exactly when the keys are the same (`headwater.key_equality`): what the look-up of
+rows compares.
 
 One word (64 bits) for a single integer or date. Two words otherwise: exact for two integers and for a uuid, a 128-bit
 digest for everything else (BLAKE2b: keys are other people's data, and nobody shall be able to build two that meet).
@@ -15,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.key_equality import comparable
 from headwater.schema import TableSchema
 
 UInt64 = npt.NDArray[np.uint64]
@@ -104,9 +106,8 @@ def _digest(columns: list[pa.Array]) -> Codes:
 
 
 def _bytes(column: pa.Array) -> pa.Array:
+    column = comparable(column)
     kind = column.type
     if pa.types.is_binary(kind):
         return column
-    if pa.types.is_floating(kind):
-        column = pc.add(column, pa.scalar(0.0, kind))  # as keys -0 and 0 are the same, as in PostgreSQL
     return (column if pa.types.is_string(kind) else column.cast(pa.string())).cast(pa.binary())

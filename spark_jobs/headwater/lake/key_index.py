@@ -16,11 +16,13 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 
-from headwater.lake.key_codes import Codes
+from headwater.lake.key_codes import Codes, encode
 from headwater.lake.key_runs import NOWHERE, Abandoned, Bool, Int64, Run, RunFile, merged, remove_runs, sorted_run
+from headwater.schema import TableSchema
 
-__all__ = ["NOWHERE", "KeyIndex", "file_of", "place_of", "row_of"]
+__all__ = ["NOWHERE", "KeyIndex", "KeySet", "file_of", "place_of", "row_of"]
 
 log = logging.getLogger(__name__)
 
@@ -266,6 +268,20 @@ class KeyIndex:
         folder = self._folder() if names else None
         if folder is not None:
             remove_runs(folder, names)
+
+
+class KeySet:
+    """Some keys of a table, to be asked which rows have one of them."""
+
+    def __init__(self, schema: TableSchema, keys: pa.Table) -> None:
+        self._schema = schema
+        self._index = KeyIndex()
+        self._index.put(encode(schema, keys), np.arange(keys.num_rows, dtype=np.int64))
+
+    def has(self, rows: pa.Table) -> Bool:
+        """Of which of the rows, which hold at least the key's columns, it has the key."""
+        found: Bool = self._index.find(encode(self._schema, rows.select(list(self._schema.key)))) != NOWHERE
+        return found
 
 
 def place_of(file: int, rows: Int64) -> Int64:

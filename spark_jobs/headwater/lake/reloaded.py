@@ -3,12 +3,13 @@ their part of the table.
 
 The rows lie as Parquet files in a folder of the reload's own. They are read batch by batch when the part is written,
 without those that the kept changes replace or remove; behind them come the rows that these put. A large value that the
-log does not carry is taken from the row that was read. So no key is in two parts, and memory holds the keys of the kept
-changes, not of the rows.
+log does not carry is taken from the row that was read; until its change is written it waits on local disk. So no key is
+in two parts, and memory holds numbers for the keys of the kept changes, and a batch of rows.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from os.path import join
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from headwater.arrow_types import key_schema, lake_schema
 from headwater.changes import NetChanges
@@ -24,7 +26,7 @@ from headwater.errors import Diverged
 from headwater.lake import storage
 from headwater.lake.conditions import matches
 from headwater.lake.key_codes import encode
-from headwater.lake.key_index import NOWHERE, KeyIndex, place_of, row_of
+from headwater.lake.key_index import NOWHERE, KeyIndex, KeySet, file_of, place_of, row_of
 from headwater.lake.paths import reloaded_path
 from headwater.predicate import Predicate
 from headwater.schema import PARTITION_COLUMN, TableSchema
@@ -33,11 +35,15 @@ Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
 _ROWS = 50_000
+_BYTES = 64 << 20
+"""Of rows, and of values, that are in memory at a time."""
 _KEYS = "keys.arrow"
 
 
 Scratch = Callable[[pa.Table], str]
 """Writes rows to a private Parquet file of the local disk; its path. Whoever asks for it removes it."""
+Keep = Callable[[pa.Table], pa.Table]
+"""The same rows, mapped from a private file of the local disk, which goes with them."""
 
 
 def row_files(root: str, name: str) -> list[str]:
@@ -66,14 +72,15 @@ def part_of(
     where: Predicate | None,
     since: NetChanges | None,
     scratch: Scratch,
+    keep: Keep,
 ) -> NetChanges:
     """The content of the part as a net effect on the table: the partitions `leaves`, or the rows of `where` (neither:
     the whole table), are emptied, and these rows are put.
 
     `since`: the net effect that the rows do not hold yet, of the partitions' changes, else of all that the table stands
-    at. `scratch`: where Spark finds rows.
+    at. `scratch`: where Spark finds rows; `keep`: where values wait.
     """
-    rows = _Rows(schema, tuple(files), leaves, since, scratch, where=where)
+    rows = _Rows(schema, tuple(files), leaves, since, scratch, keep, where=where)
     return replace(rows.frame, on_disk=rows)
 
 
@@ -89,41 +96,34 @@ def write_keys(root: str, name: str, keys: pa.Table, rows: pa.Table) -> None:
     storage.replace(join(folder, _KEYS), sink.getvalue().to_pybytes())
 
 
-def under_keys(schema: TableSchema, root: str, name: str, since: NetChanges | None) -> NetChanges:
+def under_keys(schema: TableSchema, root: str, name: str, since: NetChanges | None, keep: Keep) -> NetChanges:
     """The rows under the keys of the reload `name`, brought forward by the changes `since`, as a net effect: what is
     there is put, whatever stood there, and the other keys are removed."""
     keys = pa.ipc.open_file(storage.read(join(reloaded_path(root, name), _KEYS))).read_all().cast(key_schema(schema))
-    asked = KeyIndex()
-    asked.put(encode(schema, keys), place_of(1, np.arange(keys.num_rows, dtype=np.int64)))
-    found = list(_Rows(schema, tuple(row_files(root, name)), (), since, str, whole=False))
+    asked = KeySet(schema, keys)
     tables = [lake_schema(schema).empty_table()]
-    unchanged: dict[str, list[Bool]] = {column: [] for column in (since.unchanged if since is not None else {})}
-    for part in found:
-        mine: Bool = asked.find(encode(schema, part.rows.select(list(schema.key)))) != NOWHERE
-        tables.append(part.rows.filter(pa.array(mine)))
-        for column, masks in unchanged.items():
-            masks.append(part.unchanged.get(column, np.zeros(part.rows.num_rows, dtype=np.bool_))[mine])
-    rows = pa.concat_tables(tables)
-    if any(mask.any() for masks in unchanged.values() for mask in masks):
-        raise Diverged(
-            "rows keep large values that neither the log carries nor the rows that were read",
-            where=f"{schema.schema}.{schema.name}",
-            remedy="headwater verify --repair again",
-        )
-    return replacement(schema, rows, keys)
+    for part in _Rows(schema, tuple(row_files(root, name)), (), since, str, keep, whole=False):
+        mine = asked.has(part.rows)
+        if any(mask[mine].any() for mask in part.unchanged.values()):
+            raise Diverged(
+                "rows keep large values that neither the log carries nor the rows that were read",
+                where=f"{schema.schema}.{schema.name}",
+                remedy="headwater verify --repair again",
+            )
+        if mine.any():
+            tables.append(keep(part.rows.filter(pa.array(mine))))
+    return replacement(schema, pa.concat_tables(tables), keys)
 
 
 def replacement(schema: TableSchema, rows: pa.Table, keys: pa.Table) -> NetChanges:
     """`rows` are to stand under those of the `keys` that they have, and nothing under the others."""
-    there = KeyIndex()
-    there.put(encode(schema, rows.select(list(schema.key))), place_of(1, np.arange(rows.num_rows, dtype=np.int64)))
-    gone: Bool = there.find(encode(schema, keys)) == NOWHERE
+    there = KeySet(schema, rows)
     return NetChanges(
         rows=rows,
         stored=np.zeros(rows.num_rows, dtype=np.bool_),
         unchanged={},
         origins=None,
-        removed=keys.filter(pa.array(gone)),
+        removed=keys.filter(pa.array(~there.has(keys))),
         changes=keys.num_rows,
     )
 
@@ -137,6 +137,7 @@ class _Rows:
     leaves: tuple[int, ...]
     since: NetChanges | None
     scratch: Scratch
+    keep: Keep
     whole: bool = True
     """Whether the rows are all that there are: then nothing else could give a value that is wanted."""
     where: Predicate | None = None
@@ -159,7 +160,7 @@ class _Rows:
         )
 
     def __iter__(self) -> Iterator[NetChanges]:
-        taken = _Taken.of(self.schema, self.since)
+        taken = _Taken.of(self.schema, self.since, self.keep)
         for rows in self._read():
             left = taken.without_superseded(rows)
             if left.num_rows:
@@ -167,8 +168,7 @@ class _Rows:
         if self.since is None:
             return
         for part in self.since.in_parts():
-            if part.rows.num_rows:
-                filled = taken.filled(part)
+            for filled in taken.filled(part) if part.rows.num_rows else ():
                 if self.where is not None:
                     filled = self._with_rows_around(filled, self.where)
                 elif filled.unchanged and self.whole and not self.leaves:
@@ -201,7 +201,7 @@ class _Rows:
         emptied = self.since.truncated_leaves if self.since is not None else ()
         for file in self.files:
             with storage.parquet_file(file) as parquet:
-                for batch in parquet.iter_batches(batch_size=_ROWS, columns=kind.names):
+                for batch in parquet.iter_batches(batch_size=_at_a_time(parquet.metadata), columns=kind.names):
                     rows = pa.Table.from_batches([batch]).select(kind.names).cast(kind)
                     if emptied and self.schema.partitioned:
                         gone = pc.is_in(rows[PARTITION_COLUMN], value_set=pa.array(emptied, pa.int64()))
@@ -211,21 +211,31 @@ class _Rows:
                     yield rows
 
 
+def _at_a_time(metadata: pq.FileMetaData) -> int:
+    """How many rows of a file are read together."""
+    size = sum(int(metadata.row_group(group).total_byte_size) for group in range(metadata.num_row_groups))
+    return max(1, min(_ROWS, int(metadata.num_rows) * _BYTES // max(size, 1)))
+
+
 class _Taken:
     """What the changes since have done to the rows that were read: keys that they put or remove, and values that they
     want of them."""
 
-    def __init__(self, schema: TableSchema) -> None:
+    def __init__(self, schema: TableSchema, keep: Keep) -> None:
         self._schema = schema
+        self._keep = keep
         self._superseded = KeyIndex()
         self._wanted = KeyIndex()
-        self._values: list[tuple[Int64, pa.Table]] = []  # numbers of wanted values, and rows that have them
+        self._values: list[pa.Table] = []
+        self._places: Int64 = np.zeros(
+            0, dtype=np.int64
+        )  # per wanted row: which of the tables has its values, and where
         self._names: list[str] = []
         self._count = 0
 
     @classmethod
-    def of(cls, schema: TableSchema, since: NetChanges | None) -> _Taken:
-        taken = cls(schema)
+    def of(cls, schema: TableSchema, since: NetChanges | None, keep: Keep) -> _Taken:
+        taken = cls(schema, keep)
         if since is None or not schema.key:
             return taken
         keys = list(schema.key)
@@ -239,6 +249,7 @@ class _Taken:
             numbers = np.arange(taken._count, taken._count + len(at), dtype=np.int64)
             taken._count += len(at)
             taken._wanted.put(codes, place_of(1, numbers))
+        taken._places = np.full(taken._count, NOWHERE, dtype=np.int64)
         return taken
 
     def _sources(self, part: NetChanges) -> tuple[pa.Table, Int64]:
@@ -265,23 +276,48 @@ class _Taken:
             places = self._wanted.find(codes)
             found = np.flatnonzero(places != NOWHERE)
             if len(found):
-                self._values.append((row_of(places[found]), rows.select(self._names).take(pa.array(found))))
+                here = np.arange(len(found), dtype=np.int64)
+                self._places[row_of(places[found])] = place_of(len(self._values), here)
+                self._values.append(self._keep(rows.select(self._names).take(pa.array(found))))
         gone: Bool = self._superseded.find(codes) != NOWHERE
         return rows.filter(pa.array(~gone)) if gone.any() else rows
 
-    def filled(self, part: NetChanges) -> NetChanges:
-        """`part` with the values that were found; what is left is for the table's own rows to give."""
+    def filled(self, part: NetChanges) -> Iterator[NetChanges]:
+        """`part` with the values that were found, in pieces that memory holds with them; what is left is for the
+        table's own rows to give."""
         if not part.unchanged or not self._values:
-            return part
-        _, at = self._sources(part)
-        codes = encode(self._schema, self._sources(part)[0])
-        numbers = row_of(self._wanted.find(codes))
-        known = np.concatenate([some for some, _ in self._values])
-        values = pa.concat_tables([rows for _, rows in self._values])
-        order = np.argsort(known)
-        place = np.searchsorted(known[order], numbers)
-        hit = (place < len(known)) & (known[order][np.minimum(place, len(known) - 1)] == numbers)
-        return _with_values(part, at[hit], values.take(pa.array(order[place[hit]])), self._schema)
+            yield part
+            return
+        sources, at = self._sources(part)
+        places = self._places[row_of(self._wanted.find(encode(self._schema, sources)))]
+        at, places = at[places != NOWHERE], places[places != NOWHERE]
+        sizes = np.zeros(part.rows.num_rows)
+        sizes[at] = np.array([table.nbytes / table.num_rows for table in self._values])[file_of(places)]
+        piece = np.cumsum(sizes) // _BYTES
+        borders = [0, *(np.flatnonzero(np.diff(piece)) + 1).tolist(), part.rows.num_rows]
+        for begin, end in itertools.pairwise(borders):
+            here = (at >= begin) & (at < end)
+            yield _with_values(_piece(part, begin, end), at[here] - begin, self._taken(places[here]), self._schema)
+
+    def _taken(self, places: Int64) -> pa.Table:
+        """The values at these places, in their order."""
+        tables = [self._values[0].slice(0, 0)]
+        files = file_of(places)
+        order = np.argsort(files, kind="stable")
+        tables += [self._values[n].take(pa.array(row_of(places[files == n]))) for n in np.unique(files).tolist()]
+        back = np.empty(len(order), dtype=np.int64)
+        back[order] = np.arange(len(order))
+        return pa.concat_tables(tables).take(pa.array(back))
+
+
+def _piece(part: NetChanges, begin: int, end: int) -> NetChanges:
+    return replace(
+        part,
+        rows=part.rows.slice(begin, end - begin),
+        stored=part.stored[begin:end],
+        unchanged={name: mask[begin:end] for name, mask in part.unchanged.items()},
+        origins=part.origins.slice(begin, end - begin) if part.origins is not None else None,
+    )
 
 
 def _with_values(part: NetChanges, at: Int64, values: pa.Table, schema: TableSchema) -> NetChanges:

@@ -38,6 +38,8 @@ __all__ = [
     "mark_lost_in_partitions",
     "older_value",
     "older_values",
+    "unchanged_of",
+    "with_values_of",
 ]
 
 _NULL, _UNCHANGED, _TEXT, _BINARY = (ord(kind) for kind in "nutb")
@@ -146,6 +148,38 @@ def tuple_fields(buffer: Bytes, at: Ints) -> TupleFields:
     if not sized.all():
         _known_kinds(kinds, sized, at)
     return TupleFields(kinds, at, binary, *_sized(buffer, at + 1, sized))
+
+
+def unchanged_of(buffer: Bytes, starts: Ints, columns: int) -> Mask:
+    """A row for each of the TupleData that begin at `starts`: which of their columns are unchanged TOAST values."""
+    at = starts + 2
+    found = np.zeros((len(starts), columns), dtype=np.bool_)
+    for place in range(columns):
+        fields = tuple_fields(buffer, at)
+        found[:, place] = fields.kinds == _UNCHANGED
+        at = fields.ends
+    return found
+
+
+def with_values_of(buffer: Bytes, old: int, new: int, places: Sequence[int]) -> bytes:
+    """The TupleData at `new`, with the values of the one at `old` in those of the columns `places` that are unchanged
+    TOAST values."""
+    before, values = _columns_of(buffer, old), _columns_of(buffer, new)
+    for place in places:
+        if values[place][0] == _UNCHANGED:
+            values[place] = before[place]
+    return buffer[new : new + 2].tobytes() + b"".join(values)
+
+
+def _columns_of(buffer: Bytes, start: int) -> list[bytes]:
+    """Kind byte and value of each column."""
+    count = int.from_bytes(buffer[start : start + 2].tobytes(), "big")
+    at, found = start + 2, []
+    for _ in range(count):
+        size = int.from_bytes(buffer[at + 1 : at + 5].tobytes(), "big") + 5 if buffer[at] in (_TEXT, _BINARY) else 1
+        found.append(buffer[at : at + size].tobytes())
+        at += size
+    return found
 
 
 def _copy_column(decoded: DecodedTuples, column: Column | None, buffer: Bytes, at: Ints) -> Ints:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from headwater.key_equality import comparable
 from headwater.log.wire import fixed, integers
 
 Int64 = npt.NDArray[np.int64]
@@ -17,7 +17,7 @@ Int64 = npt.NDArray[np.int64]
 def key_codes(new: pa.Table, old: pa.Table) -> tuple[Int64, Int64, int]:
     """Number the keys of both tables together: codes of `new`, codes of `old`, and a number above all of them.
 
-    Equal keys have equal codes, other keys others; not every number need be a code.
+    The same keys (`headwater.key_equality`) have the same code, other keys others; not every number need be a code.
     """
     codes, above = np.zeros(new.num_rows + old.num_rows, dtype=np.int64), 1
     for name in new.column_names:
@@ -36,7 +36,7 @@ def _numbered(chunks: Sequence[pa.Array]) -> tuple[Int64, int]:
     dense = _dense(chunks)
     if dense is not None:
         return dense
-    encoded = pa.chunked_array([_comparable(chunk) for chunk in chunks]).dictionary_encode(null_encoding="encode")
+    encoded = pa.chunked_array([comparable(chunk) for chunk in chunks]).dictionary_encode(null_encoding="encode")
     indices = [integers(chunk.indices) for chunk in encoded.chunks if len(chunk)]
     return np.concatenate(indices), len(encoded.chunks[-1].dictionary)
 
@@ -48,8 +48,3 @@ def _dense(chunks: Sequence[pa.Array]) -> tuple[Int64, int] | None:
     values = np.concatenate([integers(chunk) for chunk in chunks if len(chunk)])
     lowest, highest = int(values.min()), int(values.max())
     return (values - lowest, highest - lowest + 1) if highest - lowest < 2 * len(values) else None
-
-
-def _comparable(values: pa.Array) -> pa.Array:
-    """Floats as keys compare as in PostgreSQL: -0 equals 0."""
-    return pc.add(values, pa.scalar(0.0, values.type)) if pa.types.is_floating(values.type) else values

@@ -3,11 +3,12 @@
 An update is delete(old key) + insert(new row); per key the last event wins; insert then delete leaves nothing. The
 *first* event of a key says whether a stored row must exist, which is what lets the applier notice divergence.
 Unchanged TOAST values are taken from earlier in the batch, along key changes, else named as "from the stored row".
-Everything ordinary is numpy over whole columns; Python loops only over rows with unchanged values and history.
+Everything is numpy over whole columns.
 
 Changes of large transactions, which lie on disk, are netted in parts by the hash of their keys, and their rows go back
-to disk: memory holds one part. One case needs everything at once: a row that moves
-to a key of another part and keeps an unchanged TOAST value.
+to disk: memory holds one part. A part that is too large, since few keys have most of the changes, loses those that
+later ones supersede, and is dealt out again if that is not enough. What rows kept when they moved to a key of another
+part all parts tell before the first is netted.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ import pyarrow as pa
 
 from headwater.changes import Deletions, NetChanges
 from headwater.errors import Diverged
-from headwater.log.blocks import INSERT, UPDATE, Block, Truncate
+from headwater.log.blocks import INSERT, Block, Truncate
 from headwater.log.decoded_changes import DecodedChanges, decode_changes
-from headwater.log.key_codes import key_codes
+from headwater.log.events import PUT_NEW, Events, keys_of
+from headwater.log.kept_values import Stays
+from headwater.log.moved_values import MovedValues
 from headwater.log.net_parts import PartsOnDisk
-from headwater.log.partitions import partitioned
+from headwater.log.partitions import Dealer, Part, new_parts
 from headwater.log.spill import Spilled, SpillStore
+from headwater.log.superseded import thinned
 from headwater.log.wire import booleans, fixed
 from headwater.names import TableName
 from headwater.schema import TableSchema
@@ -39,13 +43,13 @@ Bool = npt.NDArray[np.bool_]
 
 PART_CHANGES: Final = 125_000
 """Changes of transactions that lie on disk are netted in parts of about so many."""
-PART_BYTES: Final = 64 << 20
-"""And of about so many bytes of the log."""
+PART_BYTES: Final = 32 << 20
+"""And of about so many bytes of the log: large values are copied some times on their way."""
 WHOLE_BYTES: Final = 256 << 20
 """Few changes of up to so many bytes are netted at once, as a batch in memory is: dealing them out writes and reads
 all of them once more, which takes five times the seconds of the processor."""
 
-_REMOVE, _PUT_OVER_STORED, _PUT_NEW = 0, 1, 2
+_NONE: Final[Int64] = np.zeros(0, dtype=np.int64)
 
 
 @stage("net")
@@ -70,10 +74,7 @@ def net_effect(
     size = sum(block.size for block, _ in blocks)
     count = max(-(-changes // PART_CHANGES), -(-size // PART_BYTES) if size > WHOLE_BYTES else 1)
     if store is not None and count > 1:
-        try:
-            return _net_in_parts(schema, blocks, cuts, describe, count, store, finish)
-        except _UnchangedAcrossParts:
-            pass
+        return _net_in_parts(schema, blocks, cuts, describe, count, store, finish)
     return finish(_net(schema, decode_changes(schema, blocks, describe), cuts))
 
 
@@ -97,14 +98,11 @@ class _Cuts:
         return cls(start, [(s, tuple(sorted(ids & leaves))) for s, ids in cuts if s > start and ids & leaves])
 
 
-class _UnchangedAcrossParts(Exception):
-    """A row moved to a key of another part and kept a value that only its old key's history knows."""
-
-
-def _net(schema: TableSchema, decoded: DecodedChanges, cuts: _Cuts) -> NetChanges:
+def _net(schema: TableSchema, decoded: DecodedChanges, cuts: _Cuts, moved: MovedValues | None = None) -> NetChanges:
+    """`moved`: what the rows had that came from keys of other parts."""
     if cuts.start >= 0:
         decoded = decoded.at(decoded.sequence > cuts.start)
-    if decoded.unchanged and (row := _unchanged_in_inserts(decoded)):
+    if decoded.unchanged and (row := _unchanged_in_inserts(decoded, moved)):
         # A row filter lets a row into view by an INSERT without the values that its UPDATE left alone. They may have
         # changed out of view: neither the batch nor a stored row can be trusted to have them.
         raise Diverged(
@@ -115,10 +113,15 @@ def _net(schema: TableSchema, decoded: DecodedChanges, cuts: _Cuts) -> NetChange
     truncated, changes = cuts.start >= 0, len(decoded.sequence)
     if not schema.key:
         return _insert_only(schema, decoded, changes, truncated=truncated, partial=cuts.partial)
-    events = _Events.of(schema, decoded)
+    events = _events(schema, decoded, cuts)
+    return _survivors(schema, decoded, events, changes, moved, truncated=truncated, partial=cuts.partial)
+
+
+def _events(schema: TableSchema, decoded: DecodedChanges, cuts: _Cuts) -> Events:
+    events = Events.of(schema, decoded)
     for sequence, relation_ids in cuts.partial:
         events = events.with_leaves_emptied(sequence, relation_ids, decoded)
-    return _survivors(schema, decoded, events, changes, truncated=truncated, partial=cuts.partial)
+    return events
 
 
 def _net_in_parts(
@@ -131,19 +134,86 @@ def _net_in_parts(
     finish: Callable[[NetChanges], NetChanges],
 ) -> NetChanges:
     """Part by part; rows and keys go to disk, so that memory holds one part."""
-    parts = PartsOnDisk(store)
-    with contextlib.closing(partitioned(schema, blocks, describe, cuts.start, count, store)) as dealt:
-        for part in dealt:
-            decoded = decode_changes(schema, part, describe)
-            if decoded.unchanged and _unchanged_in_inserts(decoded):
-                raise _UnchangedAcrossParts
-            parts.add(finish(_net(schema, decoded, cuts)))
-    return parts.joined()
+    done = PartsOnDisk(store)
+    with contextlib.ExitStack() as files:
+        dealer = Dealer(schema, describe, store)
+        parts = new_parts(count, store, files)
+        dealer.deal(blocks, cuts.start, parts)
+        small = [one for part in parts for one in _bounded(schema, part, cuts, dealer, describe, store, files)]
+        moved = _moved_values(schema, small, cuts, dealer, describe, store) if len(dealer.kept) else None
+        for part in small:
+            # Nothing holds a part's rows while the next one is read.
+            done.add(finish(_net(schema, decode_changes(schema, part.content, describe), cuts, moved)))
+            part.file.remove()
+    changes = sum(int(np.count_nonzero(mask & (block.sequence > cuts.start))) for block, mask in blocks)
+    return replace(done.joined(), changes=changes)
 
 
-def _unchanged_in_inserts(decoded: DecodedChanges) -> int:
+def _bounded(
+    schema: TableSchema,
+    part: Part,
+    cuts: _Cuts,
+    dealer: Dealer,
+    describe: Callable[[int], str],
+    store: SpillStore,
+    files: contextlib.ExitStack,
+) -> list[Part]:
+    """The part, or what it comes to when it is too large."""
+    if not schema.key or not _is_large(part):
+        return [part]
+    borders = [sequence for sequence, _ in cuts.partial]
+    while _is_large(part):
+        most = max(1, min(PART_CHANGES, part.changes * PART_BYTES // max(part.size, 1)))
+        (thin,) = new_parts(1, store, files)
+        thinned(schema, part, thin, describe, borders, dealer.kept, most, store)
+        part.file.remove()
+        shrunk = thin.changes <= part.changes // 2
+        part = thin
+        if not shrunk:
+            break
+    if not _is_large(part):
+        return [part]
+    count = max(-(-part.changes // PART_CHANGES), -(-part.size // PART_BYTES))
+    parts = new_parts(count, store, files)
+    dealer.deal(part.content, -1, parts, seed=1)
+    part.file.remove()
+    return parts
+
+
+def _is_large(part: Part) -> bool:
+    return part.changes > 2 * PART_CHANGES or part.size > 2 * PART_BYTES
+
+
+def _moved_values(
+    schema: TableSchema,
+    parts: Sequence[Part],
+    cuts: _Cuts,
+    dealer: Dealer,
+    describe: Callable[[int], str],
+    store: SpillStore,
+) -> MovedValues:
+    """What the rows had that left a key in an update that left values out."""
+    moved = MovedValues(dealer.kept, dealer.names, store)
+    for part in parts:
+        _tell_moved(schema, decode_changes(schema, part.content, describe), cuts, moved)
+    return moved
+
+
+def _tell_moved(schema: TableSchema, decoded: DecodedChanges, cuts: _Cuts, moved: MovedValues) -> None:
+    events = _events(schema, decoded, cuts)
+    left = np.flatnonzero((events.row < 0) & np.isin(events.order, moved.numbers * 2, kind="sort"))
+    if len(left):
+        lenders = Stays(decoded, events, moved.numbers).lenders(left, moved.names)
+        origins = keys_of(decoded, events, lenders.origin, list(schema.key))
+        moved.add(events.order[left] // 2, lenders, origins, decoded.rows)
+
+
+def _unchanged_in_inserts(decoded: DecodedChanges, moved: MovedValues | None) -> int:
     """How many inserted rows lack values."""
-    inserted = decoded.new[decoded.operation == INSERT]
+    inserts = decoded.operation == INSERT
+    if moved is not None:
+        inserts &= ~np.isin(decoded.sequence, moved.numbers, kind="sort")
+    inserted = decoded.new[inserts]
     lacking = np.zeros(len(inserted), dtype=np.bool_)
     for mask in decoded.unchanged.values():
         lacking |= mask[inserted]
@@ -181,113 +251,19 @@ def _leaves_of(partial: list[tuple[int, tuple[int, ...]]]) -> tuple[int, ...]:
     return tuple(sorted({leaf for _, leaves in partial for leaf in leaves}))
 
 
-@dataclass(slots=True)
-class _Events:
-    """What happens to keys, in order: `code` numbers the key, `row` the new row (-1: removal).
-
-    `order` is twice the change's sequence, plus one for a put, so that an update's removal comes before its put.
-    `came_from`: for the put of an update that changed the key, the code of the old key; else -1.
-    """
-
-    order: Int64
-    code: Int64
-    kind: npt.NDArray[np.int8]
-    row: Int64
-    came_from: Int64
-    key_row: Int64
-    """Per code a row that has its key: of the new rows, and behind them the old tuples."""
-    row_code: Int64
-    """Per new row its key's code."""
-
-    @property
-    def codes(self) -> int:
-        return len(self.key_row)
-
-    @classmethod
-    def of(cls, schema: TableSchema, decoded: DecodedChanges) -> _Events:
-        new_codes, old_codes, count = key_codes(decoded.rows.select(list(schema.key)), decoded.old_keys)
-        key_row = np.zeros(count, dtype=np.int64)
-        key_row[old_codes] = np.arange(len(old_codes)) + len(new_codes)
-        key_row[new_codes] = np.arange(len(new_codes))
-        put, update = decoded.new >= 0, decoded.operation == UPDATE
-        code = new_codes[decoded.new] if put.all() else _chosen(put, new_codes, decoded.new, old_codes, decoded.old)
-        moved = update & (decoded.old >= 0)
-        came_from = np.full(len(code), -1, dtype=np.int64)
-        if moved.any():
-            came_from[moved] = old_codes[decoded.old[moved]]
-            moved &= came_from != code
-            came_from[~moved] = -1
-        kind = np.where(put, np.where(update & ~moved, _PUT_OVER_STORED, _PUT_NEW), _REMOVE).astype(np.int8)
-        events = cls(decoded.sequence * 2 + put, code, kind, decoded.new, came_from, key_row, new_codes)
-        return events.with_removals(decoded.sequence[moved] * 2, came_from[moved]) if moved.any() else events
-
-    def with_removals(self, order: Int64, code: Int64) -> _Events:
-        """Further events, of keys that go."""
-        nothing = np.full(len(code), -1, dtype=np.int64)
-        return replace(
-            self,
-            order=np.concatenate([self.order, order]),
-            code=np.concatenate([self.code, code]),
-            kind=np.concatenate([self.kind, np.full(len(code), _REMOVE, dtype=np.int8)]),
-            row=np.concatenate([self.row, nothing]),
-            came_from=np.concatenate([self.came_from, nothing]),
-        )._sorted()
-
-    def _sorted(self) -> _Events:
-        by = np.argsort(self.order, kind="stable")
-        return replace(
-            self,
-            order=self.order[by],
-            code=self.code[by],
-            kind=self.kind[by],
-            row=self.row[by],
-            came_from=self.came_from[by],
-        )
-
-    def last(self) -> Int64:
-        """Per code the index of its last event, -1 for codes without one."""
-        result = np.full(self.codes, -1, dtype=np.int64)
-        result[self.code] = np.arange(len(self.code))
-        return result
-
-    def first(self) -> Int64:
-        result = np.full(self.codes, -1, dtype=np.int64)
-        result[self.code[::-1]] = np.arange(len(self.code))[::-1]
-        return result
-
-    def with_leaves_emptied(self, sequence: int, relation_ids: tuple[int, ...], decoded: DecodedChanges) -> _Events:
-        """Truncating leaves removes the keys whose row, at that moment, was put there earlier in the batch."""
-        before = self.order < sequence * 2
-        last = np.full(self.codes, -1, dtype=np.int64)
-        last[self.code[before]] = np.flatnonzero(before)
-        alive = last[last >= 0]
-        alive = alive[self.row[alive] >= 0]
-        leaf = np.zeros(decoded.rows.num_rows, dtype=np.int64)
-        puts = decoded.new >= 0
-        leaf[decoded.new[puts]] = decoded.relation[puts]
-        gone = self.code[alive[np.isin(leaf[self.row[alive]], relation_ids)]]
-        return self.with_removals(np.full(len(gone), sequence * 2, dtype=np.int64), gone)
-
-
-def _chosen(put: Bool, new_codes: Int64, new: Int64, old_codes: Int64, old: Int64) -> Int64:
-    """Per change the code of its new key, or of the old one where nothing is put."""
-    codes = np.empty(len(put), dtype=np.int64)
-    codes[put], codes[~put] = new_codes[new[put]], old_codes[old[~put]]
-    return codes
-
-
 def _survivors(
     schema: TableSchema,
     decoded: DecodedChanges,
-    events: _Events,
+    events: Events,
     changes: int,
+    moved: MovedValues | None,
     *,
     truncated: bool,
     partial: list[tuple[int, tuple[int, ...]]],
 ) -> NetChanges:
     last, first = events.last(), events.first()
     touched = np.flatnonzero(last >= 0)
-    stored_before = events.kind[first[touched]] != _PUT_NEW
+    stored_before = events.kind[first[touched]] != PUT_NEW
     if truncated:
         stored_before &= False
     shown = _before_removal(events, last) if schema.soft_delete else last
@@ -308,16 +284,15 @@ def _survivors(
         for name, mask in decoded.unchanged.items()
         if name not in keys and mask[row_numbers].any()
     }
-    origins: pa.Table | None = None
+    origins = None
     if unchanged:
-        rows, unchanged, origin_codes = _fill(decoded, events, shown, put_codes, rows, unchanged)
-        origins = _keys_of(decoded, events, origin_codes, keys) if (origin_codes >= 0).any() else None
+        rows, unchanged, origins = _filled(schema, decoded, events, shown[put_codes], rows, unchanged, moved)
     return NetChanges(
         rows=rows,
         stored=stored[put_codes],
         unchanged=unchanged,
         origins=origins,
-        removed=_keys_of(decoded, events, removed_codes, keys),
+        removed=keys_of(decoded, events, removed_codes, keys),
         changes=changes,
         truncated=truncated,
         truncated_leaves=_leaves_of(partial),
@@ -325,9 +300,9 @@ def _survivors(
     )
 
 
-def _before_removal(events: _Events, last: Int64) -> Int64:
+def _before_removal(events: Events, last: Int64) -> Int64:
     """Per code its last event; for a key whose row was removed again, the put before that: the row stays, marked."""
-    previous, shown = _previous_of_same_code(events), last.copy()
+    previous, shown = events.previous_of_same_code(), last.copy()
     removed = np.flatnonzero(last >= 0)
     removed = removed[events.row[last[removed]] < 0]
     put = previous[last[removed]]
@@ -337,7 +312,7 @@ def _before_removal(events: _Events, last: Int64) -> Int64:
 
 
 def _deletions(
-    events: _Events,
+    events: Events,
     last: Int64,
     put_codes: Int64,
     removed_codes: Int64,
@@ -351,73 +326,60 @@ def _deletions(
     )
 
 
-def _keys_of(decoded: DecodedChanges, events: _Events, codes: Int64, keys: list[str]) -> pa.Table:
-    """The key columns behind `codes`; null for -1. Any event of a code may lend its key: a new row or an old tuple."""
-    both = pa.concat_tables([decoded.rows.select(keys), decoded.old_keys.select(keys)])
-    if not len(codes):
-        return both.slice(0, 0)
-    return both.take(fixed(pa.int64(), events.key_row[codes], codes >= 0))
-
-
-def _fill(
+def _filled(
+    schema: TableSchema,
     decoded: DecodedChanges,
-    events: _Events,
-    last: Int64,
-    put_codes: Int64,
+    events: Events,
+    puts: Int64,
     rows: pa.Table,
     unchanged: dict[str, Bool],
-) -> tuple[pa.Table, dict[str, Bool], Int64]:
-    """Give rows their unchanged values from earlier in the batch; what remains unchanged is the stored row's.
-
-    Returns the rows, the masks that remain, and per row the code of the stored row to take from, when that is another
-    key than the row's own (-1: its own, or none needed).
-    """
-    previous = _previous_of_same_code(events)
-    event_at_order = (
-        {int(order): index for index, order in enumerate(events.order)} if (events.came_from >= 0).any() else {}
-    )
-    wanted = np.zeros(rows.num_rows, dtype=np.bool_)
-    for mask in unchanged.values():
-        wanted |= mask
-    origin_codes = np.full(rows.num_rows, -1, dtype=np.int64)
-    sources = {name: np.arange(rows.num_rows) for name in unchanged}
-    remaining = {name: mask.copy() for name, mask in unchanged.items()}
-    lent: list[int] = []
-    for index in np.flatnonzero(wanted):
-        event = int(last[put_codes[index]])
-        open_names = [name for name, mask in unchanged.items() if mask[index]]
-        code = int(put_codes[index])
-        while open_names:
-            if events.came_from[event] >= 0:
-                code = int(events.came_from[event])
-                event = event_at_order[int(events.order[event]) - 1]
-            event = int(previous[event])
-            if event < 0:
-                break
-            row = int(events.row[event])
-            if row < 0:
-                break  # the log updates a row that it removed before: the stored row decides, as divergence
-            for name in list(open_names):
-                if not decoded.unchanged[name][row]:
-                    sources[name][index] = rows.num_rows + len(lent)
-                    remaining[name][index] = False
-                    open_names.remove(name)
-            lent.append(row)
-        if open_names and code != put_codes[index]:
-            origin_codes[index] = code
-    if lent:
-        lenders = decoded.rows.take(fixed(pa.int64(), np.array(lent, dtype=np.int64), None))
-        for name, source in sources.items():
-            values = pa.concat_arrays([*rows[name].chunks, *lenders[name].chunks])
-            rows = rows.set_column(
-                rows.column_names.index(name), rows.schema.field(name), values.take(fixed(pa.int64(), source, None))
-            )
-    return rows, {name: mask for name, mask in remaining.items() if mask.any()}, origin_codes
+    moved: MovedValues | None,
+) -> tuple[pa.Table, dict[str, Bool], pa.Table | None]:
+    """Give rows, which the events `puts` have put, their unchanged values from earlier in the batch; what remains
+    unchanged is the stored row's. The third: the keys of stored rows, where these are others than the rows' own."""
+    at = np.flatnonzero(np.logical_or.reduce(list(unchanged.values())))
+    lenders = Stays(decoded, events, moved.numbers if moved is not None else _NONE).lenders(puts[at], unchanged)
+    elsewhere = np.flatnonzero(lenders.move >= 0)
+    remaining: dict[str, Bool] = {}
+    for name, mask in unchanged.items():
+        lending = lenders.rows[name]
+        given = mask[at] & (lending >= 0)
+        lent = [decoded.rows[name].take(fixed(pa.int64(), lending[given], None))]
+        to = [at[given]]
+        asking = elsewhere[mask[at[elsewhere]] & ~given[elsewhere]]
+        if moved is not None and len(asking):
+            found, values = moved.values(name, lenders.move[asking])
+            to.append(at[asking[found]])
+            lent.append(values)
+        rows = _with_values(rows, name, np.concatenate(to), lent)
+        left = mask.copy()
+        left[np.concatenate(to)] = False
+        if left.any():
+            remaining[name] = left
+    if not remaining:
+        return rows, remaining, None
+    wanting = np.logical_or.reduce(list(remaining.values()))[at]
+    origin = np.full(rows.num_rows, -1, dtype=np.int64)
+    origin[at[wanting]] = np.where(lenders.move >= 0, -1, lenders.origin)[wanting]
+    origin[origin == events.code[puts]] = -1
+    origins = keys_of(decoded, events, origin, list(schema.key)) if (origin >= 0).any() else None
+    asking = elsewhere[wanting[elsewhere]]
+    if moved is not None and len(asking):
+        keys = rows.select(list(schema.key)).schema
+        if origins is None:
+            origins = pa.table([pa.nulls(rows.num_rows, kind) for kind in keys.types], schema=keys)
+        order, found_keys = moved.origins(lenders.move[asking], keys)
+        for name in keys.names:
+            origins = _with_values(origins, name, at[asking[order]], [found_keys[name]])
+    return rows, remaining, origins
 
 
-def _previous_of_same_code(events: _Events) -> Int64:
-    by_code = np.argsort(events.code, kind="stable")
-    previous = np.full(len(events.code), -1, dtype=np.int64)
-    same = events.code[by_code][1:] == events.code[by_code][:-1]
-    previous[by_code[1:][same]] = by_code[:-1][same]
-    return previous
+def _with_values(rows: pa.Table, name: str, to: Int64, values: Sequence[pa.ChunkedArray]) -> pa.Table:
+    """`rows` with other values in the rows `to` of the column `name`."""
+    if not len(to):
+        return rows
+    field = rows.schema.field(name)
+    source = np.arange(rows.num_rows)
+    source[to] = rows.num_rows + np.arange(len(to))
+    both = pa.concat_arrays([chunk.cast(field.type) for column in (rows[name], *values) for chunk in column.chunks])
+    return rows.set_column(rows.column_names.index(name), field, both.take(fixed(pa.int64(), source, None)))

@@ -8,7 +8,7 @@ only when none of its ancestors is listed. Nothing here changes the source.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from headwater.config import Pipeline, TableEntry
@@ -193,6 +193,10 @@ class _TableReader:
         insert_only = bool(entry.insert_only)
         key, key_problems = choose_key(relation, holders, tuple(entry.key) if entry.key else None, insert_only)
         columns, column_findings = replicated_columns(relation, entry, self.pipeline, types, self.publishes_generated)
+        # Rows are found by their keys: one that the lake cannot hold is never NULL there, whatever is said of others.
+        columns = tuple(
+            replace(c, on_bad_value="suspend") if c.name in key and c.on_bad_value == "null" else c for c in columns
+        )
         self.problems += [
             *self._storage_problems(holders),
             *self._rights_problems([relation, *holders] if partitioned else holders, columns),
