@@ -113,10 +113,25 @@ def under_keys(schema: TableSchema, root: str, name: str, since: NetChanges | No
     return replacement(schema, rows, keys)
 
 
+def are_among(schema: TableSchema, rows: pa.Table, keys: pa.Table) -> Bool:
+    """Which of `rows` have a key that `keys` has, too. Both have the table's key columns."""
+    found, names = KeyIndex(), list(schema.key)
+    found.put(encode(schema, keys.select(names)), place_of(1, np.arange(keys.num_rows, dtype=np.int64)))
+    there: Bool = found.find(encode(schema, rows.select(names))) != NOWHERE
+    return there
+
+
 def replacement(schema: TableSchema, rows: pa.Table, keys: pa.Table) -> NetChanges:
     """`rows` are to stand under those of the `keys` that they have, and nothing under the others."""
-    there = KeyIndex()
-    there.put(encode(schema, rows.select(list(schema.key))), place_of(1, np.arange(rows.num_rows, dtype=np.int64)))
+    there, numbers = KeyIndex(), np.arange(rows.num_rows, dtype=np.int64)
+    codes = encode(schema, rows.select(list(schema.key)))
+    there.put(codes, place_of(1, numbers))
+    if (row_of(there.find(codes)) != numbers).any():
+        raise Diverged(
+            "the source has several rows under one key",
+            where=f"{schema.schema}.{schema.name}",
+            remedy="give the table in the pipeline file a key whose values are unique",
+        )
     gone: Bool = there.find(encode(schema, keys)) == NOWHERE
     return NetChanges(
         rows=rows,
