@@ -324,7 +324,9 @@ def test_rows_that_a_lagging_standby_never_had_leave_the_lake_by_a_repair(
     for name in ("adopt.suspended", "adopt.slot", "adopt.ledger"):
         with Job(pipeline, "verify", "--repair", "--new-source", failpoint=name, spark=spark) as job:
             assert job.wait() == -signal.SIGKILL, job.log[-3000:]
-    found = verify(pipeline, repair=True, new_source=True)["tables"]
+    result = verify(pipeline, repair=True, new_source=True)
+    assert result["position"]["timeline"] == 2
+    found = result["tables"]
     assert (found[ORDERS]["repaired"], found[LINES]["repaired"]) == (26 + 9 + 5, 2000)
     assert not any(table.get("written_anew") for table in found.values())
     assert_goes_on(source, pipeline)

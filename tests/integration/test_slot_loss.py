@@ -18,6 +18,7 @@ from deltalake import DeltaTable
 
 from fixtures.jobs import (
     Job,
+    armed,
     assert_equal,
     beside,
     catch_up,
@@ -40,6 +41,7 @@ from headwater.jobs.wait import wait
 from headwater.lake.ledger import read_epoch
 from headwater.lake.tables import read_commit
 from headwater.source.connection import connect, identify
+from headwater.source.slot import read_slot
 from headwater.source.stream import LogStream
 
 if TYPE_CHECKING:
@@ -48,11 +50,12 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.postgres]
 
 KEYED, KEYLESS, PARTED, TRACKED, KEPT = (f"public.{n}" for n in ("keyed", "keyless", "parted", "tracked", "kept"))
+LOST = "changes were lost with the slot: the slot does not exist any more"
 PLAIN = (KEYED, KEYLESS, PARTED, TRACKED)
 SOURCE = [
     "create table keyed (id int primary key, n int)",
     "insert into keyed select i, i from generate_series(1, 500) i",
-    "create table keyless (what text, n int)",
+    "create table keyless (what text, n int, at timestamptz, local timestamp, amount numeric(9, 2), b bytea, l int[])",
     "insert into keyless select 'event', i % 50 from generate_series(1, 100) i",
     "create table parted (id int, region text, n int, primary key (id, region)) partition by list (region)",
     "create table parted_eu partition of parted for values in ('eu')",
@@ -67,7 +70,9 @@ MISSED = [
     "update keyed set n = -1 where id <= 3",
     "delete from keyed where id = 4",
     "insert into keyed values (900, 9)",
-    "insert into keyless values ('event', 7), ('event', 7), ('late', 1)",
+    "insert into keyless values ('event', 7), ('event', 7)",
+    "insert into keyless values"
+    " ('late', 1, '2026-03-01 12:00:00.123456+02', '1999-12-31 23:59:59', 1.10, '\\x00ff', '{1,null}')",
     "update parted set region = 'us' where id = 2",
     "delete from parted where id = 3",
     "update tracked set n = -1 where id = 1",
@@ -272,13 +277,16 @@ def test_a_driver_repairs_by_itself_where_the_file_says_so(
     pipeline = one_table.written(on_slot_loss="repair")
     one_table.lose_slot()
     one_table.database.execute("update keyed set n = -1 where id <= 3")
+    with Job(pipeline, "replicate", "--until", "now", failpoint="adopt.ledger", spark=spark) as job:
+        assert job.wait() == -signal.SIGKILL, job.log[-3000:]
+    table = status(pipeline)["tables"][KEYED]
+    assert (table["state"], table["reason"]) == ("suspended", LOST)
+    assert table["remedy"].startswith("headwater replicate ")
+    until(lambda: not is_read(one_table), "the killed job's sessions have ended")
     with Job(pipeline, "replicate", "--until", "now", failpoint="load.after_capture", spark=spark) as job:
         assert job.wait() == -signal.SIGKILL, job.log[-3000:]
     record = record_of(pipeline, KEYED)
-    assert (record.state, record.reason) == (
-        "loading",
-        "changes were lost with the slot: the slot does not exist any more",
-    )
+    assert (record.state, record.reason) == ("loading", LOST)
     until(lambda: not is_read(one_table), "the killed job's sessions have ended")
     one_table.database.execute("update keyed set n = -2 where id = 2")
     assert main(["replicate", pipeline.file, "--until", "now", "--json"]) == EXIT_DONE
@@ -328,3 +336,29 @@ def test_a_running_driver_goes_on_behind_a_slot_that_is_pulled_from_it_beside_wr
         assert wait(pipeline, None, "now", 60).outcome == "satisfied"
         assert_equal(database, pipeline, KEYED)
     assert driver.result()["stopped_by"] == "signal"
+
+
+def test_a_successor_may_take_over_while_the_repair_works(one_table: Shop) -> None:
+    pipeline = one_table.written(on_slot_loss="repair")
+    one_table.lose_slot()
+    one_table.database.execute("update keyed set n = -1 where id <= 3")
+
+    def reader() -> int:
+        with connect(one_table.database.conninfo) as connection:
+            slot = read_slot(connection, pipeline.source.slot)
+        return (slot.active_pid or 0) if slot is not None else 0
+
+    with armed(one_table.folder, "load.after_capture") as hold, beside(first_driver(pipeline)) as first:
+        hold.reached(first)
+        before = reader()
+        with beside(lambda stop: replicate_through_losses(pipeline, None, None, stop, True)):
+            until(lambda: reader() not in (0, before), "the successor has the slot", 60)
+            hold.release()
+            until(first.done, "the repair has ended", 60)
+            assert (first.result()["handed_over"], first.result()["tables"][KEYED]["changes"]) == (True, 0)
+            assert wait(pipeline, None, "now", 60).outcome == "satisfied"
+    assert_equal(one_table.database, pipeline, KEYED)
+
+
+def first_driver(pipeline: Pipeline) -> Callable[[threading.Event], Any]:
+    return lambda stop: replicate_through_losses(pipeline, None, None, stop)

@@ -22,6 +22,7 @@ from headwater.jobs import lease
 from headwater.jobs.check import check, require_ok
 from headwater.jobs.mending import mended_registry
 from headwater.jobs.same_source import NEW_SOURCE, described, history_of, require_same_source
+from headwater.jobs.wal_ceiling import BY_ITSELF
 from headwater.lake import storage
 from headwater.lake.history import history_record
 from headwater.lake.ledger import Epoch, Ledger, read_epoch
@@ -45,9 +46,6 @@ _IN_STEP: Final = ("active", "catching up")
 _CHANGED: Final = "the source changed"
 _LOST: Final = "changes were lost with the slot"
 _REPAIR: Final = "headwater verify PIPELINE.yaml --repair"
-_BY_ITSELF: Final = (
-    "headwater replicate PIPELINE.yaml compares it with the source and repairs it (source.on_slot_loss: repair)"
-)
 
 
 def same_or_followed(connection: Connection, pipeline: Pipeline, registry: Registry, ledger: Ledger) -> ServerIdentity:
@@ -159,7 +157,11 @@ def begin_behind_gap(pipeline: Pipeline) -> str:
 
 def waits_behind_gap(record: TableRecord) -> bool:
     """Whether the table has not been compared since a slot was lost; or that was not ended."""
-    return record.state in ("suspended", "loading") and record.reason.startswith(_LOST)
+    return _waits(record, _LOST)
+
+
+def _waits(record: TableRecord, since: str) -> bool:
+    return record.state in ("suspended", "loading") and record.reason.startswith(since)
 
 
 def _gap(connection: Connection, pipeline: Pipeline, known: PipelineRecord) -> str:
@@ -209,7 +211,7 @@ def _begin_anew(
     made = ensure_publications(connection, pipeline.source.publication, pipeline=pipeline.name)
     # Suspended before anything else: whoever goes on from a half-done change, with whichever source, trusts no row.
     # And as another incarnation: a position of the old log, which may be higher, is none that it fell back from.
-    remedy = _BY_ITSELF if pipeline.source.on_slot_loss == "repair" and reason.startswith(_LOST) else _REPAIR
+    remedy = BY_ITSELF if pipeline.source.on_slot_loss == "repair" and reason.startswith(_LOST) else _REPAIR
     suspended = [
         replace(record.entered("suspended", reason, remedy), incarnation=record.incarnation + 1)
         for record in registry.tables.values()
@@ -251,7 +253,7 @@ def _is_adopted(registry: Registry, known: PipelineRecord, now: ServerIdentity, 
     """Whether everything of a change to this source is done but bringing the tables in step."""
     if (known.system_id, known.timeline) != (now.system_id, now.timeline) or newest is None:
         return False
-    waiting = [r for r in registry.tables.values() if r.state == "suspended" and r.reason.startswith(_CHANGED)]
+    waiting = [r for r in registry.tables.values() if _waits(r, _CHANGED)]
     same_log = (newest.position.system_id, newest.position.timeline) == (now.system_id, now.timeline)
     return bool(waiting) and same_log and newest.position.lsn >= known.start_lsn
 

@@ -176,7 +176,7 @@ def repair_suspended(pipeline: Pipeline, table: TableName, shown: int, progress:
 
 def _copy_differences(found: Differences, shown: int, spark: SparkSession, target: Target) -> tuple[int, int]:
     """`headwater.jobs.table_load.Copy`: write what differs, or everything where that will not do."""
-    found.position = target.capture.position
+    found.position, found.whole = target.capture.position, ""
     try:
         return _write_differences(found, shown, spark, target)
     except TableChanged as changed:
@@ -217,7 +217,7 @@ def _write_differences(found: Differences, shown: int, spark: SparkSession, targ
             raise
         raise _Whole("the lake's table cannot be read") from error
     found.note(candidates, shown)
-    if candidates.more:
+    if candidates.more or found.repaired > _MOST:  # of a multiset many rows may be one key
         raise _Whole(f"more than {_MOST} rows differ")
     if comparison.multiset:
         changes = _added(comparison, read, candidates, source)

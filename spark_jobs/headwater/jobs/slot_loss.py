@@ -15,10 +15,13 @@ from typing import Any
 from headwater.config import Pipeline
 from headwater.errors import LostLease, SlotGap
 from headwater.jobs import lease
+from headwater.jobs.driver import Totals, report
 from headwater.jobs.driver_answers import is_running
+from headwater.jobs.mending import mended_registry
 from headwater.jobs.new_source import waits_behind_gap
 from headwater.jobs.replicate import replicate
 from headwater.jobs.verify import verify
+from headwater.lake.ledger import Ledger
 from headwater.lake.registry import Registry
 from headwater.names import TableName
 from headwater.source.connection import connect
@@ -33,29 +36,42 @@ def replicate_through_losses(
 ) -> dict[str, Any]:
     """`replicate`, which repairs what a lost slot has cost as often as it is lost, if the pipeline file wants that.
     A repair is no part of `max_seconds`."""
+    if pipeline.source.on_slot_loss != "repair":
+        return replicate(pipeline, until, max_seconds, stop, take_over)
+    repaired = _repair_what_waits(pipeline, stop)
     while True:
         try:
-            if pipeline.source.on_slot_loss == "repair" and not stop.is_set():
-                _repair_what_waits(pipeline, stop)
             return replicate(pipeline, until, max_seconds, stop, take_over)
         except SlotGap as gap:
-            if pipeline.source.on_slot_loss != "repair" or gap.code not in _LOST:
+            if gap.code not in _LOST:
                 raise
             log.error("%s; a new slot is made, and every table is compared (source.on_slot_loss: repair)", gap)
             _repair(pipeline, (), stop)
+            repaired = True
+        except LostLease as busy:
+            # A successor has taken over from the driver beside the repair.
+            if not repaired or busy.code != "already_running" or until is not None:
+                raise
+            registry = Registry.open(pipeline.lake_path(), pipeline.name)
+            assert registry is not None, "a table was repaired"
+            ledger, word = Ledger(pipeline.lake_path(), pipeline.name), "signal" if max_seconds is None else "seconds"
+            return report(Totals(), ledger, registry.tables, word, handed_over=True)
 
 
-def _repair_what_waits(pipeline: Pipeline, stop: threading.Event) -> None:
-    """What a driver before this one has left, unless somebody is at it."""
-    registry = Registry.open(pipeline.lake_path(), pipeline.name)
-    waiting = [] if registry is None else [n for n, record in registry.tables.items() if waits_behind_gap(record)]
-    if registry is None or not waiting:
-        return
+def _repair_what_waits(pipeline: Pipeline, stop: threading.Event) -> bool:
+    """What a driver before this one has left, unless somebody is at it: whether there was something to do."""
+    registry = mended_registry(pipeline)
+    if registry is None or registry.pipeline is None or registry.pipeline.paused:
+        return False
+    waiting = [name for name, record in registry.tables.items() if waits_behind_gap(record)]
+    if not waiting:
+        return False
     with contextlib.closing(connect(pipeline.conninfo(), application_name="headwater replicate")) as connection:
         if is_running(connection, pipeline) or lease.is_held(connection, registry, lease.LOAD):
-            return
+            return False
     log.warning("%s: not compared yet since the slot was lost", ", ".join(waiting))
     _repair(pipeline, [TableName.parse(name) for name in waiting], stop)
+    return True
 
 
 def _repair(pipeline: Pipeline, tables: list[TableName] | tuple[()], stop: threading.Event) -> None:

@@ -206,7 +206,7 @@ class _Table:
             "missing": found.missing,
             "extra": found.extra,
             "different": found.different,
-            "repaired": found.repaired,
+            "repaired": found.repaired if record.state != "suspended" else 0,
             "keys": found.keys,
             "compared": record.state != "suspended",
             **({"written_anew": found.whole} if found.whole else {}),

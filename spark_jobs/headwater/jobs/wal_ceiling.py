@@ -31,6 +31,7 @@ REMEDY: Final = (
     "PIPELINE.yaml --again loads all tables anew instead"
 )
 """Of a slot that is lost."""
+BY_ITSELF: Final = "headwater replicate PIPELINE.yaml compares and repairs by itself (source.on_slot_loss: repair)"
 _WARN_SHARE: Final = 0.5
 _WARN_SECONDS: Final = 600.0
 _LOOK_SECONDS: Final = 5.0
