@@ -129,9 +129,9 @@ def _usage(message: str, command: str) -> Refused:
 
 
 def _replicate(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:
-    from headwater.jobs.replicate import replicate
+    from headwater.jobs.slot_loss import replicate_through_losses
 
-    result = replicate(pipeline, args.until, args.max_seconds, stop, args.take_over)
+    result = replicate_through_losses(pipeline, args.until, args.max_seconds, stop, args.take_over)
     return result, _unless_suspended(result)
 
 

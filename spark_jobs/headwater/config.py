@@ -118,6 +118,7 @@ class Source(_Section):
     failover: Literal["auto", "on", "off"] = "auto"
     wal_ceiling: _Ceiling = None
     on_timeline_change: Literal["follow", "refuse"] = "refuse"
+    on_slot_loss: Literal["refuse", "repair"] = "refuse"
     hash_key: Annotated[str, _read(hash_key_value, str)] = ""
 
     @property

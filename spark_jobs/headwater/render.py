@@ -43,7 +43,7 @@ _SENTENCES = {
     "status": ("reason", "remedy"),
     "maintain": ("kept_for", "skipped", "error"),
     "validate": ("failed", "keys", "reason"),
-    "verify": ("not_repaired", "keys"),
+    "verify": ("not_compared", "written_anew", "not_repaired", "keys"),
 }
 
 
@@ -65,6 +65,8 @@ def render(command: str, result: dict[str, Any], out: TextIO) -> None:
 
 def _render_tables(console: Any, command: str, result: dict[str, Any]) -> None:
     tables = result.get("tables") or {}
+    if command == "verify":
+        tables = {name: table if table["compared"] else _not_compared(table) for name, table in tables.items()}
     _grid(console, "table", tables, _COLUMNS.get(command, ()))
     _sentences(console, tables, _SENTENCES.get(command, ()))
     _grid(console, "wait", {_wait_of(one): one for one in result.get("waits", ())}, _COLUMNS["waits"])
@@ -74,6 +76,11 @@ def _render_tables(console: Any, command: str, result: dict[str, Any]) -> None:
             console.print(f"{key}: {_cell(value)}", soft_wrap=True)
     for load in result.get("loads", ()):
         console.print(f"{load['what']} since {load['since']}: {line(load)}", soft_wrap=True)
+
+
+def _not_compared(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers of what was not looked at would read as if nothing differed."""
+    return {"not_compared": f"it is {table['state']}{f': {reason}' if (reason := table['reason']) else ''}"}
 
 
 def _render_check(console: Any, result: dict[str, Any]) -> None:

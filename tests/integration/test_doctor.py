@@ -254,7 +254,7 @@ def test_a_slot_that_was_moved_by_hand_has_lost_changes(patient: Patient) -> Non
     found = patient.first(2, "slot_gap")
     assert "somebody else has read from the slot or moved it" in found["message"]
     assert "past the ledger's" in found["evidence"]
-    assert found["remedy"].startswith(f"headwater load {patient.file} --again")
+    assert found["remedy"].startswith(f"headwater verify {patient.file} --repair")
     patient.load_again()
     assert patient.first(1, "not_running")
 
@@ -263,6 +263,6 @@ def test_a_slot_that_was_moved_by_hand_has_lost_changes(patient: Patient) -> Non
 def test_a_slot_that_was_dropped_has_lost_changes(patient: Patient) -> None:
     found = patient.first(4, "slot_gap")
     assert "the slot does not exist any more" in found["message"]
-    assert found["remedy"].startswith(f"headwater load {patient.file} --again")
+    assert found["remedy"].startswith(f"headwater verify {patient.file} --repair")
     patient.load_again()
     assert patient.first(1, "not_running")

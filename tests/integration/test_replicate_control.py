@@ -357,7 +357,7 @@ def test_a_slot_that_somebody_else_has_read_is_refused(by_hand: tuple[Pipeline, 
     assert isinstance(error, SlotGap)
     assert error.exit_status == 2
     assert f"past the ledger's {format_lsn(lake.position.lsn)}" in str(error)
-    assert "load PIPELINE.yaml --again" in error.remedy
+    assert "verify PIPELINE.yaml --repair" in error.remedy
 
 
 def test_a_slot_that_is_gone_is_refused(by_hand: tuple[Pipeline, HandLake], database: Database) -> None:

@@ -120,6 +120,15 @@ def test_check_lists_the_faults_of_a_bad_file_as_its_problems(
     assert wal["severity"] == "error"
 
 
+def test_a_table_that_was_not_compared_shows_why_and_no_numbers() -> None:
+    none = dict.fromkeys(("missing", "extra", "different", "repaired"), 0)
+    table = {**none, "rows": None, "compared": False, "state": "suspended", "reason": "column x was dropped"}
+    out = io.StringIO()
+    render("verify", {"tables": {"public.orders": table}}, out)
+    assert out.getvalue().splitlines()[-1] == "public.orders: not compared: it is suspended: column x was dropped"
+    assert "0" not in out.getvalue()
+
+
 @pytest.mark.parametrize("command", ["load", "verify"])
 def test_a_table_outside_the_pipeline_is_refused(
     capsys: pytest.CaptureFixture[str], pipeline_file: Path, command: str

@@ -22,7 +22,7 @@ from headwater.jobs.relations import attached
 from headwater.jobs.reload import reload
 from headwater.jobs.selection import as_registered
 from headwater.jobs.source_counts import SourceCounts
-from headwater.jobs.verify import COMPARED, open_compared, verify
+from headwater.jobs.verify import open_compared, verify
 from headwater.lake.registry import Registry, TableRecord
 from headwater.names import TableName
 from headwater.schema import Leaf, TableSchema
@@ -109,7 +109,7 @@ def candidates(
 
 def _looked_at(registry: Registry, tables: Sequence[TableName]) -> list[str]:
     names = sorted({str(table) for table in tables} or set(registry.tables))
-    return [name for name in names if registry.tables[name].state in COMPARED and registry.tables[name].schemas]
+    return [name for name in names if registry.tables[name].holds_rows and registry.tables[name].schemas]
 
 
 def _candidate(connection: Connection, record: TableRecord, now: TableSchema) -> Candidate | None:

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import StorageLevel
@@ -29,7 +31,7 @@ from headwater.session import suit
 
 _SHOWN_COLUMNS = 12
 _SHOWN_CHARACTERS = 60
-_INDEX = "_hw_i"
+INDEX = "_hw_i"
 _CELLS = 1 << 16
 """Of them the driver gets a row each. A key that differs brings the other keys of its cell into the second step."""
 
@@ -50,14 +52,30 @@ _KEYED = [
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Keys that differ at a first look. `keys`: one row each: `k…` the key as typed in the lake, `x…` its text.
+    """Keys that differ at a first look. `keys`: one row each: `k…` the key as typed in the lake, `x…` its text, `n` how
+    many rows the source has under it less those of the lake.
 
-    `names`: what the text columns show. `more`: how many further keys differ that are not among them.
+    `names`: what the text columns show. `more`: how many further keys differ that are not among them. `missing`,
+    `extra`, `different`: rows, of all keys that differ.
     """
 
     keys: pa.Table
     names: tuple[str, ...]
     more: int = 0
+    missing: int = 0
+    extra: int = 0
+    different: int = 0
+
+    @property
+    def surplus(self) -> npt.NDArray[np.int64]:
+        """Of each key, the rows that the lake has too many; negative: too few."""
+        found: npt.NDArray[np.int64] = -self.keys["n"].to_numpy()
+        return found
+
+    def kind(self, number: int) -> str:
+        """What a first look says of key `number`, in the interface's words."""
+        surplus = self.surplus[number]
+        return "missing" if surplus < 0 else "extra" if surplus else "different"
 
     def shown(self, number: int) -> dict[str, Any]:
         """Key `number` for people and programs: numbers and booleans as they are, everything else as text."""
@@ -110,8 +128,7 @@ class Comparison:
             numbers = found["cell"].drop_null()
             some = self._spark.createDataFrame(pa.table({"cell": numbers}), "cell int")
             few = both.join(broadcast(some), expr(f"{cell} = cell"), "left_semi") if len(numbers) else both.limit(0)
-            total, keys = self._differing(few, limit)
-            return pc.sum(found["rows"]).as_py() or 0, Candidates(keys, self._shown, max(0, total - limit))
+            return pc.sum(found["rows"]).as_py() or 0, self._differing(few, limit)
         finally:
             both.unpersist()
 
@@ -135,8 +152,8 @@ class Comparison:
         finally:
             self._spark.conf.set(setting, before)
 
-    def _differing(self, rows: DataFrame, limit: int) -> tuple[int, pa.Table]:
-        """How many keys differ among these rows, and the first `limit` of them with their texts."""
+    def _differing(self, rows: DataFrame, limit: int) -> Candidates:
+        """The keys that differ among these rows, the first `limit` of them with their texts."""
         if self.multiset:
             shown = texts = [f"x{index}" for index in range(len(self._shown))]
         else:
@@ -144,9 +161,12 @@ class Comparison:
             texts = [f"{self._text(name, f'k{index}')} as x{index}" for index, name in enumerate(self._shown)]
         balance = [*_BALANCE, *(f"first({name}) as {name}" for name in shown)]
         differing = rows.groupBy(*self._keys).agg(*map(expr, balance)).where(_DIFFERS)
-        kept = differing.selectExpr(*self._keys, *texts).persist(StorageLevel.DISK_ONLY)
+        kept = differing.selectExpr(*self._keys, "n", *texts).persist(StorageLevel.DISK_ONLY)
+        counts = ["count(*)", "sum(greatest(n, 0))", "sum(greatest(-n, 0))", "count_if(n = 0)"]
         try:
-            return kept.count(), kept.orderBy(*self._keys).limit(limit).toArrow()
+            total, *kinds = (number or 0 for number in kept.selectExpr(*counts).collect()[0])
+            some = kept.orderBy(*self._keys).limit(limit).toArrow()
+            return Candidates(some, self._shown, max(0, total - limit), *kinds)
         finally:
             kept.unpersist()
 
@@ -155,28 +175,36 @@ class Comparison:
         # Which file holds a row tells a row that stayed from one that was removed and put back.
         origin, file = ("0L", "''") if self.multiset else (ORIGIN, "_metadata.file_path")
         both = self._of(chosen, source, 1, origin, "null").unionAll(self._of(chosen, lake, 0, "0L", file))
-        grouped = both.groupBy(_INDEX).agg(*map(expr, _KEYED))
-        return {row[_INDEX]: self._state(row) for row in grouped.collect()}
+        grouped = both.groupBy(INDEX).agg(*map(expr, _KEYED))
+        return {row[INDEX]: self._state(row) for row in grouped.collect()}
 
     def _of(self, chosen: DataFrame, rows: DataFrame, side: int, origin: str, file: str) -> DataFrame:
         """The rows of one side that are of the keys `chosen`: only of these the whole text is made."""
-        keys = chosen.selectExpr(_INDEX, *(f"{name} as _hw_{name}" for name in self._keys))
+        keys = chosen.selectExpr(INDEX, *(f"{name} as _hw_{name}" for name in self._keys))
         on = " AND ".join(f"{key} <=> _hw_{name}" for name, key in self._key.items())
         with_place = rows.selectExpr("*", f"{origin} as _hw_o", f"cast({file} as string) as _hw_f")
         found = with_place.join(broadcast(keys), expr(on))
-        return found.selectExpr(_INDEX, f"{self._whole} as d", f"{side} as s", "_hw_o as o", "_hw_f as f")
+        return found.selectExpr(INDEX, f"{self._whole} as d", f"{side} as s", "_hw_o as o", "_hw_f as f")
 
     def numbered(self, candidates: Candidates, numbers: Sequence[int]) -> DataFrame:
         """The keys `numbers` of `candidates` with their number."""
         table = candidates.keys.select(self._keys).take(pa.array(numbers, pa.int64()))
-        table = table.append_column(_INDEX, pa.array(numbers, pa.int64()))
+        table = table.append_column(INDEX, pa.array(numbers, pa.int64()))
         if self.multiset:
-            kind = "k0 string, " + f"{_INDEX} bigint"
+            kind = "k0 string, " + f"{INDEX} bigint"
             return self._spark.createDataFrame(table, schema=kind)
         types = struct_type(self._schema)
         kind_of = {f"k{i}": types[name].dataType.simpleString() for i, name in enumerate(self._schema.key)}
-        kind = ", ".join([*(f"{name} {kind_of[name]}" for name in self._keys), f"{_INDEX} bigint"])
+        kind = ", ".join([*(f"{name} {kind_of[name]}" for name in self._keys), f"{INDEX} bigint"])
         return self._spark.createDataFrame(table, schema=kind)
+
+    def source_rows(self, source: DataFrame, chosen: DataFrame) -> DataFrame:
+        """Of a multiset, each of the rows `chosen` that the source has, once, with its number."""
+        columns = ", ".join(quoted(name) for name in source.columns)
+        key = chosen.selectExpr(INDEX, *(f"{name} as _hw_{name}" for name in self._keys))
+        on = " AND ".join(f"{one} <=> _hw_{name}" for name, one in self._key.items())
+        found = source.join(broadcast(key), expr(on)).groupBy(INDEX)
+        return found.agg(expr(f"first(struct({columns})) as _hw_row")).select("_hw_row.*", INDEX)
 
     def frame(self, batches: Sequence[pa.RecordBatch]) -> DataFrame:
         """Rows of a KeyReader as a DataFrame."""

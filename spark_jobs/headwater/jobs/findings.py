@@ -16,7 +16,7 @@ from headwater.errors import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_SUSPENDE
 from headwater.jobs.examination import Answers, Examined
 from headwater.jobs.lease import LOAD
 from headwater.jobs.same_source import REPLICATE_SAYS
-from headwater.jobs.wal_ceiling import REMEDY as LOAD_ALL_AGAIN
+from headwater.jobs.wal_ceiling import BY_ITSELF, REMEDY
 from headwater.position import format_lsn
 from headwater.quantities import size_text
 from headwater.source.slot import SlotState, loss_of
@@ -128,6 +128,7 @@ def _slot(seen: Examined) -> Iterator[Finding]:
         return
     slot, where = seen.answers.state.slot, f"replication slot {seen.pipeline.source.slot}"
     start = format_lsn(seen.start)
+    remedy = BY_ITSELF if seen.pipeline.source.on_slot_loss == "repair" else REMEDY
     if loss := loss_of(slot):
         yield Finding(
             code="slot_gap",
@@ -135,7 +136,7 @@ def _slot(seen: Examined) -> Iterator[Finding]:
             where=where,
             message=f"{loss}: no change since {start} can be had from the log",
             evidence="pg_replication_slots has no such row" if slot is None else f"its wal_status is {slot.wal_status}",
-            remedy=f"{LOAD_ALL_AGAIN}; then headwater replicate PIPELINE.yaml",
+            remedy=remedy,
         )
     elif slot is not None and slot.confirmed_lsn is not None and slot.has_passed(seen.start):
         yield Finding(
@@ -144,7 +145,7 @@ def _slot(seen: Examined) -> Iterator[Finding]:
             where=where,
             message="somebody else has read from the slot or moved it: the changes in between are lost to the lake",
             evidence=f"the slot is confirmed up to {format_lsn(slot.confirmed_lsn)}, past the ledger's {start}",
-            remedy=f"{LOAD_ALL_AGAIN}; then headwater replicate PIPELINE.yaml",
+            remedy=remedy,
         )
 
 

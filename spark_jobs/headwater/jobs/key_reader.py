@@ -16,9 +16,8 @@ import pyarrow as pa
 from psycopg import sql
 
 from headwater.jobs.units import Unit, UnitReader, row_filter, selected
-from headwater.log.decode import decode_copy_rows, frame_copy
-from headwater.log.hiding import hide_columns
-from headwater.schema import PARTITION_COLUMN, Column, ValueType
+from headwater.log.decode import frame_copy
+from headwater.schema import Column, ValueType
 from headwater.source.connection import Connection, connect
 
 ORIGIN = "_hw_origin"
@@ -31,7 +30,8 @@ Key = tuple[str | None, ...]
 
 @dataclass(frozen=True, repr=False)
 class KeyReader(UnitReader):
-    """`read` gives the rows under `keys`: the schema's columns, and `_hw_origin` last."""
+    """`read` gives the rows under keys that the source takes for equal to `keys`, whatever their text: the schema's
+    columns, and `_hw_origin` last. Errors as of a load's units."""
 
     keys: Sequence[Key] = ()
     as_text: bool = False
@@ -94,16 +94,8 @@ class KeyReader(UnitReader):
 
     def _batch(self, messages: list[bytes], unit: Unit) -> Iterator[pa.RecordBatch]:
         buffer, starts = frame_copy(messages)
-        if not len(starts):
-            return
-        columns = [*self.schema.columns, _ORIGIN]
-        decoded = decode_copy_rows(buffer, starts, columns)
-        hide_columns(columns, self.hash_key, decoded)
-        values = {column.name: decoded.columns[column.name] for column in columns}
-        if self.schema.partitioned:
-            values[PARTITION_COLUMN] = pa.array([unit.relation_id] * decoded.rows, pa.int64())
-        origin = values.pop(ORIGIN)
-        yield pa.RecordBatch.from_arrays([*values.values(), origin], names=[*values, ORIGIN])
+        if len(starts):
+            yield self._checked(buffer, starts, unit, (_ORIGIN,))
 
 
 def _type_names(connection: Connection, relation_id: int) -> dict[str, LiteralString]:

@@ -33,14 +33,13 @@ from headwater.jobs.source_rows import extents
 from headwater.jobs.table_copy import Copy, copy_whole
 from headwater.jobs.table_load import TableLoad, begin, table_result
 from headwater.jobs.units import LOCK_SECONDS
-from headwater.jobs.wal_ceiling import ceiling_problem
+from headwater.jobs.wal_ceiling import REMEDY, ceiling_problem
 from headwater.lake.cuts import HISTORY
 from headwater.lake.ledger import read_epoch
 from headwater.lake.paths import table_path
 from headwater.lake.recovery import begin_anew
 from headwater.lake.registry import PipelineRecord, Registry
 from headwater.names import TableName
-from headwater.position import format_lsn
 from headwater.session import for_thread, job_session
 from headwater.source.catalog import Catalog, CatalogTable, read_catalog
 from headwater.source.connection import Connection, connect, identify
@@ -52,7 +51,7 @@ from headwater.source.publication import (
     remove_table,
 )
 from headwater.source.publication_parts import Part
-from headwater.source.slot import SlotState, create_slot, drop_slot, loss_of, read_slot
+from headwater.source.slot import SlotState, create_slot, drop_slot, gap_behind, read_slot
 from headwater.source.snapshots import wait_for_old_transactions as wait_out
 from headwater.source.standing import Registered, read_standings
 
@@ -282,7 +281,7 @@ def _prepare_source(
         raise SlotGap(
             f"{gap}, and with it the changes of {', '.join(others)}",
             where=f"replication slot {source.slot}",
-            remedy="headwater load PIPELINE.yaml --again loads all tables anew",
+            remedy=REMEDY,
         )
     # Where every table is loaded anew nobody needs what a slot past its ceiling keeps.
     beyond = ceiling_problem(slot, source.wal_ceiling) if slot is not None and not (slot.active or others) else None
@@ -332,10 +331,5 @@ def _gap(slot: SlotState | None, registry: Registry, pipeline: Pipeline) -> str:
     known = registry.pipeline
     if known is None:
         return ""
-    if slot is None or slot.loss or slot.confirmed_lsn is None:
-        return loss_of(slot) or "the slot has no position"
     newest = read_epoch(pipeline.lake_path())
-    start = max(known.start_lsn, newest.position.lsn if newest else 0)
-    if slot.has_passed(start):
-        return f"the slot was moved to {format_lsn(slot.confirmed_lsn)}, past the lake's {format_lsn(start)}"
-    return ""
+    return gap_behind(slot, max(known.start_lsn, newest.position.lsn if newest else 0))

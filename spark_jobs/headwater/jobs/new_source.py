@@ -1,14 +1,17 @@
-"""When the source is another one than the lake was built from: a promoted standby, a restored backup, another server.
+"""When the source is another one than the lake was built from (a promoted standby, a restored backup, another server),
+or the same one, whose slot was lost.
 
 A ladder, and whoever refuses names the rung: go on where the log provably goes on (`why_not_followed` says why it does
 not); compare, and put right what differs (`verify --repair --new-source`); load everything (`load --again
---new-source`). The last two begin with `adopt`.
+--new-source`). The last two begin with `adopt`. A lost slot is a rung of its own (`begin_behind_gap`): changes are
+missing, so that all tables are compared, and what comes then is the same.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -19,9 +22,10 @@ from headwater.jobs import lease
 from headwater.jobs.check import check, require_ok
 from headwater.jobs.mending import mended_registry
 from headwater.jobs.same_source import NEW_SOURCE, described, history_of, require_same_source
+from headwater.jobs.wal_ceiling import BY_ITSELF
 from headwater.lake import storage
 from headwater.lake.history import history_record
-from headwater.lake.ledger import Epoch, Ledger
+from headwater.lake.ledger import Epoch, Ledger, read_epoch
 from headwater.lake.paths import table_path
 from headwater.lake.position_file import PositionFile, write_position_file
 from headwater.lake.positional import Fence, take
@@ -30,7 +34,7 @@ from headwater.lake.tables import current
 from headwater.position import Position, format_lsn
 from headwater.source.connection import Connection, ServerIdentity, connect, identify
 from headwater.source.publication import ensure_publications
-from headwater.source.slot import SlotState, create_slot, drop_slot, loss_of, read_slot
+from headwater.source.slot import SlotState, create_slot, drop_slot, gap_behind, read_slot
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +44,8 @@ FOLLOW: Final = (
 )
 _IN_STEP: Final = ("active", "catching up")
 _CHANGED: Final = "the source changed"
+_LOST: Final = "changes were lost with the slot"
+_REPAIR: Final = "headwater verify PIPELINE.yaml --repair"
 
 
 def same_or_followed(connection: Connection, pipeline: Pipeline, registry: Registry, ledger: Ledger) -> ServerIdentity:
@@ -84,13 +90,7 @@ def why_not_followed(
     for kept in registry.kept.values():
         if kept.state == "keeping":
             return f"changes of {kept.table} are kept for a load or reload that has not ended"
-    slot = read_slot(connection, pipeline.source.slot)
-    if slot is None or slot.loss:
-        return loss_of(slot)
-    if slot.has_passed(start):
-        assert slot.confirmed_lsn is not None
-        return f"the slot stands at {format_lsn(slot.confirmed_lsn)}, past the lake's {format_lsn(start)}"
-    return ""
+    return gap_behind(read_slot(connection, pipeline.source.slot), start)
 
 
 def take_tables(pipeline: Pipeline, registry: Registry, ledger: Ledger) -> None:
@@ -127,9 +127,57 @@ def adopt(pipeline: Pipeline) -> None:
 
     Refused where `check` refuses, LostLease while a replicate or a load works there.
     """
+    with _alone(pipeline) as (connection, registry, known):
+        now = identify(connection)
+        if _is_adopted(registry, known, now, Ledger(pipeline.lake_path(), pipeline.name).newest):
+            return  # it was killed behind this; what it has brought in step meanwhile stays
+        reason = f"{_CHANGED} from {described(known)} to {described(now)}"
+        # Made here by a change to this source that was killed; or a standby's, which goes by its own system.
+        ours = known.system_id == now.system_id or any(r.reason == reason for r in registry.tables.values())
+        _begin_anew(connection, pipeline, registry, now, reason, ours=ours)
+
+
+def begin_behind_gap(pipeline: Pipeline) -> str:
+    """Go on from a new slot where the old one cannot deliver what follows the ledger: what was lost with it; empty:
+    nothing is, and nothing was done. As for another source all tables are suspended until they are compared.
+
+    Killed in between: the slot is missing, or stands past the ledger, until the ledger goes on where it begins. Errors
+    as of `adopt`; SourceChanged for another source.
+    """
+    with contextlib.closing(connect(pipeline.conninfo(), application_name="headwater slot")) as connection:
+        registry = mended_registry(pipeline)
+        if registry is None or registry.pipeline is None or not _gap(connection, pipeline, registry.pipeline):
+            return ""
+    with _alone(pipeline) as (connection, registry, known):
+        now = require_same_source(connection, pipeline, known, read_epoch(pipeline.lake_path()))
+        if gap := _gap(connection, pipeline, known):
+            _begin_anew(connection, pipeline, registry, now, f"{_LOST}: {gap}", ours=True)
+        return gap
+
+
+def waits_behind_gap(record: TableRecord) -> bool:
+    """Whether the table has not been compared since a slot was lost; or that was not ended."""
+    return _waits(record, _LOST)
+
+
+def _waits(record: TableRecord, since: str) -> bool:
+    return record.state in ("suspended", "loading") and record.reason.startswith(since)
+
+
+def _gap(connection: Connection, pipeline: Pipeline, known: PipelineRecord) -> str:
+    now, newest = identify(connection), read_epoch(pipeline.lake_path())
+    if (now.system_id, now.timeline) != (known.system_id, known.timeline):
+        return ""  # another source, whose slot is another one
+    return gap_behind(
+        read_slot(connection, pipeline.source.slot), max(known.start_lsn, newest.position.lsn if newest else 0)
+    )
+
+
+@contextlib.contextmanager
+def _alone(pipeline: Pipeline) -> Iterator[tuple[Connection, Registry, PipelineRecord]]:
+    """With no load and no set-up beside the block."""
     require_ok(check(pipeline))
-    conninfo, root = pipeline.conninfo(), pipeline.lake_path()
-    registry = mended_registry(pipeline)
+    conninfo, registry = pipeline.conninfo(), mended_registry(pipeline)
     if registry is None or registry.pipeline is None:
         raise Refused(
             "nothing was loaded yet",
@@ -137,60 +185,67 @@ def adopt(pipeline: Pipeline) -> None:
             where=f"pipeline {pipeline.name}",
             remedy="headwater load PIPELINE.yaml",
         )
-    known = registry.pipeline
     with (
-        contextlib.closing(connect(conninfo, application_name="headwater new source")) as connection,
+        contextlib.closing(connect(conninfo, application_name="headwater new slot")) as connection,
         lease.hold(conninfo, registry, lease.LOAD),
         lease.hold(conninfo, registry, lease.SET_UP),
     ):
-        now = identify(connection)
-        if _is_adopted(registry, known, now, Ledger(root, pipeline.name).newest):
-            return  # it was killed behind this; what it has brought in step meanwhile stays
-        reason = f"{_CHANGED} from {described(known)} to {described(now)}"
-        # Made here by a change to this source that was killed; or a standby's, which goes by its own system.
-        ours = known.system_id == now.system_id or any(r.reason == reason for r in registry.tables.values())
-        _refuse_slot(read_slot(connection, pipeline.source.slot), connection.info.dbname, pipeline, ours=ours)
-        # Before the slot: the server decodes its log with the publications of each moment.
-        made = ensure_publications(connection, pipeline.source.publication, pipeline=pipeline.name)
-        # Suspended before anything else: whoever goes on from a half-done change, with whichever source, trusts no row.
-        # And as another incarnation: a position of the old log, which may be higher, is none that it fell back from.
-        suspended = [
-            replace(
-                record.entered("suspended", reason, "headwater verify PIPELINE.yaml --repair"),
-                incarnation=record.incarnation + 1,
-            )
-            for record in registry.tables.values()
-            if record.state not in ("new", "removed")
-        ]
-        registry.write(*suspended)
-        reach("adopt.suspended")
-        drop_slot(connection, pipeline.source.slot)
-        slot = create_slot(connection, pipeline.source.slot, pipeline.source.failover)
-        assert slot.confirmed_lsn is not None
-        reach("adopt.slot")
-        ledger = Ledger(root, pipeline.name)
-        epoch = _published(ledger, Position(now.system_id, now.timeline, slot.confirmed_lsn))
-        take_tables(pipeline, registry, ledger)
-        reach("adopt.ledger")
-        storage.sync(root)  # before the registry says so
-        registry.write(
-            replace(
-                known,
-                system_id=now.system_id,
-                timeline=now.timeline,
-                slot=pipeline.source.slot,
-                publication=pipeline.source.publication,
-                start_lsn=slot.confirmed_lsn,
-                made_slot=True,
-                made_publication=made or (known.made_publication and known.system_id == now.system_id),
-                history=history_of(pipeline, now),
-            )
+        yield connection, registry, registry.pipeline
+
+
+def _begin_anew(
+    connection: Connection,
+    pipeline: Pipeline,
+    registry: Registry,
+    now: ServerIdentity,
+    reason: str,
+    *,
+    ours: bool,
+) -> None:
+    """A new slot at the source `now`, an epoch where it begins, and no table that is taken for whole before it is
+    compared. `ours`: nobody else can have made the slot that is there."""
+    known, root = registry.pipeline, pipeline.lake_path()
+    assert known is not None
+    _refuse_slot(read_slot(connection, pipeline.source.slot), connection.info.dbname, pipeline, ours=ours)
+    # Before the slot: the server decodes its log with the publications of each moment.
+    made = ensure_publications(connection, pipeline.source.publication, pipeline=pipeline.name)
+    # Suspended before anything else: whoever goes on from a half-done change, with whichever source, trusts no row.
+    # And as another incarnation: a position of the old log, which may be higher, is none that it fell back from.
+    remedy = BY_ITSELF if pipeline.source.on_slot_loss == "repair" and reason.startswith(_LOST) else _REPAIR
+    suspended = [
+        replace(record.entered("suspended", reason, remedy), incarnation=record.incarnation + 1)
+        for record in registry.tables.values()
+        if record.state not in ("new", "removed")
+    ]
+    registry.write(*suspended)
+    reach("adopt.suspended")
+    drop_slot(connection, pipeline.source.slot)
+    slot = create_slot(connection, pipeline.source.slot, pipeline.source.failover)
+    assert slot.confirmed_lsn is not None
+    reach("adopt.slot")
+    ledger = Ledger(root, pipeline.name)
+    epoch = _published(ledger, Position(now.system_id, now.timeline, slot.confirmed_lsn))
+    take_tables(pipeline, registry, ledger)
+    reach("adopt.ledger")
+    storage.sync(root)  # before the registry says so
+    registry.write(
+        replace(
+            known,
+            system_id=now.system_id,
+            timeline=now.timeline,
+            slot=pipeline.source.slot,
+            publication=pipeline.source.publication,
+            start_lsn=slot.confirmed_lsn,
+            made_slot=True,
+            made_publication=made or (known.made_publication and known.system_id == now.system_id),
+            history=history_of(pipeline, now),
         )
-        states = {one.name: {"state": one.state, "reason": one.reason, "since": one.since} for one in suspended}
-        write_position_file(
-            root,
-            PositionFile(epoch.generation, epoch.epoch, epoch.position, epoch.position.lsn, now_text(), states=states),
-        )
+    )
+    states = {one.name: {"state": one.state, "reason": one.reason, "since": one.since} for one in suspended}
+    write_position_file(
+        root,
+        PositionFile(epoch.generation, epoch.epoch, epoch.position, epoch.position.lsn, now_text(), states=states),
+    )
     log.warning("%s: every table is suspended until it is repaired or loaded again", reason)
 
 
@@ -198,7 +253,7 @@ def _is_adopted(registry: Registry, known: PipelineRecord, now: ServerIdentity, 
     """Whether everything of a change to this source is done but bringing the tables in step."""
     if (known.system_id, known.timeline) != (now.system_id, now.timeline) or newest is None:
         return False
-    waiting = [r for r in registry.tables.values() if r.state == "suspended" and r.reason.startswith(_CHANGED)]
+    waiting = [r for r in registry.tables.values() if _waits(r, _CHANGED)]
     same_log = (newest.position.system_id, newest.position.timeline) == (now.system_id, now.timeline)
     return bool(waiting) and same_log and newest.position.lsn >= known.start_lsn
 

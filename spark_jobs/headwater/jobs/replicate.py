@@ -51,7 +51,7 @@ from headwater.source.problems import refuse_errors
 from headwater.source.publication import inserts_name
 from headwater.source.samples import emit_marker, take_sample
 from headwater.source.settings import server_problems
-from headwater.source.slot import loss_of, read_slot
+from headwater.source.slot import gap_behind, read_slot
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ def replicate(
     deadline = _deadline(max_seconds)
     conninfo, root = pipeline.conninfo(), pipeline.lake_path()
     registry = mended_registry(pipeline)
-    if registry is None or registry.pipeline is None or not any(_is_loaded(r.state) for r in registry.tables.values()):
+    if registry is None or registry.pipeline is None or not any(r.holds_rows for r in registry.tables.values()):
         raise Refused(
             "no table is loaded",
             code="nothing_loaded",
@@ -216,10 +216,6 @@ def _is_behind(pipeline: Pipeline, reader: LogReader) -> bool:
     return changes > limits.max_rows or size > limits.max_bytes
 
 
-def _is_loaded(state: str) -> bool:
-    return state in ("active", "catching up", "suspended")
-
-
 def _follow(
     connection: Connection, pipeline: Pipeline, ledger: Ledger, registry: Registry, position: Position, start: int
 ) -> None:
@@ -256,8 +252,11 @@ def _continuity(connection: Connection, pipeline: Pipeline, known: PipelineRecor
     """Where to go on: the ledger's position; SlotGap when the slot cannot deliver what follows it."""
     where = f"replication slot {pipeline.source.slot}"
     slot = read_slot(connection, pipeline.source.slot)
-    if slot is None:
-        raise SlotGap(loss_of(slot), where=where, remedy=REMEDY)
+    newest = ledger.newest.position.lsn if ledger.newest else 0
+    start = max(newest, known.start_lsn)
+    gap = gap_behind(slot, start)
+    if slot is None or slot.loss:
+        raise SlotGap(gap, where=where, remedy=REMEDY)
     if slot.plugin != "pgoutput" or slot.database != connection.info.dbname:
         raise SlotGap(
             f"the slot belongs to plugin {slot.plugin} and database {slot.database}",
@@ -265,8 +264,6 @@ def _continuity(connection: Connection, pipeline: Pipeline, known: PipelineRecor
             where=where,
             remedy="name another slot in source.slot",
         )
-    if slot.loss:
-        raise SlotGap(slot.loss, where=where, remedy=REMEDY)
     if slot.active:
         raise LostLease(
             f"the slot is in use by server process {slot.active_pid}: another replicate is running",
@@ -274,15 +271,8 @@ def _continuity(connection: Connection, pipeline: Pipeline, known: PipelineRecor
             where=where,
             remedy="stop the other one, or wait until it ends",
         )
-    newest = ledger.newest.position.lsn if ledger.newest else 0
-    start = max(newest, known.start_lsn)
-    if slot.confirmed_lsn is not None and slot.has_passed(start):
-        raise SlotGap(
-            f"the slot stands at {format_lsn(slot.confirmed_lsn)}, past the ledger's {format_lsn(start)}: somebody "
-            "else has read from it, and the changes in between are lost to the lake",
-            where=where,
-            remedy=REMEDY,
-        )
+    if gap:
+        raise SlotGap(gap, where=where, remedy=REMEDY)
     return start
 
 

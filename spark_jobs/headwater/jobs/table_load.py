@@ -221,6 +221,8 @@ def begin(pipeline: Pipeline, registry: Registry, table: CatalogTable, membershi
         name=name,
         path=table.name.path,
         state="loading",
+        # What was wrong with it holds until the load has ended; it also tells one that was killed from a first load.
+        reason=before.reason if before is not None and before.state in ("suspended", "loading") else "",
         since=now_text(),
         incarnation=(before.incarnation if before else 0) + 1,
         on_divergence=on_divergence(pipeline, table.entry),

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 import psycopg
 import pyarrow as pa
 from psycopg import sql
@@ -223,7 +224,18 @@ class UnitReader:
     def _decoded(self, rows: list[bytes], unit: Unit) -> pa.RecordBatch:
         lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
         buffer = np.frombuffer(b"".join(rows), dtype=np.uint8)
-        decoded = decode_copy_rows(buffer, np.cumsum(lengths) - lengths, self.schema.columns)
+        return self._checked(buffer, np.cumsum(lengths) - lengths, unit)
+
+    def _checked(
+        self,
+        buffer: npt.NDArray[np.uint8],
+        starts: npt.NDArray[np.int64],
+        unit: Unit,
+        beside: tuple[Column, ...] = (),
+    ) -> pa.RecordBatch:
+        """The rows that begin at `starts`, as the lake holds them; `beside`: columns that were copied behind the
+        table's own, and come last. UnfitValue for what the lake cannot hold."""
+        decoded = decode_copy_rows(buffer, starts, [*self.schema.columns, *beside])
         hide_columns(self.schema.columns, self.hash_key, decoded)
         mark_lost_in_partitions(self.schema, decoded)
         if decoded.bad:
@@ -233,7 +245,8 @@ class UnitReader:
         arrays = [decoded.columns[column.name] for column in self.schema.columns]
         if self.schema.partitioned:
             arrays.append(pa.array(np.full(decoded.rows, unit.relation_id, dtype=np.int64)))
-        return pa.RecordBatch.from_arrays(arrays, names=row_names(self.schema))
+        arrays += [decoded.columns[column.name] for column in beside]
+        return pa.RecordBatch.from_arrays(arrays, names=[*row_names(self.schema), *(c.name for c in beside)])
 
 
 def within(unit: Unit) -> list[sql.Composed]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -20,19 +21,20 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headwater.config import Pipeline
 from headwater.errors import Refused, Transient
+from headwater.jobs import lease
 from headwater.jobs.comparison import Candidates, Comparison
 from headwater.jobs.differences import Settled, State, settle
 from headwater.jobs.hidden_columns import key_of
 from headwater.jobs.key_reader import KeyReader
 from headwater.jobs.mending import mended_registry
-from headwater.jobs.new_source import adopt
+from headwater.jobs.new_source import adopt, begin_behind_gap
 from headwater.jobs.repair import Repair, repair_suspended
 from headwater.jobs.replacing import driver_beside
 from headwater.jobs.same_source import require_same_source
 from headwater.jobs.schema_changes import COLUMNS_CHANGED
 from headwater.jobs.selection import as_registered, registered_columns
 from headwater.jobs.source_rows import rows_at
-from headwater.jobs.units import BAD_VALUE, CHANGED, TableChanged, why_changed
+from headwater.jobs.units import BAD_VALUE, CHANGED, TableChanged, UnfitValue, why_changed
 from headwater.jobs.verify_version import DEFAULT_PATIENCE, Patience, StoredVersion, version_holding
 from headwater.lake.registry import Registry, TableRecord
 from headwater.names import TableName
@@ -51,7 +53,6 @@ SHOWN_KEYS = 20
 _CANDIDATES = 100_000
 _KEYS_PER_READ = 2_000
 _ATTEMPTS = 5
-COMPARED = ("active", "catching up", "suspended")
 
 Found = TypeVar("Found")
 
@@ -85,15 +86,19 @@ def verify(
     *,
     new_source: bool = False,
     patience: Patience = DEFAULT_PATIENCE,
+    stop: threading.Event | None = None,
 ) -> dict[str, Any]:
-    """Compare `tables` (none: every table of the pipeline). The JSON of interface "verify".
+    """Compare `tables` (none: every table of the pipeline). The JSON of interface "verify"; `position` is the first
+    capture point of all.
 
     A table that cannot be compared is listed with `compared: false`, its state and the reason. `repair`: rows that
-    differ are put right. `new_source`: this server is the lake's source from now on. Transient when the lake does not
-    reach the capture point in time.
+    differ are put right, and a slot that was lost is made anew first. `new_source`: this server is the lake's source
+    from now on. `stop`: no further table is begun. Transient when the lake does not reach the capture point in time.
     """
     if new_source:
         adopt(pipeline)
+    elif repair and (gap := begin_behind_gap(pipeline)):
+        log.warning("%s: the log goes on with a new slot, and every table is compared", gap)
     with (
         contextlib.closing(connect(pipeline.conninfo(), application_name="headwater verify")) as connection,
         driver_beside(connection, pipeline, log.info) if repair else contextlib.nullcontext(),
@@ -105,7 +110,7 @@ def verify(
             known |= {name for name, record in registry.tables.items() if record.state != "removed"}
             names = sorted(known)
         checks = {name: _Table(pipeline, registry, connection, name, patience, repair) for name in names}
-        results = {name: check.run() for name, check in checks.items()}
+        results = {name: check.run() for name, check in checks.items() if stop is None or not stop.is_set()}
     first = min((check.first for check in checks.values() if check.first), key=lambda seen: seen[0].lsn, default=None)
     return {
         "position": first[0].to_json() if first else None,
@@ -117,7 +122,7 @@ def verify(
 def open_compared(pipeline: Pipeline, connection: Connection, tables: Sequence[TableName]) -> Registry:
     """The registry, with tables that can be compared, all `tables` among them: Refused else, and for another source."""
     registry = mended_registry(pipeline, connection)
-    loaded = [] if registry is None else [n for n, r in registry.tables.items() if r.state in COMPARED]
+    loaded = [] if registry is None else [n for n, r in registry.tables.items() if r.holds_rows]
     missing = [str(name) for name in tables if str(name) not in loaded]
     if registry is None or registry.pipeline is None or not loaded or missing:
         raise Refused(
@@ -148,7 +153,7 @@ class _Table:
 
     def run(self) -> dict[str, Any]:
         record = self._registry.tables.get(self._name)
-        if record is None or record.state not in COMPARED:
+        if record is None or not record.holds_rows:
             return self._result(record.state if record else "new", record.reason if record else "it was never loaded")
         if self._is_to_be_loaded():
             return self._repaired_by_load()
@@ -163,7 +168,10 @@ class _Table:
         if self._repair and settled.differing:
             if self._is_to_be_loaded():
                 return self._repaired_by_load()
-            not_repaired = self._why_not_repaired(settled)
+            not_repaired = self._why_not_repaired()
+            if not not_repaired and any(state.lake.count > 1 for state in settled.differing.values()):
+                # By its key the log finds one of the rows.
+                return self._repaired_by_load("a key is there more than once")
             if not not_repaired:
                 numbers = sorted(settled.differing)
                 work = (self._pipeline, self._registry, self._connection, self._record(), candidates, numbers)
@@ -175,29 +183,36 @@ class _Table:
         return result
 
     def _is_to_be_loaded(self) -> bool:
-        """A repair was asked for, and the table is suspended: perhaps since the driver has looked at it."""
+        """A repair was asked for, and the table is suspended: perhaps since the driver has looked at it. Or a repair of
+        it was killed."""
         self._registry.refresh()
-        return self._repair and self._record().state == "suspended"
+        state = self._record().state
+        if not self._repair or state not in ("suspended", "loading"):
+            return False
+        return state == "suspended" or not lease.is_held(self._connection, self._registry, lease.LOAD)
 
-    def _repaired_by_load(self) -> dict[str, Any]:
-        reason = self._record().reason
-        log.info("%s: it is suspended (%s): compared, repaired, and handed over to the log anew", self._name, reason)
+    def _repaired_by_load(self, why: str = "") -> dict[str, Any]:
+        reason = why or self._record().reason or self._record().state
+        log.info("%s: it is compared (%s), repaired, and handed over to the log anew", self._name, reason)
         found = repair_suspended(self._pipeline, TableName.parse(self._name), SHOWN_KEYS, log.info)
         self._registry.refresh()
         record = self._record()
+        if found.position is not None:
+            self.first = (found.position, None)
         result = self._result(record.state, record.reason)
         return result | {
+            "capture_lsn": format_lsn(found.position.lsn) if found.position is not None else None,
             "rows": found.rows,
             "missing": found.missing,
             "extra": found.extra,
             "different": found.different,
-            "repaired": found.repaired,
+            "repaired": found.repaired if record.state != "suspended" else 0,
             "keys": found.keys,
             "compared": record.state != "suspended",
             **({"written_anew": found.whole} if found.whole else {}),
         }
 
-    def _why_not_repaired(self, settled: Settled) -> str:
+    def _why_not_repaired(self) -> str:
         """Why keys that differ are left as they are; empty: they need not be."""
         record = self._record()
         again = f"headwater load PIPELINE.yaml --table {self._name} --again"
@@ -207,8 +222,6 @@ class _Table:
             )
         if record.schema.insert_only or not record.schema.key:
             return f"it has no key to find rows by; headwater reload PIPELINE.yaml --table {self._name}"
-        if any(state.lake.count > 1 for state in settled.differing.values()):
-            return f"a key is there more than once; headwater reload PIPELINE.yaml --table {self._name}"
         return ""
 
     def _record(self) -> TableRecord:
@@ -260,7 +273,7 @@ class _Table:
                     return work(look)
             except (_Moved, TableChanged) as moved:
                 why = str(moved).removeprefix(CHANGED + ": ")
-            except PySparkException as error:
+            except (PySparkException, UnfitValue) as error:
                 if BAD_VALUE in str(error):
                     raise _NotCompared("the source holds a value that the lake's type cannot hold") from error
                 if CHANGED not in str(error):

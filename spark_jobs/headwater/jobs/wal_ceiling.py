@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-REMEDY: Final = "headwater load PIPELINE.yaml --again loads all tables anew, with a new slot"
+REMEDY: Final = (
+    "headwater verify PIPELINE.yaml --repair makes a new slot, compares, and writes only what differs; headwater load "
+    "PIPELINE.yaml --again loads all tables anew instead"
+)
+"""Of a slot that is lost."""
+BY_ITSELF: Final = "headwater replicate PIPELINE.yaml compares and repairs by itself (source.on_slot_loss: repair)"
 _WARN_SHARE: Final = 0.5
 _WARN_SECONDS: Final = 600.0
 _LOOK_SECONDS: Final = 5.0

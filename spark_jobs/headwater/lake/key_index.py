@@ -280,8 +280,12 @@ class KeySet:
 
     def has(self, rows: pa.Table) -> Bool:
         """Of which of the rows, which hold at least the key's columns, it has the key."""
-        found: Bool = self._index.find(encode(self._schema, rows.select(list(self._schema.key)))) != NOWHERE
+        found: Bool = self.numbers(rows) != NOWHERE
         return found
+
+    def numbers(self, rows: pa.Table) -> Int64:
+        """Of each row the number of the key that it has, of equal keys the last one's; NOWHERE: it has none of them."""
+        return self._index.find(encode(self._schema, rows.select(list(self._schema.key))))
 
 
 def place_of(file: int, rows: Int64) -> Int64:

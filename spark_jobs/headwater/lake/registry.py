@@ -136,6 +136,11 @@ class TableRecord:
         """Which load of it counts, and its state."""
         return self.incarnation, self.state
 
+    @property
+    def holds_rows(self) -> bool:
+        """Whether the lake has rows of it, in step or not: also while it is loaded again because of what was wrong."""
+        return self.state in ("active", "catching up", "suspended") or (self.state == "loading" and bool(self.reason))
+
     def schema_in(self, kinds: Mapping[str, str]) -> TableSchema:
         """The newest whose columns, in these types, are all among those of a version of the lake's table: its types by
         name."""

@@ -118,6 +118,12 @@ def under_keys(schema: TableSchema, root: str, name: str, since: NetChanges | No
 def replacement(schema: TableSchema, rows: pa.Table, keys: pa.Table) -> NetChanges:
     """`rows` are to stand under those of the `keys` that they have, and nothing under the others."""
     there = KeySet(schema, rows)
+    if (there.numbers(rows) != np.arange(rows.num_rows)).any():
+        raise Diverged(
+            "the source has several rows under one key",
+            where=f"{schema.schema}.{schema.name}",
+            remedy="give the table in the pipeline file a key whose values are unique",
+        )
     return NetChanges(
         rows=rows,
         stored=np.zeros(rows.num_rows, dtype=np.bool_),

@@ -200,7 +200,7 @@ def _slot_problems(connection: Connection, slot: SlotState | None) -> list[Probl
         message = "it exists and is a slot of two phases, which sends transactions before they have committed"
         return [error("foreign_slot", where, message, other)]
     if slot.loss:
-        remedy = "headwater load PIPELINE.yaml --again loads all tables anew, with a new slot"
+        remedy = "headwater verify PIPELINE.yaml --repair, which makes a new slot and repairs what differs"
         return [error("slot_lost", where, slot.loss, remedy)]
     return []
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from psycopg import errors as server_errors
 
 from headwater.errors import LostLease, Refused
-from headwater.position import parse_lsn
+from headwater.position import format_lsn, parse_lsn
 from headwater.source.connection import Connection, errors_named
 
 PLUGIN = "pgoutput"
@@ -54,6 +54,20 @@ class SlotState:
 def loss_of(slot: SlotState | None) -> str:
     """Why nothing that was committed since the last confirmation can be had; empty: it can."""
     return slot.loss if slot is not None else "the slot does not exist any more"
+
+
+def gap_behind(slot: SlotState | None, start: int) -> str:
+    """Why the slot cannot deliver what follows the ledger's position `start`; empty: it can."""
+    if slot is None or slot.loss:
+        return loss_of(slot)
+    if slot.confirmed_lsn is None:
+        return "the slot has no position"
+    if slot.has_passed(start):
+        return (
+            f"the slot stands at {format_lsn(slot.confirmed_lsn)}, past the ledger's {format_lsn(start)}: somebody "
+            "else has read from it, and the changes in between are lost to the lake"
+        )
+    return ""
 
 
 def read_slot(connection: Connection, name: str) -> SlotState | None:
