@@ -13,12 +13,12 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from os.path import join
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from headwater.arrow_types import key_schema, lake_schema
 from headwater.changes import NetChanges
@@ -217,7 +217,7 @@ class _Rows:
                     yield rows
 
 
-def _at_a_time(metadata: pq.FileMetaData) -> int:
+def _at_a_time(metadata: Any) -> int:
     """How many rows of a file are read together."""
     size = sum(int(metadata.row_group(group).total_byte_size) for group in range(metadata.num_row_groups))
     return max(1, min(_ROWS, int(metadata.num_rows) * _BYTES // max(size, 1)))
