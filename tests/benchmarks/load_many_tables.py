@@ -27,19 +27,20 @@ SMALL = 100
 
 
 class Syncs:
-    """Stands at the door: how many there are, and the seconds that threads spend in them. `off`: there are none."""
+    """Stands at the door: how many there are of the whole lake and of single files, and the seconds that threads spend
+    in them. `off`: there are none."""
 
     def __init__(self) -> None:
-        self.off, self.count, self.seconds = False, 0, 0.0
-        storage.sync, storage.sync_files = self._timed(storage.sync), self._timed(storage.sync_files)
+        self.off, self.done = False, [0, 0.0, 0, 0.0]
+        storage.sync, storage.sync_files = self._timed(storage.sync, 0), self._timed(storage.sync_files, 2)
 
-    def _timed(self, real: Callable[..., None]) -> Callable[..., None]:
+    def _timed(self, real: Callable[..., None], place: int) -> Callable[..., None]:
         def sync(*places: str) -> None:
             started = time.perf_counter()
             if not self.off:
                 real(*places)
-            self.count += 1
-            self.seconds += time.perf_counter() - started
+            self.done[place] += 1
+            self.done[place + 1] += time.perf_counter() - started
 
         return sync
 
@@ -69,9 +70,10 @@ def main() -> None:
             seconds[what] = time.perf_counter() - started
         both = []
         for syncs.off in (False, True, False, True):
-            count, spent, started = syncs.count, syncs.seconds, time.perf_counter()
+            before, started = list(syncs.done), time.perf_counter()
             load(wanted, [TableName("public", table) for table in list(sizes)[:-1]], again=True)
-            both.append((time.perf_counter() - started, syncs.count - count, syncs.seconds - spent))
+            spent = [round(now - then, 2) for now, then in zip(syncs.done, before, strict=True)]
+            both.append((round(time.perf_counter() - started, 2), spent))
         syncs.off = False
         started = time.perf_counter()
         load(wanted, [TableName("public", table) for table in sizes], again=True)
@@ -84,10 +86,9 @@ def main() -> None:
             seconds=round(together, 2),
             small_alone_seconds=round(seconds["small"], 2),
             large_alone_seconds=round(seconds["large"], 2),
-            small_again_seconds=[round(one, 2) for one, _, _ in both[::2]],
-            small_again_syncs=both[0][1],
-            small_again_in_syncs_seconds=[round(one, 2) for _, _, one in both[::2]],
-            small_again_without_syncs_seconds=[round(one, 2) for one, _, _ in both[1::2]],
+            small_again_seconds=[seconds for seconds, _ in both[::2]],
+            small_again_syncs_of_lake_and_files_and_their_seconds=[spent for _, spent in both[::2]],
+            small_again_without_syncs_seconds=[seconds for seconds, _ in both[1::2]],
             reference="as many rows in one table",
             reference_seconds=round(seconds["single"], 2),
             times_reference=round(together / seconds["single"], 2),

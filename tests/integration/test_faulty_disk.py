@@ -8,19 +8,19 @@ from __future__ import annotations
 import contextlib
 import subprocess
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING
 
 import pytest
 
-from fixtures.bank import replicated_bank
 from fixtures.faulty_disk import FaultyDisk, faulty_disk
 from fixtures.hand_tables import HandTable
-from fixtures.jobs import Job, catch_up, until
+from fixtures.jobs import Job, assert_equal, catch_up, lake_rows, load_tables, until
 from fixtures.lakes import HandLake, position_at
+from fixtures.pipelines import write_pipeline
+from fixtures.postgres import Database
 from fixtures.power_cut import CannotCut
-from headwater.embedded import EmbeddedServer
 from headwater.lake import recovery, storage
 from headwater.lake.cleanup import clean
 from headwater.lake.delta_log import read_snapshot
@@ -29,9 +29,6 @@ from headwater.lake.log_entries import entries_of
 from headwater.lake.log_files import look
 from headwater.lake.paths import log_path
 from headwater.lake.registry import Registry
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 TABLE = "public.a"
 
@@ -126,23 +123,26 @@ def test_entries_stay_whose_checkpoint_the_disk_did_not_take(disk: FaultyDisk) -
 
 
 @pytest.mark.postgres
-@pytest.mark.spark
 def test_a_driver_whose_disk_failed_ends_and_the_next_one_brings_again_what_is_not_there(
-    disk: FaultyDisk, postgres: EmbeddedServer, spark: SparkSession
+    disk: FaultyDisk, database: Database
 ) -> None:
-    with replicated_bank(postgres, disk.path, seed=47) as bank:
-        with Job(bank.pipeline, "replicate") as job:
-            before = bank.epoch
-            bank.writer.write(3)
-            until(lambda: bank.epoch > before or job.process.poll() is not None, "the driver works")
-            disk.fails()
-            while job.process.poll() is None:
-                bank.writer.write(3)
-                somebody_else_syncs(disk)
-            disk.works()
-            assert job.process.returncode == 1, job.log
-            assert job.result["error"]["code"] == "lake_unavailable"
-        catch_up(bank.pipeline)
-        bank.assert_exact()
-        from_the_disk(Path(bank.pipeline.lake_path()))
-        bank.assert_exact()
+    database.allow_publishing()
+    database.execute("create table notes (id int primary key, note text)")
+    pipeline = write_pipeline(disk.path, database, "public.notes")
+    load_tables(pipeline)
+    with Job(pipeline, "replicate") as job:
+        database.execute("insert into notes values (0, 'before')")
+        until(lambda: lake_rows(pipeline, "public.notes") or job.process.poll() is not None, "the driver works")
+        disk.fails()
+        for number in count(1):
+            if job.process.poll() is not None:
+                break
+            database.execute(f"insert into notes values ({number}, repeat('x', 1000))")
+            somebody_else_syncs(disk)
+        disk.works()
+        assert job.process.returncode == 1, job.log
+        assert job.result["error"]["code"] == "lake_unavailable"
+    catch_up(pipeline)
+    assert_equal(database, pipeline, "public.notes")
+    from_the_disk(Path(pipeline.lake_path()))
+    assert_equal(database, pipeline, "public.notes")

@@ -305,9 +305,11 @@ def watch_disk(root: str) -> None:
     read as if they were there. So a descriptor is held from now on, which is told whatever others were told already,
     and a sync that failed fails again. Nothing of the past is known here: see `forget`.
     """
-    for folder in _parts(existing_folder(root)):
-        disk = _Disk(os.open(folder, os.O_RDONLY))
-        _disks[os.fstat(disk.descriptor).st_dev] = disk
+    top = path_of(root)
+    with contextlib.suppress(PermissionError):  # who uses it says so
+        for folder in _parts(top) if os.path.isdir(top) else [existing_folder(top)]:
+            disk = _Disk(os.open(folder, os.O_RDONLY))
+            _disks[os.fstat(disk.descriptor).st_dev] = disk
 
 
 def forget(*places: str) -> None:
