@@ -18,6 +18,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -354,6 +355,32 @@ def test_a_part_that_is_too_large_is_dealt_out_again(monkeypatch: pytest.MonkeyP
         assert applied(log.shape, {}, net(log.shape, chunk, 0)) == log.model
     assert max(parts) < 400
     assert len(parts) > 5
+
+
+def test_values_that_moved_rows_keep_are_in_memory_for_one_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log(Shape(("id",)))
+    rows, size = 400, 5000
+    log.begin()
+    for number in range(rows):
+        log.insert(a_row(id=number, big=f"{number:05d}" * (size // 5)))
+    for number in range(rows):
+        log.update((number,), a_row(id=number + rows), TOASTED)
+    log.commit()
+    held: list[int] = []
+    netted = net_effect_module._net
+
+    def measured(*arguments: Any) -> NetChanges:
+        held.append(pa.total_allocated_bytes())
+        return netted(*arguments)
+
+    monkeypatch.setattr(net_effect_module, "_net", measured)
+    with in_parts(log.cut(), 80) as (chunk, parts):
+        before = pa.total_allocated_bytes()
+        changes = net(log.shape, chunk, 0)
+        assert applied(log.shape, {}, changes) == log.model
+        del changes
+    assert len(parts) == 10
+    assert max(held) - before < rows * size / 3
 
 
 @contextlib.contextmanager

@@ -127,5 +127,5 @@ def keys_of(decoded: DecodedChanges, events: Events, codes: Int64, keys: list[st
     """The key columns behind `codes`; null for -1. Any event of a code may lend its key: a new row or an old tuple."""
     both = pa.concat_tables([decoded.rows.select(keys), decoded.old_keys.select(keys)])
     if not len(codes):
-        return both.slice(0, 0)
+        return both.schema.empty_table()
     return both.take(fixed(pa.int64(), events.key_row[codes], codes >= 0))

@@ -69,7 +69,7 @@ class MovedValues:
     def _taken(self, columns: list[str], target: npt.NDArray[np.integer]) -> tuple[Int64, pa.Table]:
         """File by file, and in which order that is: to bring large values into another one copies them once more."""
         part = self._part[target]
-        tables = [self._tables[0].select(columns).slice(0, 0)]
+        tables = [self._tables[0].select(columns).schema.empty_table()]
         for number in np.unique(part).tolist():
             places = self._place[target[part == number]].astype(np.int64)
             tables.append(self._tables[number].select(columns).take(fixed(pa.int64(), places, None)))

@@ -45,10 +45,9 @@ PART_CHANGES: Final = 125_000
 """Changes of transactions that lie on disk are netted in parts of about so many."""
 PART_BYTES: Final = 32 << 20
 """And of about so many bytes of the log: large values are copied some times on their way."""
-WHOLE_BYTES: Final = 256 << 20
+WHOLE_BYTES: Final = 64 << 20
 """Few changes of up to so many bytes are netted at once, as a batch in memory is: dealing them out writes and reads
-all of them once more, which takes five times the seconds of the processor."""
-
+all of them once more, which takes five times the seconds of the processor. Netting takes some five times the memory."""
 _NONE: Final[Int64] = np.zeros(0, dtype=np.int64)
 
 

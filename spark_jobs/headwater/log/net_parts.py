@@ -57,7 +57,9 @@ class PartsOnDisk:
                         writer.write_table(table)
         except OSError as error:
             raise self._store.refusal(error) from error
-        summary = replace(net, rows=net.rows.slice(0, 0), removed=net.removed.slice(0, 0), origins=None)
+        # No slices of them: these would hold all that they are cut from.
+        rows, removed = net.rows.schema.empty_table(), net.removed.schema.empty_table()
+        summary = replace(net, rows=rows, removed=removed, origins=None)
         file.remove_after_use()
         self._parts.append(_Part(file, summary, net.origins is not None))
 
