@@ -33,7 +33,6 @@ from headwater.source.standing import Standing, read_standings, standing_problem
 log = logging.getLogger(__name__)
 
 _ALARM_SECONDS = 60.0
-_REPLICATED = ("active", "catching up")
 VISIBLE_SECONDS = 10.0
 """How long what the log has told of is waited for: a commit is in the log before other sessions see it."""
 _VISIBLE_LOOK_SECONDS = 0.02
@@ -208,7 +207,7 @@ class CatalogWatch:
             seen = (name, record.incarnation)
             if finding is not None and record.state == "loading":
                 self._again = True  # the load may have looked before that
-            if finding is not None and record.state in _REPLICATED and seen not in self._known:
+            if finding is not None and record.is_followed and seen not in self._known:
                 self._known.add(seen)
                 log.warning("%s: found in the source's catalog: %s", name, finding.message)
                 with self._lock:

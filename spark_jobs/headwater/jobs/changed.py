@@ -157,7 +157,7 @@ def _put_right(pipeline: Pipeline, registry: Registry, candidate: Candidate, pro
     table, replaced = TableName.parse(record.name), 0
     # What a repair would change there is in no transaction of the source, and a load forgets the rows that are gone.
     as_it_is = record.schema.soft_delete or record.schema.history
-    if candidate.attached and not as_it_is and record.state != "suspended":
+    if candidate.attached and not as_it_is and record.is_followed:
         replaced += _reloaded(pipeline, table, candidate.attached, progress)
     seen = verify(pipeline, [table], repair=not as_it_is)["tables"][record.name]
     if not as_it_is and (seen.get("not_repaired") or seen.get("more")):

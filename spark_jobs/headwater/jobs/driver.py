@@ -299,7 +299,7 @@ class Driver:
                 self._tables.next_row.rearranged(done.result.versions)
             self._open.resolve(done)
             if not done.numbers:
-                self._following.settled(done.name)
+                self._following.settled(done.name, done.result)
         epoch = self._open.publishable()
         if epoch is None:
             return

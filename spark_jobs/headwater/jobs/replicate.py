@@ -247,7 +247,7 @@ def _follow(
     history = history_of(pipeline, identify(connection))
     if moves or history != known.history:
         # A table that is suspended may stand past the switch: as another incarnation it has no position.
-        silent = [r for r in registry.tables.values() if r.state == "suspended"] if moves else []
+        silent = [r for r in registry.tables.values() if r.state == "suspended" and not r.is_followed] if moves else []
         later = [replace(record, incarnation=record.incarnation + 1) for record in silent]
         registry.write(replace(known, timeline=position.timeline, history=history), *later)
 

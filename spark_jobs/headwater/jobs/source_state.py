@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from headwater.lake.registry import Registry, TableRecord
 
 STATEMENT_SECONDS = 5.0
-_FOLLOWED = ("active", "catching up")
 _NO_MARKER = frozenset({"cannot_mark", "not_authorised"})
 
 
@@ -86,7 +85,7 @@ def registered(records: Iterable[TableRecord], publication: str) -> list[Registe
 def followed(registry: Registry | None, publication: str, names: Collection[str] = ()) -> list[Registered]:
     """The tables among `names` (none: all) that follow the log now."""
     tables = registry.tables.values() if registry is not None else ()
-    wanted = [t for t in tables if t.schemas and t.state in _FOLLOWED and (not names or t.name in names)]
+    wanted = [t for t in tables if t.schemas and t.is_followed and (not names or t.name in names)]
     return registered(wanted, publication)
 
 
