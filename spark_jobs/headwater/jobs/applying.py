@@ -87,6 +87,8 @@ class Tables:
         """What this driver has answered to reloads that are not done."""
         self.catching_up: set[str] = set()
         """Loaded tables that do not hold yet what was kept for them, as far as the main thread knows."""
+        self.files_seen: Mapping[int, int] = MappingProxyType({})
+        """By relation the newest files that the catalog showed under the columns that are registered."""
         self._rejoining: set[str] = set()  # tables that were put right by what no row knows of yet
         self.silence_limit = session.ask(_silence_limit)
 
@@ -379,6 +381,24 @@ class Tables:
         self._ledger.check_fence()
         self._enter(name, how)
         self._relations.adopt(name, self.records[name])
+
+    def remember(self, name: str, meanings: tuple[tuple[str, str], ...] = ()) -> None:
+        """What the next driver is to compare the catalog with: `files_seen`, and `meanings`, if there are new ones."""
+
+        def how(record: TableRecord) -> TableRecord | None:
+            lsn, schema = record.schemas[-1]
+            leaves = tuple(
+                replace(leaf, seen=self.files_seen.get(leaf.relation_id, leaf.seen)) for leaf in schema.leaves
+            )
+            known = tuple(sorted(dict((*meanings, *schema.meanings)).items()))
+            if not record.is_followed or (leaves, known) == (schema.leaves, schema.meanings):
+                return None
+            return replace(
+                record, schemas=(*record.schemas[:-1], (lsn, replace(schema, leaves=leaves, meanings=known)))
+            )
+
+        if how(self.records[name]) is not None:
+            self.change(name, how)
 
     def forget(self, name: str) -> None:
         """In its lane: the table is being loaded; what was known of it counts no more."""

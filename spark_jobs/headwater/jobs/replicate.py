@@ -120,6 +120,7 @@ def replicate(
         asking = held.enter_context(contextlib.closing(Session(pipeline.conninfo, connection, "headwater replicate")))
         tables = Tables(pipeline, registry, asking, ledger, binary=options.binary)
         watch = CatalogWatch(pipeline, lambda: registry.tables)
+        tables.files_seen = watch.files_seen
         successor = SuccessorWatch(pipeline.source.slot)
         load_works = partial(lease.is_held, registry=registry, name=lease.LOAD)
         publisher = Publisher(
