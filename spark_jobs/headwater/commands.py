@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -132,6 +133,10 @@ def _replicate(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Eve
     from headwater.jobs.slot_loss import replicate_through_losses
 
     result = replicate_through_losses(pipeline, args.until, args.max_seconds, stop, args.take_over)
+    file = shlex.quote(pipeline.file)
+    for name, table in result["tables"].items():
+        if table["state"] == "suspended":
+            say(f"{name} is suspended: {table['reason']}. What to do: {table['remedy'].replace('PIPELINE.yaml', file)}")
     return result, _unless_suspended(result)
 
 

@@ -98,7 +98,8 @@ class Column:
 @dataclass(frozen=True, slots=True)
 class Leaf:
     """One relation that holds rows: the table itself, or a leaf partition of it. `link`: the transaction (32 bits) that
-    attached it, or a tree above it, as far as its rows were compared since; 0: nobody had to."""
+    attached it, or a tree above it, as far as its rows were compared since; 0: nobody had to. `seen`: the files that it
+    had later, under the columns that are registered (a TRUNCATE makes new ones); 0: none others were seen."""
 
     relation_id: int
     schema: str
@@ -106,6 +107,7 @@ class Leaf:
     relfilenode: int
     replica_identity: str = "d"
     link: int = 0
+    seen: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,8 @@ class TableSchema:
     `leaves` has one entry, the table itself, unless `partitioned`. `soft_delete`: deleted rows are marked and stay;
     `history`: a table of all changes stands beside it. `last_attnum`: the highest that any column had by then, dropped
     ones included (0: an older Headwater did not ask). `excluded`: columns that stay at the source; `where`: which rows
-    are replicated (empty: all), as the pipeline file says it, and as the server does: `row_filter`.
+    are replicated (empty: all), as the pipeline file says it, and as the server does: `row_filter`. `meanings`: what
+    decides about the text of its values beside themselves (`headwater.source.meanings`), by key.
     """
 
     relation_id: int
@@ -134,6 +137,7 @@ class TableSchema:
     excluded: tuple[str, ...] = ()
     where: str = ""
     row_filter: str = ""
+    meanings: tuple[tuple[str, str], ...] = ()
 
     def column(self, name: str) -> Column:
         for column in self.columns:
@@ -187,5 +191,6 @@ class TableSchema:
                 "partition_by": tuple(value["partition_by"]),
                 "cluster_by": tuple(value.get("cluster_by", ())),
                 "excluded": tuple(value.get("excluded", ())),
+                "meanings": tuple((key, meaning) for key, meaning in value.get("meanings", ())),
             }
         )

@@ -32,9 +32,13 @@ from fixtures.jobs import (
 from fixtures.lakes import as_published
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
+from headwater.cli import main
 from headwater.config import Pipeline
+from headwater.errors import EXIT_SUSPENDED
 from headwater.jobs import catalog_watch
 from headwater.jobs.catalog_watch import CatalogWatch
+from headwater.jobs.status import status
+from headwater.jobs.verify import verify
 from headwater.lake.registry import State, TableRecord
 from headwater.log.blocks import Ddl
 from headwater.names import TableName
@@ -82,7 +86,11 @@ class Watched:
 def watched(database: Database, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Watched]:
     database.execute(
         "create table orders (id int primary key, n int)",
-        "create table quiet (id int primary key, n int)",
+        "create type mood as enum ('glad', 'sad')",
+        "create domain feeling as mood",
+        "create type inner_pair as (felt feeling, at date)",
+        "create type pair as (a int, b inner_pair[])",
+        "create table quiet (id int primary key, n int, p pair)",
         "create table events (id int primary key, n int) partition by range (id)",
         "create table events_1 partition of events for values from (0) to (100)",
     )
@@ -238,6 +246,38 @@ def test_a_publication_of_somebody_else_is_left_alone_with_an_alarm_and_the_exac
     assert len(alarms) == 1
     watched.database.execute(statement)
     watched.database.execute("update orders set n = 1")
+
+
+@pytest.mark.parametrize(
+    ("statement", "reason"),
+    [
+        ("alter type mood rename value 'sad' to 'blue'", "the label 'sad' is 'blue' now"),
+        ("alter type pair add attribute c int", "a composite type has other attributes"),
+        ("alter type inner_pair drop attribute at", "a composite type has other attributes"),
+    ],
+)
+def test_a_type_whose_stored_values_look_different_is_found_however_deep_it_is(
+    watched: Watched, statement: str, reason: str
+) -> None:
+    before = watched.database.query('select \'(1,"{""(sad,2026-01-01)""}")\'::pair::text')
+    watched.database.execute("insert into quiet values (1, 1, row(1, array[row('sad', '2026-01-01')::inner_pair]))")
+    assert watched.database.query("select p::text from quiet") == before
+    [(name, (message, remedy))] = watched.found(statement).items()
+    assert watched.database.query("select p::text from quiet") != before
+    assert (name, remedy) == ("public.quiet", "headwater verify PIPELINE.yaml --table public.quiet --repair")
+    assert reason in message
+
+
+def test_what_changes_no_stored_text_suspends_nothing_and_a_new_label_is_known_from_then_on(watched: Watched) -> None:
+    watched.database.execute("insert into quiet values (1, 1, row(1, array[row('sad', '2026-01-01')::inner_pair]))")
+    before = watched.database.query("select p::text from quiet")
+    nothing = ["alter type mood add value 'odd' before 'sad'", "alter type pair rename attribute a to z"]
+    assert watched.found(*nothing) == {}
+    assert watched.database.query("select p::text from quiet") == before
+    [(name, meanings)] = watched.watch.learned().items()
+    assert name == "public.quiet"
+    assert {"glad", "sad", "odd"} <= {value for _, value in meanings}
+    assert "public.quiet" in watched.found("alter type mood rename value 'odd' to 'strange'")
 
 
 def test_new_files_are_told_of_once_and_suspend_nothing(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
@@ -488,3 +528,32 @@ def test_the_remedies_cure_and_a_table_that_fell_silent_without_a_driver_is_neve
     states = states_of(catch_up(shop.pipeline))
     assert states == {HEALTHY: "active", KEYLESS: "active", RECREATED: "active", UNPUBLISHED: "suspended"}
     assert_equal(shop.database, shop.pipeline, HEALTHY, KEYLESS, RECREATED)
+
+
+def test_a_label_that_was_renamed_while_no_driver_ran_suspends_its_table_before_anything_says_it_is_in_step(
+    database: Database, spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    database.allow_publishing()
+    database.execute(
+        "create type mood as enum ('glad', 'sad')",
+        "create table felt (id int primary key, m mood)",
+        "insert into felt values (1, 'glad'), (2, 'sad')",
+    )
+    pipeline = write_pipeline(tmp_path, database, "public.felt")
+    load_tables(pipeline)
+    database.execute("alter type mood add value 'odd'", "insert into felt values (3, 'odd')")
+    assert states_of(catch_up(pipeline)) == {"public.felt": "active"}
+    database.execute("alter type mood rename value 'odd' to 'strange'", "insert into felt values (4, 'strange')")
+    assert states_of(catch_up(pipeline)) == {"public.felt": "suspended"}
+    assert "the label 'odd' is 'strange' now" in registry_of(pipeline).tables["public.felt"].reason
+    assert main(["replicate", pipeline.file, "--until", "now"]) == EXIT_SUSPENDED
+    said = capfd.readouterr().err
+    assert "public.felt is suspended: values in its rows look different now" in said
+    assert f"What to do: headwater verify {pipeline.file} --table public.felt --repair" in said
+    found = verify(pipeline, [TableName.parse("public.felt")], repair=True)["tables"]["public.felt"]
+    assert (found["different"], found["missing"]) == (1, 1)
+    assert states_of(catch_up(pipeline)) == {"public.felt": "active"}
+    assert_equal(database, pipeline, "public.felt")
+    database.execute("drop table felt", "create table felt (id int primary key, m mood)")
+    shown = status(pipeline)["tables"]["public.felt"]  # no driver has noticed it
+    assert (shown["state"], bool(shown["since"])) == ("suspended", True)

@@ -25,8 +25,9 @@ from headwater.jobs.check import CheckReport, check, lake_problems, require_ok
 from headwater.jobs.drop import drop
 from headwater.jobs.load import load
 from headwater.lake import registry
+from headwater.lake.registry import PipelineRecord, Registry
 from headwater.position import Position
-from headwater.source.connection import connect
+from headwater.source.connection import connect, identify
 from headwater.source.publication import add_tables, ensure_publications, read_publication
 from headwater.source.settings import standby_names
 
@@ -332,14 +333,37 @@ def test_drop_takes_slot_and_publications_that_headwater_made_and_can_be_repeate
 def test_drop_keeps_what_somebody_else_made(database: Database, shop: Pipeline) -> None:
     with database.superuser() as superuser:
         superuser.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [shop.source.slot])
-    result = drop(shop)
-    assert result["dropped"] == []
-    assert set(result["kept"]) == {
-        f"slot {shop.source.slot}",
-        "publication headwater_shop",
-        "publication headwater_shop_inserts",
-    }
+    with pytest.raises(Refused) as refused:
+        drop(shop)
+    assert (refused.value.code, refused.value.where) == ("slot_kept", f"slot {shop.source.slot}")
+    assert "no load of this pipeline is known to have made it" in refused.value.message
+    assert f"SELECT pg_drop_replication_slot('{shop.source.slot}')" in refused.value.remedy
     assert _slots(database) == [(shop.source.slot,)]
+    with database.superuser() as superuser:
+        superuser.execute("select pg_drop_replication_slot(%s)", [shop.source.slot])
+    assert drop(shop) == {
+        "dropped": [],
+        "kept": ["publication headwater_shop", "publication headwater_shop_inserts"],
+    }
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_drop_takes_a_slot_that_a_load_made_beside_publications_of_an_administrator(
+    database: Database, shop: Pipeline, made: bool
+) -> None:
+    """What the load left in the registry is judged here; a load itself in test_load_beside."""
+    with connect(shop.conninfo()) as connection:
+        connection.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [shop.source.slot])
+        system_id = identify(connection).system_id
+    registry = Registry.create(shop.lake_path(), shop.name)
+    registry.write(PipelineRecord(system_id, 1, shop.source.slot, "headwater_shop", 0, made, False))
+    if made:
+        assert drop(shop)["dropped"] == [f"slot {shop.source.slot}"]
+        assert _slots(database) == []
+    else:
+        with pytest.raises(Refused, match="known to have made it"):
+            drop(shop)
+        assert _slots(database) == [(shop.source.slot,)]
 
 
 def test_drop_is_transient_and_takes_nothing_while_the_slot_is_read(database: Database, tmp_path: Path) -> None:

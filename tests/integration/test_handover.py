@@ -36,6 +36,7 @@ from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database, commits_held
 from headwater.config import Pipeline
 from headwater.errors import LostLease, Transient
+from headwater.jobs import table_load
 from headwater.jobs.handovers import finish_handovers
 from headwater.lake.ledger import read_all
 from headwater.lake.registry import Capture, Registry
@@ -43,7 +44,7 @@ from headwater.lake.tables import current
 from headwater.position import Position
 from headwater.source.samples import commit_position
 from headwater.source.slot import read_slot
-from headwater.source.snapshots import VisibilitySnapshot
+from headwater.source.snapshots import VisibilitySnapshot, capture_point
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -317,6 +318,46 @@ def _others_beside_the_load(pipeline: Pipeline) -> None:
 def test_a_table_rewritten_while_it_is_loaded_is_loaded_anew(source: Source, rewritten: Pipeline, name: str) -> None:
     assert_equal(source.database, rewritten, name)
     assert record_of(rewritten, name).incarnation == 2
+
+
+@pytest.mark.parametrize(
+    ("when", "statements", "incarnation"),
+    [
+        ("before", ["truncate moved", "insert into moved values (1, 7), (2, 8)"], 1),
+        ("before", ["alter table moved alter n type int using n + 1000"], 1),
+        ("before", ["alter table moved add more int"], 2),
+        # The snapshot sees the files of before.
+        ("after", ["alter table moved alter n type int using n + 1000"], 2),
+    ],
+)
+def test_new_files_are_read_if_the_capture_point_sees_them(
+    database: Database,
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    when: str,
+    statements: list[str],
+    incarnation: int,
+) -> None:
+    database.allow_publishing()
+    database.execute("create table moved (id int primary key, n int)", "insert into moved values (1, 1), (3, 3)")
+    pipeline = write_pipeline(tmp_path, database, "public.moved")
+    left = [statements]
+
+    @contextmanager
+    def at_the_same_moment(*arguments: Any) -> Iterator[Any]:
+        if when == "before" and left:
+            database.execute(*left.pop())
+        with capture_point(*arguments) as capture:
+            if left:
+                database.execute(*left.pop())
+            yield capture
+
+    monkeypatch.setattr(table_load, "capture_point", at_the_same_moment)
+    load_tables(pipeline)
+    assert record_of(pipeline, "public.moved").incarnation == incarnation
+    catch_up(pipeline)
+    assert_equal(database, pipeline, "public.moved")
 
 
 def test_a_load_makes_nothing_be_skipped_by_position(source: Source, rewritten: Pipeline) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
 from fixtures.jobs import (
     Job,
@@ -25,6 +25,7 @@ from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater import failpoints
 from headwater.config import Pipeline
+from headwater.errors import Transient
 from headwater.failpoints import InjectedFailure
 from headwater.jobs import stretches, table_copy, table_load, units
 from headwater.jobs.load import load
@@ -203,3 +204,23 @@ def test_a_load_that_was_killed_beside_a_driver_goes_on_and_is_exact(
         assert not before <= _live(pipeline)
         database.execute(f"update {TABLE} set note = 'last' where id in (0, 1, 9000)")
     _assert_all_taken_over(database, pipeline)
+
+
+def test_a_vacuum_by_hand_that_takes_files_of_a_load_ends_it_and_nothing_is_committed(
+    database: Database, spark: SparkSession, tmp_path: Path, small: None
+) -> None:
+    pipeline = _table(database, tmp_path)
+    path = lake_path_of(pipeline, TABLE)
+    with armed(tmp_path, "load.after_stretches") as hold:
+        loading = in_thread(lambda: load_tables(pipeline))
+        hold.reached(loading)
+        removed = DeltaTable(path).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False, full=True)
+        assert removed
+        hold.release()
+        with pytest.raises(Transient, match="are gone from the lake, as by a VACUUM") as failed:
+            loading.result(60)
+    assert failed.value.code == "files_gone"
+    assert read_snapshot(path).files == {}
+    load_tables(pipeline)
+    catch_up(pipeline)
+    assert_equal(database, pipeline, TABLE)

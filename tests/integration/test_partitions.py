@@ -9,14 +9,33 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fixtures.jobs import Rows, following, lake_rows, load_tables, record_of, until
+import headwater
+from fixtures.jobs import (
+    Job,
+    Rows,
+    armed,
+    assert_equal,
+    catch_up,
+    following,
+    in_thread,
+    lake_rows,
+    load_tables,
+    record_of,
+    until,
+)
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.config import Pipeline
+from headwater.jobs.reload import reload
+from headwater.jobs.status import status
+from headwater.jobs.wait_result import NotFresh
+from headwater.lake.ledger import read_epoch
+from headwater.names import TableName
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -89,17 +108,100 @@ def test_a_partition_below_a_partition_is_adopted_by_the_root(shop: Shop) -> Non
     assert _leaves(shop, NESTED) == {"nested_eu", "nested_us_low"}
 
 
-def test_a_table_that_is_attached_suspends_with_a_remedy_that_names_the_whole(shop: Shop) -> None:
-    shop.database.execute(
-        "create table whole_old (id int not null, region text not null, n int, primary key (id, region))",
-        "insert into whole_old values (9, 'old', 9)",
-        "alter table whole attach partition whole_old for values in ('old')",
-        "insert into whole values (10, 'old', 10), (11, 'eu', 11)",
-    )
+def _attach(shop: Shop, *regions: str) -> None:
+    """Each with two rows; then the first is written to."""
+    for region in regions:
+        shop.database.execute(
+            f"create table whole_{region} (n int, id int not null, region text not null, primary key (id, region))",
+            f"insert into whole_{region} values (9, 9, '{region}'), (8, 8, '{region}')",
+            f"alter table whole attach partition whole_{region} for values in ('{region}')",
+        )
+    shop.database.execute(f"insert into whole values (10, '{regions[0]}', 10), (11, 'eu', 11) on conflict do nothing")
     until(lambda: record_of(shop.pipeline, WHOLE).state == "suspended" or shop.running.done(), "it is suspended")
+
+
+def _reload(shop: Shop, *partitions: str) -> dict[str, Any]:
+    done = reload(shop.pipeline, TableName.parse(WHOLE), [TableName.parse(f"public.{name}") for name in partitions])
+    table: dict[str, Any] = done["tables"][WHOLE]
+    return table
+
+
+def test_the_reload_of_a_partition_that_was_attached_lifts_the_suspension(shop: Shop, tmp_path: Path) -> None:
+    _attach(shop, "old")
     record = record_of(shop.pipeline, WHOLE)
     assert "the partition public.whole_old was attached" in record.reason
-    assert record.remedy == f"headwater load PIPELINE.yaml --table {WHOLE} --again"
-    assert [row[0] for row in shop.lake(WHOLE)] == [1, 2]
+    assert record.remedy == f"headwater reload PIPELINE.yaml --table {WHOLE} --partition public.whole_old"
+    until(lambda: {row[0] for row in shop.lake(WHOLE)} == {1, 2, 11} or shop.running.done(), "the rest is followed")
+    with pytest.raises(NotFresh, match="is suspended"):
+        headwater.wait(shop.pipeline, tables=[WHOLE], timeout=60)
+    with armed(tmp_path, "reload.after_capture") as hold:
+        job = in_thread(lambda: _reload(shop, "whole_old"))
+        hold.reached(job)
+        shop.database.execute(
+            "update whole set n = -n",
+            "update whole set id = id + 100 where id in (2, 9)",
+            "update whole set region = 'eu' where id = 8",  # out of the partition
+            "update whole set region = 'old' where id = 1",  # into it
+            "delete from whole where id = 10",
+        )
+        until(lambda: (11, "eu", -11) in [row[:3] for row in shop.lake(WHOLE)], "the rest is followed meanwhile")
+        assert record_of(shop.pipeline, WHOLE).state == "suspended"
+        hold.release()
+        done = job.result(120)
+    assert (done["state"], done["rows"]) == ("active", 3)
+    shop.until_equal(WHOLE)
+    newest = read_epoch(shop.pipeline.lake_path())
+    assert newest is not None
+    assert newest.tables[WHOLE].state == "active"
+    shop.database.execute("update whole set n = n + 1", "truncate whole_old", "insert into whole values (12, 'old', 1)")
+    shop.until_equal(WHOLE)
+
+
+def test_of_two_partitions_that_were_attached_both_have_to_be_reloaded(shop: Shop) -> None:
+    _attach(shop, "one", "two")
+    assert "the partitions public.whole_one, public.whole_two were attached" in record_of(shop.pipeline, WHOLE).reason
+    since = record_of(shop.pipeline, WHOLE).since
+    assert _reload(shop, "whole_two")["state"] == "suspended"
+    left = record_of(shop.pipeline, WHOLE)
+    assert "the partition public.whole_one was attached" in left.reason
+    assert left.remedy == f"headwater reload PIPELINE.yaml --table {WHOLE} --partition public.whole_one"
+    assert left.since == since
+    shop.database.execute("update whole set n = 7", "insert into whole values (20, 'two', 1), (21, 'one', 1)")
+    assert _reload(shop, "whole_one")["state"] == "active"
+    shop.until_equal(WHOLE)
     shop.database.execute("update sales set n = n + 1")
     shop.until_equal(SALES)
+
+
+@pytest.mark.parametrize("failpoint", ["replicate.after_part_commit", "replicate.after_part_answer"])
+def test_a_driver_that_dies_over_the_reload_leaves_the_table_to_the_next_one(
+    database: Database, spark: SparkSession, tmp_path: Path, failpoint: str
+) -> None:
+    database.allow_publishing()
+    database.execute(
+        "create table whole (id int, region text, n int, primary key (id, region)) partition by list (region)",
+        "create table whole_eu partition of whole for values in ('eu')",
+        "insert into whole select i, 'eu', i from generate_series(1, 20) i",
+    )
+    pipeline = write_pipeline(tmp_path, database, WHOLE)
+    load_tables(pipeline)
+    catch_up(pipeline)
+    database.execute(
+        "create table whole_old (id int not null, region text not null, n int, primary key (id, region))",
+        "insert into whole_old select i, 'old', i from generate_series(1, 20) i",
+        "alter table whole attach partition whole_old for values in ('old')",
+        "update whole set n = n + 1",
+    )
+    catch_up(pipeline)
+    assert record_of(pipeline, WHOLE).state == "suspended"
+    with Job(pipeline, "replicate", failpoint=failpoint, spark=spark) as driver:
+        until(lambda: status(pipeline)["running"] or driver.process.poll() is not None, "the driver runs")
+        job = in_thread(lambda: reload(pipeline, TableName.parse(WHOLE), [TableName.parse("public.whole_old")]))
+        assert driver.wait() == -9, driver.log[-2000:]
+        database.execute("update whole set n = n + 1", "update whole set id = id + 100 where id < 3")
+        with following(pipeline):
+            assert job.result(120)["tables"][WHOLE]["state"] == "active"
+    database.execute("delete from whole where id = 7")
+    catch_up(pipeline)
+    assert_equal(database, pipeline, WHOLE)
+    assert record_of(pipeline, WHOLE).state == "active"

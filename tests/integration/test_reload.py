@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Field, write_deltalake
 
 import headwater
 from fixtures.jobs import (
@@ -32,11 +33,12 @@ from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.cli import main
 from headwater.config import Pipeline
-from headwater.errors import LostLease, Refused, Transient
+from headwater.errors import EXIT_SUSPENDED, LostLease, Refused, Transient
 from headwater.jobs import reload as reload_module
 from headwater.jobs.instead import instead_of_cut
 from headwater.jobs.reload import reload
 from headwater.jobs.status import status
+from headwater.jobs.verify import verify
 from headwater.lake import storage
 from headwater.lake.ledger import read_epoch
 from headwater.lake.paths import kept_path, reloaded_path
@@ -474,6 +476,55 @@ def test_a_wait_takes_subtrees_and_partitions_that_the_lake_has_not_met(shop: Sh
     file = shop.pipeline.file
     assert main(["wait", file, "--table", TREE, "--partition", "tree_high", "--timeout", "60s", "--json"]) == 0
     assert main(["wait", file, "--partition", "tree_high", "--json"]) == 2
+
+
+def test_parts_of_a_table_that_another_program_wrote_to_are_put_right_and_it_stays_suspended(
+    shop: Shop, tmp_path: Path
+) -> None:
+    shop.database.execute(
+        "insert into sales select i, case when i % 2 = 0 then 'eu' else 'us' end, i, 'mine' "
+        "from generate_series(10001, 10200) i"
+    )
+    shop.until_equal()
+    kinds = [pa.int32(), pa.string(), pa.int32(), pa.string(), pa.int64()]
+    some = [(row[0] + 1000, *row[1:]) for row in shop.source() if 10001 <= row[0] <= 10012]
+    more = [pa.array(values, kind) for values, kind in zip(zip(*some, strict=True), kinds, strict=True)]
+    write_deltalake(lake_path_of(shop.pipeline, SALES), pa.table(more, names=COLUMNS), mode="append")
+    DeltaTable(lake_path_of(shop.pipeline, SALES)).delete("id in (10013, 10014, 10113, 10114)")
+
+    def wrong(region: str) -> set[int]:
+        return {row[0] for row in set(shop.lake()) ^ set(shop.source()) if row[1] == region}
+
+    shop.database.execute("update sales set n = 0 where id in (10015, 10016)")
+    until(lambda: record_of(shop.pipeline, SALES).state == "suspended" or shop.running.done(), "it is noticed")
+    suspended = record_of(shop.pipeline, SALES)
+    assert "was written by another program" in suspended.reason
+    shop.database.execute("update sales set n = 1 where id in (10101, 10102)", "delete from sales where id = 10018")
+    us, us_low = {10113, 10101} | {row[0] for row in some if row[1] == "us"}, {10013, 10015}
+    eu = {10014, 10016, 10018, 10114, 10102} | {row[0] for row in some if row[1] == "eu"}
+    assert (wrong("eu"), wrong("us")) == (eu, us | us_low)
+    with armed(tmp_path, "reload.after_capture") as hold:
+        job = in_thread(lambda: _reload(shop, SALES, "sales_eu"))
+        hold.reached(job)
+        shop.database.execute(
+            "update sales set region = 'eu' where id = 10017", "update sales set n = 2 where id = 10020"
+        )
+        hold.release()
+        done = job.result(120)["tables"][SALES]
+    assert (done["state"], wrong("eu"), wrong("us")) == ("suspended", {10017, 10020}, us | us_low | {10017})
+    predicate = "region = 'us' and id between 10001 and 10100"
+    assert main(["reload", shop.pipeline.file, "--table", SALES, "--where", predicate]) == EXIT_SUSPENDED
+    assert (wrong("eu"), wrong("us")) == ({10017, 10020}, us)
+    assert record_of(shop.pipeline, SALES) == suspended
+    DeltaTable(lake_path_of(shop.pipeline, SALES)).alter.add_columns([Field("extra", "integer")])
+    with pytest.raises(Refused) as refused:  # what is written would not fit any more
+        _reload(shop, SALES, "sales_eu")
+    assert (refused.value.code, "changes its columns" in refused.value.message) == ("not_in_step", True)
+    assert refused.value.remedy == f"headwater load PIPELINE.yaml --table {SALES} --again"
+    found = verify(shop.pipeline, [TableName.parse(SALES)], repair=True)["tables"][SALES]
+    assert (found["missing"], found["extra"], found["different"]) == (2, len(us) - 2, 2)
+    until(lambda: record_of(shop.pipeline, SALES).state == "active" or shop.running.done(), "it is followed again")
+    shop.until_equal()
 
 
 def _equal(shop: Shop, name: str) -> bool:

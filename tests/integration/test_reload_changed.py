@@ -88,6 +88,7 @@ def test_values_that_were_rewritten_without_the_log_are_found_and_only_they_are_
     found = json.loads(capfd.readouterr().out)["tables"]
     assert (differing(found[PLAIN]), found[PLAIN]["replaced_rows"]) == ((0, 0, 3), 3)
     assert (differing(found[PARTED]), found[PARTED]["replaced_rows"]) == ((0, 0, 0), 0)
+    assert {"bytes", "seconds", "capture_lsn"} <= found[PARTED].keys()
     assert DeltaTable(lake_path_of(pipeline, PARTED)).version() == version
     assert_equal(database, pipeline, PLAIN)
     assert changed(pipeline) == {}
@@ -114,6 +115,9 @@ def test_partitions_that_come_and_go_are_put_right_beside_the_driver(database: D
             "the partition public.parted_us was detached or dropped",
         ]
         assert found["replaced_rows"] == 11 + 10
+        assert found["bytes"] > 0
+        assert found["seconds"] > 0
+        assert found["capture_lsn"]
         assert found["state"] == "active"
         database.execute("insert into parted values (111, 'asia'), (1, 'new')")
         database.execute("update parted set id = 112 where id = 2")

@@ -98,6 +98,16 @@ FOLLOWED = {
             "update {} set n = 0 where id = 3",
         )
     ),
+    "emptied": Case(("truncate {}", "alter table {} add more int", "insert into {} values (500, 1, 'new', 7)")),
+    "emptied_twice": Case(
+        (
+            "insert into {} values (400, 4, 'gone')",
+            "truncate {}; insert into {} values (401, 4, 'gone'); truncate {}",
+            "alter table {} add more float8 default random()",
+            "insert into {} (id, n) values (500, 1), (501, 2)",
+            "update {} set n = 5 where id = 500",
+        )
+    ),
     "dropped": Case(
         ("alter table {} drop note", "insert into {} values (500, 5)", *_moved("n")[1:]), lake_only=("note",)
     ),
@@ -229,7 +239,15 @@ FOLLOWED = {
 }
 
 NOT_FOLLOWED = {
-    "emptied": Case(("truncate {}", "alter table {} add more int", "insert into {} values (1)"), reason="rewritten"),
+    "emptied_before": Case(
+        (
+            "truncate {}",
+            "insert into {} values (400, 4, 'older')",
+            "alter table {} add more float8 default random()",
+            "insert into {} (id, n) values (500, 1)",
+        ),
+        reason="and the table was rewritten",
+    ),
     "random": Case(("alter table {} add u uuid default gen_random_uuid()", *_moved()), reason="rewritten"),
     "narrower": Case(
         ("alter table {} alter n type smallint", *_moved()), reason="another type: int in the lake would be smallint"
@@ -440,6 +458,29 @@ def test_a_running_driver_follows_one_change_after_the_other(plain: Plain) -> No
     assert plain.is_equal()
     assert len(record_of(plain.pipeline, "public.plain").schemas) == 1 + len(changes)
     assert len(record_of(plain.pipeline, "public.other").schemas) == 1
+
+
+def test_a_table_that_was_emptied_and_filled_again_follows_its_columns_also_while_no_driver_looks(
+    plain: Plain, caplog: pytest.LogCaptureFixture
+) -> None:
+    def filled(number: int) -> None:
+        plain.database.execute("truncate plain", f"insert into plain (id) values ({number}), ({number + 1})")
+
+    caplog.set_level("INFO")
+    with following(plain.pipeline) as running:
+        filled(100)
+        until(lambda: "public.plain has new files" in caplog.text or running.done(), "the catalog was looked at")
+        plain.database.execute("alter table plain add more int", "insert into plain values (200, 1, 'new', 2)")
+        until(lambda: plain.is_equal() or running.done(), "the lake follows")
+        filled(300)
+        until(lambda: plain.is_equal() or running.done(), "the lake follows")
+    plain.database.execute("alter table plain add last int", "insert into plain values (400, 1, 'new', 2, 3)")
+    catch_up(plain.pipeline)
+    assert plain.is_equal()
+    assert record_of(plain.pipeline, "public.plain").state == "active"
+    plain.database.execute("alter table plain add random float8 default random()", "insert into plain values (500)")
+    catch_up(plain.pipeline)
+    assert "and the table was rewritten" in record_of(plain.pipeline, "public.plain").reason
 
 
 @pytest.mark.parametrize("failpoint", ["replicate.before_evolution", "replicate.after_evolution"])

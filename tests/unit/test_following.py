@@ -141,7 +141,7 @@ def test_what_is_kept_for_a_load_of_a_table_that_was_just_catching_up_stays_unti
     for errand in waiting[:2]:
         errand()
     for _ in range(2):
-        following.settled(NAME)
+        following.settled(NAME, Result())
     for errand in waiting[2:]:
         errand()
     assert keeper.names(NAME) == {load_name(again)}, "that load still reads"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -27,7 +27,7 @@ from headwater.jobs.keeper import Keeper
 from headwater.jobs.lanes import Result
 from headwater.jobs.next_row import NextRow
 from headwater.jobs.planning import Planner
-from headwater.jobs.relations import Relations, new_leaf, with_leaf
+from headwater.jobs.relations import Relations, attached_leaves, attached_message, awaiting, new_leaf, with_leaf
 from headwater.jobs.retries import Retries, TryAgain, reason_of
 from headwater.jobs.schema_changes import refuse_difference
 from headwater.jobs.stager_process import Target
@@ -36,7 +36,7 @@ from headwater.lake import entries, storage
 from headwater.lake.apply import Applier, overwriting_named
 from headwater.lake.caretaker import Caretaker
 from headwater.lake.cuts import HISTORY, history_name, table_of
-from headwater.lake.foreign_terms import foreign_terms
+from headwater.lake.foreign_terms import foreign_terms, why_unwritable
 from headwater.lake.history import history_record
 from headwater.lake.ledger import Ledger, TableVersion
 from headwater.lake.paths import log_entry, table_path
@@ -87,6 +87,9 @@ class Tables:
         """What this driver has answered to reloads that are not done."""
         self.catching_up: set[str] = set()
         """Loaded tables that do not hold yet what was kept for them, as far as the main thread knows."""
+        self.files_seen: Mapping[int, int] = MappingProxyType({})
+        """By relation the newest files that the catalog showed under the columns that are registered."""
+        self._rejoining: set[str] = set()  # tables that were put right by what no row knows of yet
         self.silence_limit = session.ask(_silence_limit)
 
     @property
@@ -98,13 +101,15 @@ class Tables:
 
     def see(self, record: TableRecord) -> None:
         """What another job has entered counts from now on."""
-        self._records[record.name] = record
+        with self._entering:  # or a lane's word, since `record` was read, would be undone
+            self._records[record.name] = self._registry.tables.get(record.name, record)
 
-    def see_details(self, record: TableRecord) -> None:
+    def see_details(self, name: str) -> None:
         """The same, unless its state is news that is yet to be followed."""
-        known = self._records.get(record.name)
-        if known is not None and known.phase == record.phase:
-            self._records[record.name] = record
+        with self._entering:
+            known, now = self._records.get(name), self._registry.tables.get(name)
+            if known is not None and now is not None and known.phase == now.phase:
+                self._records[name] = now
 
     def owners(self, relation_ids: Iterable[int]) -> set[str]:
         return self._relations.owners(relation_ids)
@@ -122,7 +127,7 @@ class Tables:
         warm = warm or WarmTables()
         self._records.update(self._registry.tables)
         for name, why in damaged.items():
-            if self.records[table_of(name)].state != "suspended":
+            if self.is_replicated(table_of(name)):
                 remedy = f"headwater load PIPELINE.yaml --table {table_of(name)} --again"
                 self._suspend(table_of(name), ForeignWrite(f"a file is damaged: {why}", where=name, remedy=remedy))
         before = self._ledger.newest.tables if self._ledger.newest else {}
@@ -194,10 +199,10 @@ class Tables:
             known = before.get(name)
             news = known is None or known.state != record.state
             self.next_row.found({name: self.histories.versions[name]}, news=news)
-            if known is not None and record.state != "suspended":
+            if known is not None and record.is_followed:
                 self.histories.refuse_damage(record, known)
         except TableError as error:
-            if record.state != "suspended":
+            if record.is_followed:
                 self._suspend(record.name, error)
 
     def standing(self, name: str) -> dict[str, TableVersion]:
@@ -377,6 +382,24 @@ class Tables:
         self._enter(name, how)
         self._relations.adopt(name, self.records[name])
 
+    def remember(self, name: str, meanings: tuple[tuple[str, str], ...] = ()) -> None:
+        """What the next driver is to compare the catalog with: `files_seen`, and `meanings`, if there are new ones."""
+
+        def how(record: TableRecord) -> TableRecord | None:
+            lsn, schema = record.schemas[-1]
+            leaves = tuple(
+                replace(leaf, seen=self.files_seen.get(leaf.relation_id, leaf.seen)) for leaf in schema.leaves
+            )
+            known = tuple(sorted(dict((*meanings, *schema.meanings)).items()))
+            if not record.is_followed or (leaves, known) == (schema.leaves, schema.meanings):
+                return None
+            return replace(
+                record, schemas=(*record.schemas[:-1], (lsn, replace(schema, leaves=leaves, meanings=known)))
+            )
+
+        if how(self.records[name]) is not None:
+            self.change(name, how)
+
     def forget(self, name: str) -> None:
         """In its lane: the table is being loaded; what was known of it counts no more."""
         self._versions.pop(name, None)
@@ -400,8 +423,47 @@ class Tables:
         known = {leaf.relation_id for leaf in self.records[name].schema.leaves}
         for relation in {block.relation for block in share.blocks if block.relation.relation_id not in known}:
             found = self._session.ask(partial(new_leaf, relation=relation))
-            if found is not None and found[1] is not None:
-                self._adopt(name, found[1])
+            if found is None:
+                continue
+            _, leaf, created = found
+            if not created:
+                raise _attached(name, leaf)
+            self._adopt(name, leaf)
+
+    def put_right(self, name: str, leaves: Collection[int]) -> bool:
+        """In its lane: these partitions hold the rows of the source. Whether the table, which was suspended for want of
+        them, may join the cuts again (`rejoins`)."""
+        left = [leaf for leaf in self.records[name].unread if leaf not in leaves]
+        if len(left) == len(self.records[name].unread):
+            return False
+        self._rejoining |= {name} if not left else set()  # not before the row that says of these rows
+
+        def how(record: TableRecord) -> TableRecord:
+            known = [leaf for leaf in record.schema.leaves if leaf.relation_id in left]
+            return awaiting(record, known) if left else record.entered("catching up")
+
+        self.change(name, how)
+        self.state_changed(name)
+        return not left
+
+    def rejoins(self, name: str) -> None:
+        """The next row knows of what has put the table right."""
+        self._rejoining.discard(name)
+        self.state_changed(name)
+
+    def refuse_unfit(self, name: str) -> None:
+        """In its lane: where a suspended table stands, whatever rows others have written. ForeignWrite where what is
+        written next would not fit."""
+        record = self.records[name]
+        path, app_id = table_path(self._root, record.path), record.app_id(self._pipeline.name)
+        entries.forget(path)
+        self._applier.forget(path)
+        problem = why_unwritable(path, app_id, appended_to=record.schema.insert_only)
+        stands = current(path, app_id)
+        if problem or stands is None:
+            remedy = f"headwater load PIPELINE.yaml --table {name} --again"
+            raise ForeignWrite(problem or "its Delta table is gone", where=name, remedy=remedy)
+        self._versions[name] = TableVersion(*stands, record.state, incarnation=record.incarnation)
 
     def close(self) -> None:
         """End what `resume` has begun."""
@@ -413,7 +475,8 @@ class Tables:
         active: from this row on they are in cuts."""
         waiting = [record for record in list(self.records.values()) if record.state == "catching up"]
         for record in waiting:
-            if record.name in self.catching_up or not self.next_row.is_settled(record.name):
+            unsettled = record.name in self.catching_up or record.name in self._rejoining
+            if unsettled or not self.next_row.is_settled(record.name):
                 continue
             if record.capture is not None and record.capture.lsn <= lsn:
                 self._ledger.check_fence()
@@ -429,14 +492,19 @@ class Tables:
     def apply(self, name: str, share: Share, transactions: Transactions, still_alive: Callable[[], None]) -> Result:
         """In the table's lane: keep its share for whoever asked for that, and commit it. Raises what is not the
         table's own failure."""
+        unread = self.records[name].unread
         try:
-            self.keeper.keep(name, share, transactions)
+            self.keeper.keep(name, share, transactions, unread)
         except OSError as error:
             self._ledger.check_fence()  # a driver that has taken over removes what nobody waits for any more
             self.retries.refuse_outage(error)
             raise
         if not self.is_replicated(name) or self.keeper.holds_back(name):
             return Result()
+        if unread:  # what they hold is to come by their reload
+            share = share.without(unread)
+            if not (share.blocks or share.truncates):
+                return Result()
         return self.attempt(name, partial(self.apply_share, name, share, transactions, still_alive))
 
     def attempt(self, name: str, work: Callable[[], None], *, key: str = "", anew: bool = True) -> Result:
@@ -454,7 +522,7 @@ class Tables:
         except TableError as failed:
             error = failed
         except Exception as failed:
-            if self.is_replicated(name):
+            if self.is_replicated(name) or key:
                 replicated = [each for each in list(self.records) if self.is_replicated(each)]
                 error = self.retries.failed(name, failed, replicated, key)
                 if key:
@@ -479,6 +547,8 @@ class Tables:
         """In its lane, behind a failure: it may have come after the commit, and halfway through what is known of the
         table."""
         record = self.records[name]
+        if not self.is_replicated(name):
+            return  # who works on it all the same has it read
         self._applier.forget(table_path(self._root, record.path))
         self.look_again(record)
         if not self.is_replicated(name):
@@ -503,7 +573,7 @@ class Tables:
         return shares
 
     def is_replicated(self, name: str) -> bool:
-        return self.records[name].state in ("active", "catching up")
+        return self.records[name].is_followed
 
     def _is_wanted(self, name: str) -> bool:
         return self.is_replicated(name) or self.keeper.keeps(name)
@@ -526,19 +596,13 @@ class Tables:
         return self._adopt_leaf(relation)
 
     def _adopt_leaf(self, relation: Relation) -> str | None:
-        try:
-            found = self._session.ask(lambda connection: new_leaf(connection, relation))
-        except SchemaChanged as error:
-            self._relations.disown(relation.relation_id)
-            parent = self._parent_of(relation)
-            if parent is not None and self.is_replicated(parent):
-                self._suspend(parent, error)
-            return None
-        root, leaf = found if found is not None else (0, None)
+        root, leaf, created = self._session.ask(partial(new_leaf, relation=relation)) or (0, None, True)
         name = self._relations.owner(root)
-        if name is None or leaf is None:
+        if name is None or leaf is None or not (created or self._awaits(name, leaf)):
             self._relations.disown(relation.relation_id)
             return None
+        if not created:
+            return name
         if self.records[name].state == "loading":
             self._relations.own(relation.relation_id, name)  # the record is the load's: it is entered behind it
         else:
@@ -549,10 +613,22 @@ class Tables:
         self.change(name, lambda record: with_leaf(record, leaf))
         log.info("%s: new partition %s.%s", name, leaf.schema, leaf.name)
 
-    def _parent_of(self, relation: Relation) -> str | None:
-        root = "select pg_partition_root(%s::oid)::oid::bigint"
-        row = self._session.ask(lambda connection: connection.execute(root, [relation.relation_id]).fetchone())
-        return self._relations.owner(int(row[0])) if row and row[0] is not None else None
+    def _awaits(self, name: str, leaf: Leaf) -> bool:
+        """`leaf` was attached: suspend the table. Whether the rest of it is followed until its attached partitions are
+        reloaded, all that it has by now; of some tables no part can be."""
+        record = self.records[name]
+        if not record.is_followed:
+            return False
+        came = self._session.ask(partial(attached_leaves, record=record))
+        kept = record.schema.soft_delete or record.schema.history
+        if kept or leaf.relation_id not in [other.relation_id for other in came]:
+            self._suspend(name, _attached(name, leaf))
+            return False
+        leaves = [*(known for known in record.schema.leaves if known.relation_id in record.unread), *came]
+        self.change(name, lambda now: awaiting(now, leaves) if now.is_followed else None)
+        log.error("%s: suspended: %s", name, self.records[name].reason)
+        self.state_changed(name)
+        return self.is_replicated(name)
 
     def apply_share(self, name: str, share: Share, transactions: Transactions, still_alive: Callable[[], None]) -> None:
         """Net, plan and commit until the commit is ours, or until nothing of the share is left to do."""
@@ -650,14 +726,14 @@ class Tables:
             return
         version, applied_lsn = found
         stands, problem = TableVersion(version, applied_lsn, record.state, incarnation=record.incarnation), ""
-        if record.state != "suspended" and replaced is None:
+        if record.is_followed and replaced is None:
             entries.meet(path, version)  # before it is read: what takes its place from now on is noticed
             # Should it not be readable now, where the table stood is still what the next look begins with.
             problem = self._what_others_did(record, known, version, applied_lsn)
         self._versions[record.name] = stands
         if problem:
             self._suspend_foreign(record, problem)
-        elif record.state != "suspended" and replaced is not None:
+        elif record.is_followed and replaced is not None:
             self._suspend(record.name, replaced)
 
     def _what_others_did(self, record: TableRecord, known: TableVersion | None, version: int, applied_lsn: int) -> str:
@@ -717,6 +793,11 @@ class Tables:
     def state_changed(self, name: str) -> None:
         """The next row says it."""
         self.next_row.state_changed(self.standing(name))
+
+
+def _attached(name: str, leaf: Leaf) -> SchemaChanged:
+    remedy = f"headwater load PIPELINE.yaml --table {name} --again"
+    return SchemaChanged(attached_message([leaf]), where=name, remedy=remedy)
 
 
 def _silence_limit(connection: Connection) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import reduce
@@ -111,6 +111,13 @@ class Share:
             return [(block, np.ones(block.changes, dtype=np.bool_)) for block in self.blocks], self.truncates
         blocks = [(block, counts[transactions.index_of(block.sequence)]) for block in self.blocks]
         return blocks, [t for t in self.truncates if counts[transactions.index_of(np.array([t.sequence]))[0]]]
+
+    def without(self, relation_ids: Collection[int]) -> Share:
+        """What is not of these relations."""
+        return Share(
+            [block for block in self.blocks if block.relation.relation_id not in relation_ids],
+            [truncate for truncate in self.truncates if not set(truncate.relation_ids) <= set(relation_ids)],
+        )
 
     @classmethod
     def joined(cls, shares: Sequence[Share]) -> Share:

@@ -4,8 +4,8 @@ A table that is dropped, renamed, set UNLOGGED or taken out of its publication f
 makes the *source's own* UPDATE and DELETE fail, as long as we publish it. `poll` is called once a second: a digest of
 the catalog rows that matter, in one query, and only when it has changed the whole judgement. A table without a usable
 key leaves the publication here and at once; everything else that was found waits in `take` for the driver's main
-thread, which suspends the tables. Changed columns are the business of the log's Relation messages, detached and
-attached partitions of nobody yet.
+thread, which suspends the tables, also where stored values have another text now (a renamed label of an enum). Changed
+columns are the business of the log's Relation messages, detached and attached partitions of nobody yet.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from headwater.config import Pipeline
@@ -24,6 +24,7 @@ from headwater.log.blocks import Ddl
 from headwater.names import quote_ident
 from headwater.source.connection import Connection, errors_named
 from headwater.source.identity import carried_columns, choose_key, identity_remedy, why_writers_would_fail
+from headwater.source.meanings import MEANINGS, of_users, other_meanings, read_meanings
 from headwater.source.publication import Publication, inserts_name, publication_problems, read_publication, remove_table
 from headwater.source.publication_parts import Narrowed, narrowed_members
 from headwater.source.relations import ORDINARY, PARTITIONED, Relation, descendants, one_snapshot, read_relations
@@ -33,13 +34,12 @@ from headwater.source.standing import Standing, read_standings, standing_problem
 log = logging.getLogger(__name__)
 
 _ALARM_SECONDS = 60.0
-_REPLICATED = ("active", "catching up")
 VISIBLE_SECONDS = 10.0
 """How long what the log has told of is waited for: a commit is in the log before other sessions see it."""
 _VISIBLE_LOOK_SECONDS = 0.02
 _CHANGED = "headwater reload PIPELINE.yaml --changed"
 
-_DIGEST = """
+_DIGEST = f"""
 select md5(concat_ws('|',
     (select string_agg(concat_ws(',', c.oid, n.nspname, c.relname, c.relreplident, c.relpersistence, c.relnatts,
                                  c.relfilenode), ';' order by c.oid)
@@ -59,7 +59,8 @@ select md5(concat_ws('|',
      where p.pubname = any(%(publications)s) and r.prrelid = any(%(ids)s::oid[])),
     (select string_agg(s.oid::text, ';' order by s.oid)
      from pg_catalog.pg_publication_namespace s join pg_catalog.pg_publication p on p.oid = s.pnpubid
-     where p.pubname = any(%(publications)s))))
+     where p.pubname = any(%(publications)s)),
+    (select string_agg(concat_ws(',', m.root, m.key, m.value), ';' order by m.root, m.key) from ({MEANINGS}) m)))
 """
 
 
@@ -73,6 +74,11 @@ class _Facts:
     below: dict[int, tuple[int, ...]]
     publications: dict[str, Publication | None]
     narrowed: dict[int, Narrowed]
+    meanings: dict[int, dict[str, str]]
+
+    def meanings_of(self, record: TableRecord) -> dict[str, str]:
+        types = (column.type_oid for column in record.schema.columns)
+        return {key: value for oid in types for key, value in self.meanings.get(oid, {}).items()}
 
     def holders(self, root: Relation) -> list[Relation]:
         if root.kind != PARTITIONED:
@@ -97,6 +103,10 @@ class CatalogWatch:
         self._marked: dict[int, int] = {}  # by relation the files that such DDL made
         self._newest: dict[int, int] = {}  # the highest attnum of each table at the last look
         self._for_generated: dict[int, int] = {}  # by relation the files that came with a generated column
+        self.files_seen: dict[int, int] = {}
+        """By relation the newest files under the columns that are registered."""
+        self._meanings: dict[tuple[str, int], dict[str, str]] = {}  # by name and incarnation, with those that came
+        self._learned: dict[str, tuple[tuple[str, str], ...]] = {}  # meanings that came since the last `learned`
         self._looking = threading.Lock()
         self._again = False
         self._complained = 0.0
@@ -127,18 +137,20 @@ class CatalogWatch:
         tables = {name: record for name, record in records.items() if record.schemas}
         ids = {leaf.relation_id for record in tables.values() for leaf in record.schema.leaves}
         roots = {record.schema.relation_id for record in tables.values() if record.schema.partitioned}
-        digest = self._read_digest(connection, ids | {r.schema.relation_id for r in tables.values()}, roots)
+        types = of_users(column.type_oid for record in tables.values() for column in record.schema.columns)
+        digest = self._read_digest(connection, ids | {r.schema.relation_id for r in tables.values()}, roots, types)
         if (digest, self._suspected(tables)) == self._seen and not self._retry_due():
             return
         # Before the catalog is read: what is visible afterwards only may not be in it.
         visible = all_visible(connection, self._unseen)
         self._again = not visible
-        facts = self._read_facts(connection, tables)
+        facts = self._read_facts(connection, tables, types)
         self._note_generated(tables, facts)
         if visible:
             self._unseen.clear()
             self._mark(records, facts)
         self._judge_all(connection, tables, facts)
+        self._learn(tables, facts)
         self._seen = (digest, self._suspected(tables))
 
     def _suspected(self, tables: Mapping[str, TableRecord]) -> list[TableRecord]:
@@ -163,9 +175,18 @@ class CatalogWatch:
             found, self._found = self._found, []
         return found
 
+    def learned(self) -> dict[str, tuple[tuple[str, str], ...]]:
+        """By table all its meanings, where some came since the last call; a driver that was stopped compares with what
+        the registry has of them."""
+        with self._lock:
+            learned, self._learned = self._learned, {}
+        return learned
+
     @errors_named("source")
-    def _read_digest(self, connection: Connection, ids: Iterable[int], roots: Iterable[int]) -> str:
-        asked = {"ids": sorted(ids), "roots": sorted(roots), "publications": list(self._both)}
+    def _read_digest(
+        self, connection: Connection, ids: Iterable[int], roots: Iterable[int], types: Sequence[int]
+    ) -> str:
+        asked = {"ids": sorted(ids), "roots": sorted(roots), "publications": list(self._both), "types": types}
         row = connection.execute(_DIGEST, asked).fetchone()
         assert row is not None
         return str(row[0])
@@ -174,7 +195,7 @@ class CatalogWatch:
         return self._again or any(time.monotonic() - at > _ALARM_SECONDS for at in self._alarms.values())
 
     @errors_named("source")
-    def _read_facts(self, connection: Connection, tables: Mapping[str, TableRecord]) -> _Facts:
+    def _read_facts(self, connection: Connection, tables: Mapping[str, TableRecord], types: Sequence[int]) -> _Facts:
         asked = registered(tables.values(), self._pipeline.source.publication)
         with one_snapshot(connection):
             standings = read_standings(connection, asked)
@@ -189,6 +210,7 @@ class CatalogWatch:
                 below,
                 {name: read_publication(connection, name) for name in self._both},
                 narrowed_members(connection, self._both[0]),  # the other publishes inserts, which have no old rows
+                read_meanings(connection, types),
             )
 
     def _judge_all(self, connection: Connection, tables: Mapping[str, TableRecord], facts: _Facts) -> None:
@@ -208,12 +230,36 @@ class CatalogWatch:
             seen = (name, record.incarnation)
             if finding is not None and record.state == "loading":
                 self._again = True  # the load may have looked before that
-            if finding is not None and record.state in _REPLICATED and seen not in self._known:
+            if finding is not None and record.is_followed and seen not in self._known:
                 self._known.add(seen)
                 log.warning("%s: found in the source's catalog: %s", name, finding.message)
                 with self._lock:
                     self._found.append((name, finding))
         self._alarms = {name: at for name, at in self._alarms.items() if name in failing}
+
+    def _learn(self, tables: Mapping[str, TableRecord], facts: _Facts) -> None:
+        """What later looks compare with: meanings that came (a new label changes no value), and files that were there
+        before any column that is not registered yet."""
+        for name, record in tables.items():
+            root = facts.relations.get(record.schema.relation_id)
+            if record.state == "loading" or root is None:
+                continue
+            known = self._known_meanings(record)
+            if came := facts.meanings_of(record).keys() - known.keys():
+                known |= {key: value for key, value in facts.meanings_of(record).items() if key in came}
+                with self._lock:
+                    self._learned[name] = tuple(sorted(known.items()))
+            now = {(a.attnum, a.type_oid, a.typmod) for a in root.attributes}
+            registered = {(c.attnum, c.type_oid, c.typmod) for c in record.schema.columns}
+            if root.last_attnum == record.schema.last_attnum and registered <= now:
+                holders = (facts.relations.get(leaf.relation_id) for leaf in record.schema.leaves)
+                self.files_seen |= {holder.relation_id: holder.filenode for holder in holders if holder is not None}
+
+    def _known_meanings(self, record: TableRecord) -> dict[str, str]:
+        """Registered ones, and those that came since."""
+        known = self._meanings.setdefault((record.name, record.incarnation), {})
+        known |= record.schema.meanings
+        return known
 
     def _note_generated(self, tables: Mapping[str, TableRecord], facts: _Facts) -> None:
         """Which files were made for a generated column, which may never come with the log: they hold the values that
@@ -296,6 +342,9 @@ class CatalogWatch:
             if record.schema.partitioned and now is not None and now != column.name and now in known:
                 message = f"its column {quote_ident(column.name)} took the name of another one, {quote_ident(now)}"
                 return SchemaChanged(message, where=name, remedy=again)
+        if others := other_meanings(self._known_meanings(record), facts.meanings_of(record)):
+            message = f"values in its rows look different now, by ALTER TYPE: {'; '.join(others)}"
+            return SchemaChanged(message, where=name, remedy=f"headwater verify PIPELINE.yaml --table {name} --repair")
         for holder in facts.holders(root):
             if holder.relation_id in self._marked and not _retyped(record, root):
                 message = f"{holder.name} was written anew by ALTER TABLE: the log does not carry the values it has now"

@@ -154,15 +154,23 @@ def _name(leaf: Leaf) -> TableName:
 
 def _put_right(pipeline: Pipeline, registry: Registry, candidate: Candidate, progress: Report) -> dict[str, Any]:
     record = candidate.record
-    table, replaced = TableName.parse(record.name), 0
+    table, began = TableName.parse(record.name), time.monotonic()
+    replaced, loaded = 0, dict[str, Any]()
+
+    def reloaded(partitions: Sequence[TableName]) -> None:
+        nonlocal replaced
+        done = reload(pipeline, table, partitions, progress=progress)["tables"][record.name]
+        replaced += int(done.get("replaced_rows") or done["rows"] or 0)
+        loaded.update(bytes=loaded.get("bytes", 0) + done["bytes"], capture_lsn=done["capture_lsn"])
+
     # What a repair would change there is in no transaction of the source, and a load forgets the rows that are gone.
     as_it_is = record.schema.soft_delete or record.schema.history
-    if candidate.attached and not as_it_is and record.state != "suspended":
-        replaced += _reloaded(pipeline, table, candidate.attached, progress)
+    if candidate.attached and not as_it_is and record.is_followed:
+        reloaded(candidate.attached)
     seen = verify(pipeline, [table], repair=not as_it_is)["tables"][record.name]
     if not as_it_is and (seen.get("not_repaired") or seen.get("more")):
         progress(f"{record.name}: {seen.get('not_repaired') or 'too much differs to be repaired by key'}")
-        replaced += _reloaded(pipeline, table, (), progress)
+        reloaded(())
         seen = {**seen, "not_repaired": None, "unsettled": 0}
     if as_it_is and (record.state == "suspended" or any(seen[kind] for kind in _KINDS)):
         again = f"headwater load PIPELINE.yaml --table {record.name} --again"
@@ -172,17 +180,15 @@ def _put_right(pipeline: Pipeline, registry: Registry, candidate: Candidate, pro
         done["reason"] = seen["reason"]
     elif _is_equal(done):
         _note(registry, candidate)
-    return {**done, "replaced_rows": replaced + (seen.get("repaired") or 0)}
+    # Where nothing was reloaded: the compare's.
+    loaded.setdefault("capture_lsn", seen.get("capture_lsn"))
+    loaded["replaced_rows"] = replaced + (seen.get("repaired") or 0)
+    return {**done, "bytes": 0, **loaded, "seconds": round(time.monotonic() - began, 3)}
 
 
 def _is_equal(done: Mapping[str, Any]) -> bool:
     """Whether the lake was found equal, or made so."""
     return bool(done.get("compared")) and not done.get("unsettled") and not done.get("not_repaired")
-
-
-def _reloaded(pipeline: Pipeline, table: TableName, partitions: Sequence[TableName], progress: Report) -> int:
-    done = reload(pipeline, table, partitions, progress=progress)["tables"][str(table)]
-    return int(done.get("replaced_rows") or done["rows"] or 0)
 
 
 def _note(registry: Registry, candidate: Candidate) -> None:

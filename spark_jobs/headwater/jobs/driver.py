@@ -8,6 +8,7 @@ disk (`headwater.lake.durability`).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -19,7 +20,7 @@ from typing import Any
 from deltalake.exceptions import DeltaError
 
 from headwater.config import Pipeline
-from headwater.errors import Fenced, Transient
+from headwater.errors import Fenced, HeadwaterError, Transient
 from headwater.failpoints import reach
 from headwater.jobs.applying import Tables
 from headwater.jobs.batches import Batch, Share
@@ -75,7 +76,12 @@ def report(
         "stopped_by": reason,
         "handed_over": handed_over,
         "tables": {
-            name: {"changes": totals.per_table.get(name, 0), "state": record.state} for name, record in records.items()
+            name: {
+                "changes": totals.per_table.get(name, 0),
+                "state": record.state,
+                **({"reason": record.reason, "remedy": record.remedy} if record.state == "suspended" else {}),
+            }
+            for name, record in records.items()
         },
     }
 
@@ -144,6 +150,7 @@ class Driver:
             reason = self._why_stop(target, deadline, stop)
             if reason is not None and not self._open:
                 self._rest(force=True)
+                self._remember()
                 self._durability.settle()
                 self._publisher.write()
                 return reason
@@ -194,10 +201,19 @@ class Driver:
 
     def _suspend_found(self) -> None:
         """Suspend what the catalog watch has found: the log itself would never say it."""
+        for name, meanings in self._watch.learned().items():
+            self._tables.remember(name, meanings)
         found = [self._tables.suspend(name, error) for name, error in self._watch.take()]
         if any(found):
             self._publish_states()
             self._publisher.write()
+
+    def _remember(self) -> None:
+        """At the end: what was there before any column that the next driver finds."""
+        with contextlib.suppress(HeadwaterError):  # a source that shuts down is not waited for
+            self._ask(self._watch.look)
+        for name in list(self._tables.records):
+            self._tables.remember(name)
 
     def _look_at_others(self) -> None:
         """Somebody else may have written to a table to which nothing comes from the log: its next commit would notice,
@@ -309,7 +325,7 @@ class Driver:
                 self._tables.next_row.rearranged(done.result.versions)
             self._open.resolve(done)
             if not done.numbers:
-                self._following.settled(done.name)
+                self._following.settled(done.name, done.result)
         epoch = self._open.publishable()
         if epoch is None:
             return

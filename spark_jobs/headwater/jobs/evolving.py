@@ -37,13 +37,14 @@ from headwater.jobs.selection import as_registered, registered_columns
 from headwater.jobs.widened import Found, refuse_other_values
 from headwater.lake.apply import damage_named
 from headwater.lake.commits import LostRace
+from headwater.lake.delta_log import read_snapshot
 from headwater.lake.evolve import Columns, evolve, require_possible
 from headwater.lake.ledger import TableVersion
 from headwater.lake.paths import table_path
 from headwater.lake.positional import Fence
 from headwater.lake.rebuild import rebuild, shape_ahead
 from headwater.lake.registry import TableRecord
-from headwater.log.blocks import Block, Relation, RelationColumn, Transactions
+from headwater.log.blocks import Block, Relation, RelationColumn, Transactions, Truncate
 from headwater.log.decode import older_value
 from headwater.names import TableName
 from headwater.schema import TableSchema
@@ -53,7 +54,7 @@ from headwater.source.connection import connect
 from headwater.source.relations import one_snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from headwater.jobs.applying import Tables
 
@@ -94,36 +95,60 @@ class Evolving:
     ) -> set[Relation]:
         """Whatever of the share is still to be applied, in its order; the relations that show the newest columns."""
         newest: set[Relation] = set()
-        for block, first_lsn, last_lsn in self._that_count(name, share, transactions):
+        blocks, truncates = self._that_count(name, share, transactions)
+        for index, (block, first_lsn, last_lsn) in enumerate(blocks):
             record = self._tables.records[name]
             if has_columns(record.schema, block.relation):
                 newest.add(block.relation)
             elif newest or last_lsn > record.schemas[-1][0] or not _knew(record, block.relation):
-                self._evolve(record, block.relation, first_lsn, still_alive)
+                empty = self._was_empty(record, block, [before for before, _, _ in blocks[:index]], truncates)
+                self._evolve(record, block.relation, first_lsn, still_alive, empty=empty)
                 newest = {block.relation}
         return newest
 
-    def _that_count(self, name: str, share: Share, transactions: Transactions) -> list[tuple[Block, int, int]]:
-        """Each block with changes that the table does not hold, and the commits of the first and last of these."""
+    def _was_empty(
+        self, record: TableRecord, block: Block, before: Sequence[Block], truncates: Sequence[Truncate]
+    ) -> bool:
+        """Whether the table had no row when `block`, which shows other columns, begins. `before`: what else of the
+        share begins earlier."""
+        first = block.sequence[0]
+        leaves = {leaf.relation_id for leaf in record.schema.leaves}
+        emptied = max(
+            (t.sequence for t in truncates if t.sequence < first and leaves <= set(t.relation_ids)), default=-1
+        )
+        if any(((other.sequence > emptied) & (other.sequence < first)).any() for other in before):
+            return False
+        path, stands = table_path(self._root, record.path), self._stands(record)
+        return emptied >= 0 or not read_snapshot(path, stands.version).files
+
+    def _that_count(
+        self, name: str, share: Share, transactions: Transactions
+    ) -> tuple[list[tuple[Block, int, int]], list[Truncate]]:
+        """Each block with changes that the table does not hold, with the commits of the first and last of these; and
+        the truncates that count."""
         stands = self._tables.stands_at(name)
         assert stands is not None, "a table that is applied to was read"
         counts = transactions_that_count(self._tables.records[name], transactions, stands.applied_lsn)
         found = []
-        for block, mask in share.that_count(transactions, counts)[0]:
+        blocks, truncates = share.that_count(transactions, counts)
+        for block, mask in blocks:
             if mask.any():
                 numbers = block.sequence[mask]
                 ends = transactions.end_lsn[transactions.index_of(numbers[[0, -1]])]
                 found.append((int(numbers[0]), block, int(ends[0]), int(ends[1])))
-        return [(block, first, last) for _, block, first, last in sorted(found, key=lambda one: one[0])]
+        found.sort(key=lambda one: one[0])
+        return [(block, first, last) for _, block, first, last in found], truncates
 
-    def _evolve(self, record: TableRecord, relation: Relation, lsn: int, still_alive: Callable[[], None]) -> None:
+    def _evolve(
+        self, record: TableRecord, relation: Relation, lsn: int, still_alive: Callable[[], None], *, empty: bool
+    ) -> None:
         """Source, registry, lake, in this order: what a driver has begun before it died, the next one ends before it
         applies anything."""
         if record.on_schema_change == "suspend":
             what = differences(record.schema, relation)
             raise changed(record, f"its columns changed at the source ({what}), and on_schema_change says suspend")
         now, facts = self._catalog(record, relation)
-        schema = evolved(record, relation, now, facts)
+        schema = evolved(record, relation, now, facts, self._tables.files_seen, empty=empty)
         path, stands = table_path(self._root, record.path), self._tables.stands_at(record.name)
         assert stands is not None, "a table that is applied to was read"
         to = _columns(record, record.schema, schema, len(record.schemas) + 1)

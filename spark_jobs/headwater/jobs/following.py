@@ -98,7 +98,7 @@ class Following:
                 self._follow_table(record)
                 changed = True
             else:
-                self._tables.see_details(record)
+                self._tables.see_details(record.name)
         for reload in self._open_reloads():
             self._follow_reload(reload)
         for reload in list(self._registry.reloads.values()):
@@ -114,8 +114,10 @@ class Following:
         """Whether somebody has paused the pipeline."""
         return self._registry.pipeline is not None and bool(self._registry.pipeline.paused)
 
-    def settled(self, name: str) -> None:
+    def settled(self, name: str, result: Result) -> None:
         """An errand on the table is done, and the main thread knows what came of it."""
+        if result.lifts:
+            self._tables.rejoins(name)
         if name not in self._tables.catching_up:
             return
         record = self._tables.records[name]
@@ -164,7 +166,7 @@ class Following:
         if record.state == "catching up" and keeping in self._tables.keeper.names(name):
             self._tables.catching_up.add(name)
             self._catch_up(name, keeping)
-        elif record.state in ("suspended", "removed"):
+        elif record.state in ("suspended", "removed") and not record.is_followed:
             self._lanes.behind(name, partial(self._forget_kept, name))
             if record.state == "removed":
                 self._tables.next_row.forget(name)
@@ -224,9 +226,10 @@ class Following:
         record = self._registry.tables.get(reload.table)
         if record is None or record.incarnation != reload.incarnation:
             return "the table was loaded anew"
-        if not self._tables.is_replicated(reload.table):
-            return f"the table is {record.state}: {record.reason}"
-        return None
+        as_asked = record.state == "suspended" and reload.suspended == record.since
+        if as_asked or (self._tables.is_replicated(reload.table) and not reload.suspended):
+            return None
+        return f"the table is {record.state}: {record.reason}"
 
     def _begin_reload(self, reload: Reload) -> Result:
         self._keep_for(reload, self._position())

@@ -7,7 +7,7 @@ them are in. One of which a part is being reloaded goes on, and the changes of t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -72,11 +72,12 @@ class Keeper:
     def changes(self, name: str, table: str) -> KeptChanges:
         return self._by_table[table][name].changes
 
-    def keep(self, table: str, share: Share, transactions: Transactions) -> None:
-        """OSError when the lake does not take it."""
+    def keep(self, table: str, share: Share, transactions: Transactions, unread: Collection[int] = ()) -> None:
+        """`unread`: partitions that are kept by name alone. OSError when the lake does not take it."""
         for keep in self._by_table.get(table, {}).values():
             wanted = keep.leaves
-            blocks = [block for block in share.blocks if not wanted or block.relation.relation_id in wanted]
-            truncates = [t for t in share.truncates if not wanted or wanted.intersection(t.relation_ids)]
+            some = share if wanted or not unread else share.without(unread)
+            blocks = [block for block in some.blocks if not wanted or block.relation.relation_id in wanted]
+            truncates = [t for t in some.truncates if not wanted or wanted.intersection(t.relation_ids)]
             everything = [(block, np.ones(block.changes, dtype=np.bool_)) for block in blocks]
             keep.changes.append(everything, truncates, transactions, int(transactions.end_lsn[-1]))

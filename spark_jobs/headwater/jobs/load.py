@@ -289,6 +289,7 @@ def _prepare_source(
     if slot is not None and (slot.loss or slot.confirmed_lsn is None or beyond):
         drop_slot(connection, source.slot)
         slot = None
+    made_slot = slot is None or (known is not None and known.made_slot and known.slot == source.slot)
     slot = slot or create_slot(connection, source.slot, source.failover)
     if known is None or gap:
         now = identify(connection)
@@ -300,7 +301,7 @@ def _prepare_source(
                 slot=source.slot,
                 publication=source.publication,
                 start_lsn=slot.confirmed_lsn,
-                made_slot=True,
+                made_slot=made_slot,
                 made_publication=made_publication or (known is not None and known.made_publication),
                 history=history_of(pipeline, now),
             ),

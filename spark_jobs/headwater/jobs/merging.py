@@ -88,13 +88,14 @@ def merge_part(
     """Let the rows that were read, brought forward by what was kept, take the place of the part; what is to be said
     about it. Nothing of either is removed here: until that is said, another driver may have to do it again. `position`:
     up to there at least this driver has brought every table."""
-    answer = tables.answers[reload.name]
+    answer, lifts = tables.answers[reload.name], False
 
     def work() -> None:
-        nonlocal answer
+        nonlocal answer, lifts
         answer = _merged(tables, root, reload, position, answer, spill, still_alive)
+        lifts = answer.state == "done" and tables.put_right(reload.table, reload.leaves)
 
-    result = replace(tables.attempt(reload.table, work, key=reload.name), new_rows=True)
+    result = replace(tables.attempt(reload.table, work, key=reload.name), new_rows=True, lifts=lifts)
     if result.error is not None:
         answer = answer.ended("failed", now_text(), result.error.message)
     return result, answer
@@ -111,7 +112,10 @@ def _merged(
 ) -> Keeping:
     name = reload.table
     try:
-        tables.finish_columns(name, still_alive)
+        if reload.suspended:
+            tables.refuse_unfit(name)
+        else:
+            tables.finish_columns(name, still_alive)
         record = tables.records[name]
         if reload.shape is not None and has_shape(record.schema, reload.shape):
             gone: int | None = 0  # the driver before this one has done it, and died before it said so
@@ -155,6 +159,8 @@ def _put(
     schema = reload.shape.with_leaves(record.schema.leaves) if reload.shape is not None else record.schema
 
     def content(applied_lsn: int) -> NetChanges:
+        if reload.suspended:  # the table holds nothing of what came since
+            return _part(schema, root, reload, None, spill)
         # Anew for each version of the table: a driver before this one may still wake up and commit what it has kept.
         since = _since(record, schema, tables, reload, max(position, applied_lsn), spill)
         return _part(schema, root, reload, since, spill)

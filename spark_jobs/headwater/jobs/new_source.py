@@ -42,7 +42,6 @@ FOLLOW: Final = (
     "set source.on_timeline_change to follow and run replicate again: the slot is there, the lake holds nothing that "
     "this source does not have, and it goes on exactly"
 )
-_IN_STEP: Final = ("active", "catching up")
 _CHANGED: Final = "the source changed"
 _LOST: Final = "changes were lost with the slot"
 _REPAIR: Final = "headwater verify PIPELINE.yaml --repair"
@@ -85,7 +84,7 @@ def why_not_followed(
     if start > switch:
         return f"the lake stands at {format_lsn(start)}, and timeline {known.timeline} ended at {format_lsn(switch)}"
     for record in registry.tables.values():
-        if record.state in _IN_STEP and (reason := _beyond(pipeline, record, switch)):
+        if record.is_followed and (reason := _beyond(pipeline, record, switch)):
             return f"{record.name}: {reason}, and timeline {known.timeline} ended at {format_lsn(switch)}"
     for kept in registry.kept.values():
         if kept.state == "keeping":

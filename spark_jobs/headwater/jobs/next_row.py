@@ -119,7 +119,7 @@ class NextRow:
         record = self._owner(name)
         # A driver that died between "active" and its ledger row leaves a table whose load lies above the ledger.
         loaded_ahead = record.state == "active" and record.capture is not None and record.capture.lsn > lsn
-        return loaded_ahead or (record.state in ("active", "catching up") and version.applied_lsn > lsn)
+        return loaded_ahead or (record.is_followed and version.applied_lsn > lsn)
 
     def _with_state(self, name: str) -> TableVersion:
         version, state = self._versions[name], self._owner(name).state

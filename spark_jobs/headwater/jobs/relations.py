@@ -5,12 +5,12 @@ Whether it still has the columns that the registry knows is `headwater.jobs.sche
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from headwater.errors import SchemaChanged
-from headwater.lake.registry import TableRecord
+from headwater.lake.registry import TableRecord, now_text
 from headwater.log.blocks import Relation
 from headwater.names import TableName
 from headwater.schema import Leaf
@@ -19,6 +19,14 @@ from headwater.source.connection import Connection, errors_named
 _LINKED_LATER: Final = """
 exists (select from pg_catalog.pg_partition_ancestors(c.oid) up (relid)
         join pg_catalog.pg_inherits i on i.inhrelid = up.relid where age(i.xmin) < age(a.xmin))
+"""
+_LEAF: Final = f"""
+c.oid::bigint, n.nspname, c.relname, coalesce(pg_relation_filenode(c.oid), 0)::bigint, c.relreplident,
+not {_LINKED_LATER} as created_as_partition
+from pg_catalog.pg_class c
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attname = 'tableoid' and a.attnum < 0
+where c.relispartition
 """
 
 
@@ -72,38 +80,57 @@ class Relations:
         return None
 
 
-def new_leaf(connection: Connection, relation: Relation) -> tuple[int, Leaf] | None:
-    """(root's relation id, leaf) when the unknown `relation` is a partition that was created as one.
+def new_leaf(connection: Connection, relation: Relation) -> tuple[int, Leaf, bool] | None:
+    """(root's relation id, leaf, whether it was created as a partition) of the unknown `relation`.
 
     An attached table brings rows that the log never carried, and so does one below a tree that was attached: it is told
-    apart by a pg_inherits entry that is younger than the relation, and SchemaChanged asks for a reload. None: the
-    relation is no partition.
+    apart by a pg_inherits entry that is younger than the relation. None: the relation is no partition.
     """
     with errors_named("source"):
         row = connection.execute(
-            f"""
-            select root.oid::bigint, above.nspname, root.relname, n.nspname, c.relname,
-                   coalesce(pg_relation_filenode(c.oid), 0)::bigint, c.relreplident,
-                   not {_LINKED_LATER} as created_as_partition
-            from pg_catalog.pg_class c
-            join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-            join pg_catalog.pg_class root on root.oid = pg_partition_root(c.oid)
-            join pg_catalog.pg_namespace above on above.oid = root.relnamespace
-            join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attname = 'tableoid' and a.attnum < 0
-            where c.oid = %s and c.relispartition
-            """,
-            [relation.relation_id],
+            f"select pg_partition_root(c.oid)::oid::bigint, {_LEAF} and c.oid = %s", [relation.relation_id]
         ).fetchone()
-    if row is None:
-        return None
-    root, root_schema, root_name, schema, name, filenode, identity, created = row
-    if not created:
-        raise SchemaChanged(
-            f"the partition {TableName(schema, name)} was attached: the log does not carry the rows it brought",
-            remedy=f"headwater load PIPELINE.yaml --table {TableName(root_schema, root_name)} --again",
-        )
+    return (int(row[0]), *_leaf(*row[1:])) if row is not None else None
+
+
+def attached_leaves(connection: Connection, record: TableRecord) -> list[Leaf]:
+    """The partitions of the table, as it is now at the source, that the lake has not met and that brought rows."""
+    known = [leaf.relation_id for leaf in record.schema.leaves]
+    with errors_named("source"):
+        rows = connection.execute(
+            f"select {_LEAF} and c.relkind = 'r' and c.oid <> all(%s) "
+            "and c.oid in (select relid from pg_catalog.pg_partition_tree(%s::oid))",
+            [known, record.schema.relation_id],
+        ).fetchall()
+    return [leaf for leaf, created in (_leaf(*row) for row in rows) if not created]
+
+
+def attached_message(leaves: Sequence[Leaf]) -> str:
+    """Why a table with these partitions is not in step."""
+    names = ", ".join(str(TableName(leaf.schema, leaf.name)) for leaf in leaves)
+    what, whose = ("partition {} was", "it") if len(leaves) == 1 else ("partitions {} were", "they")
+    return f"the {what.format(names)} attached: the log does not carry the rows {whose} brought"
+
+
+def awaiting(record: TableRecord, leaves: Sequence[Leaf]) -> TableRecord:
+    """The table suspended until its attached partitions `leaves` are reloaded, and followed meanwhile."""
+    known = {leaf.relation_id for leaf in record.schema.leaves}
+    for leaf in leaves:
+        if leaf.relation_id not in known:
+            record = with_leaf(record, leaf)
+    named = " ".join(f"--partition {shlex.quote(str(TableName(leaf.schema, leaf.name)))}" for leaf in leaves)
+    remedy = f"headwater reload PIPELINE.yaml --table {shlex.quote(record.name)} {named}"
+    since = record.since if record.unread else now_text()
+    reason = f"{attached_message(leaves)}; the other partitions are followed"
+    suspended = record.entered("suspended", reason, remedy)
+    return replace(suspended, since=since, unread=tuple(leaf.relation_id for leaf in leaves))
+
+
+def _leaf(
+    relation_id: int, schema: str, name: str, filenode: int, identity: str | bytes, created: bool
+) -> tuple[Leaf, bool]:
     identity = identity.decode() if isinstance(identity, bytes) else identity
-    return int(root), Leaf(relation.relation_id, schema, name, int(filenode), identity)
+    return Leaf(int(relation_id), schema, name, int(filenode), identity), created
 
 
 def attached(connection: Connection, relation_ids: Sequence[int]) -> dict[int, int]:

@@ -27,7 +27,7 @@ from headwater.jobs.load_progress import LoadProgress, Report, Show
 from headwater.jobs.mending import mended_registry
 from headwater.jobs.ordering import in_order
 from headwater.jobs.parts import Part, part_named, rows_where
-from headwater.jobs.replacing import Replacing, driver_beside, refuse_kept, refuse_state
+from headwater.jobs.replacing import Replacing, driver_beside, refuse_kept, refuse_state, refuse_unfit
 from headwater.jobs.same_source import require_same_source
 from headwater.jobs.source_rows import extents, rows_at, schema_now, units_of, units_where
 from headwater.jobs.units import BAD_VALUE, CHANGED, Unit, bad_value, why_changed
@@ -79,7 +79,10 @@ def reload(
             progress(f"{table}: it is suspended ({record.reason}): it is loaded anew")
             result = load(pipeline, [table], again=True, progress=progress, show=show)
             return {**result, "seconds": round(time.monotonic() - started, 3)}
-        refuse_state(record)
+        if record.state == "suspended":
+            refuse_unfit(pipeline, record)
+        else:
+            refuse_state(record)
         now = schema_now(connection, pipeline, record)
         part = rows_where(connection, now, where) if where else part_named(connection, record, now.leaves, partitions)
         with driver_beside(connection, pipeline, progress), contextlib.ExitStack() as shown:
@@ -87,6 +90,7 @@ def reload(
                 pipeline, connection, registry, record, part.shown, part.leaves, part.unknown, where=part.where
             )
             done = replacing.run(ReadPart(pipeline, connection, registry, record, part, progress, show, shown).read)
+        registry.refresh()
     done |= {"state": registry.tables[str(table)].state, "partitions": list(part.names)}
     return {"tables": {str(table): done}, "seconds": round(time.monotonic() - started, 3)}
 
@@ -228,7 +232,10 @@ class ReadPart:
 
     def _leaves_now(self) -> tuple[Leaf, ...]:
         leaves = schema_now(self.connection, self.pipeline, self.record).leaves
-        return tuple(leaf for leaf in leaves if not self.part.leaves or leaf.relation_id in self.part.leaves)
+        wanted, unread = self.part.leaves, self.record.unread
+        return tuple(
+            leaf for leaf in leaves if (leaf.relation_id in wanted if wanted else leaf.relation_id not in unread)
+        )
 
 
 def _write(frame: DataFrame, folder: str) -> None:

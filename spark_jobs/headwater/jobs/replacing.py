@@ -21,7 +21,9 @@ from headwater.jobs.lease import is_alive
 from headwater.jobs.load_progress import Report
 from headwater.jobs.replicate import replicate
 from headwater.lake import storage
+from headwater.lake.foreign_terms import why_unwritable
 from headwater.lake.ledger import read_epoch
+from headwater.lake.paths import table_path
 from headwater.lake.registry import Registry, TableRecord, now_text
 from headwater.lake.reload_records import Keeping, Reload
 from headwater.lake.reloaded import remove_rows, row_files, rows_in
@@ -48,6 +50,19 @@ def refuse_state(record: TableRecord) -> None:
             where=name,
             remedy=record.remedy
             or f"wait until it is loaded; headwater reload PIPELINE.yaml --table {name} reloads all",
+        )
+
+
+def refuse_unfit(pipeline: Pipeline, record: TableRecord) -> None:
+    """Refused when no part of a suspended table can be put right."""
+    path, app_id = table_path(pipeline.lake_path(), record.path), record.app_id(pipeline.name)
+    problem = why_unwritable(path, app_id, appended_to=record.schema.insert_only)
+    if problem:
+        raise Refused(
+            f"the table is suspended ({record.reason}), and no part of it can be reloaded: {problem}",
+            code="not_in_step",
+            where=record.name,
+            remedy=f"headwater load PIPELINE.yaml --table {record.name} --again",
         )
 
 
@@ -175,6 +190,7 @@ class Replacing:
             unknown=self.unknown,
             where=self.where,
             shape=self.shape,
+            suspended="" if record.is_followed else record.since,
         )
         self._refuse_another(reload)
         self.registry.write(reload)

@@ -120,6 +120,7 @@ def replicate(
         asking = held.enter_context(contextlib.closing(Session(pipeline.conninfo, connection, "headwater replicate")))
         tables = Tables(pipeline, registry, asking, ledger, binary=options.binary)
         watch = CatalogWatch(pipeline, lambda: registry.tables)
+        tables.files_seen = watch.files_seen
         successor = SuccessorWatch(pipeline.source.slot)
         load_works = partial(lease.is_held, registry=registry, name=lease.LOAD)
         publisher = Publisher(
@@ -243,7 +244,7 @@ def _follow(
     history = history_of(pipeline, identify(connection))
     if moves or history != known.history:
         # A table that is suspended may stand past the switch: as another incarnation it has no position.
-        silent = [r for r in registry.tables.values() if r.state == "suspended"] if moves else []
+        silent = [r for r in registry.tables.values() if r.state == "suspended" and not r.is_followed] if moves else []
         later = [replace(record, incarnation=record.incarnation + 1) for record in silent]
         registry.write(replace(known, timeline=position.timeline, history=history), *later)
 

@@ -9,8 +9,9 @@ table is suspended, because a guess would put values under the wrong column.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Final
 
 from headwater.errors import SchemaChanged
@@ -107,12 +108,21 @@ def changed(record: TableRecord, what: str, remedy: str = "") -> SchemaChanged:
     return SchemaChanged(what, where=record.name, remedy=remedy or again)
 
 
-def evolved(record: TableRecord, relation: Relation, now: TableSchema, facts: ColumnFacts) -> TableSchema:
-    """The table with the columns that `relation` shows. `now` and `facts`: the source's catalog.
+def evolved(
+    record: TableRecord,
+    relation: Relation,
+    now: TableSchema,
+    facts: ColumnFacts,
+    seen: Mapping[int, int] = MappingProxyType({}),
+    *,
+    empty: bool = False,
+) -> TableSchema:
+    """The table with the columns that `relation` shows. `now` and `facts`: the source's catalog. `seen`: by relation
+    the newest files that it had under its registered columns. `empty`: it had no row when its columns changed.
 
     SchemaChanged, with the reason, for what cannot be followed.
     """
-    return _Reading(record, relation, now, facts).schema()
+    return _Reading(record, relation, now, facts, seen, empty=empty).schema()
 
 
 def _like(shown: RelationColumn, schema: TableSchema) -> Column | None:
@@ -121,8 +131,18 @@ def _like(shown: RelationColumn, schema: TableSchema) -> Column | None:
 
 
 class _Reading:
-    def __init__(self, record: TableRecord, relation: Relation, now: TableSchema, facts: ColumnFacts) -> None:
+    def __init__(
+        self,
+        record: TableRecord,
+        relation: Relation,
+        now: TableSchema,
+        facts: ColumnFacts,
+        seen: Mapping[int, int],
+        *,
+        empty: bool,
+    ) -> None:
         self._record, self._relation, self._now, self._facts = record, relation, now, facts
+        self._seen, self._empty = seen, empty
         self._stored = record.schema
         self._old = {column.attnum: column for column in self._stored.columns}
 
@@ -250,10 +270,16 @@ class _Reading:
         return [leaf for leaf in leaves if leaf in noted or leaf in self._rewritten()] if noted else leaves
 
     def _rewritten(self) -> set[int]:
-        """Leaves with other files than when they were registered: every value may be another one."""
+        """Leaves with other files than under their registered columns: every value may be another one."""
+        if self._empty:
+            return set()
         now = self._files_now()
-        known = {leaf.relation_id: leaf.relfilenode for leaf in self._stored.leaves}
-        return {leaf for leaf, files in known.items() if now.get(leaf, files) != files}
+
+        def is_older(leaf: Leaf) -> bool:
+            known = (leaf.relfilenode, leaf.seen, self._seen.get(leaf.relation_id))
+            return now.get(leaf.relation_id, leaf.relfilenode) in known
+
+        return {leaf.relation_id for leaf in self._stored.leaves if not is_older(leaf)}
 
     def _files_now(self) -> dict[int, int]:
         return {leaf.relation_id: leaf.relfilenode for leaf in self._now.leaves}

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from headwater.config import Pipeline
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from headwater.lake.registry import Registry, TableRecord
 
 STATEMENT_SECONDS = 5.0
-_FOLLOWED = ("active", "catching up")
 _NO_MARKER = frozenset({"cannot_mark", "not_authorised"})
 
 
@@ -86,7 +85,7 @@ def registered(records: Iterable[TableRecord], publication: str) -> list[Registe
 def followed(registry: Registry | None, publication: str, names: Collection[str] = ()) -> list[Registered]:
     """The tables among `names` (none: all) that follow the log now."""
     tables = registry.tables.values() if registry is not None else ()
-    wanted = [t for t in tables if t.schemas and t.state in _FOLLOWED and (not names or t.name in names)]
+    wanted = [t for t in tables if t.schemas and t.is_followed and (not names or t.name in names)]
     return registered(wanted, publication)
 
 
@@ -103,7 +102,10 @@ def as_the_source_stands(look: Look, source: SourceState | None, now: Callable[[
     for table, problem in found:
         name = str(table.name)
         if problem is not None and current.get(table.name, table) == table and name in tables:
-            tables[name] = TableState("suspended", problem.message, problem.remedy, path=tables[name].path)
+            # Since it was seen: when it came about nobody knows.
+            assert source is not None
+            since = source.now().astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            tables[name] = TableState("suspended", problem.message, problem.remedy, since, tables[name].path)
     return replace(look, tables=tables)
 
 

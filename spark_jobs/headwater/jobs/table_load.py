@@ -7,6 +7,7 @@ suspended alone, with the reason.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,11 +36,11 @@ from headwater.lake.stretch_notes import StretchNotes
 from headwater.names import TableName
 from headwater.position import format_lsn
 from headwater.schema import TableSchema
-from headwater.source.catalog import CatalogTable, read_catalog, signature
+from headwater.source.catalog import CatalogTable, Signature, read_catalog, signature
 from headwater.source.connection import Connection
 from headwater.source.samples import emit_marker
 from headwater.source.slot import read_slot
-from headwater.source.snapshots import capture_point
+from headwater.source.snapshots import CapturePoint, capture_point
 from headwater.source.snapshots import wait_for_old_transactions as wait_out
 
 _ATTEMPTS = 3
@@ -115,7 +116,8 @@ class TableLoad:
             # What the snapshot sees must outlive a crash of the server, and some commits do not wait for the disk.
             emit_marker(connection)
             signatures = signature(connection, ids)
-            self._refuse_changed_before_capture(connection, record.name, schema)
+            schema = self._as_captured(capture, record.name, schema, signatures)
+            record = replace(record, schemas=((0, schema),))
             reach("load.after_capture", record.name)
             self.report(f"{record.name}: reading at {format_lsn(capture.position.lsn)}")
             path = table_path(pipeline.lake_path(), record.path)
@@ -204,12 +206,24 @@ class TableLoad:
             wait_out(connection, 0, patience, where=f"pipeline {pipeline.name}, table {record.name}")
         return slot.confirmed_lsn
 
-    def _refuse_changed_before_capture(self, connection: Connection, name: str, schema: TableSchema) -> None:
-        """The catalog was read before the capture point: what changed in between starts the attempt over."""
-        catalog = read_catalog(connection, self.pipeline, TableName.parse(name))
-        found = [t for t in catalog.tables if t.schema.relation_id == schema.relation_id]
-        if not found or found[0].schema != schema:
+    def _as_captured(
+        self, capture: CapturePoint, name: str, schema: TableSchema, signatures: Mapping[int, Signature]
+    ) -> TableSchema:
+        """The table as the snapshot shows it. The catalog was read before the capture point: what changed in between
+        starts the attempt over, but for new files, which a TRUNCATE makes: those of the snapshot hold what it sees, as
+        long as they are the newest (`signatures`)."""
+        catalog = read_catalog(capture.connection, self.pipeline, TableName.parse(name))
+        found = next((t.schema for t in catalog.tables if t.schema.relation_id == schema.relation_id), None)
+        if found is None or _without_files(found) != _without_files(schema):
             raise Changed("its definition changed")
+        newest = {relation: known.relfilenode for relation, known in signatures.items()}
+        if any(newest.get(leaf.relation_id) != leaf.relfilenode for leaf in found.leaves):
+            raise Changed("it was rewritten or truncated")
+        return found
+
+
+def _without_files(schema: TableSchema) -> TableSchema:
+    return schema.with_leaves(tuple(replace(leaf, relfilenode=0) for leaf in schema.leaves))
 
 
 def begin(pipeline: Pipeline, registry: Registry, table: CatalogTable, membership: int) -> TableRecord:

@@ -38,7 +38,6 @@ _LOOK_SECONDS: Final = 5.0
 _WORSE: Final = 1.1
 _RELEASE_SECONDS: Final = 10.0
 _LOOK_PAUSE: Final = 0.1
-_FOLLOWED: Final = ("active", "catching up")
 
 
 def ceiling_problem(slot: SlotState | None, ceiling: int | None) -> SlotGap | None:
@@ -95,7 +94,7 @@ def give_up(connection: Connection, pipeline: Pipeline, problem: SlotGap) -> boo
     log.error("%s. What to do: %s", problem.message, problem.remedy)
 
     def suspended(record: TableRecord) -> TableRecord | None:
-        return record.entered("suspended", problem.message, problem.remedy) if record.state in _FOLLOWED else None
+        return record.entered("suspended", problem.message, problem.remedy) if record.is_followed else None
 
     for name in list(registry.tables):
         registry.change(name, suspended)

@@ -20,7 +20,7 @@ from headwater.lake.delta_log import Snapshot, read_snapshot
 from headwater.lake.delta_types import fields_of
 from headwater.lake.layout import layout_of
 from headwater.lake.log_entries import Action, read_actions
-from headwater.lake.tables import Commit, is_ours
+from headwater.lake.tables import Commit, current, is_ours, own_history
 
 _OF_NO_WRITER: Final = frozenset(
     {
@@ -105,6 +105,14 @@ def foreign_terms(path: str, commits: Sequence[Commit], app_id: str, *, appended
     if any(commit.operation.startswith("VACUUM") for commit in others) and not is_whole(path, commits[-1].version):
         return "a VACUUM of another program has removed files that it needs"
     return ""
+
+
+def why_unwritable(path: str, app_id: str, *, appended_to: bool) -> str:
+    """Why what Headwater writes would not fit the table as it stands, whatever its rows are; empty if it fits."""
+    stands = current(path, app_id)
+    if stands is None:
+        return "its Delta table is gone from the lake"
+    return foreign_terms(path, own_history(path, stands[0], app_id, None), app_id, appended_to=appended_to)
 
 
 def _unfit(path: str, commit: Commit, appended_to: bool) -> str:

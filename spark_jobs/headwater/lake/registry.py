@@ -9,8 +9,9 @@ A reader takes older formats as they are; the first writer stores every record i
 no older Headwater opens the lake and misses what it does not know.
 
 Who sets a table's state: `load` new -> loading -> catching up; `replicate` catching up -> active, any ->
-suspended; `load --again` suspended -> loading. "removed" is set when a table has left the pipeline file. A running
-driver follows all of it within a second (`headwater.jobs.following`), so each record has one writer at a time.
+suspended, and suspended -> catching up when its attached partitions were reloaded; `load --again` suspended -> loading.
+"removed" is set when a table has left the pipeline file. A running driver follows all of it within a second
+(`headwater.jobs.following`), so each record has one writer at a time.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ from headwater.lake.paths import log_entry, registry_path
 from headwater.lake.reload_records import Keeping, Reload, is_past
 from headwater.schema import Leaf, TableSchema
 
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 """1 knew neither reloads nor what is kept for them, 2 no columns that come and go while a table is replicated, 3 no
-columns and rows that stay at the source, 4 no columns that are hidden, 5 no rebuilds."""
+columns and rows that stay at the source, 4 no columns that are hidden, 5 no rebuilds, 6 no clustered tables, 7 no
+suspended tables that are followed."""
 _COMPACT_ABOVE = 200  # files: past it the next write replaces the content by the live records
 
 log = logging.getLogger(__name__)
@@ -110,6 +112,8 @@ class TableRecord:
 
     `membership`: the table's membership in its publication that the load waited for (source.standing); another one
     means that changes are missing from the log. None: an older Headwater loaded it.
+    `unread`: relation ids of partitions that were attached and have yet to be reloaded: until then the table is
+    suspended, and its other rows are followed.
     """
 
     name: str
@@ -126,6 +130,12 @@ class TableRecord:
     on_schema_change: str = "evolve"
     schemas: tuple[tuple[int, TableSchema], ...] = field(default=())
     membership: int | None = None
+    unread: tuple[int, ...] = ()
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether a driver applies its changes."""
+        return self.state in ("active", "catching up") or bool(self.unread)
 
     @property
     def schema(self) -> TableSchema:
@@ -155,7 +165,7 @@ class TableRecord:
         return f"headwater/{pipeline}/{self.name}/{self.incarnation}"
 
     def entered(self, state: State, reason: str = "", remedy: str = "") -> TableRecord:
-        return replace(self, state=state, reason=reason, remedy=remedy, since=now_text())
+        return replace(self, state=state, reason=reason, remedy=remedy, since=now_text(), unread=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,7 +393,7 @@ def _record_of(kind: str, document: dict[str, Any]) -> Record:
     capture = document["capture"]
     document["capture"] = Capture(**capture) if capture else None
     document["schemas"] = tuple((lsn, TableSchema.from_json(schema)) for lsn, schema in document["schemas"])
-    return TableRecord(**document)
+    return TableRecord(**{**document, "unread": tuple(document.get("unread", ()))})
 
 
 def _refuse_foreign(row: dict[str, Any], pipeline: str) -> None:

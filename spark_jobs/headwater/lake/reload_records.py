@@ -28,6 +28,8 @@ class Reload:
     When it is "read": `snapshot`, `capture_lsn` as of `headwater.lake.registry.Capture`; `rows` rows lie in the folder
     of its name (`headwater.lake.reloaded`). Without a snapshot they were read in the lake, where `capture_lsn` was
     applied. `shape`: the table is to be in that shape afterwards (`headwater.jobs.rebuild`).
+    `suspended`: since when the table was suspended when this was asked, if nobody follows it: the part is put right as
+    of the capture point, and the table stays suspended.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Reload:
     unknown: tuple[Leaf, ...] = ()
     where: str = ""
     shape: TableSchema | None = None
+    suspended: str = ""
 
     @property
     def done(self) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import pyarrow as pa
 
 from headwater.arrow_types import as_stored, lake_schema
+from headwater.errors import Transient
 from headwater.lake import clustering, delta_log, storage
 from headwater.lake.commits import LostRace
 from headwater.lake.delta_log import DataFile, Snapshot, read_snapshot
@@ -84,6 +85,7 @@ def put_files(
 ) -> tuple[int, int]:
     """`overwrite`, by files that are written as `layout_for` says; they stay where they are whatever is raised.
     `snapshot`: of the table before the first of them was."""
+    _refuse_gone(snapshot.folder, added)
     rows, size = sum(file.rows or 0 for file in added), sum(file.size for file in added)
     metrics = {"numFiles": len(added), "numOutputRows": rows, "numOutputBytes": size}
     said = {"mode": "Overwrite", "partitionBy": json.dumps(list(schema.partition_by))}
@@ -96,6 +98,21 @@ def put_files(
     ]
     delta_log.commit(snapshot.folder, snapshot.version + 1, actions)
     return rows, size
+
+
+def _refuse_gone(folder: str, added: Sequence[DataFile]) -> None:
+    """No commit has named these files yet: a VACUUM by hand takes them for nobody's once they are older than the
+    table's retention, which a load may outlast."""
+    gone = [file for file in added if not storage.exists(file.in_folder(folder))]
+    if gone:
+        raise Transient(
+            f"{len(gone)} of the {len(added)} files that the load has written are gone from the lake, as by a VACUUM "
+            "of another program; nothing was committed",
+            code="files_gone",
+            where=folder,
+            remedy="run load again, and no VACUUM beside it (headwater maintain leaves such files), or raise "
+            "lake.keep_cuts above the time that the load takes",
+        )
 
 
 def _stands(folder: str) -> Snapshot | None:

@@ -7,7 +7,7 @@ only when none of its ancestors is listed. Nothing here changes the source.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from headwater.source.identity import (
     why_writers_would_fail,
 )
 from headwater.source.matching import match_entries
+from headwater.source.meanings import read_meanings
 from headwater.source.pg_types import read_types
 from headwater.source.problems import Problem, error, refuse_errors, warning
 from headwater.source.publication import Publication, inserts_name, read_publication
@@ -115,9 +116,8 @@ def read_catalog(connection: Connection, pipeline: Pipeline, only: TableName | N
         below = descendants(connection, [relation.relation_id for relation, _ in listed])
         roots = [relation.relation_id for relation, _ in listed]
         found = read_relations(connection, {*roots, *(i for leaves in below.values() for i in leaves)})
-        types = read_types(
-            connection, {column.type_oid for relation in found.values() for column in relation.attributes}
-        )
+        oids = {column.type_oid for relation in found.values() for column in relation.attributes}
+        types, meanings = read_types(connection, oids), read_meanings(connection, oids)
     judged = []
     for relation, entry in listed:
         if relation.relation_id not in found:
@@ -129,6 +129,7 @@ def read_catalog(connection: Connection, pipeline: Pipeline, only: TableName | N
             role=quote_ident(connection.info.user),
             version=version,
             publication=publications[bool(entry.insert_only)],
+            meanings=meanings,
         )
         judged.append(reader.read([found[i] for i in below.get(relation.relation_id, ()) if i in found], types))
         problems += judged[-1].problems
@@ -163,7 +164,8 @@ def grant_select(tables: Iterable[str], entry: TableEntry, columns: Iterable[Col
 
 
 class _TableReader:
-    """Judges one table; `problems` fills on the way. `publication`: as it stands, None: it is going to be ours."""
+    """Judges one table; `problems` fills on the way. `publication`: as it stands, None: it is going to be ours.
+    `meanings`: as of `headwater.source.meanings`, by type oid."""
 
     def __init__(
         self,
@@ -174,8 +176,10 @@ class _TableReader:
         role: str,
         version: int,
         publication: Publication | None,
+        meanings: Mapping[int, Mapping[str, str]],
     ) -> None:
         self.relation = relation
+        self.meanings = meanings
         self.entry = entry
         self.pipeline = pipeline
         self.role = role
@@ -244,6 +248,7 @@ class _TableReader:
             excluded=tuple(entry.columns.exclude),
             where=entry.where,
             row_filter=self.member.row_filter if self.member is not None and entry.where else "",
+            meanings=tuple(sorted({m for c in columns for m in self.meanings.get(c.type_oid, {}).items()})),
         )
         return CatalogTable(schema, entry, relation, tuple(holders), children)
 

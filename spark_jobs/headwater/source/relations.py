@@ -51,7 +51,8 @@ class Index:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """One entry of pg_class. `filenode` is 0 where there is no storage; rights are those of the current role.
+    """One entry of pg_class. `filenode` is 0 where there is no storage, and of the same snapshot as the columns; rights
+    are those of the current role.
 
     `last_attnum`: the highest that any column has or had. `selectable`: where the role may not SELECT from the whole
     table, the columns that it may SELECT, system columns among them.
@@ -116,7 +117,7 @@ where c.relkind in ('r', 'p', 'v', 'm', 'f')
 
 _RELATIONS = """
 select c.oid, n.nspname::text, c.relname::text, c.relkind::text, c.relpersistence::text,
-       pg_catalog.pg_get_userbyid(c.relowner)::text, coalesce(pg_catalog.pg_relation_filenode(c.oid), 0)::bigint,
+       pg_catalog.pg_get_userbyid(c.relowner)::text, c.relfilenode::bigint,
        c.relreplident::text, c.relispartition, c.relrowsecurity, c.relforcerowsecurity,
        c.relrowsecurity and pg_catalog.row_security_active(c.oid),
        pg_catalog.has_table_privilege(c.oid, 'SELECT'),

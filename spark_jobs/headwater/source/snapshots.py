@@ -95,8 +95,8 @@ class CapturePoint:
 def capture_point(conninfo: str, max_age: float = 0) -> Iterator[CapturePoint]:
     """One REPEATABLE READ, READ ONLY transaction, held open inside the block and then rolled back. `max_age`: seconds
     after which the server ends it, whatever has become of us; 0: never. It counts from the last question to the
-    session, and nothing is asked of it inside the block. SourceUnreachable (`in_recovery`) at a standby, which lacks
-    what its primary has committed."""
+    session: inside the block only a load asks one, at its beginning, for the catalog. SourceUnreachable (`in_recovery`)
+    at a standby, which lacks what its primary has committed."""
     connection = connect(conninfo, application_name="headwater capture point")
     with contextlib.closing(connection):
         with errors_named("the capture point"):
