@@ -146,8 +146,7 @@ def _read_keys(
 
 @dataclass(slots=True)
 class Differences:
-    """What a repair of a suspended table has found, at which position, and put right. `more`: keys that differ and were
-    not looked at one by one."""
+    """What a repair of a suspended table has found, at which position, and put right."""
 
     rows: int = 0
     missing: int = 0
@@ -218,7 +217,7 @@ def _write_differences(found: Differences, shown: int, spark: SparkSession, targ
             raise
         raise _Whole("the lake's table cannot be read") from error
     found.note(candidates, shown)
-    if candidates.more or found.repaired > _MOST:  # of a multiset many rows may be one key
+    if candidates.more:
         raise _Whole(f"more than {_MOST} rows differ")
     if comparison.multiset:
         changes = _added(comparison, read, candidates, source)
@@ -256,6 +255,8 @@ def _added(comparison: Comparison, schema: TableSchema, candidates: Candidates, 
     """What puts a table without a key right: rows that it lacks."""
     if candidates.extra:
         raise _Whole("it has rows too many, and no key to find them by")
+    if candidates.missing > _MOST:  # of which many may be equal, and one key
+        raise _Whole(f"more than {_MOST} rows differ")
     kind = lake_schema(schema)
     rows = kind.empty_table()
     if candidates.missing:

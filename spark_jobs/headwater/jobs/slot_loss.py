@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from typing import Any
+from typing import Any, Final
 
 from headwater.config import Pipeline
 from headwater.errors import LostLease, SlotGap
@@ -28,7 +28,8 @@ from headwater.source.connection import connect
 
 log = logging.getLogger(__name__)
 
-_LOST = ("slot_gap", "wal_ceiling")
+_LOST: Final = ("slot_gap", "wal_ceiling")
+_PAUSE_SECONDS: Final = 1.0
 
 
 def replicate_through_losses(
@@ -43,7 +44,7 @@ def replicate_through_losses(
         try:
             return replicate(pipeline, until, max_seconds, stop, take_over)
         except SlotGap as gap:
-            if gap.code not in _LOST:
+            if gap.code not in _LOST or stop.is_set():
                 raise
             log.error("%s; a new slot is made, and every table is compared (source.on_slot_loss: repair)", gap)
             _repair(pipeline, (), stop)
@@ -79,6 +80,7 @@ def _repair(pipeline: Pipeline, tables: list[TableName] | tuple[()], stop: threa
         found = verify(pipeline, tables, repair=True, stop=stop)["tables"]
     except LostLease as busy:
         log.warning("%s: the repair is left to it", busy)
+        stop.wait(_PAUSE_SECONDS)
         return
     for name, table in found.items():
         log.warning("%s: %d rows repaired since the slot was lost; it is %s", name, table["repaired"], table["state"])
