@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
@@ -19,7 +20,8 @@ from headwater.lake.cleanup import clean
 from headwater.lake.commits import open_table
 from headwater.lake.data_files import write_batches
 from headwater.lake.delta_log import read_snapshot
-from headwater.lake.ledger import read_epoch
+from headwater.lake.followed_ledger import FollowedLedger
+from headwater.lake.ledger import Ledger, read_epoch
 from headwater.lake.log_entries import TornEntry, entries_of, files_of, newest_whole
 from headwater.lake.paths import ledger_path, log_entry, log_path, pins_path, position_file_path, registry_path
 from headwater.lake.registry import Registry
@@ -316,3 +318,20 @@ def test_a_load_can_write_whatever_the_log_holds(table: HandTable) -> None:
     assert (Path(root) / "_headwater" / "damaged" / "public" / "a" / "_delta_log").is_dir()
     with pytest.raises((DeltaError, FileNotFoundError)):
         read_snapshot(folder)
+
+
+def test_who_has_followed_rows_that_a_power_cut_took_mixes_them_with_no_others(lake: HandLake) -> None:
+    followed = FollowedLedger(lake.root)
+    seen = followed.epoch(3)
+    assert seen is not None
+    recovery.cut_back(ledger_path(lake.root), entries_of(storage.names(log_path(ledger_path(lake.root))))[-1])
+    lake.ledger = Ledger(lake.root, "shop")
+    lake.versions[A] = replace(lake.versions[A], version=2, applied_lsn=0x1200)
+    lake.publish(0x1280)
+    lake.publish(0x1400)
+    newest = read_epoch(lake.root)
+    assert newest is not None
+    assert newest.epoch == 4
+    assert newest.tables[A].version == 2
+    assert followed.epoch(4) in (None, newest)
+    assert FollowedLedger(lake.root).epoch(4) == newest

@@ -60,12 +60,13 @@ class FollowedLedger:
         return [row for row in rows if row["epoch"] is not None and row["epoch"] > after]
 
     def _take(self, rows: list[dict[str, Any]]) -> bool:
-        """False when a row is missing between those that are known and these: then nothing is known any more."""
+        """False when a row is missing between those that are known and these, or when these follow others of the same
+        numbers, which a power cut took: then nothing is known any more."""
         last = self._epochs[max(self._epochs)] if self._epochs else None
         for row in rows:
             if last is None and not row["complete"]:
                 continue  # what this row does not name is not known
-            if last is not None and row["epoch"] != last.epoch + 1:
+            if last is not None and (row["epoch"], row["from_lsn"]) != (last.epoch + 1, last.position.lsn):
                 self._epochs = {}
                 return False
             known: dict[str, TableVersion] = {} if row["complete"] or last is None else dict(last.tables)
