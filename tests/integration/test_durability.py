@@ -21,8 +21,8 @@ from headwater.jobs.load import load
 from headwater.jobs.status import status
 from headwater.lake import storage
 from headwater.lake.ledger import read_epoch
-from headwater.lake.log_entries import entries_of
-from headwater.lake.paths import ledger_path, log_entry, log_path, registry_path, table_path
+from headwater.lake.log_entries import entries_of, log_entry, log_path
+from headwater.lake.paths import ledger_path, registry_path, table_path
 from headwater.lake.position_file import read_position_file
 from headwater.lake.registry import Registry
 from headwater.position import parse_lsn

@@ -15,7 +15,7 @@ import pytest
 from fixtures.jobs import in_thread
 from fixtures.waiting import until
 from headwater.lake import delta_log, storage
-from headwater.lake.paths import log_entry
+from headwater.lake.log_entries import log_entry
 from headwater.session import require_exclusive
 
 if TYPE_CHECKING:

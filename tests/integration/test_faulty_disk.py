@@ -25,9 +25,8 @@ from headwater.lake import recovery, storage
 from headwater.lake.cleanup import clean
 from headwater.lake.delta_log import read_snapshot
 from headwater.lake.ledger import read_epoch
-from headwater.lake.log_entries import entries_of
+from headwater.lake.log_entries import entries_of, log_path
 from headwater.lake.log_files import look
-from headwater.lake.paths import log_path
 from headwater.lake.registry import Registry
 
 TABLE = "public.a"

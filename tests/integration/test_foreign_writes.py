@@ -46,7 +46,7 @@ from headwater.jobs.wait import wait
 from headwater.jobs.wait_result import WaitResult
 from headwater.lake import delta_log
 from headwater.lake.ledger import read_all
-from headwater.lake.paths import log_entry
+from headwater.lake.log_entries import log_entry
 from headwater.lake.position_file import read_position_file
 from headwater.names import TableName
 from headwater.session import build_session

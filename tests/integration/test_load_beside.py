@@ -33,11 +33,11 @@ from headwater.jobs import lease
 from headwater.jobs.applying import Tables
 from headwater.jobs.batches import Batch, Share
 from headwater.jobs.following import Following
-from headwater.jobs.keeper import load_name
 from headwater.jobs.pausing import pause
 from headwater.lake import storage
 from headwater.lake.ledger import read_all, read_epoch
 from headwater.lake.paths import kept_path
+from headwater.lake.reload_records import load_name
 from headwater.names import TableName
 from headwater.source.connection import connect
 from headwater.source.slot import read_slot

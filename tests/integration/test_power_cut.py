@@ -47,12 +47,12 @@ from headwater.config import Pipeline
 from headwater.embedded import EmbeddedServer
 from headwater.errors import Refused
 from headwater.jobs.wait import wait
-from headwater.lake.cleanup import is_whole
 from headwater.lake.cuts import Cut, list_pins, table_of
 from headwater.lake.delta_log import read_snapshot
 from headwater.lake.ledger import Epoch, read_all
 from headwater.lake.paths import damaged_path
 from headwater.lake.position_file import read_position_file
+from headwater.lake.whole import is_whole
 from headwater.names import TableName
 
 if TYPE_CHECKING:

@@ -24,8 +24,7 @@ from headwater.lake.data_files import read_columns, read_rows, write_batches
 from headwater.lake.deletion_vectors import read_vector, write_vectors
 from headwater.lake.delta_log import read_snapshot
 from headwater.lake.entries import EntryReplaced
-from headwater.lake.log_entries import read_actions
-from headwater.lake.paths import log_entry
+from headwater.lake.log_entries import log_entry, read_actions
 
 
 @given(vectors=st.lists(st.sets(st.integers(0, 2**32 - 1)), min_size=1, max_size=4))

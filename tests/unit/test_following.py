@@ -11,12 +11,12 @@ import pytest
 
 from fixtures.lakes import HandLake
 from headwater.jobs.following import Following
-from headwater.jobs.keeper import Keeper, load_name
+from headwater.jobs.keeper import Keeper
 from headwater.jobs.lanes import Result
 from headwater.lake import storage
 from headwater.lake.paths import kept_path
 from headwater.lake.registry import Lease, Registry
-from headwater.lake.reload_records import Keeping, Reload
+from headwater.lake.reload_records import Keeping, Reload, load_name
 from headwater.position import Position
 
 NAME = "public.a"

@@ -14,7 +14,8 @@ from headwater.lake import followed_ledger, ledger
 from headwater.lake.followed_ledger import FollowedLedger
 from headwater.lake.kept_readers import borrowed
 from headwater.lake.ledger import read_epoch
-from headwater.lake.paths import log_entry, registry_path
+from headwater.lake.log_entries import log_entry
+from headwater.lake.paths import registry_path
 from headwater.lake.status import LakeReader
 from headwater.position import Position
 

@@ -22,8 +22,8 @@ from headwater.lake.data_files import write_batches
 from headwater.lake.delta_log import read_snapshot
 from headwater.lake.followed_ledger import FollowedLedger
 from headwater.lake.ledger import Ledger, read_epoch
-from headwater.lake.log_entries import TornEntry, entries_of, files_of, newest_whole
-from headwater.lake.paths import ledger_path, log_entry, log_path, pins_path, position_file_path, registry_path
+from headwater.lake.log_entries import TornEntry, entries_of, files_of, log_entry, log_path, newest_whole
+from headwater.lake.paths import ledger_path, pins_path, position_file_path, registry_path
 from headwater.lake.registry import Registry
 
 A = "public.a"

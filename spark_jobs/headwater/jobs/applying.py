@@ -39,7 +39,8 @@ from headwater.lake.cuts import HISTORY, history_name, table_of
 from headwater.lake.foreign_terms import foreign_terms, why_unwritable
 from headwater.lake.history import history_record
 from headwater.lake.ledger import Ledger, TableVersion
-from headwater.lake.paths import log_entry, table_path
+from headwater.lake.log_entries import log_entry
+from headwater.lake.paths import table_path
 from headwater.lake.plan import Applied, Plan, PlanAgain
 from headwater.lake.positional import Fence
 from headwater.lake.registry import Registry, State, TableRecord

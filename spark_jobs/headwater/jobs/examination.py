@@ -30,7 +30,8 @@ from headwater.lake.commits import open_table
 from headwater.lake.delta_log import checkpoints, read_snapshot
 from headwater.lake.freshness import Look
 from headwater.lake.ledger import Epoch, read_epoch
-from headwater.lake.paths import log_path, table_path
+from headwater.lake.log_entries import log_path
+from headwater.lake.paths import table_path
 from headwater.lake.registry import Lease, PipelineRecord, Registry, TableRecord
 from headwater.lake.status import LakeReader
 from headwater.lake.upkeep import choose

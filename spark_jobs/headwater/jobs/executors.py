@@ -13,7 +13,6 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import headwater
 from headwater.errors import Refused
 from headwater.lake import storage
 
@@ -33,7 +32,7 @@ def share_engine(spark: SparkSession) -> None:
     with _sharing:
         if any(uri.endswith(f"/{_ENGINE}") for uri in context.listFiles):
             return
-        package = Path(headwater.__file__).resolve().parent
+        package = Path(__file__).resolve().parents[1]
         assert context._temp_dir is not None  # the context's own, which goes with it
         archive = os.path.join(context._temp_dir, _ENGINE)
         with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as engine:

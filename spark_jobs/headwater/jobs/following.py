@@ -18,13 +18,12 @@ from headwater.errors import Refused
 from headwater.failpoints import reach
 from headwater.jobs import lease
 from headwater.jobs.applying import Tables
-from headwater.jobs.keeper import load_name
 from headwater.jobs.lanes import Lanes, Result
 from headwater.jobs.merging import catch_up, merge_part
 from headwater.lake import storage
 from headwater.lake.paths import kept_path, reloaded_path
 from headwater.lake.registry import Lease, Registry, TableRecord, now_text
-from headwater.lake.reload_records import Keeping, Reload
+from headwater.lake.reload_records import Keeping, Reload, load_name
 from headwater.lake.reloaded import remove_rows
 from headwater.log.spill import SpillStore
 from headwater.source.connection import Session

@@ -9,21 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
 from headwater.jobs.batches import Share
 from headwater.jobs.kept_changes import KeptChanges
-from headwater.lake.registry import TableRecord
 from headwater.log.blocks import Transactions
-
-_LOAD: Final = "load"
-
-
-def load_name(record: TableRecord) -> str:
-    """The name under which a driver keeps what a load of `record`, at its incarnation, has not read."""
-    return f"{_LOAD}.{record.path.replace('/', '.')}.{record.incarnation}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,10 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from headwater.jobs.units import Unit, UnitReader, row_filter, selected
+from headwater.jobs.units import Unit, UnitReader
 from headwater.log.decode import frame_copy
 from headwater.schema import Column, ValueType
+from headwater.source.conditions import row_filter, selected
 from headwater.source.connection import Connection, connect
 
 ORIGIN = "_hw_origin"

@@ -23,7 +23,6 @@ from headwater.jobs.check import check, require_ok
 from headwater.jobs.driver_answers import await_answer, is_running
 from headwater.jobs.handovers import finish_handovers
 from headwater.jobs.hidden_columns import refuse_two_keys
-from headwater.jobs.keeper import load_name
 from headwater.jobs.load_progress import LoadProgress, Report, Show
 from headwater.jobs.log_format import may_be_binary
 from headwater.jobs.mending import mended_registry
@@ -39,6 +38,7 @@ from headwater.lake.ledger import read_epoch
 from headwater.lake.paths import table_path
 from headwater.lake.recovery import begin_anew
 from headwater.lake.registry import PipelineRecord, Registry
+from headwater.lake.reload_records import load_name
 from headwater.names import TableName
 from headwater.session import for_thread, job_session
 from headwater.source.catalog import Catalog, CatalogTable, read_catalog

@@ -30,7 +30,8 @@ from headwater.lake.delta_log import read_snapshot
 from headwater.lake.history import history_record, stored_record
 from headwater.lake.horizon import RecentHorizons
 from headwater.lake.ledger import generation_app, generation_began, read_generation
-from headwater.lake.paths import log_path, table_path
+from headwater.lake.log_entries import log_path
+from headwater.lake.paths import table_path
 from headwater.lake.positional import obstacle
 from headwater.lake.registry import Registry, TableRecord
 from headwater.lake.upkeep import choose

@@ -21,7 +21,7 @@ from psycopg import sql
 
 from headwater.arrow_types import as_stored, lake_schema
 from headwater.jobs.executors import require_folder
-from headwater.jobs.units import Extent, Sessions, Unit, UnitReader, cut_units, row_filter, within
+from headwater.jobs.units import Extent, Sessions, Unit, UnitReader, cut_units, within
 from headwater.lake import storage
 from headwater.lake.data_files import gathered
 from headwater.lake.layout import Layout
@@ -29,6 +29,7 @@ from headwater.lake.partitioned_write import write_rows
 from headwater.lake.paths import table_path
 from headwater.lake.stretch_notes import StretchNote, StretchNotes
 from headwater.schema import Leaf, TableSchema
+from headwater.source.conditions import row_filter
 from headwater.source.snapshots import CapturePoint
 
 FEW_PARTITIONS = 8

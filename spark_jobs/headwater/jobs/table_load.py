@@ -17,7 +17,6 @@ from headwater.config import Pipeline
 from headwater.errors import LostLease, Refused, SlotGap, TableError, Transient
 from headwater.failpoints import reach
 from headwater.jobs.driver_answers import await_answer
-from headwater.jobs.keeper import load_name
 from headwater.jobs.load_progress import LoadProgress, Report
 from headwater.jobs.options import on_divergence, on_schema_change
 from headwater.jobs.side_by_side import Turns
@@ -32,6 +31,7 @@ from headwater.lake.log_entries import note_written
 from headwater.lake.paths import table_path
 from headwater.lake.recovery import cure
 from headwater.lake.registry import Capture, Registry, TableRecord, now_text
+from headwater.lake.reload_records import load_name
 from headwater.lake.stretch_notes import StretchNotes
 from headwater.names import TableName
 from headwater.position import format_lsn

@@ -24,9 +24,9 @@ from headwater.jobs.executors import require_folder
 from headwater.log.decode import decode_copy_rows, mark_lost_in_partitions
 from headwater.log.hiding import hide_columns
 from headwater.predicate import Predicate
-from headwater.schema import PARTITION_COLUMN, SERVER_TEXT, Column, Leaf, TableSchema
+from headwater.schema import PARTITION_COLUMN, Column, Leaf, TableSchema
 from headwater.source.catalog import Signature, signature
-from headwater.source.conditions import condition
+from headwater.source.conditions import condition, row_filter, selected
 from headwater.source.connection import Connection, connect
 from headwater.source.readers import Tally
 
@@ -255,21 +255,6 @@ def within(unit: Unit) -> list[sql.Composed]:
     if unit.end is not None:
         bounds.append(sql.SQL("ctid < {}").format(sql.Literal(f"({unit.end},0)")))
     return bounds
-
-
-def row_filter(schema: TableSchema) -> list[sql.Composed]:
-    """The condition under which rows are replicated, in the server's own words; none: all are."""
-    # It comes from the server's catalog, not from a row.
-    return [sql.Composed([sql.SQL("("), sql.SQL(schema.row_filter), sql.SQL(")")])] if schema.row_filter else []
-
-
-def selected(column: Column) -> sql.Composable:
-    """What is copied of a column: of a type whose binary form is not known here the text of its output function (a
-    composite is only NULL itself if it is not distinct from NULL: one of NULLs `is null`, too)."""
-    name = sql.Identifier(column.name)
-    if column.value.wire != SERVER_TEXT:
-        return name
-    return sql.SQL("case when {0} is distinct from null then pg_catalog.format('%s', {0}) end").format(name)
 
 
 def row_names(schema: TableSchema) -> list[str]:

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headwater.lake import storage
-from headwater.lake.cleanup import is_whole
 from headwater.lake.delta_log import read_snapshot
 from headwater.lake.freshness import Look, Verdict
-from headwater.lake.paths import log_path
+from headwater.lake.log_entries import log_path
 from headwater.lake.status import LakeReader
 from headwater.lake.validated import Judge, judged_by_validation
 from headwater.lake.validations import ValidationReader
+from headwater.lake.whole import is_whole
 from headwater.position import Position
 
 

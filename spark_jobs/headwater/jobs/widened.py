@@ -23,12 +23,12 @@ from psycopg import sql
 from headwater.arrow_types import as_stored, lake_schema
 from headwater.config import Pipeline
 from headwater.jobs.schema_changes import changed
-from headwater.jobs.units import row_filter, selected
 from headwater.lake.registry import TableRecord
 from headwater.log.blocks import Int64
 from headwater.log.decode import decode_copy_rows, frame_copy
 from headwater.names import quote_ident
 from headwater.schema import Column, Leaf, TableSchema
+from headwater.source.conditions import row_filter, selected
 from headwater.source.connection import Connection, connect, errors_named
 
 SAMPLED_PAGES: Final = 256

@@ -25,7 +25,6 @@ from pyspark.sql import SparkSession
 from headwater.arrow_types import key_schema
 from headwater.errors import Fenced, ForeignWrite
 from headwater.lake import delta_log, entries, merge, positional, write
-from headwater.lake.cleanup import lost_file
 from headwater.lake.commit_notes import USER_METADATA, note
 from headwater.lake.compaction import TurnsOfSpark
 from headwater.lake.deletion_vectors import DamagedVector
@@ -41,6 +40,7 @@ from headwater.lake.registry import TableRecord
 from headwater.lake.table_state import Keep, TableState
 from headwater.lake.tables import commits_after, described
 from headwater.lake.upkeep import Upkeep
+from headwater.lake.whole import lost_file
 from headwater.schema import TableSchema
 from headwater.session import require_exclusive
 from headwater.stages import stage

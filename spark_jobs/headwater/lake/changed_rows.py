@@ -23,7 +23,8 @@ from typing import Any
 from headwater.lake import storage
 from headwater.lake.deletion_vectors import vector_file
 from headwater.lake.delta_log import DataFile, add, read_snapshot
-from headwater.lake.paths import changed_path, log_entry, log_path
+from headwater.lake.log_entries import log_entry, log_path
+from headwater.lake.paths import changed_path
 
 _LEFT_SECONDS = 24 * 3600.0
 

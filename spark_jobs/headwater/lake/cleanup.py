@@ -15,17 +15,14 @@ import contextlib
 import errno
 import json
 import os.path
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import Event
-from typing import Any
-from urllib.parse import unquote, urlparse
 
 from headwater.lake import storage
-from headwater.lake.deletion_vectors import vector_file
 from headwater.lake.delta_log import read_snapshot
-from headwater.lake.log_entries import TornEntry
+from headwater.lake.log_entries import log_entry, log_path
 from headwater.lake.log_files import LogFiles, pointed_at
-from headwater.lake.paths import log_entry, log_path
+from headwater.lake.whole import Named
 
 ORPHAN_SECONDS = 24 * 3600.0
 """How long a file may wait for its commit: as long as the longest load of a table, or a driver that was stopped."""
@@ -97,34 +94,8 @@ def _make_durable(log: LogFiles, known: _Known, entries: list[str]) -> None:
         storage.sync_files(*needed, *(log_path(log.folder, name) for _, name in log.names))
 
 
-def is_whole(folder: str, version: int) -> bool:
-    """Whether every file of `version` is still there, as its log says: the log reaches further back than the files do.
-    Also true where the log cannot be read here, which is for the reader's own engine to say."""
-    try:
-        return not lost_file(folder, version)
-    except (FileNotFoundError, KeyError, TornEntry):
-        return True
-
-
-def lost_file(folder: str, version: int | None = None) -> str:
-    """The first file of `version` (None: the newest) that is missing, or has another size than the log says; nothing:
-    none. Errors as of `read_snapshot`."""
-    named, sizes = _Named(), {}
-    for file in read_snapshot(folder, version).files.values():
-        named.take({"path": file.name, "deletionVector": file.vector})
-        sizes[os.path.relpath(file.in_folder(folder), folder)] = file.size
-    for path in sorted(named.below(folder)):
-        try:
-            found = storage.info(os.path.join(folder, path)).size
-        except FileNotFoundError:
-            return f"{os.path.join(folder, path)} is missing"
-        if found != sizes.get(path, found):
-            return f"{os.path.join(folder, path)} has {found} bytes, and the log says {sizes[path]}"
-    return ""
-
-
 def _known(folder: str, log: LogFiles, horizon: int) -> _Known:
-    needed, removed = _Named(), _Named()
+    needed, removed = Named(), Named()
     for file in read_snapshot(folder, horizon).files.values():
         needed.take({"path": file.name, "deletionVector": file.vector})
     for version in log.entries:
@@ -140,31 +111,7 @@ def _known(folder: str, log: LogFiles, horizon: int) -> _Known:
     return _Known(needed.below(folder), removed.below(folder))
 
 
-@dataclass(slots=True)
-class _Named:
-    """Files as actions name them, each once: a data file comes back with every new vector, a vectors' file with each of
-    its vectors."""
-
-    paths: set[str] = field(default_factory=set)
-    vectors: set[tuple[str, str]] = field(default_factory=set)
-
-    def take(self, file: dict[str, Any]) -> None:
-        self.paths.add(file["path"])
-        vector = file.get("deletionVector")
-        if vector and vector["storageType"] != "i":
-            self.vectors.add((vector["storageType"], vector["pathOrInlineDv"]))
-
-    def below(self, folder: str) -> set[str]:
-        """Their paths below the folder; files elsewhere are not this table's."""
-        # An absolute path stays what it is.
-        whole = [os.path.join(folder, unquote(urlparse(path).path)) for path in self.paths]
-        whole += [
-            path for s, p in self.vectors if (path := vector_file(folder, {"storageType": s, "pathOrInlineDv": p}))
-        ]
-        return {path for path in (os.path.relpath(path, folder) for path in whole) if not path.startswith("../")}
-
-
-def _take(folder: str, version: int, kind: str, named: _Named) -> bool:
+def _take(folder: str, version: int, kind: str, named: Named) -> bool:
     """Take in the files of the actions of this `kind`; lines that surely are of another are not parsed. False when
     there is no such entry: not yet, or another clean-up took it."""
     try:

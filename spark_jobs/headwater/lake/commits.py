@@ -23,9 +23,16 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 
 from headwater.errors import Transient
 from headwater.lake import storage
-from headwater.lake.cleanup import lost_file
-from headwater.lake.log_entries import LostRace, TornEntry, files_of, newest_whole, note_written, require_version
-from headwater.lake.paths import log_path
+from headwater.lake.log_entries import (
+    LostRace,
+    TornEntry,
+    files_of,
+    log_path,
+    newest_whole,
+    note_written,
+    require_version,
+)
+from headwater.lake.whole import lost_file
 
 _CONFIGURATION = {
     # Neither table loses old versions behind our back: headwater.lake.control_tables decides.

@@ -292,7 +292,7 @@ def root_of(name: str, table: Mapping[str, Any]) -> str:
 def why_gone(cut: Mapping[str, Any], table: Mapping[str, Any]) -> str:
     """Why the version that `table`, an entry of `cut`, names is not what it was; nothing: it is. Asked here and not by
     the first query: Spark would name a file, or leave its rows out if it is told to."""
-    from headwater.lake import cleanup
+    from headwater.lake import whole
 
     try:
         folder = storage.path_of(table["path"])
@@ -300,7 +300,7 @@ def why_gone(cut: Mapping[str, Any], table: Mapping[str, Any]) -> str:
         return ""  # elsewhere: for the reader's own engine to say
     if table.get("state", "in step") == "in step" and not _is_same(folder, cut["pipeline"], table):
         return "a power cut of the lake's host took it, and its number is another version's now"
-    return "" if cleanup.is_whole(folder, table["version"]) else "its files were removed"
+    return "" if whole.is_whole(folder, table["version"]) else "its files were removed"
 
 
 def _is_same(folder: str, pipeline: str, table: Mapping[str, Any]) -> bool:

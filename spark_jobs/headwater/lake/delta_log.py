@@ -22,12 +22,13 @@ from headwater.lake.log_entries import (
     Action,
     LostRace,
     checkpoints_of,
+    log_entry,
+    log_path,
     read_actions,
     read_lines,
     refuse_torn,
     require_version,
 )
-from headwater.lake.paths import log_entry, log_path
 
 STANDS_ON = "headwaterStandsOn"
 """In what a commit of ours says of itself: the `txnId` of the one below it."""

@@ -19,8 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from headwater.lake import storage
-from headwater.lake.log_entries import read_lines
-from headwater.lake.paths import log_entry
+from headwater.lake.log_entries import log_entry, read_lines
 
 _RECENT: Final = 3
 """Whoever has looked before an entry was put may rename long after: some are watched besides the newest."""

@@ -14,13 +14,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from headwater.lake.cleanup import is_whole
 from headwater.lake.clustering import DOMAIN
 from headwater.lake.delta_log import Snapshot, read_snapshot
 from headwater.lake.delta_types import fields_of
 from headwater.lake.layout import layout_of
 from headwater.lake.log_entries import Action, read_actions
 from headwater.lake.tables import Commit, current, is_ours, own_history
+from headwater.lake.whole import is_whole
 
 _OF_NO_WRITER: Final = frozenset(
     {

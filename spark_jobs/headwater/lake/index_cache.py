@@ -22,7 +22,7 @@ from typing import Any
 
 from headwater.lake import storage
 from headwater.lake.key_runs import Run, Stored, read_run
-from headwater.lake.paths import log_entry
+from headwater.lake.log_entries import log_entry
 
 log = logging.getLogger(__name__)
 

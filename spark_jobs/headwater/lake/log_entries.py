@@ -14,7 +14,6 @@ from typing import Any
 from urllib.parse import unquote
 
 from headwater.lake import storage
-from headwater.lake.paths import log_entry, log_path
 
 Action = dict[str, Any]
 
@@ -24,6 +23,16 @@ _ENTRY = re.compile(r"\A(\d{20})\.json\Z")
 # <version>.checkpoint.parquet, or in parts <version>.checkpoint.<part>.<parts>.parquet. Those named by a UUID keep
 # their files elsewhere.
 _CHECKPOINT = re.compile(r"\A(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.parquet\Z")
+
+
+def log_path(folder: str, name: str = "") -> str:
+    """The log of the Delta table in `folder`, or what is called `name` in it."""
+    return os.path.join(folder, "_delta_log", name) if name else os.path.join(folder, "_delta_log")
+
+
+def log_entry(folder: str, version: int) -> str:
+    """The commit `version` of the Delta table in `folder`."""
+    return log_path(folder, f"{version:020d}.json")
 
 
 class LostRace(Exception):

@@ -13,8 +13,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from headwater.lake import storage
-from headwater.lake.log_entries import checkpoints_of, entries_of
-from headwater.lake.paths import log_entry, log_path
+from headwater.lake.log_entries import checkpoints_of, entries_of, log_entry, log_path
 
 # Everything of a version begins with its number; Hadoop's own checksums have a dot before it.
 _OF_A_VERSION = re.compile(r"\A\.?(\d{20})\.")

@@ -93,13 +93,3 @@ def table_path(root: str, relative: str) -> str:
 def table_uri(root: str, relative: str) -> str:
     """The path as the URI that cuts carry."""
     return uri_of(table_path(root, relative))
-
-
-def log_path(folder: str, name: str = "") -> str:
-    """The log of the Delta table in `folder`, or what is called `name` in it."""
-    return join(folder, "_delta_log", name) if name else join(folder, "_delta_log")
-
-
-def log_entry(folder: str, version: int) -> str:
-    """The commit `version` of the Delta table in `folder`."""
-    return log_path(folder, f"{version:020d}.json")

@@ -35,14 +35,12 @@ from headwater.lake.deletion_vectors import FILE_VERSION, DamagedVector, read_ve
 from headwater.lake.delta_log import read_snapshot
 from headwater.lake.durability import sync_lake
 from headwater.lake.ledger import Epoch, epoch_at_version, read_epoch, read_epoch_up_to
-from headwater.lake.log_entries import Action, checkpoints_of, entries_of, files_of, read_actions
+from headwater.lake.log_entries import Action, checkpoints_of, entries_of, files_of, log_entry, log_path, read_actions
 from headwater.lake.log_files import UnknownLog, by_version, look
 from headwater.lake.paths import (
     control_path,
     damaged_path,
     ledger_path,
-    log_entry,
-    log_path,
     position_file_path,
     registry_path,
     table_path,

@@ -28,7 +28,6 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
 from headwater.errors import DamagedLake, LostLease, Refused, Transient
-from headwater.lake.cleanup import lost_file
 from headwater.lake.commits import (
     DeltaTable,
     LostRace,
@@ -40,8 +39,10 @@ from headwater.lake.commits import (
     replace_once,
     select,
 )
-from headwater.lake.paths import log_entry, registry_path
+from headwater.lake.log_entries import log_entry
+from headwater.lake.paths import registry_path
 from headwater.lake.reload_records import Keeping, Reload, is_past
+from headwater.lake.whole import lost_file
 from headwater.schema import Leaf, TableSchema
 
 FORMAT_VERSION = 8

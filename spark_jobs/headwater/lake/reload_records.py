@@ -8,9 +8,12 @@ and at last what has become of it. Whoever of them dies, the other one and the n
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from headwater.schema import Leaf, TableSchema
+
+if TYPE_CHECKING:
+    from headwater.lake.registry import TableRecord
 
 ReloadState = Literal["asked", "read", "given up"]
 KeepingState = Literal["keeping", "done", "failed"]
@@ -89,3 +92,8 @@ class Keeping:
 def is_past(record: Reload | Keeping, now: str) -> bool:
     """Whether nobody will ask for it any more, when old records are thinned out; `now`: ISO 8601 UTC."""
     return record.state in ("given up", "done", "failed") and record.since[:10] < now[:10]
+
+
+def load_name(record: TableRecord) -> str:
+    """The name under which a driver keeps what a load of `record`, at its incarnation, has not read."""
+    return f"load.{record.path.replace('/', '.')}.{record.incarnation}"

@@ -21,8 +21,7 @@ from headwater.lake import clustering, delta_log, storage
 from headwater.lake.commit_notes import planned_on
 from headwater.lake.commits import open_table
 from headwater.lake.layout import layout_of
-from headwater.lake.log_entries import read_actions
-from headwater.lake.paths import log_entry
+from headwater.lake.log_entries import log_entry, read_actions
 from headwater.schema import DELETED, DELETED_AT, DELETED_LSN, PARTITION_COLUMN, TableSchema
 from headwater.session import require_exclusive
 

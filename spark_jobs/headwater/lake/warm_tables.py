@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from headwater.arrow_types import key_schema
 from headwater.lake import storage
 from headwater.lake.deletion_vectors import DamagedVector
-from headwater.lake.paths import log_entry
+from headwater.lake.log_entries import log_entry
 from headwater.lake.positional import obstacle
 from headwater.lake.registry import TableRecord
 from headwater.lake.table_state import TableState

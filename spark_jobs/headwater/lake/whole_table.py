@@ -16,9 +16,8 @@ from headwater.lake import clustering, delta_log, storage
 from headwater.lake.commits import LostRace
 from headwater.lake.delta_log import DataFile, Snapshot, read_snapshot
 from headwater.lake.layout import Layout, layout_of
-from headwater.lake.log_entries import Action
+from headwater.lake.log_entries import Action, log_path
 from headwater.lake.partitioned_write import discard, write_rows
-from headwater.lake.paths import log_path
 from headwater.lake.positional import obstacle
 from headwater.lake.table_metadata import becoming, columns_change, features, new_metadata
 from headwater.schema import TableSchema

@@ -1,4 +1,4 @@
-"""A predicate at the source: in its SQL, and what its planner knows of one."""
+"""What is read of a table at the source, in SQL: columns, rows of a predicate, and what its planner knows of one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from psycopg import sql
 
 from headwater.errors import Refused
 from headwater.predicate import Compared, Every, IsNull, OneOf, Predicate, Some, columns_of
-from headwater.schema import Leaf, TableSchema
+from headwater.schema import SERVER_TEXT, Column, Leaf, TableSchema
 from headwater.source.connection import Connection, errors_named
 
 
@@ -121,3 +121,18 @@ def refuse_columns(connection: Connection, schema: TableSchema, predicate: Predi
             where=where,
             remedy="name other columns",
         )
+
+
+def row_filter(schema: TableSchema) -> list[sql.Composed]:
+    """The condition under which rows are replicated, in the server's own words; none: all are."""
+    # It comes from the server's catalog, not from a row.
+    return [sql.Composed([sql.SQL("("), sql.SQL(schema.row_filter), sql.SQL(")")])] if schema.row_filter else []
+
+
+def selected(column: Column) -> sql.Composable:
+    """What is copied of a column: of a type whose binary form is not known here the text of its output function (a
+    composite is only NULL itself if it is not distinct from NULL: one of NULLs `is null`, too)."""
+    name = sql.Identifier(column.name)
+    if column.value.wire != SERVER_TEXT:
+        return name
+    return sql.SQL("case when {0} is distinct from null then pg_catalog.format('%s', {0}) end").format(name)
