@@ -14,9 +14,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headwater import arguments
-from headwater.config import Pipeline
-from headwater.jobs import demo
+from headwater import demo
+from headwater.cli import arguments
+from headwater.pipeline_file.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig

@@ -16,7 +16,7 @@ def main(cut_file: str, output: str) -> int:
     from pyspark.sql import functions as f
 
     import headwater
-    from headwater.session import build_session
+    from headwater.spark.session import build_session
 
     spark = build_session(app_name="headwater example")
     cut = json.loads(Path(cut_file).read_text(encoding="utf-8"))

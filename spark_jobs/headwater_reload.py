@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from headwater.cli import main
-from headwater.parent_watch import watch_parent
+from headwater.spark.parent_watch import watch_parent
 
 if __name__ == "__main__":
     watch_parent()

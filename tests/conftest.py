@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from headwater.session import SHORT_LIVED_JVM
+from headwater.spark.session import SHORT_LIVED_JVM
 
 os.environ.setdefault("JDK_JAVA_OPTIONS", SHORT_LIVED_JVM)
 # Generating and compiling code for every plan costs a fifth of a MERGE of a few rows, and tests have no others. What

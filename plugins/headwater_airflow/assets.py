@@ -44,8 +44,8 @@ def moved(
     them has, and all of them are in step; at most one every `at_most_every`. `keep_cut`: for how long the versions of
     an event's cut are kept. `name`: the asset's; else pipeline, tables and period make it.
     """
-    from headwater.config import load_pipeline
     from headwater.names import TableName
+    from headwater.pipeline_file.pipeline import load_pipeline
 
     known = load_pipeline(pipeline)
     wanted = sorted(str(TableName.parse(table)) for table in tables or ())
@@ -77,8 +77,8 @@ def fresh(
 
     ValueError for what is no cron expression and no time zone.
     """
-    from headwater.config import load_pipeline
     from headwater.names import TableName
+    from headwater.pipeline_file.pipeline import load_pipeline
 
     known = load_pipeline(pipeline)
     wanted = sorted(str(TableName.parse(table)) for table in tables or ())
@@ -122,8 +122,8 @@ def late(
 
     ValueError when the file allows none of them any staleness: then nothing could ever be late.
     """
-    from headwater.config import load_pipeline
     from headwater.names import TableName
+    from headwater.pipeline_file.pipeline import load_pipeline
 
     known = load_pipeline(pipeline)
     wanted = sorted(str(TableName.parse(table)) for table in tables or ())

@@ -21,8 +21,8 @@ from typing import Any
 
 from airflow.sdk import DAG, Param
 
-from headwater.config import Pipeline, load_pipeline
 from headwater.errors import BadConfiguration
+from headwater.pipeline_file.pipeline import Pipeline, load_pipeline
 from headwater_airflow.operators.replication import BeginReplicationOperator
 from headwater_airflow.operators.spark import (
     LoadOperator,

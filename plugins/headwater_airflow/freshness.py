@@ -29,9 +29,9 @@ def wait(
     partitions: Mapping[str, str | Sequence[str]] | None = None,
 ) -> dict[str, Any]:
     """The pinned cut, as `headwater.wait` gives it, or `headwater.NotFresh`. The arguments are the sensor's."""
-    from headwater.config import load_pipeline
-    from headwater.jobs.wait import wait_for_cut
-    from headwater.pipeline_values import connection_variable
+    from headwater.pipeline_file.pipeline import load_pipeline
+    from headwater.pipeline_file.values import connection_variable
+    from headwater.waiting.wait import wait_for_cut
 
     loaded = load_pipeline(pipeline)
     conn_id = loaded.source.airflow_connection

@@ -12,9 +12,9 @@ import posixpath
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from headwater.config import Pipeline, load_pipeline
 from headwater.lake_root import local_path
 from headwater.names import TableName
+from headwater.pipeline_file.pipeline import Pipeline, load_pipeline
 from headwater.schema import DELETED, DELETED_AT, DELETED_LSN, PARTITION_COLUMN, TableSchema
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def read_cut(cut: Mapping[str, Any]) -> OperatorLineage:
 
 def _schemas(pipeline: Pipeline, tables: Sequence[str]) -> dict[TableName, TableSchema | None]:
     """The tables that are meant, in order of their names; those that the lake has already with its newest schema."""
-    from headwater.lake.status import LakeReader
+    from headwater.lake.reader import LakeReader
 
     named = {TableName.parse(table) for table in tables}
     listed = {entry.name for entry in pipeline.tables if isinstance(entry.name, TableName)}

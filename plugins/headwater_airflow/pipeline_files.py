@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import glob
 
-from headwater.config import Pipeline, load_pipeline
 from headwater.errors import BadConfiguration, HeadwaterError
+from headwater.pipeline_file.pipeline import Pipeline, load_pipeline
 
 
 def read_pipelines(pattern: str) -> tuple[list[Pipeline], list[HeadwaterError]]:

@@ -20,7 +20,7 @@ import org.apache.hadoop.fs.Path;
  * Delta's own looks whether there is a file and then renames another one over the name: of two writers at the same
  * moment both succeed, and what the first one committed is gone.
  *
- * The same as `put_if_absent` of headwater/lake/storage.py, down to the name of the scratch file, which clean-up knows.
+ * The same as `put_if_absent` of headwater/delta/storage.py, down to the name of the scratch file, which clean-up knows.
  * Compiled by Janino, that Spark brings along: Java 8 without lambdas, variable arguments and try-with-resources.
  */
 public final class LinkLogStore extends HadoopFileSystemLogStore {

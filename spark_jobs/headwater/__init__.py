@@ -19,16 +19,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headwater.jobs.reading import read as read
-    from headwater.jobs.views import register as register
-    from headwater.jobs.views import views as views
-    from headwater.jobs.wait import wait_for_cut as wait
-    from headwater.jobs.wait_all import wait_for_cuts as wait_all
-    from headwater.jobs.wait_result import NotFresh as NotFresh
     from headwater.lake.history import history as history
-    from headwater.lake.scanning import scan as scan
-    from headwater.lake.views import drop as drop_views
+    from headwater.reading.catalog_views import drop as drop_views
+    from headwater.reading.newest_views import register as register
+    from headwater.reading.newest_views import views as views
+    from headwater.reading.read import read as read
+    from headwater.reading.scan import scan as scan
     from headwater.source.samples import commit_position as commit_position
+    from headwater.waiting.result import NotFresh as NotFresh
+    from headwater.waiting.wait import wait_for_cut as wait
+    from headwater.waiting.wait_all import wait_for_cuts as wait_all
 
 __all__ = [
     "NotFresh",
@@ -44,16 +44,16 @@ __all__ = [
 ]
 
 _WHERE = {
-    "NotFresh": ("headwater.jobs.wait_result", "NotFresh"),
+    "NotFresh": ("headwater.waiting.result", "NotFresh"),
     "commit_position": ("headwater.source.samples", "commit_position"),
-    "drop_views": ("headwater.lake.views", "drop"),
+    "drop_views": ("headwater.reading.catalog_views", "drop"),
     "history": ("headwater.lake.history", "history"),
-    "read": ("headwater.jobs.reading", "read"),
-    "register": ("headwater.jobs.views", "register"),
-    "scan": ("headwater.lake.scanning", "scan"),
-    "views": ("headwater.jobs.views", "views"),
-    "wait": ("headwater.jobs.wait", "wait_for_cut"),
-    "wait_all": ("headwater.jobs.wait_all", "wait_for_cuts"),
+    "read": ("headwater.reading.read", "read"),
+    "register": ("headwater.reading.newest_views", "register"),
+    "scan": ("headwater.reading.scan", "scan"),
+    "views": ("headwater.reading.newest_views", "views"),
+    "wait": ("headwater.waiting.wait", "wait_for_cut"),
+    "wait_all": ("headwater.waiting.wait_all", "wait_for_cuts"),
 }
 
 

@@ -7,7 +7,7 @@ several bit patterns are one value, as in PostgreSQL and in Spark: every NaN is 
 
 PostgreSQL's own equality is never finer than this one, but coarser for some types: `citext`, nondeterministic
 collations, `numeric` without a scale, `char` without a length, `interval`, `jsonb`. A question to the source by key may
-therefore bring more rows than were asked for; what asks keeps those that `headwater.lake.key_codes.encode` finds.
+therefore bring more rows than were asked for; what asks keeps those that `headwater.delta.index.codes.encode` finds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A condition on the columns of a row, as source and lake evaluate it alike: a tree without NOT.
 
 A row is of the predicate or it is not. SQL's third truth value is not needed: NOT is taken to the leaves when the text
-is read (`headwater.predicate_text`), no leaf but `IsNull` is true of NULL, and AND and OR of what is not true are not
-true. The columns are of types whose values compare alike on both sides.
+is read (`headwater.pipeline_file.where_text`), no leaf but `IsNull` is true of NULL, and AND and OR of what is not true
+are not true. The columns are of types whose values compare alike on both sides.
 """
 
 from __future__ import annotations

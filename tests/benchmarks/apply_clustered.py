@@ -22,19 +22,21 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 from mixed_load import report
 
+from headwater.apply import small_files as upkeep
+from headwater.apply import whole_table
+from headwater.apply.applier import Applier
+from headwater.apply.direct import Fence
+from headwater.apply.plan import Plan
 from headwater.arrow_types import lake_schema
-from headwater.changes import NetChanges
-from headwater.lake import clustering, upkeep, whole_table
-from headwater.lake.apply import Applier
-from headwater.lake.conditions import columns_read, may_match
-from headwater.lake.delta_log import read_snapshot
-from headwater.lake.layout import layout_of
-from headwater.lake.plan import Plan
-from headwater.lake.positional import Fence
+from headwater.delta import clustering
+from headwater.delta.delta_log import read_snapshot
+from headwater.delta.layout import layout_of
+from headwater.delta.where_files import columns_read, may_match
 from headwater.lake.registry import TableRecord
+from headwater.net_changes import NetChanges
 from headwater.predicate import OneOf, Predicate
 from headwater.schema import Column, TableSchema, ValueType
-from headwater.session import build_session
+from headwater.spark.session import build_session
 
 EPOCHS = int(os.environ.get("HEADWATER_BENCH_EPOCHS", "600"))
 ROWS = int(os.environ.get("HEADWATER_BENCH_ROWS", "3000000"))

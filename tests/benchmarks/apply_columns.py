@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 from direct_tables import make_table
 from mixed_load import report
 
+from headwater.apply.columns import Columns, evolve
+from headwater.apply.direct import Fence
 from headwater.arrow_types import lake_schema
-from headwater.lake.evolve import Columns, evolve
-from headwater.lake.positional import Fence
 from headwater.schema import Column, TableSchema, ValueType
 
 ROWS = int(os.environ.get("HEADWATER_BENCH_ROWS", "5000000"))

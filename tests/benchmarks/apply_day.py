@@ -26,25 +26,26 @@ from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from mixed_load import report
 from pyroaring import BitMap
 
+from headwater.apply import small_files as upkeep
+from headwater.apply.applier import Applier
+from headwater.apply.direct import Fence
+from headwater.apply.plan import Plan
 from headwater.arrow_types import lake_schema
-from headwater.changes import NetChanges
-from headwater.lake import delta_log, log_files, upkeep
+from headwater.delta import delta_log, log_files
+from headwater.delta.deletion_vectors import write_vectors
+from headwater.delta.delta_log import read_snapshot
+from headwater.delta.tables import create
 from headwater.lake import ledger as ledger_module
-from headwater.lake.apply import Applier
-from headwater.lake.cleanup import clean
-from headwater.lake.control_tables import keep_ledger
-from headwater.lake.deletion_vectors import write_vectors
-from headwater.lake.delta_log import read_snapshot
 from headwater.lake.horizon import Horizons
 from headwater.lake.ledger import Ledger, TableVersion
 from headwater.lake.paths import ledger_path
-from headwater.lake.plan import Plan
-from headwater.lake.positional import Fence
 from headwater.lake.registry import TableRecord
-from headwater.lake.tables import create
+from headwater.maintain.cleanup import clean
+from headwater.maintain.control_tables import keep_ledger
+from headwater.net_changes import NetChanges
 from headwater.position import Position
 from headwater.schema import Column, TableSchema, ValueType
-from headwater.session import build_session
+from headwater.spark.session import build_session
 
 EPOCHS = int(os.environ.get("HEADWATER_BENCH_EPOCHS", "6000"))
 ROWS = int(os.environ.get("HEADWATER_BENCH_ROWS", "300000"))

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from mixed_load import pipeline, report, server
 
-from headwater.config import Pipeline
-from headwater.embedded import EmbeddedServer
-from headwater.jobs.load import load
-from headwater.jobs.replicate import replicate
+from headwater.demo.postgres import EmbeddedServer
+from headwater.load.load import load
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.replicate.replicate import replicate
 
 CHANGES = int(os.environ.get("HEADWATER_BENCH_CHANGES", "100000"))
 ROUNDS = 3

@@ -24,13 +24,13 @@ import pyarrow as pa
 from direct_tables import make_table
 from mixed_load import report
 
+from headwater.apply.applier import Applier
+from headwater.apply.direct import Fence
+from headwater.apply.plan import Plan
 from headwater.arrow_types import lake_schema
-from headwater.changes import NetChanges
-from headwater.lake.apply import Applier
-from headwater.lake.index_cache import cache_folder
-from headwater.lake.plan import Plan
-from headwater.lake.positional import Fence
+from headwater.delta.index.cache import cache_folder
 from headwater.lake.registry import TableRecord
+from headwater.net_changes import NetChanges
 from headwater.schema import Column, TableSchema, ValueType
 
 Int64 = npt.NDArray[np.int64]

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from headwater.embedded import EmbeddedServer
+from headwater.demo.postgres import EmbeddedServer
 from headwater.position import format_lsn, parse_lsn
 
 MEGABYTES = int(os.environ.get("HEADWATER_BENCH_MB", "200"))

@@ -18,16 +18,16 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 from mixed_load import report
 
+from headwater.apply.applier import Applier
+from headwater.apply.direct import Fence
+from headwater.apply.plan import Plan
 from headwater.arrow_types import lake_schema
-from headwater.changes import NetChanges
-from headwater.lake.apply import Applier
-from headwater.lake.index_cache import cache_folder
-from headwater.lake.plan import Plan
-from headwater.lake.positional import Fence
+from headwater.delta.index.cache import cache_folder
+from headwater.delta.tables import create
 from headwater.lake.registry import TableRecord
-from headwater.lake.tables import create
+from headwater.net_changes import NetChanges
 from headwater.schema import Column, TableSchema, ValueType
-from headwater.session import build_session
+from headwater.spark.session import build_session
 
 ROWS = int(os.environ.get("HEADWATER_BENCH_ROWS", "5000000"))
 BATCHES = 5

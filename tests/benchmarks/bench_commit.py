@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from headwater.lake.ledger import Ledger, TableVersion
 from headwater.position import Position
-from headwater.session import build_session
+from headwater.spark.session import build_session
 
 COMMITS = int(os.environ.get("HEADWATER_BENCH_COMMITS", "60"))
 WARM_UP = 5

@@ -20,9 +20,9 @@ from pathlib import Path
 from mixed_load import report
 from rich.console import Console
 
-from headwater.jobs.demo.environment import demo_environment
-from headwater.jobs.demo.shop import Writer
-from headwater.jobs.demo.story import RELOAD, Story
+from headwater.demo.environment import demo_environment
+from headwater.demo.shop import Writer
+from headwater.demo.story import RELOAD, Story
 
 PIPELINES = int(os.environ.get("HEADWATER_BENCH_PIPELINES", "50"))
 TIMES = int(os.environ.get("HEADWATER_BENCH_TIMES", "5"))

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from mixed_load import assert_equal, make_mixed_tables, pipeline, report, server
 
-from headwater.embedded import EmbeddedServer
-from headwater.jobs.load import load
-from headwater.jobs.reader import LogReader, ReaderOptions
-from headwater.jobs.replicate import replicate
+from headwater.demo.postgres import EmbeddedServer
+from headwater.load.load import load
 from headwater.position import format_lsn, parse_lsn
+from headwater.replicate.reader.handle import LogReader, ReaderOptions
+from headwater.replicate.replicate import replicate
 
 CHANGES = int(os.environ.get("HEADWATER_BENCH_CHANGES", "300000"))
 PUBLICATIONS = ("headwater_bench", "headwater_bench_inserts")

@@ -16,12 +16,12 @@ from pathlib import Path
 import psycopg
 from mixed_load import TABLES, make_mixed_tables, pipeline, report, server
 
-from headwater.embedded import EmbeddedServer
-from headwater.jobs.load import load
-from headwater.jobs.replicate import replicate
+from headwater.demo.postgres import EmbeddedServer
 from headwater.lake.position_file import read_position_file
+from headwater.load.load import load
 from headwater.position import parse_lsn
-from headwater.session import build_session
+from headwater.replicate.replicate import replicate
+from headwater.spark.session import build_session
 
 SECONDS = float(os.environ.get("HEADWATER_BENCH_SECONDS", "120"))
 RATE = int(os.environ.get("HEADWATER_BENCH_RATE", "1000"))

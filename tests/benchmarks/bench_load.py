@@ -15,9 +15,9 @@ from pathlib import Path
 from mixed_load import pipeline, report, server
 from pyspark.sql import SparkSession
 
-from headwater.jobs.load import load
+from headwater.load.load import load
 from headwater.names import TableName
-from headwater.session import build_session
+from headwater.spark.session import build_session
 
 ROWS = int(os.environ.get("HEADWATER_BENCH_ROWS", "2000000"))
 PARTITION_BY = os.environ.get("HEADWATER_BENCH_PARTITION_BY", "").split()

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from mixed_load import pipeline, report, server
 
-from headwater.embedded import EmbeddedServer
-from headwater.jobs.load import load
-from headwater.jobs.replicate import replicate
+from headwater.demo.postgres import EmbeddedServer
 from headwater.lake.ledger import read_epoch
 from headwater.lake.position_file import read_position_file
+from headwater.load.load import load
 from headwater.position import parse_lsn
+from headwater.replicate.replicate import replicate
 
 TABLES = int(os.environ.get("HEADWATER_BENCH_TABLES", "500"))
 ROWS = 10

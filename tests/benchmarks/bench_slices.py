@@ -30,10 +30,10 @@ from bench_latency import STEP, write
 from mixed_load import TABLES, make_mixed_tables, pipeline, report, server
 
 import headwater
-from headwater.config import Pipeline
-from headwater.embedded import EmbeddedServer
+from headwater.demo.postgres import EmbeddedServer
 from headwater.lake.position_file import read_position_file
-from headwater.session import job_conf, submit_environment
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.spark.session import job_conf, submit_environment
 
 RATE = int(os.environ.get("HEADWATER_BENCH_RATE", "100"))
 BOUNDARIES = int(os.environ.get("HEADWATER_BENCH_BOUNDARIES", "4"))

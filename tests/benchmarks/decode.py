@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.arrow_types import arrow_type
-from headwater.log.decode import decode_tuples
+from headwater.log.values.decode import decode_tuples
 from headwater.schema import Column, ValueType
 
 ROWS = 10_000

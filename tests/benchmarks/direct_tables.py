@@ -10,11 +10,11 @@ from pathlib import Path
 import pyarrow as pa
 
 from headwater.arrow_types import lake_schema
-from headwater.lake import delta_log
-from headwater.lake.data_files import write_batches
-from headwater.lake.delta_log import DataFile
-from headwater.lake.delta_types import delta_type
-from headwater.lake.log_entries import Action
+from headwater.delta import delta_log
+from headwater.delta.data_files import write_batches
+from headwater.delta.delta_log import DataFile
+from headwater.delta.delta_types import delta_type
+from headwater.delta.log_entries import Action
 from headwater.schema import TableSchema
 
 _FEATURES = ["deletionVectors"]

@@ -26,10 +26,10 @@ import numpy as np
 from mixed_load import report
 from rich.console import Console
 
-from headwater.jobs.demo.airflow_server import example_dags
-from headwater.jobs.demo.environment import Demo, demo_environment
-from headwater.jobs.demo.shop import Writer
-from headwater.jobs.demo.story import Story
+from headwater.demo.airflow_server import example_dags
+from headwater.demo.environment import Demo, demo_environment
+from headwater.demo.shop import Writer
+from headwater.demo.story import Story
 from headwater.lake.position_file import read_position_file
 from headwater.lake.wait_log import WaitLog
 

@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 from mixed_load import make_mixed_tables, pipeline, report, server
 
-from headwater.config import load_pipeline
-from headwater.jobs.load import load
-from headwater.jobs.replicate import replicate
-from headwater.jobs.waiter import Waiter
 from headwater.lake.requirements import Now
+from headwater.load.load import load
+from headwater.pipeline_file.pipeline import load_pipeline
+from headwater.replicate.replicate import replicate
+from headwater.waiting.waiter import Waiter
 
 COMMITS = int(os.environ.get("HEADWATER_BENCH_COMMITS", "2000000"))
 LOOK_SECONDS = 0.25

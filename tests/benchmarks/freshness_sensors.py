@@ -26,13 +26,13 @@ from typing import Any
 import numpy as np
 from mixed_load import make_mixed_tables, pipeline, report, server
 
-from headwater.config import Pipeline
-from headwater.embedded import EmbeddedServer
-from headwater.jobs.load import load
-from headwater.jobs.source_state import ask_source
-from headwater.lake import status
+from headwater.demo.postgres import EmbeddedServer
+from headwater.lake import reader as status
 from headwater.lake.freshness import Target
 from headwater.lake.position_file import PositionFile, read_position_file
+from headwater.load.load import load
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.waiting.source_state import ask_source
 
 SENSORS = int(os.environ.get("HEADWATER_BENCH_SENSORS", "1000"))
 CHANGES = int(os.environ.get("HEADWATER_BENCH_CHANGES", "500000"))

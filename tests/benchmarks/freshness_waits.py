@@ -26,13 +26,13 @@ from bench_latency import write
 from mixed_load import make_mixed_tables, pipeline, report, server
 
 from headwater import commit_position, scan, wait
-from headwater.config import load_pipeline
-from headwater.embedded import EmbeddedServer
-from headwater.jobs.load import load
-from headwater.jobs.replicate import replicate
+from headwater.demo.postgres import EmbeddedServer
 from headwater.lake.cuts import Cut
 from headwater.lake.position_file import read_position_file
+from headwater.load.load import load
+from headwater.pipeline_file.pipeline import load_pipeline
 from headwater.position import format_lsn
+from headwater.replicate.replicate import replicate
 
 READERS = int(os.environ.get("HEADWATER_BENCH_READERS", "30"))
 RATE = int(os.environ.get("HEADWATER_BENCH_RATE", "10000"))

@@ -16,10 +16,10 @@ import numpy as np
 from bench_latency import STEP, at_rate
 from mixed_load import pipeline, report, server
 
-from headwater.embedded import EmbeddedServer
-from headwater.jobs.load import load
-from headwater.jobs.replicate import replicate
+from headwater.demo.postgres import EmbeddedServer
 from headwater.lake.position_file import read_position_file
+from headwater.load.load import load
+from headwater.replicate.replicate import replicate
 
 TABLES = int(os.environ.get("HEADWATER_BENCH_TABLES", "500"))
 SECONDS = float(os.environ.get("HEADWATER_BENCH_SECONDS", "600"))

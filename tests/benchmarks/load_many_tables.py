@@ -15,10 +15,10 @@ from pathlib import Path
 
 from mixed_load import pipeline, report, server
 
-from headwater.jobs.load import load
-from headwater.lake import storage
+from headwater.delta import storage
+from headwater.load.load import load
 from headwater.names import TableName
-from headwater.session import build_session
+from headwater.spark.session import build_session
 
 TABLES = int(os.environ.get("HEADWATER_BENCH_TABLES", "200"))
 ROWS = int(os.environ.get("HEADWATER_BENCH_ROWS", "2000000"))

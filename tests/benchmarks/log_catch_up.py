@@ -11,9 +11,9 @@ from pathlib import Path
 from log_sealing import Load, driver
 from mixed_load import make_mixed_tables, pipeline, report, server
 
-from headwater.jobs.load import load
-from headwater.jobs.status import status
 from headwater.lake.position_file import read_position_file
+from headwater.load.load import load
+from headwater.monitor.status import status
 
 RATE = int(os.environ.get("HEADWATER_BENCH_RATE", "5000"))
 OUTAGE = float(os.environ.get("HEADWATER_BENCH_OUTAGE", "600"))

@@ -28,9 +28,9 @@ from typing import Any
 from backlogs import WORK_MEM, WalsenderCpu, cpu
 from mixed_load import pipeline, report, server
 
-from headwater.config import Pipeline
-from headwater.embedded import EmbeddedServer
-from headwater.jobs.load import load
+from headwater.demo.postgres import EmbeddedServer
+from headwater.load.load import load
+from headwater.pipeline_file.pipeline import Pipeline
 
 ROUNDS = int(os.environ.get("HEADWATER_BENCH_ROUNDS", "3"))
 SECONDS = int(os.environ.get("HEADWATER_BENCH_SECONDS", "20"))

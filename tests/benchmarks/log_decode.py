@@ -21,8 +21,8 @@ from decode import COLUMNS, ROWS, TYPES, make_block, seconds
 from mixed_load import report
 
 from headwater.log.blocks import Block, Held, Relation, RelationColumn
-from headwater.log.decode import decode_tuples
-from headwater.log.net_effect import net_effect
+from headwater.log.net.net_effect import net_effect
+from headwater.log.values.decode import decode_tuples
 from headwater.schema import Column, Leaf, TableSchema, ValueType
 
 BLOCKS = 20

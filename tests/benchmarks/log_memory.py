@@ -22,11 +22,11 @@ import pyarrow as pa
 from backlogs import cpu
 from mixed_load import pipeline, report, server
 
-from headwater.embedded import EmbeddedServer
-from headwater.jobs.load import load
-from headwater.jobs.replicate import replicate
+from headwater.demo.postgres import EmbeddedServer
 from headwater.lake.position_file import read_position_file
+from headwater.load.load import load
 from headwater.position import parse_lsn
+from headwater.replicate.replicate import replicate
 
 ROWS = int(os.environ.get("HEADWATER_BENCH_ROWS", "1000000"))
 SMALL = 20_000

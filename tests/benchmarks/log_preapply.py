@@ -21,14 +21,14 @@ from typing import Any
 
 from mixed_load import pipeline, report, server
 
-from headwater.config import Pipeline
-from headwater.embedded import EmbeddedServer
-from headwater.jobs.load import load
-from headwater.jobs.replicate import replicate
+from headwater.demo.postgres import EmbeddedServer
 from headwater.lake.paths import staged_path
 from headwater.lake.position_file import read_position_file
+from headwater.load.load import load
 from headwater.log.large import STAGE_FROM
+from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import parse_lsn
+from headwater.replicate.replicate import replicate
 
 PAYLOAD = "g, repeat('n', 60), now(), g * 1.5"
 COLUMNS = "id bigint primary key, n int, note text, at timestamptz, amount float8"

@@ -16,8 +16,8 @@ from typing import Any
 from backlogs import PUBLICATIONS, Inserts, Reading, WalsenderCpu, compared, cpu, peak, reference, written
 from mixed_load import report, server
 
-from headwater.embedded import EmbeddedServer
-from headwater.jobs.reader import LogReader, ReaderOptions
+from headwater.demo.postgres import EmbeddedServer
+from headwater.replicate.reader.handle import LogReader, ReaderOptions
 
 ROUNDS = 2
 

@@ -20,14 +20,14 @@ from typing import Any
 
 from mixed_load import make_mixed_tables, pipeline, report, server
 
-from headwater.config import Pipeline
-from headwater.embedded import EmbeddedServer
-from headwater.jobs.load import load
-from headwater.jobs.replicate import replicate
-from headwater.lake.commits import open_table, select
+from headwater.delta.small_tables import open_table, select
+from headwater.demo.postgres import EmbeddedServer
 from headwater.lake.paths import ledger_path
 from headwater.lake.position_file import read_position_file
+from headwater.load.load import load
+from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import parse_lsn
+from headwater.replicate.replicate import replicate
 
 RATES = [int(rate) for rate in os.environ.get("HEADWATER_BENCH_RATES", "10,1000,10000").split(",")]
 SECONDS = float(os.environ.get("HEADWATER_BENCH_SECONDS", "60"))

@@ -35,12 +35,12 @@ from backlogs import (
 )
 from mixed_load import pipeline, report, server
 
-from headwater.embedded import EmbeddedServer
-from headwater.jobs.reader import LogReader, ReaderOptions
+from headwater.demo.postgres import EmbeddedServer
 from headwater.log.blocks import Block
-from headwater.log.net_effect import net_effect
+from headwater.log.net.net_effect import net_effect
+from headwater.replicate.reader.handle import LogReader, ReaderOptions
 from headwater.schema import TableSchema
-from headwater.source.catalog import read_catalog
+from headwater.source.catalog.catalog import read_catalog
 
 ROUNDS = 2
 MAX_CHANGES, MAX_BYTES = 500_000, 256 << 20

@@ -14,9 +14,9 @@ import pyarrow as pa
 import yaml
 from deltalake import DeltaTable, QueryBuilder
 
-from headwater.config import Pipeline, load_pipeline
-from headwater.embedded import EmbeddedServer
+from headwater.demo.postgres import EmbeddedServer
 from headwater.lake.paths import table_path
+from headwater.pipeline_file.pipeline import Pipeline, load_pipeline
 
 TABLES = 10
 ROWS = 10_000

@@ -26,9 +26,9 @@ from typing import Any
 
 from mixed_load import report, server
 
-from headwater.config import Pipeline, load_pipeline
-from headwater.embedded import EmbeddedServer
-from headwater.source.catalog import read_catalog
+from headwater.demo.postgres import EmbeddedServer
+from headwater.pipeline_file.pipeline import Pipeline, load_pipeline
+from headwater.source.catalog.catalog import read_catalog
 from headwater.source.connection import connect, position_now
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

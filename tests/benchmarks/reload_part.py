@@ -14,12 +14,12 @@ from pathlib import Path
 
 from mixed_load import pipeline, report, server
 
-from headwater.jobs.load import load
-from headwater.jobs.reload import reload
-from headwater.jobs.replicate import replicate
-from headwater.jobs.status import status
+from headwater.load.load import load
+from headwater.monitor.status import status
 from headwater.names import TableName
-from headwater.session import build_session
+from headwater.reload.reload import reload
+from headwater.replicate.replicate import replicate
+from headwater.spark.session import build_session
 
 ROWS = int(os.environ.get("HEADWATER_BENCH_ROWS", "2000000"))
 ROUNDS = int(os.environ.get("HEADWATER_BENCH_ROUNDS", "2"))

@@ -19,17 +19,17 @@ from typing import Any
 
 from mixed_load import pipeline, report, server
 
-from headwater.config import Pipeline
-from headwater.embedded import EmbeddedServer
-from headwater.jobs.load import load
-from headwater.jobs.replicate import replicate
-from headwater.jobs.source_rows import rows_at, schema_now
-from headwater.jobs.verify import verify
+from headwater.demo.postgres import EmbeddedServer
 from headwater.lake.paths import table_path
 from headwater.lake.registry import Registry
-from headwater.session import build_session
-from headwater.source.catalog import signature
+from headwater.load.load import load
+from headwater.load.source_rows import rows_at, schema_now
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.replicate.replicate import replicate
+from headwater.source.catalog.catalog import signature
 from headwater.source.snapshots import capture_point
+from headwater.spark.session import build_session
+from headwater.verify.verify import verify
 
 ROWS = int(os.environ.get("HEADWATER_BENCH_ROWS", "3000000"))
 CONNECTIONS = int(os.environ.get("HEADWATER_BENCH_CONNECTIONS", "2"))

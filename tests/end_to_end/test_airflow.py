@@ -25,13 +25,13 @@ from rich.console import Console
 from fixtures.airflow_processes import drivers
 from fixtures.browser import Browser
 from fixtures.lakes import HandLake, position_at
+from headwater.demo.airflow_server import example_dags
+from headwater.demo.environment import Demo, demo_environment
+from headwater.demo.shop import Writer
+from headwater.demo.story import DOWNSTREAM, LOAD, RELOAD, REPLICATE, SENSOR, Story
 from headwater.errors import HeadwaterError
-from headwater.jobs.demo.airflow_server import example_dags
-from headwater.jobs.demo.environment import Demo, demo_environment
-from headwater.jobs.demo.shop import Writer
-from headwater.jobs.demo.story import DOWNSTREAM, LOAD, RELOAD, REPLICATE, SENSOR, Story
 from headwater.lake.position_file import read_position_file
-from headwater.pipeline_values import connection_variable
+from headwater.pipeline_file.values import connection_variable
 from headwater.position import parse_lsn
 from headwater.source.samples import commit_position
 

@@ -13,9 +13,9 @@ from deltalake import DeltaTable
 from fixtures.compose import Stack
 from fixtures.installed import distributions, install
 from fixtures.waiting import until
-from headwater.jobs.demo import shop
-from headwater.jobs.demo.rest import AirflowClient
-from headwater.jobs.demo.story import DOWNSTREAM, LOAD, REPLICATE
+from headwater.demo import shop
+from headwater.demo.rest import AirflowClient
+from headwater.demo.story import DOWNSTREAM, LOAD, REPLICATE
 from headwater.lake.position_file import read_position_file
 
 pytestmark = [pytest.mark.airflow, pytest.mark.postgres, pytest.mark.spark]

@@ -24,15 +24,15 @@ from rich.console import Console
 
 from fixtures.airflow_processes import RunningDriver, drivers, kill_service, service
 from fixtures.waiting import until
-from headwater.config import load_pipeline
-from headwater.jobs.demo.airflow_server import example_dags
-from headwater.jobs.demo.environment import Demo, demo_environment
-from headwater.jobs.demo.shop import REVENUE, TABLES, Writer
-from headwater.jobs.demo.story import REPLICATE, Story
-from headwater.jobs.wait import wait_for_cut
+from headwater.demo.airflow_server import example_dags
+from headwater.demo.environment import Demo, demo_environment
+from headwater.demo.shop import REVENUE, TABLES, Writer
+from headwater.demo.story import REPLICATE, Story
 from headwater.lake.ledger import generation_app, read_all
 from headwater.lake.position_file import PositionFile, read_position_file
+from headwater.pipeline_file.pipeline import load_pipeline
 from headwater.position import parse_lsn
+from headwater.waiting.wait import wait_for_cut
 
 pytestmark = [pytest.mark.airflow, pytest.mark.postgres, pytest.mark.spark]
 

@@ -22,9 +22,9 @@ from rich.console import Console
 from fixtures.airflow_processes import drivers
 from fixtures.jobs import beside, until
 from fixtures.soak import SOAK
-from headwater.jobs.demo.environment import Demo, demo_environment
-from headwater.jobs.demo.shop import TABLES, Writer
-from headwater.jobs.demo.story import AGGREGATE, DOWNSTREAM, LOAD, RELOAD, REPLICATE, SENSOR, Story
+from headwater.demo.environment import Demo, demo_environment
+from headwater.demo.shop import TABLES, Writer
+from headwater.demo.story import AGGREGATE, DOWNSTREAM, LOAD, RELOAD, REPLICATE, SENSOR, Story
 from headwater.lake.position_file import read_position_file
 from headwater.position import parse_lsn
 

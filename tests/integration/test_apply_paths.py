@@ -30,17 +30,21 @@ from fixtures.twins import (
     on_disk,
 )
 from fixtures.waiting import until
-from headwater.changes import NetChanges
+from headwater.apply import small_files as upkeep
+from headwater.apply.applier import Applier
+from headwater.apply.by_spark import optimize as compaction
+from headwater.apply.direct import Fence
+from headwater.apply.plan import ApplyPath, PlanAgain
+from headwater.apply.small_files import Rewritten, Upkeep
+from headwater.delta import delta_log
+from headwater.delta import new_files as partitioned_write
+from headwater.delta.index import written_keys
+from headwater.delta.log_entries import read_actions
+from headwater.delta.tables import create
 from headwater.errors import BadValue, Diverged, Fenced, ForeignWrite
-from headwater.lake import compaction, delta_log, partitioned_write, upkeep, written_keys
-from headwater.lake.apply import Applier
-from headwater.lake.log_entries import read_actions
-from headwater.lake.plan import ApplyPath, PlanAgain
-from headwater.lake.positional import Fence
-from headwater.lake.tables import create
-from headwater.lake.upkeep import Rewritten, Upkeep
-from headwater.log.net_parts import PartsOnDisk
+from headwater.log.net.on_disk import PartsOnDisk
 from headwater.log.spill import SpillStore
+from headwater.net_changes import NetChanges
 from headwater.predicate import Compared, Every, OneOf
 from headwater.schema import PARTITION_COLUMN
 

@@ -11,7 +11,7 @@ from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.errors import Refused
 from headwater.names import TableName
-from headwater.source.catalog import Catalog, CatalogTable, read_catalog, signature
+from headwater.source.catalog.catalog import Catalog, CatalogTable, read_catalog, signature
 from headwater.source.connection import connect
 
 pytestmark = pytest.mark.postgres

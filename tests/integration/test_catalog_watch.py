@@ -33,18 +33,18 @@ from fixtures.lakes import as_published
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.cli import main
-from headwater.config import Pipeline
 from headwater.errors import EXIT_SUSPENDED
-from headwater.jobs import catalog_watch
-from headwater.jobs.catalog_watch import CatalogWatch
-from headwater.jobs.status import status
-from headwater.jobs.verify import verify
 from headwater.lake.registry import State, TableRecord
 from headwater.log.blocks import Ddl
+from headwater.monitor.status import status
 from headwater.names import TableName
-from headwater.source.catalog import Catalog, read_catalog
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.replicate import catalog_watch
+from headwater.replicate.catalog_watch import CatalogWatch
+from headwater.source.catalog.catalog import Catalog, read_catalog
 from headwater.source.connection import Connection, connect
-from headwater.source.publication import add_tables, ensure_publications, published_tables
+from headwater.source.publication.publication import add_tables, ensure_publications, published_tables
+from headwater.verify.verify import verify
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,17 +18,17 @@ from fixtures.lakes import HandLake
 from fixtures.pipelines import write_pipeline
 from fixtures.pooler import pooler
 from fixtures.postgres import Database
-from headwater.config import Pipeline
-from headwater.embedded import EmbeddedServer
+from headwater.demo.postgres import EmbeddedServer
 from headwater.errors import Refused, SourceUnreachable, Transient
-from headwater.jobs.check import CheckReport, check, lake_problems, require_ok
-from headwater.jobs.drop import drop
-from headwater.jobs.load import load
+from headwater.gate.check import CheckReport, check, lake_problems, require_ok
 from headwater.lake import registry
 from headwater.lake.registry import PipelineRecord, Registry
+from headwater.load.load import load
+from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import Position
+from headwater.setup.drop import drop
 from headwater.source.connection import connect, identify
-from headwater.source.publication import add_tables, ensure_publications, read_publication
+from headwater.source.publication.publication import add_tables, ensure_publications, read_publication
 from headwater.source.settings import standby_names
 
 pytestmark = pytest.mark.postgres
@@ -284,7 +284,7 @@ def test_a_lake_of_another_pipeline_or_a_newer_format_is_a_problem_in_the_list(
 
 def test_check_and_drop_import_no_engine() -> None:
     program = (
-        "import sys, headwater.jobs.check, headwater.jobs.drop\n"
+        "import sys, headwater.gate.check, headwater.setup.drop\n"
         "print(sorted({'pyspark', 'pyarrow', 'pandas', 'numpy', 'deltalake', 'airflow'} & set(sys.modules)))"
     )
     roots = os.pathsep.join([str(Path(str(headwater.__file__)).parents[1]), *filter(None, sys.path)])

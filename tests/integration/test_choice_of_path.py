@@ -14,11 +14,11 @@ import pytest
 from deltalake import DeltaTable
 
 from fixtures.twins import Twins, by_delta_rs, make_twins, normal
-from headwater.changes import NetChanges
-from headwater.jobs.table_page import reason_of
-from headwater.lake import delta_log
-from headwater.lake.log_entries import read_actions
-from headwater.lake.plan import choose
+from headwater.apply.plan import choose
+from headwater.delta import delta_log
+from headwater.delta.log_entries import read_actions
+from headwater.monitor.table_page import reason_of
+from headwater.net_changes import NetChanges
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -131,7 +131,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from fixtures.twins import by_delta_rs, make_twins
-from headwater.session import build_session
+from headwater.spark.session import build_session
 
 spark = build_session(app_name="headwater local-cluster test")
 assert spark.sparkContext.master == "local-cluster[2,1,1024]", spark.sparkContext.master

@@ -12,7 +12,7 @@ import pytest
 
 from fixtures.bank import Bank, leave_to_spark, replicated_bank, writing
 from fixtures.jobs import JVM, Hold, Job, catch_up, until
-from headwater.embedded import EmbeddedServer
+from headwater.demo.postgres import EmbeddedServer
 from headwater.lake.position_file import read_position_file
 from headwater.position import parse_lsn
 

@@ -19,11 +19,11 @@ from fixtures.compose import Stack
 from fixtures.jobs import in_thread, until
 from fixtures.postgres import Database
 from headwater.errors import Refused
-from headwater.jobs.executors import lacking
-from headwater.jobs.units import UnitReader
+from headwater.load.executors import lacking
+from headwater.load.units import UnitReader
 from headwater.schema import TableSchema
-from headwater.session import SHORT_LIVED_JVM
-from headwater.source.readers import readers
+from headwater.source.reading_now import readers
+from headwater.spark.session import SHORT_LIVED_JVM
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
@@ -97,8 +97,8 @@ def test_a_cluster_that_has_never_heard_of_headwater_loads_and_verifies(
 _LARGE = """
 import sys
 from pathlib import Path
-from headwater.log.net_parts import PartsOnDisk
-from headwater.session import build_session
+from headwater.log.net.on_disk import PartsOnDisk
+from headwater.spark.session import build_session
 from integration.test_apply_paths import by_delta_rs, make_twins, on_disk
 
 def elsewhere(*_):

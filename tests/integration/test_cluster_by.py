@@ -24,17 +24,20 @@ from fixtures.jobs import (
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater import failpoints
-from headwater.config import Pipeline
+from headwater.delta import clustering
+from headwater.delta import new_files as partitioned_write
+from headwater.delta.delta_log import DataFile, read_snapshot
 from headwater.errors import Refused
 from headwater.failpoints import InjectedFailure
-from headwater.jobs import ordering, stretches, table_copy, table_load, units
-from headwater.jobs.check import check
-from headwater.jobs.rebuild import rebuild
-from headwater.jobs.reload import reload
-from headwater.jobs.verify import verify
-from headwater.lake import clustering, partitioned_write
-from headwater.lake.delta_log import DataFile, read_snapshot
+from headwater.gate.check import check
+from headwater.load import copy as table_copy
+from headwater.load import one_table as table_load
+from headwater.load import ordering, stretches, units
 from headwater.names import TableName
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.reload.rebuild import rebuild
+from headwater.reload.reload import reload
+from headwater.verify.verify import verify
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

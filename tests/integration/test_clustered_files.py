@@ -15,12 +15,14 @@ from deltalake import DeltaTable
 from pyspark.sql.functions import col
 
 from fixtures.twins import FENCE, Twins, by_delta_rs, make_twins
-from headwater.lake import clustered_rewrite, clustering, delta_log, upkeep
-from headwater.lake.commits import write_checkpoint
-from headwater.lake.delta_log import DataFile
-from headwater.lake.positional import Fence, obstacle
-from headwater.lake.tables import cluster
-from headwater.lake.upkeep import Rewritten, Upkeep
+from headwater.apply import clustered_files as clustered_rewrite
+from headwater.apply import small_files as upkeep
+from headwater.apply.direct import Fence, obstacle
+from headwater.apply.small_files import Rewritten, Upkeep
+from headwater.delta import clustering, delta_log
+from headwater.delta.delta_log import DataFile
+from headwater.delta.small_tables import write_checkpoint
+from headwater.delta.tables import cluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

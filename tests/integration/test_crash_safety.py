@@ -20,10 +20,10 @@ from fixtures.bank import ENTRIES, TABLES, Writer, assert_cuts_consistent, creat
 from fixtures.jobs import JVM, READER, Job, assert_equal, catch_up, load_tables, states_of, until
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database, new_database
-from headwater.config import Pipeline
-from headwater.embedded import EmbeddedServer
+from headwater.demo.postgres import EmbeddedServer
 from headwater.failpoints import NAMES
 from headwater.lake.position_file import read_position_file
+from headwater.pipeline_file.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,10 +9,10 @@ import pytest
 from fixtures.jobs import Job, assert_equal, load_tables, until
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
-from headwater.config import Pipeline
 from headwater.lake.ledger import read_generation
 from headwater.lake.position_file import read_position_file
-from headwater.pipeline_values import CONNECTION_SOCKET, connection_variable
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.pipeline_file.values import CONNECTION_SOCKET, connection_variable
 from headwater.source.samples import commit_position
 
 pytestmark = pytest.mark.postgres

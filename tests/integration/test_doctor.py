@@ -17,10 +17,10 @@ from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from fixtures.waiting import until
 from headwater.cli import main
-from headwater.config import Pipeline
-from headwater.jobs.maintain import maintain
-from headwater.jobs.pausing import pause, resume
-from headwater.jobs.status import status
+from headwater.maintain.maintain import maintain
+from headwater.monitor.status import status
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.replicate.pausing import pause, resume
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -200,7 +200,7 @@ def test_a_pause_is_not_taken_for_a_dead_driver(patient: Patient) -> None:
 def test_small_files_that_nobody_gathers_are_told_until_maintain_has(
     patient: Patient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headwater.jobs.findings._MANY_FILES", 4)
+    monkeypatch.setattr("headwater.monitor.findings._MANY_FILES", 4)
     for number in range(4):
         patient.database.execute(f"insert into lines values ({100 + number}, 1)")
         catch_up(patient.pipeline)

@@ -15,16 +15,16 @@ import pytest
 
 from fixtures.bank import TABLES, Bank, assert_cuts_consistent, replicated_bank
 from fixtures.jobs import Job, assert_equal, catch_up, following, load_tables, states_of, until
-from headwater.embedded import EmbeddedServer
+from headwater.delta import storage
+from headwater.delta.log_entries import entries_of, log_entry, log_path
+from headwater.demo.postgres import EmbeddedServer
 from headwater.errors import DamagedLake, Transient
-from headwater.jobs.load import load
-from headwater.jobs.status import status
-from headwater.lake import storage
 from headwater.lake.ledger import read_epoch
-from headwater.lake.log_entries import entries_of, log_entry, log_path
 from headwater.lake.paths import ledger_path, registry_path, table_path
 from headwater.lake.position_file import read_position_file
 from headwater.lake.registry import Registry
+from headwater.load.load import load
+from headwater.monitor.status import status
 from headwater.position import parse_lsn
 from headwater.source.connection import connect
 from headwater.source.slot import read_slot

@@ -18,7 +18,7 @@ import pytest
 
 import headwater
 from fixtures.waiting import until
-from headwater.embedded import EmbeddedServer
+from headwater.demo.postgres import EmbeddedServer
 from headwater.errors import Refused
 
 pytestmark = pytest.mark.postgres
@@ -28,7 +28,7 @@ SOURCES = Path(headwater.__file__).parent.parent
 PROGRAM = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
-from headwater.embedded import EmbeddedServer
+from headwater.demo.postgres import EmbeddedServer
 server = EmbeddedServer(sys.argv[2], sys.argv[3], durable=False)
 server.start()
 lines = (server.data / "postmaster.pid").read_text().splitlines()

@@ -13,16 +13,16 @@ from deltalake import DeltaTable
 from fixtures.jobs import assert_equal, catch_up, lake_path_of, lake_rows, load_tables, record_of
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
-from headwater.config import Pipeline
-from headwater.jobs import repair
-from headwater.jobs.key_reader import KeyReader
-from headwater.jobs.source_rows import units_of
-from headwater.jobs.units import UnfitValue, UnitReader
-from headwater.jobs.verify import verify
+from headwater.load.rows_by_key import KeyReader
+from headwater.load.source_rows import units_of
+from headwater.load.units import UnfitValue, UnitReader
 from headwater.names import TableName
-from headwater.source.catalog import read_catalog, signature
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.source.catalog.catalog import read_catalog, signature
 from headwater.source.connection import connect
 from headwater.source.snapshots import capture_point
+from headwater.verify import repair
+from headwater.verify.verify import verify
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

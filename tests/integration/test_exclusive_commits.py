@@ -14,9 +14,9 @@ import pytest
 
 from fixtures.jobs import in_thread
 from fixtures.waiting import until
-from headwater.lake import delta_log, storage
-from headwater.lake.log_entries import log_entry
-from headwater.session import require_exclusive
+from headwater.delta import delta_log, storage
+from headwater.delta.log_entries import log_entry
+from headwater.spark.session import require_exclusive
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -116,8 +116,8 @@ def test_a_session_that_could_overwrite_commits_nothing_of_ours(spark: SparkSess
     program = """
 import sys
 from pyspark.sql import SparkSession
-from headwater.jars import jar_paths
-from headwater.session import build_session, require_exclusive
+from headwater.spark.jars import jar_paths
+from headwater.spark.session import build_session, require_exclusive
 from headwater.errors import Refused
 builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
 builder = builder.config("spark.jars", ",".join(jar_paths()[:-1]))

@@ -19,20 +19,20 @@ import pytest
 from fixtures.jobs import Job, assert_equal, catch_up, failing, following, lake_rows, load_tables, registry_of, until
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database, new_database, server_setting
-from headwater.config import Pipeline
-from headwater.embedded import EmbeddedServer
+from headwater.apply.direct import Fence, take
+from headwater.demo.postgres import EmbeddedServer
 from headwater.errors import LostLease, Refused, SlotGap, SourceChanged
-from headwater.jobs.load import load
-from headwater.jobs.new_source import adopt
-from headwater.jobs.status import status
-from headwater.jobs.verify import verify
-from headwater.jobs.wait import wait
 from headwater.lake.ledger import Ledger, read_epoch, read_generation
 from headwater.lake.position_file import read_position_file
-from headwater.lake.positional import Fence, take
+from headwater.load.load import load
+from headwater.monitor.status import status
+from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import Position
+from headwater.replicate.takeover.new_source import adopt
 from headwater.source.connection import connect, position_now
 from headwater.source.slot import read_slot
+from headwater.verify.verify import verify
+from headwater.waiting.wait import wait
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

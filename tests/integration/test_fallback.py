@@ -12,10 +12,10 @@ import headwater
 from fixtures.jobs import catch_up, in_thread, load_tables
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
-from headwater.config import Pipeline
 from headwater.errors import Refused
-from headwater.jobs.views import newest_cut
 from headwater.lake.cuts import Cut
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.reading.newest_views import newest_cut
 
 pytestmark = [pytest.mark.spark, pytest.mark.postgres]
 

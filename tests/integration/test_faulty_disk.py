@@ -21,13 +21,14 @@ from fixtures.lakes import HandLake, position_at
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from fixtures.power_cut import CannotCut
-from headwater.lake import recovery, storage
-from headwater.lake.cleanup import clean
-from headwater.lake.delta_log import read_snapshot
+from headwater.delta import storage
+from headwater.delta.delta_log import read_snapshot
+from headwater.delta.log_entries import entries_of, log_path
+from headwater.delta.log_files import look
+from headwater.gate import recovery
 from headwater.lake.ledger import read_epoch
-from headwater.lake.log_entries import entries_of, log_path
-from headwater.lake.log_files import look
 from headwater.lake.registry import Registry
+from headwater.maintain.cleanup import clean
 
 TABLE = "public.a"
 

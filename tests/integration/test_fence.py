@@ -22,13 +22,13 @@ from psycopg import sql
 from fixtures.bank import TABLES, Bank, free_the_slot, replicated_bank
 from fixtures.jobs import Hold, Job, armed, catch_up, failing, following, in_thread, lake_path_of, registry_of, until
 from headwater import failpoints
-from headwater.embedded import EmbeddedServer
+from headwater.demo.postgres import EmbeddedServer
 from headwater.errors import HeadwaterError
-from headwater.jobs.reload import reload
-from headwater.jobs.status import status
 from headwater.lake.ledger import read_generation
 from headwater.lake.paths import position_file_path
+from headwater.monitor.status import status
 from headwater.names import TableName
+from headwater.reload.reload import reload
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

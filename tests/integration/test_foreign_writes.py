@@ -37,19 +37,19 @@ from fixtures.jobs import (
 )
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
-from headwater.config import Pipeline
-from headwater.jobs.load import load
-from headwater.jobs.reload import reload
-from headwater.jobs.status import status
-from headwater.jobs.verify import verify
-from headwater.jobs.wait import wait
-from headwater.jobs.wait_result import WaitResult
-from headwater.lake import delta_log
+from headwater.delta import delta_log
+from headwater.delta.log_entries import log_entry
 from headwater.lake.ledger import read_all
-from headwater.lake.log_entries import log_entry
 from headwater.lake.position_file import read_position_file
+from headwater.load.load import load
+from headwater.monitor.status import status
 from headwater.names import TableName
-from headwater.session import build_session
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.reload.reload import reload
+from headwater.spark.session import build_session
+from headwater.verify.verify import verify
+from headwater.waiting.result import WaitResult
+from headwater.waiting.wait import wait
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

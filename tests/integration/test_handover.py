@@ -34,13 +34,13 @@ from fixtures.jobs import (
 from fixtures.lakes import HandLake
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database, commits_held
-from headwater.config import Pipeline
+from headwater.delta.tables import current
 from headwater.errors import LostLease, Transient
-from headwater.jobs import table_load
-from headwater.jobs.handovers import finish_handovers
 from headwater.lake.ledger import read_all
 from headwater.lake.registry import Capture, Registry
-from headwater.lake.tables import current
+from headwater.load import one_table as table_load
+from headwater.load.handover import finish_handovers
+from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import Position
 from headwater.source.samples import commit_position
 from headwater.source.slot import read_slot

@@ -17,13 +17,13 @@ from fixtures.jobs import armed, catch_up, following, in_thread, lake_path_of, l
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from fixtures.waiting import until
-from headwater.config import Pipeline
 from headwater.errors import Refused
-from headwater.jobs.check import check
-from headwater.jobs.reload import reload
-from headwater.jobs.status import status
-from headwater.jobs.verify import verify
+from headwater.gate.check import check
+from headwater.monitor.status import status
 from headwater.names import TableName
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.reload.reload import reload
+from headwater.verify.verify import verify
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

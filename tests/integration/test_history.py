@@ -20,17 +20,17 @@ from fixtures.jobs import Job, catch_up, lake_path_of, lake_rows, load_tables, r
 from fixtures.log_of import Committed, Source, source_of
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
-from headwater.config import Pipeline
+from headwater.delta import storage
+from headwater.delta.tables import commits_after
 from headwater.errors import Refused
-from headwater.jobs.check import check
-from headwater.jobs.status import status
-from headwater.jobs.verify import verify
-from headwater.jobs.views import newest_cut
-from headwater.lake import storage
+from headwater.gate.check import check
 from headwater.lake.cuts import HISTORY
 from headwater.lake.ledger import read_epoch
-from headwater.lake.tables import commits_after
+from headwater.monitor.status import status
 from headwater.names import TableName
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.reading.newest_views import newest_cut
+from headwater.verify.verify import verify
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

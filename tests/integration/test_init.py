@@ -21,9 +21,9 @@ from fixtures.jobs import assert_equal, following, lake_rows, load_tables, sourc
 from fixtures.postgres import Database, server_setting
 from fixtures.waiting import until
 from headwater.cli import main
-from headwater.config import load_pipeline
-from headwater.jobs.check import check
-from headwater.jobs.wait import wait
+from headwater.gate.check import check
+from headwater.pipeline_file.pipeline import load_pipeline
+from headwater.waiting.wait import wait
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

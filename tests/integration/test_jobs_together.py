@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fixtures.bank import replicated_bank
-from headwater.embedded import EmbeddedServer
+from headwater.demo.postgres import EmbeddedServer
 from soak.drivers_together import Rounds
 
 if TYPE_CHECKING:

@@ -20,15 +20,15 @@ from fixtures.jobs import catch_up, lake_rows, load_tables, states_of
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.arrow_types import key_schema
-from headwater.lake.key_codes import encode
-from headwater.lake.tables import struct_type
-from headwater.log.decode import decode_copy_rows, frame_copy
-from headwater.log.key_codes import key_codes
-from headwater.log.partitions import _hash
+from headwater.delta.index.codes import encode
+from headwater.delta.tables import struct_type
+from headwater.log.net.codes import key_codes
+from headwater.log.net.hash_parts import _hash
+from headwater.log.values.decode import decode_copy_rows, frame_copy
 from headwater.schema import Column, TableSchema
-from headwater.source.conditions import selected
-from headwater.source.pg_types import read_types
-from headwater.source.types import value_type
+from headwater.source.catalog.pg_types import read_types
+from headwater.source.catalog.types import value_type
+from headwater.source.catalog.where_sql import selected
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 

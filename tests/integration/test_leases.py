@@ -15,7 +15,7 @@ from fixtures.jobs import until
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Connection, Database
 from headwater.errors import LostLease
-from headwater.jobs import lease
+from headwater.gate import lease
 from headwater.lake.registry import Lease, Registry, now_text
 from soak.drivers_together import LeaseWatch
 

@@ -26,19 +26,19 @@ from fixtures.jobs import (
 )
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
-from headwater.config import Pipeline
+from headwater.delta import storage
 from headwater.errors import LostLease
-from headwater.jobs import following as following_jobs
-from headwater.jobs import lease
-from headwater.jobs.applying import Tables
-from headwater.jobs.batches import Batch, Share
-from headwater.jobs.following import Following
-from headwater.jobs.pausing import pause
-from headwater.lake import storage
+from headwater.gate import lease
 from headwater.lake.ledger import read_all, read_epoch
 from headwater.lake.paths import kept_path
 from headwater.lake.reload_records import load_name
 from headwater.names import TableName
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.replicate.batches.batch import Batch, Share
+from headwater.replicate.beside import following as following_jobs
+from headwater.replicate.beside.following import Following
+from headwater.replicate.pausing import pause
+from headwater.replicate.tables.tables import Tables
 from headwater.source.connection import connect
 from headwater.source.slot import read_slot
 
@@ -153,7 +153,7 @@ def test_a_table_does_not_join_the_cuts_before_its_driver_has_followed_its_load(
     """A write of the driver's own, after a lost race, reads the registry again as well: the table is "catching up"
     there before the look at loads comes, and everything that was kept of it is still to be applied."""
     load_tables(shop.pipeline, NEW)
-    monkeypatch.setattr("headwater.jobs.following._PERIOD", 4.0)
+    monkeypatch.setattr("headwater.replicate.beside.following._PERIOD", 4.0)
     follow = Following.follow_if_due
 
     def reading_again(driver: Following) -> bool:

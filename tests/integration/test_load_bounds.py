@@ -11,8 +11,8 @@ import pytest
 from fixtures.jobs import armed, assert_equal, catch_up, in_thread, lake_path_of, load_tables, record_of, until
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
-from headwater.jobs import units
-from headwater.jobs.load import load
+from headwater.load import units
+from headwater.load.load import load
 from headwater.schema import Leaf
 from headwater.source.snapshots import capture_point
 

@@ -15,13 +15,16 @@ from fixtures.jobs import assert_equal, catch_up, following, lake_path_of, lake_
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater import failpoints
-from headwater.config import Pipeline
+from headwater.delta import new_files as partitioned_write
+from headwater.delta import storage
+from headwater.delta.delta_log import DataFile, read_snapshot
+from headwater.delta.layout import layout_of
 from headwater.failpoints import InjectedFailure
-from headwater.jobs import stretches, table_copy, table_load, units
-from headwater.lake import partitioned_write, storage
-from headwater.lake.delta_log import DataFile, read_snapshot
-from headwater.lake.layout import layout_of
 from headwater.lake.paths import stretches_path
+from headwater.load import copy as table_copy
+from headwater.load import one_table as table_load
+from headwater.load import stretches, units
+from headwater.pipeline_file.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

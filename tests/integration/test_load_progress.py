@@ -13,14 +13,15 @@ import pytest
 from fixtures.jobs import Hold, Job, armed, assert_equal, catch_up, in_thread, load_tables, until
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
-from headwater.config import Pipeline
-from headwater.jobs import load_progress, metrics
-from headwater.jobs.load import load
-from headwater.jobs.overview import PipelineWatch
-from headwater.jobs.reload import reload
-from headwater.jobs.status import status
 from headwater.lake.load_files import read_load_files
+from headwater.load import progress as load_progress
+from headwater.load.load import load
+from headwater.monitor import metrics
+from headwater.monitor.overview import PipelineWatch
+from headwater.monitor.status import status
 from headwater.names import TableName
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.reload.reload import reload
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

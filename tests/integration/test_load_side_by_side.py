@@ -11,10 +11,12 @@ from fixtures.jobs import Hold, armed, assert_equal, catch_up, in_thread, lake_p
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater import failpoints
-from headwater.jobs import table_copy, table_load, units
-from headwater.lake import tables as lake_tables
-from headwater.lake.delta_log import read_snapshot
-from headwater.lake.delta_types import fields_of
+from headwater.delta import tables as lake_tables
+from headwater.delta.delta_log import read_snapshot
+from headwater.delta.delta_types import fields_of
+from headwater.load import copy as table_copy
+from headwater.load import one_table as table_load
+from headwater.load import units
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -24,16 +24,18 @@ from fixtures.jobs import (
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater import failpoints
-from headwater.config import Pipeline
+from headwater.delta import storage
+from headwater.delta.delta_log import read_snapshot
 from headwater.errors import Transient
 from headwater.failpoints import InjectedFailure
-from headwater.jobs import stretches, table_copy, table_load, units
-from headwater.jobs.load import load
-from headwater.jobs.table_copy import Changed, Target, copy_whole
-from headwater.lake import storage
-from headwater.lake.delta_log import read_snapshot
 from headwater.lake.paths import stretches_path
-from headwater.lake.stretch_notes import StretchNote, StretchNotes
+from headwater.load import copy as table_copy
+from headwater.load import one_table as table_load
+from headwater.load import stretches, units
+from headwater.load.copy import Changed, Target, copy_whole
+from headwater.load.load import load
+from headwater.load.stretch_notes import StretchNote, StretchNotes
+from headwater.pipeline_file.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

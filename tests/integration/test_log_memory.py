@@ -13,7 +13,7 @@ from fixtures.jobs import until
 from fixtures.log_of import Source, read_to, source_of
 from fixtures.postgres import Database
 from headwater.errors import Refused
-from headwater.jobs.reader import LogReader
+from headwater.replicate.reader.handle import LogReader
 
 pytestmark = pytest.mark.postgres
 

@@ -14,10 +14,10 @@ import pytest
 from fixtures.jobs import in_thread, until
 from fixtures.log_of import SLOT, Committed, Source, read_to, source_of, transactions
 from fixtures.postgres import Database, new_database
-from headwater.embedded import EmbeddedServer
+from headwater.demo.postgres import EmbeddedServer
 from headwater.errors import SlotGap, SourceUnreachable
-from headwater.jobs.reader import LogReader
 from headwater.log.blocks import Chunk
+from headwater.replicate.reader.handle import LogReader
 from headwater.source.connection import connect
 from headwater.source.slot import create_slot, drop_slot
 

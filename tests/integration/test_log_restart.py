@@ -13,11 +13,11 @@ from fixtures.bank import TABLES, Writer, assert_cuts_consistent, create_bank
 from fixtures.jobs import assert_equal, catch_up, in_thread, load_tables, until
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database, new_database
-from headwater.config import Pipeline
-from headwater.embedded import EmbeddedServer
-from headwater.jobs.replicate import replicate
+from headwater.demo.postgres import EmbeddedServer
 from headwater.lake.ledger import read_all
+from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import parse_lsn
+from headwater.replicate.replicate import replicate
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,7 +19,7 @@ from psycopg import conninfo as pg_conninfo
 
 from fixtures.log_of import Committed, Row, Source, read_to, source_of, transactions
 from fixtures.postgres import Database
-from headwater.jobs.reader import LogReader
+from headwater.replicate.reader.handle import LogReader
 
 pytestmark = pytest.mark.postgres
 

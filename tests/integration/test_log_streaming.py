@@ -13,7 +13,7 @@ import pytest
 from fixtures.jobs import until
 from fixtures.log_of import PUBLICATION, SLOT, Change, Committed, Source, read_to, source_of, transactions
 from fixtures.postgres import Database
-from headwater.jobs.reader import LogReader
+from headwater.replicate.reader.handle import LogReader
 from headwater.source.connection import connect
 from headwater.source.slot import read_slot
 

@@ -41,16 +41,16 @@ from fixtures.jobs import (
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import new_database
 from headwater.cli import main
-from headwater.embedded import EmbeddedServer
+from headwater.delta.delta_log import read_snapshot
+from headwater.demo.postgres import EmbeddedServer
 from headwater.errors import EXIT_DONE, EXIT_FAILED, LostLease, Refused
-from headwater.jobs import lease
-from headwater.jobs.maintain import maintain
+from headwater.gate import lease
 from headwater.lake import horizon
-from headwater.lake.control_tables import keep_ledger
 from headwater.lake.cuts import HISTORY, pin_cut, read, release_pin, take_cut
-from headwater.lake.delta_log import read_snapshot
 from headwater.lake.ledger import read_epoch
-from headwater.lake.status import LakeReader
+from headwater.lake.reader import LakeReader
+from headwater.maintain.control_tables import keep_ledger
+from headwater.maintain.maintain import maintain
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -241,7 +241,7 @@ def test_a_table_that_is_loaded_and_not_replicated_yet_keeps_its_history(bank: B
 
 def test_replicate_starts_while_a_table_is_being_compacted(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commit of the one that links second is lost, and it looks again."""
-    from headwater.lake.upkeep import Rewritten, Upkeep
+    from headwater.apply.small_files import Rewritten, Upkeep
 
     batches(bank, 5)
     commit = Upkeep.commit

@@ -14,14 +14,14 @@ import pytest
 from deltalake import DeltaTable
 
 from fixtures.twins import FENCE, KEYS, Row, Twins, by_delta_rs, by_polars, normal, on_disk, schema_of
-from headwater.changes import Deletions, NetChanges
-from headwater.lake.apply import Applier
-from headwater.lake.positional import Fence
+from headwater.apply.applier import Applier
+from headwater.apply.direct import Fence
+from headwater.delta.row_count import row_count
+from headwater.delta.tables import create
 from headwater.lake.registry import TableRecord
-from headwater.lake.row_count import row_count
-from headwater.lake.tables import create
 from headwater.log.blocks import Transactions
-from headwater.log.marks import marked
+from headwater.log.net.soft_delete import marked
+from headwater.net_changes import Deletions, NetChanges
 from headwater.schema import DELETED, DELETED_AT, DELETED_LSN
 
 if TYPE_CHECKING:

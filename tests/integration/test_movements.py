@@ -16,13 +16,13 @@ import pytest
 from fixtures.jobs import catch_up, following, lake_rows, load_tables
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
-from headwater.config import Pipeline
-from headwater.jobs.lateness import Lateness
-from headwater.jobs.maintain import maintain
-from headwater.jobs.movements import Movements
-from headwater.jobs.pausing import pause
 from headwater.lake.cuts import list_pins
+from headwater.maintain.maintain import maintain
+from headwater.monitor.lateness import Lateness
 from headwater.names import TableName
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.replicate.pausing import pause
+from headwater.waiting.movements import Movements
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

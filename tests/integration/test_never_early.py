@@ -15,10 +15,10 @@ from fixtures.jobs import in_thread, load_tables, until
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater import commit_position, read, wait
-from headwater.config import Pipeline
-from headwater.jobs.replicate import replicate
 from headwater.lake.position_file import read_position_file
+from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import format_lsn
+from headwater.replicate.replicate import replicate
 
 TABLES = ("public.accounts", "public.transfers")
 

@@ -19,13 +19,13 @@ import headwater
 from fixtures.jobs import catch_up, lake_rows, load_tables
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
-from headwater.config import Pipeline, load_pipeline
 from headwater.errors import Refused
-from headwater.jobs.pausing import pause
-from headwater.jobs.views import newest_cut
 from headwater.lake import registry
 from headwater.lake.paths import registry_path
 from headwater.lake.registry import FORMAT_VERSION, Registry
+from headwater.pipeline_file.pipeline import Pipeline, load_pipeline
+from headwater.reading.newest_views import newest_cut
+from headwater.replicate.pausing import pause
 
 pytestmark = pytest.mark.spark
 

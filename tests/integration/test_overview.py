@@ -13,8 +13,8 @@ from fixtures.lakes import HandLake
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database, server_setting
 from fixtures.waiting import until
-from headwater.jobs import source_watch
-from headwater.jobs.overview import LOOK_SECONDS, PipelineWatch
+from headwater.monitor import source_watch
+from headwater.monitor.overview import LOOK_SECONDS, PipelineWatch
 from headwater.source.connection import Connection, connect, position_now
 from headwater.source.samples import take_sample
 

@@ -30,12 +30,12 @@ from fixtures.jobs import (
 )
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
-from headwater.config import Pipeline
-from headwater.jobs.reload import reload
-from headwater.jobs.status import status
-from headwater.jobs.wait_result import NotFresh
 from headwater.lake.ledger import read_epoch
+from headwater.monitor.status import status
 from headwater.names import TableName
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.reload.reload import reload
+from headwater.waiting.result import NotFresh
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

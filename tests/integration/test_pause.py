@@ -12,14 +12,14 @@ from fixtures.jobs import assert_equal, beside, catch_up, following, lake_rows, 
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.cli import main
-from headwater.config import Pipeline
 from headwater.errors import Refused
-from headwater.jobs.pausing import pause, resume
-from headwater.jobs.replicate import replicate
-from headwater.jobs.status import status
-from headwater.jobs.wait import wait
 from headwater.lake.position_file import read_position_file
+from headwater.monitor.status import status
 from headwater.names import TableName
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.replicate.pausing import pause, resume
+from headwater.replicate.replicate import replicate
+from headwater.waiting.wait import wait
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

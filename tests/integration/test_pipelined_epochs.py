@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from fixtures.bank import Bank, replicated_bank, writing
 from fixtures.jobs import Job, armed, catch_up, following, until
-from headwater.embedded import EmbeddedServer
+from headwater.demo.postgres import EmbeddedServer
 from headwater.lake.ledger import read_epoch
 from headwater.lake.paths import table_path
 

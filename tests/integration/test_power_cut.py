@@ -43,17 +43,17 @@ from fixtures.power_cut import FILE_SYSTEMS, SYNC, FileSystem, LakeDisk, lake_di
 from fixtures.soak import SOAK
 from fixtures.staged import staged_files
 from fixtures.waiting import until
-from headwater.config import Pipeline
-from headwater.embedded import EmbeddedServer
+from headwater.delta.delta_log import read_snapshot
+from headwater.delta.whole import is_whole
+from headwater.demo.postgres import EmbeddedServer
 from headwater.errors import Refused
-from headwater.jobs.wait import wait
 from headwater.lake.cuts import Cut, list_pins, table_of
-from headwater.lake.delta_log import read_snapshot
 from headwater.lake.ledger import Epoch, read_all
 from headwater.lake.paths import damaged_path
 from headwater.lake.position_file import read_position_file
-from headwater.lake.whole import is_whole
 from headwater.names import TableName
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.waiting.wait import wait
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

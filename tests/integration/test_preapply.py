@@ -24,15 +24,15 @@ from fixtures.jobs import Job, assert_equal, beside, lake_path_of, load_tables, 
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database, new_database
 from fixtures.staged import staged_files
-from headwater.config import Pipeline
-from headwater.embedded import EmbeddedServer
-from headwater.jobs.replicate import replicate
-from headwater.jobs.staging import Worth
-from headwater.lake import storage
-from headwater.lake.delta_log import read_snapshot
+from headwater.delta import storage
+from headwater.delta.delta_log import read_snapshot
+from headwater.demo.postgres import EmbeddedServer
 from headwater.lake.position_file import read_position_file
-from headwater.log import net_effect
+from headwater.log.net import net_effect
+from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import parse_lsn
+from headwater.replicate.preapply.decide import Worth
+from headwater.replicate.replicate import replicate
 from headwater.source.connection import Connection
 
 if TYPE_CHECKING:

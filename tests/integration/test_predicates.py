@@ -20,16 +20,16 @@ from psycopg import sql
 
 from fixtures.postgres import Database
 from fixtures.soak import examples
+from headwater.apply.by_spark.where_sql import spark_condition
+from headwater.delta.data_files import write_batches
+from headwater.delta.delta_log import DataFile
+from headwater.delta.layout import PLAIN, Layout
+from headwater.delta.where_files import columns_read, matches, may_match
 from headwater.errors import Refused
-from headwater.lake.conditions import columns_read, matches, may_match
-from headwater.lake.data_files import write_batches
-from headwater.lake.delta_log import DataFile
-from headwater.lake.layout import PLAIN, Layout
-from headwater.lake.spark_conditions import spark_condition
+from headwater.pipeline_file.where_text import parse
 from headwater.predicate import Predicate
-from headwater.predicate_text import parse
 from headwater.schema import Column, Leaf, TableSchema, ValueType
-from headwater.source.conditions import condition, exclude_each_other, reach_of
+from headwater.source.catalog.where_sql import condition, exclude_each_other, reach_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

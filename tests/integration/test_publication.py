@@ -10,9 +10,11 @@ import pytest
 from fixtures.postgres import Database
 from headwater.errors import Refused, Transient
 from headwater.names import TableName
+from headwater.source.catalog.identity import why_writers_would_fail
+from headwater.source.catalog.relations import list_relations, read_relations
 from headwater.source.connection import Connection, connect
-from headwater.source.identity import why_writers_would_fail
-from headwater.source.publication import (
+from headwater.source.publication.parts import Part
+from headwater.source.publication.publication import (
     add_tables,
     drop_publications,
     ensure_publications,
@@ -20,8 +22,6 @@ from headwater.source.publication import (
     read_publication,
     remove_table,
 )
-from headwater.source.publication_parts import Part
-from headwater.source.relations import list_relations, read_relations
 
 pytestmark = pytest.mark.postgres
 

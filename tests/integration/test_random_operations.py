@@ -25,11 +25,11 @@ from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from fixtures.random_writers import INSERT_ONLY, KEYS, KINDS, TABLES, RandomWriters, create_tables
 from fixtures.soak import SOAK
-from headwater.config import Pipeline
-from headwater.jobs.load import load
-from headwater.jobs.replicate import replicate
 from headwater.lake.ledger import read_epoch
+from headwater.load.load import load
 from headwater.names import TableName
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.replicate.replicate import replicate
 from headwater.source.samples import commit_position
 
 if TYPE_CHECKING:

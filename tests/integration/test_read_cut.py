@@ -11,11 +11,11 @@ import pytest
 
 import headwater
 from fixtures.hand_tables import HandTable
+from headwater.delta.log_files import look
+from headwater.delta.row_count import row_count
 from headwater.errors import Refused
-from headwater.lake.cleanup import clean
-from headwater.lake.log_files import look
-from headwater.lake.row_count import row_count
-from headwater.session import build_session
+from headwater.maintain.cleanup import clean
+from headwater.spark.session import build_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

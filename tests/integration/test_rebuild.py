@@ -28,25 +28,26 @@ from fixtures.jobs import (
 )
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
+from headwater.apply.direct import Fence
+from headwater.apply.reshape import rebuild as rebuild_in_lake
 from headwater.arrow_types import lake_schema
-from headwater.config import Pipeline
+from headwater.delta import storage
+from headwater.delta.small_tables import query
 from headwater.errors import Refused, Transient
-from headwater.jobs.check import check
-from headwater.jobs.rebuild import rebuild
-from headwater.jobs.reload import reload
-from headwater.jobs.status import status
-from headwater.jobs.validate import validate
-from headwater.jobs.verify import verify
-from headwater.jobs.verify_version import version_holding
-from headwater.jobs.wait import wait
-from headwater.lake import cuts, storage
-from headwater.lake.commits import query
+from headwater.gate.check import check
+from headwater.lake import cuts
 from headwater.lake.paths import reloaded_path
-from headwater.lake.positional import Fence
-from headwater.lake.rebuild import rebuild as rebuild_in_lake
 from headwater.lake.registry import now_text
 from headwater.lake.reload_records import Reload
+from headwater.monitor.status import status
 from headwater.names import TableName
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.reload.rebuild import rebuild
+from headwater.reload.reload import reload
+from headwater.validate.validate import validate
+from headwater.verify.verify import verify
+from headwater.verify.version import version_holding
+from headwater.waiting.wait import wait
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -128,7 +129,7 @@ def test_a_live_table_is_partitioned_anew_from_its_rows_in_the_lake(
         until(lambda: shop.is_equal() or running.done(), "the driver follows")
         before = wait(shop.pipeline, [TABLE], "now", 60).cut
         old = shop.source()
-        monkeypatch.setattr("headwater.jobs.reload.rows_at", None)
+        monkeypatch.setattr("headwater.reload.reload.rows_at", None)
         shop.declare(partition_by=["region"])
         shop.database.execute("update orders set region = '' where id = 99")
         until(lambda: shop.is_equal() or running.done(), "the driver follows")
@@ -215,7 +216,7 @@ def test_types_that_change_beside_a_verify_or_behind_a_cut_are_told_apart(
 
     with following(shop.pipeline) as running:
         until(lambda: running.done() or status(shop.pipeline)["running"], "the driver runs")
-        monkeypatch.setattr("headwater.jobs.verify.version_holding", behind_a_rebuild)
+        monkeypatch.setattr("headwater.verify.verify.version_holding", behind_a_rebuild)
         found = verify(shop.pipeline, [TABLE])["tables"][NAME]
     assert shop.type_of("amount") == 'PrimitiveType("string")'
     assert found["compared"]
@@ -328,7 +329,7 @@ def test_a_driver_that_dies_over_a_second_rebuild_is_followed_by_one_that_knows_
     shop: Shop, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = iter(["0" * 16, "1" * 16])
-    monkeypatch.setattr("headwater.jobs.replacing.secrets.token_hex", lambda size: next(names))
+    monkeypatch.setattr("headwater.reload.replacing.secrets.token_hex", lambda size: next(names))
     shop.declare(partition_by=["region"])
     shop.rebuild()
     with Job(shop.pipeline, "replicate", failpoint="replicate.after_rebuild", spark=spark) as job:

@@ -32,17 +32,17 @@ from fixtures.jobs import (
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.cli import main
-from headwater.config import Pipeline
+from headwater.delta import storage
 from headwater.errors import EXIT_SUSPENDED, LostLease, Refused, Transient
-from headwater.jobs import reload as reload_module
-from headwater.jobs.instead import instead_of_cut
-from headwater.jobs.reload import reload
-from headwater.jobs.status import status
-from headwater.jobs.verify import verify
-from headwater.lake import storage
 from headwater.lake.ledger import read_epoch
 from headwater.lake.paths import kept_path, reloaded_path
+from headwater.monitor.status import status
 from headwater.names import TableName
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.reload import reload as reload_module
+from headwater.reload.reload import reload
+from headwater.verify.verify import verify
+from headwater.waiting.on_timeout import instead_of_cut
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

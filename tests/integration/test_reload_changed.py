@@ -16,14 +16,14 @@ from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from fixtures.waiting import until
 from headwater.cli import main
-from headwater.config import Pipeline
 from headwater.errors import EXIT_DONE, EXIT_REFUSED, EXIT_SUSPENDED, Refused
-from headwater.jobs import verify as verify_module
-from headwater.jobs.changed import reload_changed
-from headwater.jobs.reload import reload
-from headwater.jobs.status import status
-from headwater.jobs.verify import verify
+from headwater.monitor.status import status
 from headwater.names import TableName
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.reload.reload import reload
+from headwater.verify import verify as verify_module
+from headwater.verify.changed import reload_changed
+from headwater.verify.verify import verify
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

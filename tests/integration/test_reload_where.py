@@ -28,11 +28,11 @@ from fixtures.jobs import (
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.cli import main
-from headwater.config import Pipeline
 from headwater.errors import EXIT_REFUSED, LostLease, Refused
-from headwater.jobs.reload import reload
 from headwater.lake.ledger import read_epoch
 from headwater.names import TableName
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.reload.reload import reload
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

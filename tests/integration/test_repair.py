@@ -14,15 +14,15 @@ from fixtures.jobs import assert_equal, catch_up, following, lake_path_of, load_
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.cli import main
-from headwater.config import Pipeline
+from headwater.delta.tables import read_commit
 from headwater.errors import EXIT_DONE
-from headwater.jobs import replacing
-from headwater.jobs.driver_answers import is_running
-from headwater.jobs.status import status
-from headwater.jobs.verify import verify
-from headwater.lake.tables import read_commit
+from headwater.load.driver_answers import is_running
+from headwater.monitor.status import status
 from headwater.names import TableName
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.reload import replacing
 from headwater.source.connection import connect
+from headwater.verify.verify import verify
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -38,19 +38,19 @@ from fixtures.jobs import (
 from fixtures.lakes import HandLake
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
-from headwater.config import Pipeline, load_pipeline
 from headwater.errors import LostLease, Refused, SlotGap, SourceChanged
-from headwater.jobs import publisher
-from headwater.jobs.replicate import replicate
-from headwater.jobs.status import status
-from headwater.jobs.wait import wait
 from headwater.lake import freshness
 from headwater.lake.ledger import Epoch, read_all
 from headwater.lake.position_file import PositionFile, read_position_file
+from headwater.monitor.status import status
+from headwater.pipeline_file.pipeline import Pipeline, load_pipeline
 from headwater.position import Position, format_lsn, parse_lsn
+from headwater.replicate import publisher
+from headwater.replicate.replicate import replicate
 from headwater.source.connection import connect, identify
 from headwater.source.samples import commit_position
 from headwater.source.stream import LogStream
+from headwater.waiting.wait import wait
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

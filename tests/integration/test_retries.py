@@ -27,14 +27,14 @@ from fixtures.jobs import (
 )
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
-from headwater.config import Pipeline
 from headwater.errors import Transient
-from headwater.jobs.doctor import doctor
-from headwater.jobs.overview import PipelineWatch
-from headwater.jobs.replicate import replicate
-from headwater.jobs.status import status
-from headwater.jobs.wait import wait
 from headwater.lake.ledger import read_epoch
+from headwater.monitor.doctor import doctor
+from headwater.monitor.overview import PipelineWatch
+from headwater.monitor.status import status
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.replicate.replicate import replicate
+from headwater.waiting.wait import wait
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -31,18 +31,18 @@ from fixtures.jobs import (
 )
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
-from headwater.config import Pipeline
 from headwater.errors import Transient
-from headwater.jobs.maintain import maintain
-from headwater.jobs.reload import reload
-from headwater.jobs.status import status
-from headwater.jobs.validate import validate
-from headwater.jobs.verify import verify
-from headwater.jobs.views import newest_cut
 from headwater.lake.cuts import HISTORY
 from headwater.lake.ledger import read_epoch
 from headwater.lake.paths import table_path
+from headwater.maintain.maintain import maintain
+from headwater.monitor.status import status
 from headwater.names import TableName
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.reading.newest_views import newest_cut
+from headwater.reload.reload import reload
+from headwater.validate.validate import validate
+from headwater.verify.verify import verify
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

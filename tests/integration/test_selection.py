@@ -14,14 +14,14 @@ from fixtures.jobs import catch_up, following, lake_path_of, lake_rows, load_tab
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from fixtures.waiting import until
-from headwater.config import BadPipelineFile, Pipeline
+from headwater.columns.changes import COLUMNS_CHANGED
 from headwater.errors import Refused
-from headwater.jobs.check import check
-from headwater.jobs.reload import reload
-from headwater.jobs.schema_changes import COLUMNS_CHANGED
-from headwater.jobs.status import status
-from headwater.jobs.verify import verify
+from headwater.gate.check import check
+from headwater.monitor.status import status
 from headwater.names import TableName
+from headwater.pipeline_file.pipeline import BadPipelineFile, Pipeline
+from headwater.reload.reload import reload
+from headwater.verify.verify import verify
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

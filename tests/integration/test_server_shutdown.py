@@ -18,11 +18,11 @@ from fixtures.bank import TABLES, Writer, assert_cuts_consistent, create_bank
 from fixtures.jobs import armed, assert_equal, catch_up, in_thread, load_tables, until
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database, new_database
-from headwater.config import Pipeline
-from headwater.embedded import EmbeddedServer
+from headwater.demo.postgres import EmbeddedServer
 from headwater.errors import Transient
-from headwater.jobs.replicate import replicate
 from headwater.lake.position_file import read_position_file
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.replicate.replicate import replicate
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

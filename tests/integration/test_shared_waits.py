@@ -17,16 +17,16 @@ from psycopg import sql
 from fixtures.lakes import HandLake
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
-from headwater.config import Pipeline
-from headwater.jobs import waiter as waiter_module
-from headwater.jobs.lookout import Question, SharedLookout
-from headwater.jobs.source_state import ask_source
-from headwater.jobs.wait_result import WaitResult
-from headwater.jobs.waiter import Waiter
-from headwater.lake import status
+from headwater.lake import reader as status
 from headwater.lake.cuts import list_pins
 from headwater.lake.freshness import Look, Target
 from headwater.lake.position_file import PositionFile, read_position_file
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.waiting import waiter as waiter_module
+from headwater.waiting.lookout import Question, SharedLookout
+from headwater.waiting.result import WaitResult
+from headwater.waiting.source_state import ask_source
+from headwater.waiting.waiter import Waiter
 
 if TYPE_CHECKING:
     from headwater_airflow.triggers.freshness import FreshnessTrigger

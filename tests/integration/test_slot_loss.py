@@ -32,17 +32,17 @@ from fixtures.jobs import (
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.cli import main
-from headwater.config import Pipeline
+from headwater.delta.tables import read_commit
 from headwater.errors import EXIT_DONE, EXIT_REFUSED, LostLease, SlotGap
-from headwater.jobs.slot_loss import replicate_through_losses
-from headwater.jobs.status import status
-from headwater.jobs.verify import verify
-from headwater.jobs.wait import wait
 from headwater.lake.ledger import read_epoch
-from headwater.lake.tables import read_commit
+from headwater.monitor.status import status
+from headwater.pipeline_file.pipeline import Pipeline
 from headwater.source.connection import connect, identify
 from headwater.source.slot import read_slot
 from headwater.source.stream import LogStream
+from headwater.verify.slot_loss import replicate_through_losses
+from headwater.verify.verify import verify
+from headwater.waiting.wait import wait
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from fixtures.postgres import Database
-from headwater.embedded import EmbeddedServer
+from headwater.demo.postgres import EmbeddedServer
 from headwater.errors import HeadwaterError, Refused, SourceUnreachable, Transient
 from headwater.source.connection import Connection, Session, connect, errors_named, identify
 from headwater.source.samples import emit_marker, insert_position, take_sample

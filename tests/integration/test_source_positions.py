@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from fixtures.postgres import Database
-from headwater.embedded import EmbeddedServer
+from headwater.demo.postgres import EmbeddedServer
 from headwater.errors import Refused, SourceUnreachable
 from headwater.position import parse_lsn
 from headwater.source.connection import connect, identify

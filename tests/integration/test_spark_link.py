@@ -14,7 +14,7 @@ pytestmark = pytest.mark.spark
 
 JOB = """
 import os, time
-from headwater.session import build_session
+from headwater.spark.session import build_session
 
 spark = build_session("shop")
 assert spark.range(10).count() == 10

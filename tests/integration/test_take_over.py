@@ -18,13 +18,14 @@ import pytest
 
 from fixtures.bank import TABLES, Bank, assert_cuts_consistent, free_the_slot, replicated_bank, writing
 from fixtures.jobs import Hold, Job, armed, assert_equal, catch_up, in_thread, until
-from headwater.embedded import EmbeddedServer
+from headwater.apply import live_table as table_state
+from headwater.delta import data_files
+from headwater.demo.postgres import EmbeddedServer
 from headwater.errors import LostLease
-from headwater.jobs import succession
-from headwater.jobs.replicate import replicate
-from headwater.lake import data_files, table_state
 from headwater.lake.ledger import read_epoch, read_generation
 from headwater.position import format_lsn
+from headwater.replicate.replicate import replicate
+from headwater.replicate.takeover import succession
 from headwater.source.connection import connect, position_now
 
 if TYPE_CHECKING:

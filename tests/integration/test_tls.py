@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.embedded import EmbeddedServer
+from headwater.demo.postgres import EmbeddedServer
 from headwater.errors import HeadwaterError
 from headwater.source.connection import connect
 

@@ -20,10 +20,10 @@ from fixtures.jobs import Rows, catch_up, lake_rows, load_tables, source_rows, s
 from fixtures.log_of import Change, source_of
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
-from headwater.changes import NetChanges
-from headwater.config import Pipeline
-from headwater.log import net_effect as net_effect_module
-from headwater.log.net_parts import PartsOnDisk
+from headwater.log.net import net_effect as net_effect_module
+from headwater.log.net.on_disk import PartsOnDisk
+from headwater.net_changes import NetChanges
+from headwater.pipeline_file.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

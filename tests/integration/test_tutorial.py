@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.embedded import EmbeddedServer
+from headwater.demo.postgres import EmbeddedServer
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```", re.DOTALL | re.MULTILINE)

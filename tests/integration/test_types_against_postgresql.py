@@ -17,10 +17,10 @@ import pytest
 
 from fixtures.postgres import Database
 from fixtures.type_values import BAD, GOOD, ONLY_TEXT, PREPARE, PREPARE_ONLY_TEXT
-from headwater.log.decode import DecodedTuples, decode_copy_rows, decode_tuples, frame_copy
+from headwater.log.values.decode import DecodedTuples, decode_copy_rows, decode_tuples, frame_copy
 from headwater.schema import SERVER_TEXT, Column, ValueType
-from headwater.source.pg_types import read_types
-from headwater.source.types import PgType, value_type
+from headwater.source.catalog.pg_types import read_types
+from headwater.source.catalog.types import PgType, value_type
 
 pytestmark = pytest.mark.postgres
 

@@ -17,9 +17,9 @@ from fixtures.jobs import catch_up, load_tables, record_of
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from fixtures.type_values import EXTENSIONS, GOOD, ONLY_TEXT, PREPARE, PREPARE_ONLY_TEXT
-from headwater.jobs.comparison import Comparison
-from headwater.jobs.verify import verify
-from headwater.lake.tables import struct_type
+from headwater.delta.tables import struct_type
+from headwater.verify.comparison import Comparison
+from headwater.verify.verify import verify
 
 
 def _exact(value: Any) -> Any:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headwater import session
-from headwater.jars import LOG_STORE
+from headwater.spark import session
+from headwater.spark.jars import LOG_STORE
 from headwater_airflow.operators.submission import joined_conf
 
 if TYPE_CHECKING:

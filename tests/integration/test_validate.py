@@ -18,18 +18,18 @@ from fixtures.jobs import catch_up, load_tables
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database, new_database
 from headwater.cli import main
-from headwater.config import Pipeline
-from headwater.embedded import EmbeddedServer
+from headwater.delta.small_tables import open_table, select
+from headwater.demo.postgres import EmbeddedServer
 from headwater.errors import EXIT_DONE, EXIT_REFUSED, EXIT_SUSPENDED, Refused
-from headwater.jobs.validate import validate
-from headwater.jobs.wait import wait
-from headwater.jobs.wait_result import WaitResult
-from headwater.lake.commits import open_table, select
 from headwater.lake.cuts import list_pins
 from headwater.lake.freshness import Outcome
 from headwater.lake.paths import changed_path, validations_path
 from headwater.lake.registry import Registry
 from headwater.names import TableName
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.validate.validate import validate
+from headwater.waiting.result import WaitResult
+from headwater.waiting.wait import wait
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,15 +19,15 @@ from fixtures.jobs import beside, following, in_thread, until
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database, new_database
 from headwater.cli import main
-from headwater.config import Pipeline
-from headwater.embedded import EmbeddedServer
+from headwater.demo.postgres import EmbeddedServer
 from headwater.errors import EXIT_DIFFERENCES, EXIT_DONE, EXIT_FAILED, Refused, Transient
-from headwater.jobs.load import load
-from headwater.jobs.replicate import replicate
-from headwater.jobs.verify import verify
-from headwater.jobs.verify_version import Patience
 from headwater.lake.cuts import list_pins
+from headwater.load.load import load
 from headwater.names import TableName
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.replicate.replicate import replicate
+from headwater.verify.verify import verify
+from headwater.verify.version import Patience
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

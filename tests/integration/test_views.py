@@ -19,7 +19,7 @@ from headwater.errors import Refused
 from headwater.lake.cuts import list_pins, pin_cut, release_pin
 from headwater.lake.horizon import Horizons
 from headwater.names import TableName
-from headwater.session import build_session
+from headwater.spark.session import build_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -209,7 +209,7 @@ def test_registered_tables_are_read_by_name_at_their_newest_version(session: Spa
 _HIVE = """
 import json, sys
 import headwater
-from headwater.session import build_session
+from headwater.spark.session import build_session
 spark = build_session(app_name="headwater hive test")
 assert spark.conf.get("spark.sql.catalogImplementation") == "hive"
 if sys.argv[1:]:

@@ -20,23 +20,23 @@ import headwater
 from fixtures.lakes import HandLake, LogFollower, as_published
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
-from headwater.config import Pipeline
 from headwater.errors import EXIT_NOT_FRESH, EXIT_REFUSED, EXIT_SUSPENDED, Refused
-from headwater.jobs.instead import instead_of_cut
-from headwater.jobs.source_state import ask_source
-from headwater.jobs.status import status
-from headwater.jobs.wait import wait
-from headwater.jobs.wait_result import NotFresh, WaitResult
-from headwater.jobs.waiter import Waiter
 from headwater.lake import freshness
 from headwater.lake.cuts import list_pins
 from headwater.lake.freshness import Outcome
 from headwater.lake.ledger import read_epoch
 from headwater.lake.position_file import write_position_file
+from headwater.monitor.status import status
 from headwater.names import TableName
+from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import format_lsn, parse_lsn
-from headwater.source.catalog import read_catalog
+from headwater.source.catalog.catalog import read_catalog
 from headwater.source.connection import connect
+from headwater.waiting.on_timeout import instead_of_cut
+from headwater.waiting.result import NotFresh, WaitResult
+from headwater.waiting.source_state import ask_source
+from headwater.waiting.wait import wait
+from headwater.waiting.waiter import Waiter
 
 pytestmark = pytest.mark.postgres
 

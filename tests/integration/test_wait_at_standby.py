@@ -18,16 +18,16 @@ from fixtures.lakes import HandLake
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from fixtures.waiting import until
-from headwater.config import Pipeline
-from headwater.embedded import EmbeddedServer
+from headwater.demo.postgres import EmbeddedServer
 from headwater.errors import EXIT_NOT_FRESH
-from headwater.jobs.source_state import ask_source
-from headwater.jobs.status import status
-from headwater.jobs.wait import wait
-from headwater.jobs.wait_result import WaitResult
 from headwater.lake.freshness import Outcome
+from headwater.monitor.status import status
+from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import Position, format_lsn
 from headwater.source.connection import position_now
+from headwater.waiting.result import WaitResult
+from headwater.waiting.source_state import ask_source
+from headwater.waiting.wait import wait
 
 pytestmark = pytest.mark.postgres
 

@@ -12,14 +12,14 @@ from fixtures.jobs import assert_equal, catch_up, failing, following, lake_rows,
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from fixtures.waiting import until
-from headwater.config import BadPipelineFile, Pipeline
 from headwater.errors import SlotGap
-from headwater.jobs import lease
-from headwater.jobs.overview import PipelineWatch
-from headwater.jobs.status import status
-from headwater.jobs.wait import wait
-from headwater.jobs.wal_ceiling import CeilingWatch
+from headwater.gate import lease
+from headwater.gate.wal_ceiling import CeilingWatch
+from headwater.monitor.overview import PipelineWatch
+from headwater.monitor.status import status
+from headwater.pipeline_file.pipeline import BadPipelineFile, Pipeline
 from headwater.source.slot import SlotState
+from headwater.waiting.wait import wait
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

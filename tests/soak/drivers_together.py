@@ -37,14 +37,14 @@ if __name__ == "__main__":
 from fixtures.bank import TABLES, Bank, assert_cuts_consistent, replicated_bank, writing
 from fixtures.jobs import Job, assert_equal, catch_up, load_tables, registry_of, states_of, until
 from fixtures.postgres import Database
-from headwater.config import Pipeline
-from headwater.embedded import EmbeddedServer
-from headwater.lake.commits import select
+from headwater.delta.small_tables import select
+from headwater.delta.tables import commits_after
+from headwater.demo.postgres import EmbeddedServer
 from headwater.lake.history import history_record
 from headwater.lake.ledger import generation_app
 from headwater.lake.paths import registry_path, table_path
-from headwater.lake.tables import commits_after
-from headwater.session import SHORT_LIVED_JVM, build_session
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.spark.session import SHORT_LIVED_JVM, build_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

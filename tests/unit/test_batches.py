@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headwater.jobs.batches import Share
-from headwater.jobs.planning import transactions_that_count
 from headwater.lake.registry import Capture, TableRecord
 from headwater.log.blocks import Block, Held, Relation, Transactions, Truncate
+from headwater.replicate.batches.batch import Share
+from headwater.replicate.tables.planning import transactions_that_count
 
 LSNS = [100, 200, 300, 400]
 XIDS = [7, 5, 9, 6]

@@ -13,9 +13,10 @@ import pytest
 from fixtures.hand_tables import HandTable, ids_at
 from fixtures.lakes import HandLake, position_at
 from fixtures.waiting import until
-from headwater.lake import caretaker, storage
-from headwater.lake.caretaker import Caretaker
+from headwater.delta import storage
 from headwater.lake.cuts import pin_cut, release_pin
+from headwater.maintain import caretaker
+from headwater.maintain.caretaker import Caretaker
 
 A, B = "public.a", "public.b"
 
@@ -98,7 +99,7 @@ def test_a_table_whose_clean_up_fails_is_named_once_and_holds_up_no_other(
     for _ in range(3):
         lake.batch(B)
     (lake.tables[A].folder / "_delta_log" / f"{0:020d}.json").unlink()
-    with caplog.at_level(logging.WARNING, "headwater.lake.caretaker"):
+    with caplog.at_level(logging.WARNING, "headwater.maintain.caretaker"):
         care = lake.start()
         try:
             until(lambda: lake.files(B) == 1 and care.done[A] > 2, "the other table is clean, and this one tried again")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headwater.jobs.chunk_pipe import ChunkReceiver, ChunkSender
+from headwater.replicate.reader.pipe import ChunkReceiver, ChunkSender
 
 
 @dataclass

@@ -10,10 +10,10 @@ from threading import Event
 import pytest
 
 from fixtures.hand_tables import HandTable, ids_at
-from headwater.lake import log_files
-from headwater.lake.cleanup import Cleaned, clean
-from headwater.lake.deletion_vectors import vector_file
-from headwater.lake.delta_log import read_snapshot
+from headwater.delta import log_files
+from headwater.delta.deletion_vectors import vector_file
+from headwater.delta.delta_log import read_snapshot
+from headwater.maintain.cleanup import Cleaned, clean
 
 DAY = 24 * 3600.0
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from headwater import cli
-from headwater.arguments import EXAMPLES, parser
+from headwater.cli.arguments import EXAMPLES, parser
 from headwater.errors import HeadwaterError, SourceUnreachable
-from headwater.render import render
-from headwater.secrets_filter import Scrubber
+from headwater.terminal.render import render
+from headwater.terminal.scrub import Scrubber
 
 SECRET = "hunter2'hidden"
 HEAVY = ("pyspark", "pandas", "pyarrow", "deltalake", "numpy")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from headwater.config import BadPipelineFile, Pipeline, load_pipeline
 from headwater.errors import EXIT_REFUSED, BadConfiguration, Refused
 from headwater.names import TableName, TablePattern
+from headwater.pipeline_file.pipeline import BadPipelineFile, Pipeline, load_pipeline
 
 SECRET = "hunter2-hidden"
 ENVIRON = {"SOURCE": f"postgresql://shop:{SECRET}@db:5432/shop"}

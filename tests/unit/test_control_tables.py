@@ -9,15 +9,15 @@ from threading import Event
 import pytest
 
 from fixtures.lakes import HandLake, position_at
+from headwater.delta.small_tables import DeltaTable, LostRace, append_once
 from headwater.errors import Fenced
 from headwater.lake import registry
-from headwater.lake.commits import DeltaTable, LostRace, append_once
-from headwater.lake.control_tables import Kept, keep_ledger, keep_registry
 from headwater.lake.ledger import _SCHEMA as LEDGER_SCHEMA
 from headwater.lake.ledger import Ledger, read_all, read_epoch, read_generation
 from headwater.lake.paths import ledger_path, registry_path
+from headwater.lake.reader import LakeReader
 from headwater.lake.registry import Registry
-from headwater.lake.status import LakeReader
+from headwater.maintain.control_tables import Kept, keep_ledger, keep_registry
 
 A, B = "public.a", "public.b"
 

@@ -10,11 +10,11 @@ from typing import Any, cast
 import pytest
 
 from fixtures.lakes import HandLake, position_at, utc
+from headwater.delta.row_count import row_count
 from headwater.errors import Refused
 from headwater.lake.cuts import list_pins, pin_cut, read, release_pin, take_cut
 from headwater.lake.position_file import read_position_file, write_position_file
-from headwater.lake.row_count import row_count
-from headwater.lake.status import LakeReader
+from headwater.lake.reader import LakeReader
 
 A, B, C = "public.a", "public.b", 'public."Order Lines"'
 

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.arrow_types import arrow_type
-from headwater.log.decode import (
+from headwater.log.values.binary import convert
+from headwater.log.values.decode import (
     DecodedTuples,
     MalformedMessage,
     decode_copy_rows,
@@ -24,7 +25,6 @@ from headwater.log.decode import (
     frame_copy,
     mark_lost_in_partitions,
 )
-from headwater.log.values import convert
 from headwater.schema import Column, TableSchema, ValueType
 
 INT = ValueType("int4", "int")

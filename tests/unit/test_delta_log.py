@@ -17,14 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from headwater.lake import data_files as data_files_module
-from headwater.lake import delta_log, entries
-from headwater.lake.commits import LostRace
-from headwater.lake.data_files import read_columns, read_rows, write_batches
-from headwater.lake.deletion_vectors import read_vector, write_vectors
-from headwater.lake.delta_log import read_snapshot
-from headwater.lake.entries import EntryReplaced
-from headwater.lake.log_entries import log_entry, read_actions
+from headwater.delta import data_files as data_files_module
+from headwater.delta import delta_log, entries
+from headwater.delta.data_files import read_columns, read_rows, write_batches
+from headwater.delta.deletion_vectors import read_vector, write_vectors
+from headwater.delta.delta_log import read_snapshot
+from headwater.delta.entries import EntryReplaced
+from headwater.delta.log_entries import log_entry, read_actions
+from headwater.delta.small_tables import LostRace
 
 
 @given(vectors=st.lists(st.sets(st.integers(0, 2**32 - 1)), min_size=1, max_size=4))

@@ -14,9 +14,18 @@ import pyarrow as pa
 import pytest
 from pydantic import BaseModel
 
-from headwater.config import Defaults, Lake, Load, Pipeline, Replicate, Source, TableEntry, load_pipeline
 from headwater.lake import ledger, validations
 from headwater.lake.freshness import Outcome
+from headwater.pipeline_file.pipeline import (
+    Defaults,
+    Lake,
+    Load,
+    Pipeline,
+    Replicate,
+    Source,
+    TableEntry,
+    load_pipeline,
+)
 from headwater.source import connection, slot
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -227,6 +236,8 @@ def _defines(module: Path, names: list[str]) -> bool:
 def _name_of(node: ast.stmt) -> str:
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return node.name
+    if isinstance(node, ast.ImportFrom):  # handed on by a door
+        return node.names[0].asname or ""
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
     return targets[0].id if targets and isinstance(targets[0], ast.Name) else ""
 

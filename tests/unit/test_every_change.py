@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from fixtures.soak import examples
 from headwater.history_columns import history_schema
-from headwater.log import every_change as every_change_module
 from headwater.log.blocks import Chunk
-from headwater.log.every_change import every_change
+from headwater.log.net import history_rows as every_change_module
+from headwater.log.net.history_rows import every_change
 from headwater.schema import PARTITION_COLUMN
 from unit.test_net_effect import NAMES, ROOT, Key, Log, Row, Shape, a_row, in_parts, logs
 

@@ -16,7 +16,7 @@ import jsonschema
 import pytest
 import yaml
 
-from headwater.arguments import parser
+from headwater.cli.arguments import parser
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

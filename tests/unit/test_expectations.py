@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from headwater.jobs.expectations import _outcome
-from headwater.jobs.suites import Expectation
+from headwater.validate.expectations import _outcome
+from headwater.validate.suites import Expectation
 
 SECRET = "it's a secret"
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from headwater.config import load_pipeline
 from headwater.errors import Refused, SourceUnreachable
-from headwater.jobs.examination import Examined
-from headwater.jobs.findings import exit_status, findings
 from headwater.lake.freshness import Look
+from headwater.monitor.examination import Examined
+from headwater.monitor.findings import exit_status, findings
+from headwater.pipeline_file.pipeline import load_pipeline
 
 ORDERS = "public.orders"
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from fixtures.lakes import HandLake
-from headwater.jobs.following import Following
-from headwater.jobs.keeper import Keeper
-from headwater.jobs.lanes import Result
-from headwater.lake import storage
+from headwater.delta import storage
 from headwater.lake.paths import kept_path
 from headwater.lake.registry import Lease, Registry
 from headwater.lake.reload_records import Keeping, Reload, load_name
 from headwater.position import Position
+from headwater.replicate.batches.lanes import Result
+from headwater.replicate.beside.following import Following
+from headwater.replicate.tables.keeper import Keeper
 
 NAME = "public.a"
 

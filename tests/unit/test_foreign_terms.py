@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from headwater.lake.delta_log import Snapshot
-from headwater.lake.foreign_terms import why_unfit
+from headwater.delta.delta_log import Snapshot
+from headwater.delta.foreign_terms import why_unfit
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 

@@ -20,7 +20,7 @@ from headwater.log import large
 from headwater.log.blocks import BLOCK_CHANGES, Block, Chunk, Transactions
 from headwater.log.framing import Framer, ProtocolError
 from headwater.log.large import Gone
-from headwater.log.net_effect import net_effect
+from headwater.log.net.net_effect import net_effect
 from headwater.log.spill import SpillFolder, SpillStore, spill_files
 from headwater.schema import Column, Leaf, TableSchema, ValueType
 

@@ -10,15 +10,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headwater.config import Pipeline
+from headwater.columns.hidden import hiding
 from headwater.errors import Refused
 from headwater.hidden import Hidden, hashed
-from headwater.jobs.hidden_columns import hiding
 from headwater.lake.registry import TableRecord
 from headwater.log.blocks import Block, Held, Relation, RelationColumn
 from headwater.log.hiding import Hiding
-from headwater.log.wire import MalformedMessage
-from headwater.predicate_text import parse
+from headwater.log.values.wire import MalformedMessage
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.pipeline_file.where_text import parse
 from headwater.schema import Column, TableSchema, ValueType
 
 KEY = b"a key of some length"

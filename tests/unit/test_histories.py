@@ -16,17 +16,17 @@ from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 from fixtures.lakes import HandLake, position_at
 from fixtures.waiting import until
+from headwater.apply.applier import Applier
+from headwater.apply.direct import Fence
+from headwater.delta import delta_log
 from headwater.errors import ForeignWrite
 from headwater.history_columns import history_schema
-from headwater.jobs.histories import Histories
-from headwater.lake import delta_log
-from headwater.lake.apply import Applier
 from headwater.lake.cuts import HISTORY
 from headwater.lake.ledger import TableVersion
-from headwater.lake.positional import Fence
 from headwater.lake.registry import TableRecord
 from headwater.log.blocks import Chunk
-from headwater.log.every_change import every_change
+from headwater.log.net.history_rows import every_change
+from headwater.replicate.tables.histories import Histories
 from headwater.schema import TableSchema
 from unit.test_net_effect import Log, Shape, a_row
 

@@ -11,8 +11,9 @@ import pytest
 
 from fixtures.hand_tables import HandTable
 from fixtures.lakes import HandLake, position_at
+from headwater.delta import log_files
 from headwater.errors import Refused
-from headwater.lake import ledger, log_files
+from headwater.lake import ledger
 from headwater.lake.cuts import history_name, list_pins, pin_cut, remove_expired
 from headwater.lake.horizon import Horizon, Horizons
 

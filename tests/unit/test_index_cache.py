@@ -14,16 +14,19 @@ import pyarrow as pa
 import pytest
 from pyroaring import BitMap
 
+from headwater.apply import live_table as table_state
+from headwater.apply.live_table import Added, Keep, TableState
 from headwater.arrow_types import key_schema, lake_schema
-from headwater.lake import delta_log, index_cache, kept_index, table_state
-from headwater.lake.data_files import column_batches, write_batches
-from headwater.lake.deletion_vectors import write_vectors
-from headwater.lake.delta_log import DataFile
-from headwater.lake.index_cache import cache_folder
-from headwater.lake.key_codes import encode
-from headwater.lake.key_index import NOWHERE
-from headwater.lake.log_entries import Action
-from headwater.lake.table_state import Added, Keep, TableState
+from headwater.delta import delta_log
+from headwater.delta.data_files import column_batches, write_batches
+from headwater.delta.deletion_vectors import write_vectors
+from headwater.delta.delta_log import DataFile
+from headwater.delta.index import cache as index_cache
+from headwater.delta.index import kept_index
+from headwater.delta.index.cache import cache_folder
+from headwater.delta.index.codes import encode
+from headwater.delta.index.index import NOWHERE
+from headwater.delta.log_entries import Action
 from headwater.schema import Column, TableSchema, ValueType
 
 COLUMNS = (Column("id", 1, 0, -1, ValueType("int8", "bigint")), Column("a", 2, 0, -1, ValueType("int4", "int")))

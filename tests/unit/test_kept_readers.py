@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 from fixtures.lakes import HandLake
-from headwater.lake import followed_ledger, ledger
-from headwater.lake.followed_ledger import FollowedLedger
-from headwater.lake.kept_readers import borrowed
+from headwater.delta.log_entries import log_entry
+from headwater.lake import ledger
+from headwater.lake import ledger_follower as followed_ledger
 from headwater.lake.ledger import read_epoch
-from headwater.lake.log_entries import log_entry
+from headwater.lake.ledger_follower import FollowedLedger
 from headwater.lake.paths import registry_path
-from headwater.lake.status import LakeReader
+from headwater.lake.reader import LakeReader
 from headwater.position import Position
+from headwater.waiting.kept_readers import borrowed
 
 A, B = "public.a", "public.b"
 START = Position("7318", 1, 100)

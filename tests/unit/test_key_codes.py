@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.log.key_codes import key_codes
+from headwater.log.net.codes import key_codes
 
 _FEW = st.sampled_from
 _VALUES: dict[Any, st.SearchStrategy[Any]] = {

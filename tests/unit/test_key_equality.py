@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.arrow_types import key_schema
+from headwater.delta.index.codes import encode
+from headwater.delta.index.index import KeySet
 from headwater.key_equality import comparable
-from headwater.lake.key_codes import encode
-from headwater.lake.key_index import KeySet
-from headwater.log.key_codes import key_codes
-from headwater.log.partitions import _hash
+from headwater.log.net.codes import key_codes
+from headwater.log.net.hash_parts import _hash
 from headwater.schema import Column, TableSchema, ValueType
 
 NANS = [

@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.arrow_types import key_schema
-from headwater.lake import key_index, key_runs
-from headwater.lake.key_codes import Codes, encode
-from headwater.lake.key_index import NOWHERE, KeyIndex, file_of, place_of, row_of
+from headwater.delta.index import index as key_index
+from headwater.delta.index import runs as key_runs
+from headwater.delta.index.codes import Codes, encode
+from headwater.delta.index.index import NOWHERE, KeyIndex, file_of, place_of, row_of
 from headwater.schema import Column, TableSchema, ValueType
 
 INTEGERS = st.integers(-(2**31), 2**31 - 1)

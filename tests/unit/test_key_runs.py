@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from headwater.lake.key_codes import Codes
-from headwater.lake.key_runs import Run, RunFile
+from headwater.delta.index.codes import Codes
+from headwater.delta.index.runs import Run, RunFile
 
 ENTRIES = 200_000
 

@@ -11,12 +11,12 @@ import pytest
 
 from fixtures.waiting import until
 from headwater.errors import SchemaChanged
-from headwater.jobs.batches import Batch, Share
-from headwater.jobs.epochs import OpenEpochs
-from headwater.jobs.lanes import Done, Lanes, Result
-from headwater.jobs.retries import TryAgain
 from headwater.lake.ledger import TableVersion
 from headwater.log.blocks import Chunk, Transactions, Truncate
+from headwater.replicate.batches.batch import Batch, Share
+from headwater.replicate.batches.lanes import Done, Lanes, Result
+from headwater.replicate.batches.open_epochs import OpenEpochs
+from headwater.replicate.batches.retries import TryAgain
 
 
 def batch_at(lsn: int) -> Batch:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headwater.load_display import line, load_display
+from headwater.terminal.bars import line, load_display
 
 
 def _shown(done: float, rows: int) -> dict[str, Any]:

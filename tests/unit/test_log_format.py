@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
+from headwater.columns.log_format import may_be_binary, refuse_late_text
 from headwater.errors import Transient
-from headwater.jobs.log_format import may_be_binary, refuse_late_text
 from headwater.lake.registry import State, TableRecord
 from headwater.schema import SERVER_TEXT, Column, Leaf, TableSchema, ValueType
 

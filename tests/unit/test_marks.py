@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fixtures.soak import examples
-from headwater.changes import NetChanges
 from headwater.log.blocks import Chunk
-from headwater.log.marks import marked
-from headwater.log.net_effect import net_effect
+from headwater.log.net.net_effect import net_effect
+from headwater.log.net.soft_delete import marked
+from headwater.net_changes import NetChanges
 from headwater.schema import DELETED, DELETED_AT, DELETED_LSN, PARTITION_COLUMN, TableSchema
 from unit.test_net_effect import Key, Log, Row, Shape, a_row, in_parts, logs
 

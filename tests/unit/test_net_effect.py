@@ -24,18 +24,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fixtures.soak import examples
-from headwater.changes import NetChanges
 from headwater.errors import BadValue, HeadwaterError
-from headwater.log import decoded_changes as decoded_changes_module
-from headwater.log import net_effect as net_effect_module
-from headwater.log import partitions as partitions_module
-from headwater.log import superseded as superseded_module
 from headwater.log.blocks import Block, Chunk, Held
-from headwater.log.decode import decode_tuples
 from headwater.log.framing import XLOG_HEADER, Framer
-from headwater.log.net_effect import net_effect
-from headwater.log.net_parts import PartsOnDisk
+from headwater.log.net import decoded as decoded_changes_module
+from headwater.log.net import hash_parts as partitions_module
+from headwater.log.net import net_effect as net_effect_module
+from headwater.log.net import superseded as superseded_module
+from headwater.log.net.net_effect import net_effect
+from headwater.log.net.on_disk import PartsOnDisk
 from headwater.log.spill import SpillFolder, SpillStore
+from headwater.log.values.decode import decode_tuples
+from headwater.net_changes import NetChanges
 from headwater.schema import PARTITION_COLUMN, Column, Leaf, TableSchema, ValueType
 
 INT, TEXT = ValueType("int4", "int"), ValueType("text", "string")

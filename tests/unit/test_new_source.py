@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.config import Pipeline
 from headwater.errors import LostLease, SlotGap
-from headwater.jobs.new_source import _refuse_slot
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.replicate.takeover.new_source import _refuse_slot
 from headwater.source.slot import SlotState
 
 PIPELINE = Pipeline.model_validate(

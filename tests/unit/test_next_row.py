@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from headwater.jobs.next_row import NextRow
 from headwater.lake.ledger import TableVersion
 from headwater.lake.registry import TableRecord
+from headwater.replicate.tables.next_row import NextRow
 
 NAME = "public.t"
 

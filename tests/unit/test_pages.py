@@ -15,11 +15,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from fixtures.lakes import HandLake, position_at
 from fixtures.pages import NOWHERE, PASSWORD, Pages, page_pipeline
-from headwater.jobs.metrics import METRICS
 from headwater.lake.ledger import TableVersion
-from headwater.lake.recent_epochs import RecentEpochs
 from headwater.lake.registry import now_text
 from headwater.lake.reload_records import Keeping, Reload
+from headwater.monitor.metrics import METRICS
+from headwater.monitor.recent_epochs import RecentEpochs
 from headwater.names import TableName
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from headwater.parent_watch import PARENT_PID, PARENT_START, parent_environment, process_start, watch_parent
+from headwater.spark.parent_watch import PARENT_PID, PARENT_START, parent_environment, process_start, watch_parent
 
 STUBBORN = """
 import sys, threading
-from headwater.parent_watch import watch_parent
+from headwater.spark.parent_watch import watch_parent
 watch_parent(lambda: print("asked to stop", flush=True), poll_seconds=0.05, grace_seconds=0.2)
 print("watching", flush=True)
 threading.Event().wait()

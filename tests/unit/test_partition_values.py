@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.lake import partitioned_write
-from headwater.lake.data_files import read_columns
-from headwater.lake.layout import Layout, layout_of, obstacle
-from headwater.lake.partition_values import NameTooLong, folder_of, from_text, to_text
-from headwater.lake.partitioned_write import Written, write_rows
+from headwater.delta import new_files as partitioned_write
+from headwater.delta.data_files import read_columns
+from headwater.delta.layout import Layout, layout_of, obstacle
+from headwater.delta.new_files import Written, write_rows
+from headwater.delta.partition_values import NameTooLong, folder_of, from_text, to_text
 
 KINDS: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
     "smallint": (pa.int16(), st.integers(-(2**15), 2**15 - 1)),
@@ -99,7 +99,7 @@ def test_every_row_is_in_a_file_of_its_partition_and_its_number_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_files: int
 ) -> None:
     monkeypatch.setattr(partitioned_write, "_OPEN_FILES", open_files)
-    monkeypatch.setattr("headwater.lake.data_files._ROW_GROUP", 50)
+    monkeypatch.setattr("headwater.delta.data_files._ROW_GROUP", 50)
     layout = Layout(("p", "q"))
     tables = parts(100, 1, 120, partitions=10)
     written = write_rows(str(tmp_path), SCHEMA, tables, layout)

@@ -8,12 +8,12 @@ from datetime import timedelta
 import pytest
 
 from fixtures.lakes import position_at, utc
-from headwater.jobs.progress import progress
-from headwater.jobs.source_state import SourceState
 from headwater.lake.freshness import LOG_RATE, Look, TableState, Target, verdict
 from headwater.lake.position_file import PositionFile
 from headwater.source.slot import SlotState
 from headwater.source.snapshots import OpenTransaction
+from headwater.waiting.progress import progress
+from headwater.waiting.source_state import SourceState
 
 A, B = "public.a", "public.b"
 TARGET = Target(0x300, 1, "7")

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from headwater.apply.columns import Columns, evolve
+from headwater.apply.direct import Fence
+from headwater.apply.reshape import rebuild
 from headwater.arrow_types import lake_schema
-from headwater.lake import delta_log
-from headwater.lake.commits import LostRace, query
-from headwater.lake.evolve import Columns, evolve
-from headwater.lake.positional import Fence
-from headwater.lake.rebuild import rebuild
+from headwater.delta import delta_log
+from headwater.delta.small_tables import LostRace, query
 from headwater.schema import Column, TableSchema, ValueType
 
 APP = "headwater/shop/public.t/1"

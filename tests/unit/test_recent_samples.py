@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from fixtures.lakes import utc
-from headwater.jobs.recent_samples import RecentSamples
+from headwater.replicate.recent_samples import RecentSamples
 
 
 def test_a_second_s_bytes_are_the_source_s_rate_however_old_the_samples_of_the_driver_before_are() -> None:

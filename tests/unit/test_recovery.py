@@ -14,17 +14,18 @@ from deltalake.exceptions import DeltaError
 
 from fixtures.hand_tables import SCHEMA, HandTable
 from fixtures.lakes import HandLake, position_at
+from headwater.delta import log_files, storage
+from headwater.delta.data_files import write_batches
+from headwater.delta.delta_log import read_snapshot
+from headwater.delta.log_entries import TornEntry, entries_of, files_of, log_entry, log_path, newest_whole
+from headwater.delta.small_tables import open_table
 from headwater.errors import DamagedLake
-from headwater.lake import log_files, recovery, storage
-from headwater.lake.cleanup import clean
-from headwater.lake.commits import open_table
-from headwater.lake.data_files import write_batches
-from headwater.lake.delta_log import read_snapshot
-from headwater.lake.followed_ledger import FollowedLedger
+from headwater.gate import recovery
 from headwater.lake.ledger import Ledger, read_epoch
-from headwater.lake.log_entries import TornEntry, entries_of, files_of, log_entry, log_path, newest_whole
+from headwater.lake.ledger_follower import FollowedLedger
 from headwater.lake.paths import ledger_path, pins_path, position_file_path, registry_path
 from headwater.lake.registry import Registry
+from headwater.maintain.cleanup import clean
 
 A = "public.a"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from headwater.delta import storage
 from headwater.errors import LostLease, Refused
 from headwater.lake import registry as registry_module
-from headwater.lake import storage
 from headwater.lake.registry import Capture, Lease, PipelineRecord, Registry, TableRecord
 from headwater.schema import Column, Leaf, TableSchema, ValueType
 

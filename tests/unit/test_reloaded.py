@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from headwater.apply import replacement as reloaded_module
+from headwater.apply.replacement import part_of, under_keys, write_keys
 from headwater.arrow_types import key_schema, lake_schema
-from headwater.changes import NetChanges
-from headwater.lake import reloaded as reloaded_module
 from headwater.lake.paths import reloaded_path
-from headwater.lake.reloaded import part_of, under_keys, write_keys
+from headwater.net_changes import NetChanges
 from headwater.schema import Column, Leaf, TableSchema, ValueType
 
 SCHEMA = TableSchema(

@@ -11,8 +11,8 @@ from deltalake.exceptions import DeltaError
 from py4j.protocol import Py4JError
 
 from headwater.errors import Fenced, HeadwaterError, KeepsChanging, SourceUnreachable, TableError, Transient
-from headwater.jobs.retries import Retries, TryAgain, reason_of
 from headwater.lake.paths import CONTROL
+from headwater.replicate.batches.retries import Retries, TryAgain, reason_of
 
 TABLES = ("a", "b")
 

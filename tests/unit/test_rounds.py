@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from headwater.jobs.rounds import PERIOD, Rounds
+from headwater.replicate.rounds import PERIOD, Rounds
 
 
 def test_each_has_its_turn_within_the_time_and_never_all_at_once() -> None:

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from headwater.columns.changes import described, evolved, has_columns
 from headwater.errors import SchemaChanged
-from headwater.jobs.schema_changes import described, evolved, has_columns
 from headwater.lake.registry import TableRecord
 from headwater.log.blocks import Relation, RelationColumn
-from headwater.log.decode import older_value
+from headwater.log.values.decode import older_value
 from headwater.schema import Column, Leaf, TableSchema, ValueType, is_wider
-from headwater.source.column_facts import ColumnFacts
+from headwater.source.catalog.column_facts import ColumnFacts
 
 INT, BIGINT, TEXT = ValueType("int4", "int"), ValueType("int8", "bigint"), ValueType("text", "string")
 OIDS = {INT: 23, BIGINT: 20, TEXT: 25}

@@ -7,16 +7,16 @@ import time
 import numpy as np
 import pytest
 
-from headwater.jobs.batches import Arrivals, Batch
-from headwater.jobs.epochs import OpenEpochs
-from headwater.jobs.lanes import Done, Result
-from headwater.jobs.pace import COMMITS_PER_SECOND, Pace
-from headwater.jobs.speed import speed
-from headwater.jobs.stage_times import ApplyRate, BusyShares, latency
 from headwater.lake.freshness import LOG_RATE, SOURCE_RATE
 from headwater.lake.ledger import TableVersion
 from headwater.log.blocks import Chunk, Transactions
-from headwater.stages import measured, stage
+from headwater.replicate.batches.batch import Arrivals, Batch
+from headwater.replicate.batches.lanes import Done, Result
+from headwater.replicate.batches.open_epochs import OpenEpochs
+from headwater.replicate.batches.pace import COMMITS_PER_SECOND, Pace
+from headwater.replicate.batches.stage_times import ApplyRate, BusyShares, latency
+from headwater.stage_clock import measured, stage
+from headwater.waiting.speed import speed
 
 BEHIND = 60.0
 

@@ -19,20 +19,20 @@ from deltalake import DeltaTable, QueryBuilder
 from fixtures import pgoutput as pg
 from fixtures.staged import staged_files
 from fixtures.waiting import until
-from headwater.jobs import staging
-from headwater.jobs.stager_process import Finish, Forget, Stage, Target
-from headwater.jobs.staging import Staging, _StagerHandle, _Task, _Tasks
-from headwater.lake import positional
+from headwater.apply import direct as positional
+from headwater.apply.direct import Fence
+from headwater.apply.live_table import TableState
+from headwater.apply.plan import Plan
+from headwater.apply.staged.files import StagedFilesGone, StagedRows
 from headwater.lake.paths import staged_path
-from headwater.lake.plan import Plan
-from headwater.lake.positional import Fence
 from headwater.lake.registry import TableRecord
-from headwater.lake.staging import StagedFilesGone, StagedRows
-from headwater.lake.table_state import TableState
 from headwater.log.blocks import Chunk, Relation
 from headwater.log.framing import Framer
 from headwater.log.large import OpenBlocks, on_their_own
 from headwater.log.spill import SpillFolder, SpillStore
+from headwater.replicate.preapply import decide as staging
+from headwater.replicate.preapply.decide import Staging, _StagerHandle, _Task, _Tasks
+from headwater.replicate.preapply.process import Finish, Forget, Stage, Target
 from headwater.schema import Column, Leaf, TableSchema, ValueType
 
 XID, OTHER = 700, 701

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from headwater.apply.staged.files import CannotStage, StagedRows, StagedTable, sweep_staged
 from headwater.arrow_types import key_schema, lake_schema
-from headwater.changes import NetChanges
-from headwater.jobs.staging import Worth
-from headwater.lake.data_files import read_columns
-from headwater.lake.key_codes import encode
+from headwater.delta.data_files import read_columns
+from headwater.delta.index.codes import encode
 from headwater.lake.paths import staged_path
-from headwater.lake.staging import CannotStage, StagedRows, StagedTable, sweep_staged
+from headwater.net_changes import NetChanges
+from headwater.replicate.preapply.decide import Worth
 from headwater.schema import Column, TableSchema, ValueType
 
 VALUES = {"id": ValueType("text", "string"), "note": ValueType("text", "string")}

@@ -19,8 +19,8 @@ import pyarrow as pa
 import pytest
 
 import headwater
-from headwater.lake import storage
-from headwater.lake.commits import append_once, create_table
+from headwater.delta import storage
+from headwater.delta.small_tables import append_once, create_table
 
 ENGINE = Path(str(headwater.__file__)).parent
 
@@ -115,8 +115,8 @@ def test_what_is_missing(tmp_path: Path) -> None:
 
 CONTENDER = """
 import sys
-from headwater.lake import storage
-from headwater.lake.commits import append_once, create_table
+from headwater.delta import storage
+from headwater.delta.small_tables import append_once, create_table
 folder, worker = sys.argv[1:]
 for version in range(200):
     try:
@@ -226,18 +226,20 @@ def test_a_folder_goes_with_all_that_is_in_it_and_with_nothing_that_is_linked(tm
 # Nobody goes around it
 
 BESIDE = {
-    "lake/storage.py": "the door itself",
-    "lake/frames.py": "spilled rows that Spark on this machine reads",
-    "lake/index_cache.py": "the cache of indexes on local disk",
-    "lake/key_runs.py": "runs of keys, mapped from local disk",
-    "lake/written_keys.py": "keys of a commit that wait on local disk",
-    "jobs/init.py": "the pipeline file that it writes",
-    "jobs/chunk_pipe.py": "memory without a name, from one process to the other",
-    "jobs/executors.py": "the engine's own modules, packed for executors",
-    "jobs/suites.py": "suites of expectations, which lie beside the pipeline file",
-    "jobs/demo": "a server and a scheduler of its own, in a folder of its own",
+    "delta/storage.py": "the door itself",
+    "apply/by_spark/frames.py": "spilled rows that Spark on this machine reads",
+    "delta/index/cache.py": "the cache of indexes on local disk",
+    "delta/index/runs.py": "runs of keys, mapped from local disk",
+    "delta/index/written_keys.py": "keys of a commit that wait on local disk",
+    "setup/init.py": "the pipeline file that it writes",
+    "replicate/reader/pipe.py": "memory without a name, from one process to the other",
+    "load/executors.py": "the engine's own modules, packed for executors",
+    "validate/suites.py": "suites of expectations, which lie beside the pipeline file",
+    "demo": "a server and a scheduler of its own, in a folder of its own",
 }
 """What may open files by itself, and which ones."""
+ELSEWHERE = ("cli", "log", "pipeline_file", "source", "spark", "terminal", *(path.name for path in ENGINE.glob("*.py")))
+"""What has no business with the lake's files."""
 
 _OPENS = re.compile(
     r"""(?x)
@@ -270,13 +272,13 @@ def goes_around(source: str) -> set[str]:
     return {name for name in used if _OPENS.match(name)}
 
 
-def test_lake_and_jobs_open_files_through_the_door_alone() -> None:
-    modules = [path for part in ("lake", "jobs") for path in sorted((ENGINE / part).rglob("*.py"))]
+def test_the_rooms_open_files_through_the_door_alone() -> None:
+    modules = [path for path in sorted(ENGINE.rglob("*.py")) if path.relative_to(ENGINE).parts[0] not in ELSEWHERE]
     names = {path: path.relative_to(ENGINE).as_posix() for path in modules}
     found = {names[path]: ways for path in modules if (ways := goes_around(path.read_text()))}
     excepted = {name: one for name in found for one in BESIDE if f"{name}/".startswith(f"{one}/")}
     assert not {name: sorted(ways) for name, ways in found.items() if name not in excepted}, (
-        "these open files by themselves: let headwater.lake.storage do it, unless they are no part of the lake"
+        "these open files by themselves: let headwater.delta.storage do it, unless they are no part of the lake"
     )
     assert set(excepted.values()) == set(BESIDE), "one of these has no need of its exception any more"
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headwater.jobs.stretches import Stretch, cut_stretches, like, units_together
-from headwater.jobs.units import PAGES_PER_UNIT, Extent, UnitReader
-from headwater.lake.delta_log import DataFile
-from headwater.lake.layout import PLAIN, Layout
-from headwater.lake.stretch_notes import StretchNote
+from headwater.delta.delta_log import DataFile
+from headwater.delta.layout import PLAIN, Layout
+from headwater.load.stretch_notes import StretchNote
+from headwater.load.stretches import Stretch, cut_stretches, like, units_together
+from headwater.load.units import PAGES_PER_UNIT, Extent, UnitReader
 from headwater.position import Position
 from headwater.schema import Column, Leaf, TableSchema, ValueType
-from headwater.source.catalog import Signature
+from headwater.source.catalog.catalog import Signature
 from headwater.source.snapshots import CapturePoint, VisibilitySnapshot
 
 LEAF = Leaf(7, "public", "t", 1)

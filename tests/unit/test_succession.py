@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from headwater.jobs.succession import OVERTIME_SECONDS, SuccessorWatch
+from headwater.replicate.takeover.succession import OVERTIME_SECONDS, SuccessorWatch
 
 NOBODY, ANNOUNCED, WARM = frozenset[int](), frozenset({1}), frozenset({1, 2})
 LATER, JUST_NOW, LONG_AGO = 60.0, -1.0, -OVERTIME_SECONDS - 1

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from headwater.config import Pipeline, load_pipeline
-from headwater.jobs.expectations import is_row_wise
-from headwater.jobs.suites import BadSuite, Expectation, basics, read_suites
+from headwater.pipeline_file.pipeline import Pipeline, load_pipeline
 from headwater.schema import Column, TableSchema, ValueType
+from headwater.validate.expectations import is_row_wise
+from headwater.validate.suites import BadSuite, Expectation, basics, read_suites
 
 A, LINES = "public.a", 'public."Order Lines"'
 

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, Transaction, write_deltalake
 
-from headwater.jobs.table_page import reason_of
-from headwater.lake.commit_notes import note
-from headwater.lake.delta_log import STANDS_ON
-from headwater.lake.tables import current, foreign_data, is_ours, own_history, read_commit, replaced_below
+from headwater.delta.commit_notes import note
+from headwater.delta.delta_log import STANDS_ON
+from headwater.delta.tables import current, foreign_data, is_ours, own_history, read_commit, replaced_below
+from headwater.monitor.table_page import reason_of
 
 APP = "headwater/shop/public.orders/2"
 

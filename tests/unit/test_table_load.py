@@ -10,9 +10,9 @@ import pytest
 
 from fixtures.lakes import HandLake
 from headwater.errors import LostLease
-from headwater.jobs.table_load import TableLoad
 from headwater.lake.registry import Registry, TableRecord
 from headwater.lake.reload_records import Keeping, load_name
+from headwater.load.one_table import TableLoad
 from headwater.position import Position
 
 NAME = "public.a"

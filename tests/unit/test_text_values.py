@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.arrow_types import arrow_type
-from headwater.log.decode import DecodedTuples, MalformedMessage, decode_tuples
-from headwater.log.text_values import convert_text
+from headwater.log.values.decode import DecodedTuples, MalformedMessage, decode_tuples
+from headwater.log.values.text import convert_text
 from headwater.schema import SERVER_TEXT, Column, ValueType
 
 INT, TEXT = ValueType("int4", "int"), ValueType("text", "string")

@@ -9,7 +9,7 @@ import pytest
 from headwater.arrow_types import arrow_type
 from headwater.errors import Refused
 from headwater.schema import SERVER_TEXT, ValueType
-from headwater.source.types import PgType, value_type
+from headwater.source.catalog.types import PgType, value_type
 
 
 def _pg(name: str, typmod: int = -1) -> PgType:

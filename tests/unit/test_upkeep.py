@@ -10,13 +10,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from headwater.apply import small_files as upkeep
+from headwater.apply.direct import Fence
+from headwater.apply.live_table import TableState
+from headwater.apply.small_files import Upkeep
 from headwater.arrow_types import lake_schema
-from headwater.lake import delta_log, upkeep
-from headwater.lake.data_files import write_batches
-from headwater.lake.layout import layout_of
-from headwater.lake.positional import Fence
-from headwater.lake.table_state import TableState
-from headwater.lake.upkeep import Upkeep
+from headwater.delta import delta_log
+from headwater.delta.data_files import write_batches
+from headwater.delta.layout import layout_of
 from headwater.schema import Column, TableSchema, ValueType
 
 SCHEMA = TableSchema(1, "public", "t", (Column("n", 1, 20, -1, ValueType("int8", "bigint")),), ())
@@ -50,7 +51,7 @@ def test_each_of_two_tables_that_are_always_written_one_behind_the_other_is_gath
     """Each batch finds the thread rested, at the first table of it."""
     clock = itertools.count(1000.0, 0.001)
     rest = [0.0]
-    monkeypatch.setattr("headwater.lake.upkeep.time.monotonic", lambda: next(clock) + rest[0])
+    monkeypatch.setattr("headwater.apply.small_files.time.monotonic", lambda: next(clock) + rest[0])
     monkeypatch.setattr(upkeep, "_REST", 1e6)
     tables = {str(tmp_path / name): _table(tmp_path / name) for name in ("first", "second")}
     work = Upkeep(Fence("headwater/shop/generation", 1))
@@ -69,7 +70,7 @@ def test_tables_that_are_not_written_any_more_are_gathered_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr("headwater.lake.upkeep.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("headwater.apply.small_files.time.monotonic", lambda: now[0])
     tables = {str(tmp_path / name): _table(tmp_path / name) for name in ("first", "second")}
     work = Upkeep(Fence("headwater/shop/generation", 1))
     work._rests_until = 2000.0  # busy with others, all the time that these are written
@@ -93,7 +94,7 @@ def test_tables_that_are_not_written_any_more_are_gathered_one_after_the_other(
 
 def test_a_table_that_may_not_have_its_turn_is_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    monkeypatch.setattr("headwater.lake.upkeep.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("headwater.apply.small_files.time.monotonic", lambda: now[0])
     suspended, other = str(tmp_path / "suspended"), str(tmp_path / "other")
     tables = {folder: _table(Path(folder)) for folder in (suspended, other)}
     work = Upkeep(Fence("headwater/shop/generation", 1))

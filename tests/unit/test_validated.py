@@ -13,23 +13,23 @@ import pytest
 import yaml
 
 from fixtures.lakes import HandLake, position_at, utc
-from headwater.config import Pipeline, load_pipeline
 from headwater.errors import Refused
-from headwater.jobs.instead import instead_of_cut
-from headwater.jobs.wait import wait_for_cut
-from headwater.jobs.wait_result import WaitResult
-from headwater.jobs.waiter import Waiter
 from headwater.lake import validations
-from headwater.lake.control_tables import keep_validations
 from headwater.lake.cuts import list_pins
 from headwater.lake.freshness import Look, Outcome, Target, Verdict, verdict
 from headwater.lake.ledger import last_sample
 from headwater.lake.paths import validations_path
+from headwater.lake.reader import LakeReader
 from headwater.lake.requirements import AtPosition
-from headwater.lake.status import LakeReader
 from headwater.lake.validated import ValidatedEpoch, judged_by_validation
 from headwater.lake.validations import SuiteResult, TableResult, Validation, ValidationReader
+from headwater.maintain.control_tables import keep_validations
 from headwater.names import TableName
+from headwater.pipeline_file.pipeline import Pipeline, load_pipeline
+from headwater.waiting.on_timeout import instead_of_cut
+from headwater.waiting.result import WaitResult
+from headwater.waiting.wait import wait_for_cut
+from headwater.waiting.waiter import Waiter
 
 A, B = "public.a", "public.b"
 # Nobody listens there: what these tests wait for, they must find in the lake alone.

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-import headwater
 from fixtures.lakes import HandLake
 from headwater.errors import Refused
-from headwater.jobs.instead import instead_of_cut
-from headwater.jobs.wait import wait_for_cut
-from headwater.jobs.wanted_parts import parse_partitions
 from headwater.lake.cuts import list_pins
 from headwater.lake.reload_records import Keeping, Reload
 from headwater.lake.requirements import Target, WantedParts
 from headwater.names import TableName
+from headwater.pipeline_file.pipeline import load_pipeline
 from headwater.schema import Column, Leaf, TableSchema, ValueType
+from headwater.waiting.on_timeout import instead_of_cut
+from headwater.waiting.partitions import parse_partitions
+from headwater.waiting.wait import wait_for_cut
 from unit.test_first_look import XComs, is_success, last_event, started, xcoms
 from unit.test_sensor import CONTEXT, A, B, at, deferred, events, in_run, lake, pipeline, sensor, stored_and_restored
 
@@ -149,7 +149,7 @@ def test_reloads_of_a_suspended_table_that_is_ignored_are_not_waited_for(parted:
 
 
 def test_what_goes_on_instead_is_of_these_partitions_too(parted: HandLake, pipeline: str) -> None:
-    loaded = headwater.config.load_pipeline(pipeline)
+    loaded = load_pipeline(pipeline)
     partitions = parse_partitions({A: "a_1"}, None)
     for on_timeout in ("continue", "fallback"):
         cut = instead_of_cut(

@@ -12,19 +12,19 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from headwater.apply import direct as positional
+from headwater.apply.direct import Fence
+from headwater.apply.live_table import TableState
+from headwater.apply.plan import Plan
+from headwater.apply.small_files import Upkeep
+from headwater.apply.warm_tables import WarmTables
 from headwater.arrow_types import lake_schema
-from headwater.changes import NetChanges
+from headwater.delta.index.codes import Codes, encode
+from headwater.delta.index.index import NOWHERE
+from headwater.delta.tables import current
 from headwater.errors import HeadwaterError
-from headwater.lake import positional
-from headwater.lake.key_codes import Codes, encode
-from headwater.lake.key_index import NOWHERE
-from headwater.lake.plan import Plan
-from headwater.lake.positional import Fence
 from headwater.lake.registry import TableRecord
-from headwater.lake.table_state import TableState
-from headwater.lake.tables import current
-from headwater.lake.upkeep import Upkeep
-from headwater.lake.warm_tables import WarmTables
+from headwater.net_changes import NetChanges
 from headwater.schema import Column, TableSchema, ValueType
 
 APP = "headwater/shop/public.t/1"
@@ -143,7 +143,7 @@ def test_where_a_table_stands_is_not_read_again_until_it_has_another_commit(
         looks.append(path)
         return current(path, app_id, known)
 
-    monkeypatch.setattr("headwater.lake.warm_tables.current", counted)
+    monkeypatch.setattr("headwater.apply.warm_tables.current", counted)
     warm.note(path, APP)
     assert warm.current(path, APP) == (1, 1)
     assert len(looks) == 1

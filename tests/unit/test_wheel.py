@@ -20,7 +20,7 @@ FOUND = """
 import json, runpy
 from pathlib import Path
 import headwater
-from headwater.jobs.demo.airflow_server import checkout, example_dags
+from headwater.demo.airflow_server import checkout, example_dags
 from headwater_airflow.operators.spark import entry_script
 dags = {
     name for file in sorted(example_dags().glob("*.py"))

@@ -37,7 +37,7 @@ async def async_connection_environment(conn_id: str) -> dict[str, str]:
 
 
 def _environment(conn_id: str, connection: Connection) -> dict[str, str]:
-    from headwater.pipeline_values import connection_variable
+    from headwater.pipeline_file.values import connection_variable
 
     return {connection_variable(conn_id): libpq_uri(connection)}
 

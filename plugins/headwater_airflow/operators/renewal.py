@@ -14,7 +14,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 
-from headwater.pipeline_values import CONNECTION_SOCKET
+from headwater.pipeline_file.values import CONNECTION_SOCKET
 from headwater_airflow.hooks.source import connection_uri
 
 log = logging.getLogger(__name__)

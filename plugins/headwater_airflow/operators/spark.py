@@ -88,7 +88,7 @@ class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the 
             self._hook.on_kill()
 
     def pipeline_name(self) -> str:
-        from headwater.config import load_pipeline
+        from headwater.pipeline_file.pipeline import load_pipeline
 
         return load_pipeline(self.pipeline).name
 
@@ -105,13 +105,13 @@ class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the 
 
     def environment(self) -> dict[str, str]:
         """What the driver gets beside the task's own environment (from which `${VAR}` in the file is taken)."""
-        from headwater.parent_watch import parent_environment
+        from headwater.spark.parent_watch import parent_environment
 
         return {**submission_environment(), **parent_environment(), **self._connection_environment}
 
     def spark_conf(self) -> dict[str, str]:
         """What `spark-submit --conf` gets beside `conf`."""
-        from headwater.session import job_conf
+        from headwater.spark.session import job_conf
 
         return job_conf()
 
@@ -173,7 +173,7 @@ class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the 
                 self._connection_environment = {}
 
     def _connection_id(self) -> str | None:
-        from headwater.config import load_pipeline
+        from headwater.pipeline_file.pipeline import load_pipeline
 
         return load_pipeline(self.pipeline).source.airflow_connection
 
@@ -363,7 +363,7 @@ class ReplicateOperator(HeadwaterSparkOperator):
 
     def spark_conf(self) -> dict[str, str]:
         """What `spark-submit --conf` gets beside `conf`."""
-        from headwater.session import job_conf
+        from headwater.spark.session import job_conf
 
         return job_conf()
 
@@ -467,7 +467,7 @@ class SparkOnCutOperator(HeadwaterSparkOperator):
             return super().execute(context)
 
     def spark_conf(self) -> dict[str, str]:
-        from headwater.session import submit_conf
+        from headwater.spark.session import submit_conf
 
         return submit_conf()
 

@@ -3,7 +3,7 @@
 What the provider's hook leaves open: a Spark driver in Python is a child of the JVM, so a signal to
 `spark-submit` alone tears Spark away under the driver; and Airflow kills a task's whole process group. So the
 driver gets a session of its own, a stop goes to the Python driver (it ends cleanly, the JVM follows), and a
-driver whose task is gone ends itself (`headwater.parent_watch`).
+driver whose task is gone ends itself (`headwater.spark.parent_watch`).
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def joined_conf(ours: Mapping[str, str], theirs: Mapping[str, Any], jars: str | 
 def submission_environment() -> dict[str, str]:
     """The environment in which `spark-submit` finds this Python, its own Spark, and the engine."""
     import headwater
-    from headwater.session import submit_environment
+    from headwater.spark.session import submit_environment
 
     engine = str(Path(headwater.__file__).resolve().parents[1])
     modules = [engine, *filter(None, [os.environ.get("PYTHONPATH")])]

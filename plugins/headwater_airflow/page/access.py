@@ -13,7 +13,7 @@ from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView, DagDetails
 from airflow.models.dag import DagModel
 
-from headwater.config import Pipeline
+from headwater.pipeline_file.pipeline import Pipeline
 
 
 def visible_pipelines(pipelines: Iterable[Pipeline], user: BaseUser) -> list[Pipeline]:

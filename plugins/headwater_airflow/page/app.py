@@ -21,14 +21,14 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.staticfiles import StaticFiles
 
 from headwater.errors import HeadwaterError
-from headwater.jobs import metrics
+from headwater.monitor import metrics
 from headwater_airflow.configuration import PIPELINES
 from headwater_airflow.page.access import may_see_faults, visible_pipelines
 from headwater_airflow.page.watches import GATHER_SECONDS, Watches
 
 if TYPE_CHECKING:
-    from headwater.jobs.overview import PipelineWatch
-    from headwater.secrets_filter import Scrubber
+    from headwater.monitor.overview import PipelineWatch
+    from headwater.terminal.scrub import Scrubber
 
 _STATIC = Path(__file__).parent / "static"
 _SCRAPE_SECONDS = 8.0  # below Prometheus' ten

@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
-from headwater.config import Pipeline
 from headwater.errors import HeadwaterError, Transient
-from headwater.secrets_filter import Scrubber
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.terminal.scrub import Scrubber
 from headwater_airflow.configuration import pipelines_folder
 from headwater_airflow.pipeline_files import read_pipelines
 
 if TYPE_CHECKING:
-    from headwater.jobs.overview import PipelineWatch
+    from headwater.monitor.overview import PipelineWatch
 
 GATHER_SECONDS = 0.6
 """How long a page waits for the pipelines that have to be gathered anew; the others come with its next refresh."""
@@ -92,7 +92,7 @@ class Watches:
 
     def _refresh(self) -> None:
         """Read files that are new or have changed; a folder is looked at once a second at most."""
-        from headwater.jobs.overview import PipelineWatch
+        from headwater.monitor.overview import PipelineWatch
 
         with self._lock:
             if time.monotonic() - self._looked_at < _FILES_SECONDS:

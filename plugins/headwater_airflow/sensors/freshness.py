@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.triggers.base import StartTriggerArgs
 
-    from headwater.config import Pipeline
-    from headwater.jobs.waiter import Waiter
-    from headwater.jobs.wanted_parts import Partitions
     from headwater.names import TableName
+    from headwater.pipeline_file.pipeline import Pipeline
+    from headwater.waiting.partitions import Partitions
+    from headwater.waiting.waiter import Waiter
 
 # A trigger enforces the deadline itself: Airflow's own, looked at every 15 s, is only for a triggerer that is gone.
 _GRACE = timedelta(minutes=2)
@@ -180,7 +180,7 @@ class FreshnessSensor(BaseSensorOperator):
 
     def _pipeline(self) -> tuple[str | None, Pipeline]:
         """The id of the source's Airflow connection, if the pipeline file names one, and the pipeline."""
-        from headwater.config import load_pipeline
+        from headwater.pipeline_file.pipeline import load_pipeline
 
         pipeline = load_pipeline(self.pipeline)
         conn_id = pipeline.source.airflow_connection
@@ -189,8 +189,8 @@ class FreshnessSensor(BaseSensorOperator):
         return conn_id, load_pipeline(self.pipeline, {**os.environ, **connection_environment(conn_id)})
 
     def _waiter(self, pipeline: Pipeline, settings: Settings, context: Context) -> Waiter:
-        from headwater.jobs.waiter import Asker, Waiter
         from headwater.lake.freshness import parse_requirement
+        from headwater.waiting.waiter import Asker, Waiter
 
         requirement = parse_requirement(settings.require)
         tables, partitions = _wanted(settings)
@@ -266,7 +266,7 @@ class FreshnessSensor(BaseSensorOperator):
     def _instead(self, event: dict[str, Any], settings: Settings, context: Context) -> dict[str, Any] | None:
         """What is handed on although the wait was not satisfied; None where nothing can be."""
         from headwater.errors import HeadwaterError
-        from headwater.jobs.instead import instead_of_cut
+        from headwater.waiting.on_timeout import instead_of_cut
 
         tables, partitions = _wanted(settings)
         try:
@@ -289,8 +289,8 @@ class FreshnessSensor(BaseSensorOperator):
 
 def _wanted(settings: Settings) -> tuple[list[TableName] | None, Partitions]:
     """The tables and partitions that are named; Refused for a name that is none."""
-    from headwater.jobs.wait import parse_table
-    from headwater.jobs.wanted_parts import parse_partitions
+    from headwater.waiting.partitions import parse_partitions
+    from headwater.waiting.wait import parse_table
 
     tables = [parse_table(name) for name in settings.tables] if settings.tables is not None else None
     return tables, parse_partitions(settings.partitions, tables)

@@ -97,7 +97,7 @@ def overridden(settings: Settings, context: Context, task_id: str) -> Settings:
 
 def duration(value: float | str | timedelta, name: str) -> timedelta:
     """A duration that a person wrote for `name`."""
-    from headwater.quantities import parse_duration
+    from headwater.pipeline_file.quantities import parse_duration
 
     if isinstance(value, timedelta):
         return value

@@ -85,12 +85,12 @@ class SensorTrigger(FreshnessTrigger):
         work."""
         from airflow.sdk.execution_time.xcom import XCom
 
-        from headwater.config import load_pipeline
         from headwater.errors import Transient
-        from headwater.jobs.wait import parse_table
-        from headwater.jobs.wanted_parts import parse_partitions
         from headwater.lake.freshness import parse_requirement
         from headwater.names import TableName
+        from headwater.pipeline_file.pipeline import load_pipeline
+        from headwater.waiting.partitions import parse_partitions
+        from headwater.waiting.wait import parse_table
 
         one: Any = self.task_instance
         context = one.get_template_context()

@@ -20,10 +20,10 @@ from headwater_airflow.triggers.waits import End, Wait
 from headwater_airflow.wait_stats import count_wait
 
 if TYPE_CHECKING:
-    from headwater.config import Pipeline
-    from headwater.jobs.lookout import SharedLookout
-    from headwater.jobs.waiter import Waiter
     from headwater.lake.freshness import Requirement
+    from headwater.pipeline_file.pipeline import Pipeline
+    from headwater.waiting.lookout import SharedLookout
+    from headwater.waiting.waiter import Waiter
 
 
 class FreshnessTrigger(BaseTrigger):
@@ -152,10 +152,10 @@ class FreshnessTrigger(BaseTrigger):
         return (datetime.fromisoformat(self.deadline) - datetime.now(UTC)).total_seconds()
 
     def _waiter(self, pipeline: Pipeline, lookout: SharedLookout) -> Waiter:
-        from headwater.jobs.waiter import Asker, Waiter
-        from headwater.jobs.wanted_parts import parse_partitions
         from headwater.lake.freshness import Target
         from headwater.names import TableName
+        from headwater.waiting.partitions import parse_partitions
+        from headwater.waiting.waiter import Asker, Waiter
 
         began = datetime.fromisoformat(self.began) if self.began is not None else None
         wanted = Target.from_json(self.target) if self.target is not None else self.wanted

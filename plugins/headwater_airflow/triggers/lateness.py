@@ -18,7 +18,7 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from headwater_airflow.hooks.source import async_connection_environment
 
 if TYPE_CHECKING:
-    from headwater.jobs.lateness import Late, Lateness
+    from headwater.monitor.lateness import Late, Lateness
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class LatenessTrigger(BaseEventTrigger):
     @classmethod
     async def open_shared_stream(cls, kwargs: dict[str, Any]) -> AsyncIterator[Late]:
         """The late tables, again and again; what stands in the way of knowing is said once."""
-        from headwater.jobs.lateness import Lateness
+        from headwater.monitor.lateness import Lateness
 
         lateness, said = Lateness(), ""
         while True:
@@ -92,7 +92,7 @@ class LatenessTrigger(BaseEventTrigger):
 
 async def _look(path: str, lateness: Lateness) -> Late:
     """With the credentials of this moment."""
-    from headwater.config import load_pipeline
+    from headwater.pipeline_file.pipeline import load_pipeline
 
     pipeline = await asyncio.to_thread(load_pipeline, path)
     conn_id = pipeline.source.airflow_connection

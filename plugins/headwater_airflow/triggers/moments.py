@@ -20,7 +20,7 @@ from croniter import croniter
 from headwater_airflow.triggers.movement import MovementTrigger, pinned
 
 if TYPE_CHECKING:
-    from headwater.jobs.movements import Sight
+    from headwater.waiting.movements import Sight
 
 _TOLD = "headwater_moment"
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 if TYPE_CHECKING:
-    from headwater.jobs.movements import Movements, Sight
+    from headwater.waiting.movements import Movements, Sight
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ def pinned(sight: Sight, tables: Sequence[str], wanted: Sequence[str], keep_seco
 
 
 def _movements(file: str) -> Movements:
-    from headwater.config import load_pipeline
-    from headwater.jobs.movements import Movements
+    from headwater.pipeline_file.pipeline import load_pipeline
+    from headwater.waiting.movements import Movements
 
     return Movements(load_pipeline(file))

@@ -24,10 +24,10 @@ from airflow.sdk.exceptions import AirflowNotFoundException, AirflowRuntimeError
 from headwater_airflow.hooks.source import async_connection_environment
 
 if TYPE_CHECKING:
-    from headwater.config import Pipeline
     from headwater.errors import HeadwaterError
-    from headwater.jobs.lookout import Question, SharedLookout
-    from headwater.jobs.waiter import Waiter
+    from headwater.pipeline_file.pipeline import Pipeline
+    from headwater.waiting.lookout import Question, SharedLookout
+    from headwater.waiting.waiter import Waiter
 
 _AT_LEAST_SECONDS = 0.05
 """Between two ticks, however many waits come and go."""
@@ -196,8 +196,8 @@ class Waits:
             return None, True  # the next look meets it as well, and says so
 
     def _begun(self) -> tuple[Pipeline, SharedLookout]:
-        from headwater.config import load_pipeline
-        from headwater.jobs.lookout import SharedLookout
+        from headwater.pipeline_file.pipeline import load_pipeline
+        from headwater.waiting.lookout import SharedLookout
 
         pipeline = load_pipeline(self._path)
         return pipeline, SharedLookout(pipeline)
@@ -212,8 +212,8 @@ class Waits:
 
     async def _ask(self, question: Question) -> None:
         """Credentials are fetched for every question: they may have changed since the last one."""
-        from headwater.config import load_pipeline
         from headwater.errors import Transient
+        from headwater.pipeline_file.pipeline import load_pipeline
 
         assert self._ready is not None
         lookout = self._ready[1]

@@ -18,8 +18,8 @@ from datetime import UTC, datetime
 from os.path import basename, join
 from typing import TYPE_CHECKING, Any
 
+from headwater.delta import storage
 from headwater.errors import Refused
-from headwater.lake import storage
 from headwater.lake.freshness import IN_STEP, Look, TableState
 from headwater.lake.paths import control_path, loads_path, pins_path, table_uri
 from headwater.names import TableName
@@ -292,7 +292,7 @@ def root_of(name: str, table: Mapping[str, Any]) -> str:
 def why_gone(cut: Mapping[str, Any], table: Mapping[str, Any]) -> str:
     """Why the version that `table`, an entry of `cut`, names is not what it was; nothing: it is. Asked here and not by
     the first query: Spark would name a file, or leave its rows out if it is told to."""
-    from headwater.lake import whole
+    from headwater.delta import whole
 
     try:
         folder = storage.path_of(table["path"])
@@ -306,7 +306,7 @@ def why_gone(cut: Mapping[str, Any], table: Mapping[str, Any]) -> str:
 def _is_same(folder: str, pipeline: str, table: Mapping[str, Any]) -> bool:
     """Whether the version holds the changes that the cut says: its commit, or the newest before it that brought any,
     carries their position. True where the log does not say (any more)."""
-    from headwater.lake.log_entries import position_in
+    from headwater.delta.log_entries import position_in
 
     if not table.get("applied_lsn"):
         return True

@@ -12,8 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from headwater.delta import storage
 from headwater.errors import Transient
-from headwater.lake import storage
 
 PERIOD = 1.0
 """Seconds from the beginning of one sync to that of the next, if nobody hurries."""

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from headwater.delta.commit_notes import USER_METADATA, note
 from headwater.errors import ForeignWrite, Refused, SchemaChanged
 from headwater.history_columns import INCARNATION, LSN, OPERATION, SEQUENCE, history_schema
-from headwater.lake.commit_notes import USER_METADATA, note
 from headwater.lake.cuts import HISTORY, history_name, read_version, refuse_behind
 from headwater.names import TableName
 from headwater.schema import Column, is_wider
@@ -21,7 +21,7 @@ from headwater.schema import Column, is_wider
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from headwater.lake.delta_log import Snapshot
+    from headwater.delta.delta_log import Snapshot
     from headwater.lake.registry import TableRecord
 
 
@@ -42,8 +42,8 @@ def stored_record(record: TableRecord, snapshot: Snapshot) -> TableRecord:
 
 def prepare(spark: SparkSession, path: str, record: TableRecord) -> None:
     """Before a load copies anything: the history's table is there and has a column for each of the table's."""
-    from headwater.lake.delta_log import read_snapshot
-    from headwater.lake.tables import create, quoted
+    from headwater.delta.delta_log import read_snapshot
+    from headwater.delta.tables import create, quoted
 
     create(spark, path, history_record(record).schema)
     snapshot = read_snapshot(path)
@@ -95,8 +95,8 @@ def mark_load(spark: SparkSession, path: str, record: TableRecord, app_id: str, 
 def refuse_foreign(path: str, since: int, prefix: str, name: str) -> None:
     """ForeignWrite when a commit above version `since` holds rows that none of this table's loads or drivers wrote, or
     makes another table of it."""
-    from headwater.lake.foreign_terms import foreign_terms
-    from headwater.lake.tables import commits_after
+    from headwater.delta.foreign_terms import foreign_terms
+    from headwater.delta.tables import commits_after
 
     commits = commits_after(path, since)
     strange = (c for c in commits if c.data and not any(app_id.startswith(prefix) for app_id in c.transactions))
@@ -136,7 +136,7 @@ def history(
 
 
 def _columns_of(snapshot: Snapshot) -> list[Column]:
-    from headwater.lake.delta_types import fields_of, value_type
+    from headwater.delta.delta_types import fields_of, value_type
 
     fields = fields_of(snapshot.metadata)
     return [Column(f["name"], 0, 0, -1, value_type(f["type"])) for f in fields if f["name"] != "_hw_partition"]

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from headwater.delta.log_files import LogFiles
 from headwater.lake.cuts import history_name, list_pins
 from headwater.lake.ledger import oldest_versions
-from headwater.lake.log_files import LogFiles
 
 _RECENT_SECONDS = 20.0
 LOG_SECONDS = 3600.0

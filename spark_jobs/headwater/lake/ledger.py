@@ -17,8 +17,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.delta.small_tables import DeltaTable, LostRace, append_once, create_table, open_table, query, select
 from headwater.errors import Fenced
-from headwater.lake.commits import DeltaTable, LostRace, append_once, create_table, open_table, query, select
 from headwater.lake.paths import ledger_path
 from headwater.position import Position
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Collection
 from typing import Any
 
-from headwater.lake import storage
+from headwater.delta import storage
 from headwater.lake.paths import loads_path
 
 LoadFile = dict[str, Any]

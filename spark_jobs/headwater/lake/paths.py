@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from os.path import join
 
-from headwater.lake.storage import uri_of
+from headwater.delta.storage import uri_of
 
 CONTROL = "_headwater"
 
@@ -30,17 +30,18 @@ def waits_path(root: str) -> str:
 
 
 def staged_path(root: str) -> str:
-    """Below it a folder for each generation, in that one for each open transaction: see `headwater.lake.staging`."""
+    """Below it a folder for each generation, in that one for each open transaction: see
+    `headwater.apply.staged.files`."""
     return join(root, CONTROL, "staged")
 
 
 def kept_path(root: str, name: str) -> str:
-    """What a driver keeps for the reload or load `name`: see `headwater.jobs.kept_changes`."""
+    """What a driver keeps for the reload or load `name`: see `headwater.replicate.tables.kept_changes`."""
     return join(root, CONTROL, "kept", name)
 
 
 def reloaded_path(root: str, name: str) -> str:
-    """The rows that the reload `name` has read at the source: see `headwater.lake.reloaded`."""
+    """The rows that the reload `name` has read at the source: see `headwater.apply.replacement`."""
     return join(root, CONTROL, "reloaded", name)
 
 
@@ -50,12 +51,12 @@ def loads_path(root: str, name: str = "") -> str:
 
 
 def stretches_path(root: str, table: str, load: str = "") -> str:
-    """What loads of the table (`TableName.path`) have written and not committed: see `headwater.lake.stretch_notes`."""
+    """What loads of the table (`TableName.path`) have written and not committed: see `headwater.load.stretch_notes`."""
     return join(root, CONTROL, "stretches", table, load)
 
 
 def probe_path(root: str, name: str) -> str:
-    """A file that is only written to see whether one can be: see `headwater.jobs.retries`."""
+    """A file that is only written to see whether one can be: see `headwater.replicate.batches.retries`."""
     return join(root, CONTROL, f"probe.{name}.tmp")
 
 
@@ -68,7 +69,7 @@ def validation_pages_path(root: str) -> str:
 
 
 def changed_path(root: str) -> str:
-    """Below it a folder for each reading of changed rows, while it lasts: see `headwater.lake.changed_rows`."""
+    """Below it a folder for each reading of changed rows, while it lasts: see `headwater.validate.changed_rows`."""
     return join(root, CONTROL, "changed")
 
 
@@ -77,7 +78,7 @@ def source_counts_path(root: str) -> str:
 
 
 def damaged_path(root: str, relative: str) -> str:
-    """Where the damaged table at `relative` is set aside: see `headwater.lake.recovery`."""
+    """Where the damaged table at `relative` is set aside: see `headwater.gate.recovery`."""
     return join(root, CONTROL, "damaged", relative)
 
 

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from headwater.lake import storage
+from headwater.delta import storage
 from headwater.lake.paths import position_file_path
 from headwater.position import Position, format_lsn, parse_lsn
 

@@ -11,7 +11,7 @@ no older Headwater opens the lake and misses what it does not know.
 Who sets a table's state: `load` new -> loading -> catching up; `replicate` catching up -> active, any ->
 suspended, and suspended -> catching up when its attached partitions were reloaded; `load --again` suspended -> loading.
 "removed" is set when a table has left the pipeline file. A running driver follows all of it within a second
-(`headwater.jobs.following`), so each record has one writer at a time.
+(`headwater.replicate.beside.following`), so each record has one writer at a time.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from typing import Any, Literal
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
-from headwater.errors import DamagedLake, LostLease, Refused, Transient
-from headwater.lake.commits import (
+from headwater.delta.log_entries import log_entry
+from headwater.delta.small_tables import (
     DeltaTable,
     LostRace,
     append_once,
@@ -39,10 +39,10 @@ from headwater.lake.commits import (
     replace_once,
     select,
 )
-from headwater.lake.log_entries import log_entry
+from headwater.delta.whole import lost_file
+from headwater.errors import DamagedLake, LostLease, Refused, Transient
 from headwater.lake.paths import registry_path
 from headwater.lake.reload_records import Keeping, Reload, is_past
-from headwater.lake.whole import lost_file
 from headwater.schema import Leaf, TableSchema
 
 FORMAT_VERSION = 8

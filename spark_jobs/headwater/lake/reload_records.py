@@ -25,12 +25,12 @@ class Reload:
 
     `name`: of this reload, given once. `leaves`: relation ids of the partitions; empty: the whole table, or, with
     `keys`, the rows under the keys that lie in its folder, too, or with `where` the rows of that predicate, in its text
-    (`headwater.predicate_text`). `shown`: how a person names the part. `session`: the
+    (`headwater.pipeline_file.where_text`). `shown`: how a person names the part. `session`: the
     job's application_name at the source, which says whether it lives. `unknown`: partitions that the table is to know
     from now on.
     When it is "read": `snapshot`, `capture_lsn` as of `headwater.lake.registry.Capture`; `rows` rows lie in the folder
-    of its name (`headwater.lake.reloaded`). Without a snapshot they were read in the lake, where `capture_lsn` was
-    applied. `shape`: the table is to be in that shape afterwards (`headwater.jobs.rebuild`).
+    of its name (`headwater.apply.replacement`). Without a snapshot they were read in the lake, where `capture_lsn` was
+    applied. `shape`: the table is to be in that shape afterwards (`headwater.reload.rebuild`).
     `suspended`: since when the table was suspended when this was asked, if nobody follows it: the part is put right as
     of the capture point, and the table stays suspended.
     """

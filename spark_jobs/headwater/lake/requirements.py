@@ -14,8 +14,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from headwater.errors import Refused
+from headwater.pipeline_file.quantities import parse_duration
 from headwater.position import Position, format_lsn, parse_lsn
-from headwater.quantities import parse_duration
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d[T ]")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater.lake.commits import DeltaTable, LostRace, append_once, create_table, open_table, select
+from headwater.delta.small_tables import DeltaTable, LostRace, append_once, create_table, open_table, select
 from headwater.lake.paths import validations_path
 from headwater.lake.validated import Checked, ValidatedEpoch
 from headwater.position import Position

@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from os.path import join
 from typing import Any
 
-from headwater.lake import storage
+from headwater.delta import storage
 from headwater.lake.paths import waits_path
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from headwater.log.blocks import Bytes, Held, Int64
-from headwater.log.wire import byte_strings
+from headwater.log.values.wire import byte_strings
 
 
 def copied(held: Held, starts: Int64, ends: Int64, rows: Int64) -> Held:

@@ -24,7 +24,7 @@ from headwater.log.large import Announcement
 from headwater.log.messages import XLOG_HEADER, ProtocolError, unexpected
 from headwater.log.spill import SpillStore
 from headwater.log.transactions import OPEN_BYTES, TransactionManager
-from headwater.log.wire import gather
+from headwater.log.values.wire import gather
 from headwater.position import format_lsn
 
 __all__ = ["DDL_PREFIX", "MARKER_PREFIX", "XLOG_HEADER", "Framer", "ProtocolError"]

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 
 from headwater.hidden import hashed
 from headwater.log.blocks import DELETE, Block, Bytes, Held, Int64, Relation
-from headwater.log.decode import DecodedTuples, MalformedMessage, tuple_fields
-from headwater.log.wire import Mask
+from headwater.log.values.decode import DecodedTuples, MalformedMessage, tuple_fields
+from headwater.log.values.wire import Mask
 from headwater.schema import Column
 
 _NOT_TEXT: Final = b"\xff"

@@ -13,7 +13,7 @@ import re
 import socket
 from typing import Final
 
-from headwater.pipeline_values import CONNECTION_SOCKET
+from headwater.pipeline_file.values import CONNECTION_SOCKET
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""What a batch means for a table becomes one commit: planned, written, committed."""

@@ -1,0 +1,295 @@
+"""Applying a plan: one Delta commit per table, carrying rows and applied position together.
+
+Written directly where the table allows it (`positional`), else by Spark. There every worker thread has a session of
+its own, because the `txn` entry of a commit is a session setting, and a commit that is not exactly the planned
+version + 1 is a lost race: usually nothing was committed and the caller plans again from what is there now.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from os.path import join
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from headwater.apply import direct as positional
+from headwater.apply.by_spark import merge, write
+from headwater.apply.by_spark.optimize import TurnsOfSpark
+from headwater.apply.direct import Fence
+from headwater.apply.live_table import Keep, TableState
+from headwater.apply.plan import Applied, Plan, PlanAgain
+from headwater.apply.small_files import Upkeep
+from headwater.arrow_types import key_schema
+from headwater.delta import delta_log, entries
+from headwater.delta.commit_notes import USER_METADATA, note
+from headwater.delta.deletion_vectors import DamagedVector
+from headwater.delta.entries import EntryReplaced
+from headwater.delta.index.codes import encode
+from headwater.delta.index.index import NOWHERE
+from headwater.delta.log_entries import TornEntry, note_written
+from headwater.delta.partition_values import NameTooLong, too_long
+from headwater.delta.tables import commits_after, described
+from headwater.delta.whole import lost_file
+from headwater.errors import Fenced, ForeignWrite
+from headwater.lake.paths import staged_path
+from headwater.lake.registry import TableRecord
+from headwater.schema import TableSchema
+from headwater.spark.session import require_exclusive
+from headwater.stage_clock import stage
+
+Int64 = npt.NDArray[np.int64]
+
+_APP = "spark.databricks.delta.write.txnAppId"
+_VERSION = "spark.databricks.delta.write.txnVersion"
+_LAST_COMMIT = "spark.databricks.delta.lastCommitVersionInSession"
+
+
+class Applier:
+    """Applies plans; safe from several threads, each table in one at a time. `spark` is asked for a session when, and
+    if, a table needs one."""
+
+    def __init__(
+        self, spark: Callable[[], SparkSession], fence: Fence, states: Mapping[str, TableState] = MappingProxyType({})
+    ) -> None:
+        """`states`: by path, tables that were read before; ours from now on."""
+        self._spark = spark
+        self._fence = fence
+        self._states = dict(states)
+        self._upkeep = Upkeep(fence)
+        self._turns = TurnsOfSpark(spark)
+        # One thread merges and saves the indexes of all tables: none of them waits for another's.
+        self._beside = ThreadPoolExecutor(1, thread_name_prefix="headwater-index")
+        self._starting = threading.Lock()
+        self._local = threading.local()
+
+    def why_by_engine(self, record: TableRecord, path: str, version: int) -> str:
+        """Why the table at `path` must be written by Spark in `version`; empty when it need not."""
+        with damage_named(record.name, path):
+            return positional.obstacle(self._state(path, record, version).snapshot)
+
+    def lacks_mark(self, record: TableRecord, path: str, version: int) -> bool:
+        """Whether an older driver could still commit to the directly written table: it has not seen our generation."""
+        if self.why_by_engine(record, path, version):
+            return False
+        seen = self._states[path].snapshot.transactions.get(self._fence.app_id, 0)
+        return seen < self._fence.generation
+
+    def found(
+        self, record: TableRecord, path: str, version: int, keys: pa.Table, wanted: pa.Schema
+    ) -> tuple[npt.NDArray[np.bool_], Iterator[tuple[Int64, pa.Table]]]:
+        """Which of `keys` have a row in the table at `path`, and the columns `wanted` of these rows, in parts: the
+        numbers of their keys, and the rows."""
+        with damage_named(record.name, path):
+            state = self._state(path, record, version)
+            places = state.find(encode(record.schema, keys))
+        there = places != NOWHERE
+        numbers = np.flatnonzero(there)
+        return there, ((numbers[here], rows) for here, rows in state.rows_at(places[there], wanted))
+
+    def apply(self, plan: Plan) -> Applied:
+        """Commit `plan`. PlanAgain when another commit came first; ForeignWrite (or Fenced, if it was a newer driver's)
+        when one slipped in between."""
+        if plan.by_engine or plan.apply_path == "merge":
+            return self._by_engine(plan)
+        with damage_named(plan.record.name, plan.path):
+            return positional.apply(self._state(plan.path, plan.record, plan.version), plan, self._fence)
+
+    def keep_up(self, path: str, schema: TableSchema, version: int) -> int:
+        """Behind the ledger: what the table at `version` needs besides its changes. Returns its version afterwards."""
+        state = self._states.get(path)
+        if state is None or state.version != version:
+            self._upkeep.leave(path)
+            self._turns.after_commit(path)  # it was not written directly
+            return version
+        self._upkeep.after_commit(path, state, schema)
+        state.save_index()
+        return state.version
+
+    @property
+    def upkeep_waits(self) -> bool:
+        """Whether some table has not had all of its upkeep."""
+        return self._upkeep.waits
+
+    def next_upkeep(self, paths: Collection[str]) -> str | None:
+        """Of these tables, to which nothing is written just now, the one that `keep_up` is to be called for."""
+        return self._upkeep.next_idle(paths)
+
+    def forget(self, path: str) -> None:
+        """Somebody else is going to write the table at `path` anew: nothing that is known of it will hold any more."""
+        self._turns.finish(path)
+        self._upkeep.leave(path)
+        state = self._states.pop(path, None)
+        if state is not None:
+            state.close()
+
+    def close(self) -> None:
+        """End what still runs beside the writer; large indexes are kept for the next start."""
+        self._upkeep.close()
+        self._turns.close()
+        for state in self._states.values():
+            state.save_index(at_once=True)
+        for state in self._states.values():
+            state.close()
+        self._beside.shutdown(wait=True)
+
+    def _state(self, path: str, record: TableRecord, version: int) -> TableState:
+        state = self._states.get(path)
+        if state is None or state.version > version or state.keys != key_schema(record.schema):
+            if state is not None:
+                state.close()
+            state = self._states[path] = TableState(path, record.schema)
+        state.keep(Keep(record.incarnation, self._fence.generation), self._beside)
+        state.advance(version)
+        return state
+
+    @stage("write")  # planning and commit among it: the engine does not tell them apart
+    def _by_engine(self, plan: Plan) -> Applied:
+        self._turns.finish(plan.path)
+        with overwriting_named(plan.record.name):
+            entries.refuse_replaced(plan.path)
+        if commits_after(plan.path, plan.version) or plan.changes.staged is not None:
+            raise PlanAgain  # staged files are for the direct paths only
+        spark = self._session()
+        require_exclusive(spark)
+        paths = {"append": write.append, "replace": write.replace, "merge": merge.merge}
+        shared = join(staged_path(plan.path.removesuffix(plan.record.path)), str(self._fence.generation))
+        with _transaction(spark, plan):
+            try:
+                divergence, example = paths[plan.apply_path](spark, plan, shared)
+            except (PySparkException, Py4JJavaError) as error:
+                if "DELTA_CONCURRENT" in str(error) or "Concurrent" in type(error).__name__:
+                    raise PlanAgain from error
+                raise _constraint_broken(plan.record.name, str(error)) or error from error
+            version = spark.conf.get(_LAST_COMMIT, "")
+        if not version:
+            # Delta saw our position in the table already: a late commit of a fenced predecessor.
+            raise PlanAgain
+        entries.meet(plan.path, int(version))
+        note_written(plan.path, int(version))
+        noted = _note_others(plan, int(version))
+        return Applied(int(version), divergence, example, noted)
+
+    def _session(self) -> SparkSession:
+        session: SparkSession | None = getattr(self._local, "session", None)
+        if session is None:
+            with self._starting:  # several tables may ask at once, and there is one JVM
+                session = self._local.session = self._spark().newSession()
+            # The source of a MERGE is an Arrow table of ours: the same at every reading, so no copy need be kept of it.
+            session.conf.set("spark.databricks.delta.merge.materializeSource", "none")
+        return session
+
+
+@contextmanager
+def overwriting_named(table: str) -> Iterator[None]:
+    """An entry of the table's log that somebody has overwritten is this table's trouble alone."""
+    try:
+        yield
+    except EntryReplaced as error:
+        commit = described(error.version, delta_log.read_commit_info(error.folder, error.version))
+        raise _replaced(table, commit) from error
+
+
+@contextmanager
+def damage_named(table: str, folder: str) -> Iterator[None]:
+    """A file that the table's log names and that is gone or damaged, or an entry of it that somebody has overwritten,
+    is this table's trouble alone. `folder`: where the table lies, for errors that do not say what is wrong."""
+    try:
+        with overwriting_named(table):
+            yield
+    except (FileNotFoundError, DamagedVector, TornEntry) as error:
+        raise _damaged(table, str(error)) from error
+    except (OSError, pa.ArrowException) as error:
+        why = _lost(folder)
+        if not why:
+            raise
+        raise _damaged(table, why) from error
+    except NameTooLong as error:
+        raise too_long(str(error), table) or error from error
+
+
+_CONSTRAINT = re.compile(r"\[DELTA_VIOLATE_CONSTRAINT\w*\] CHECK constraint (.*?) violated by row")
+
+
+def _constraint_broken(table: str, text: str) -> ForeignWrite | None:
+    """What it means that Delta refuses a row: without the row's values, which the text goes on with. None: something
+    else."""
+    found = _CONSTRAINT.search(text)
+    if found is None:
+        return None
+    return ForeignWrite(
+        f"another program gave the lake's table the constraint {found[1]}, which a row of the source does not meet",
+        where=table,
+        remedy=f"drop the constraint, then headwater load PIPELINE.yaml --table {table} --again",
+    )
+
+
+def _replaced(table: str, commit: str) -> ForeignWrite:
+    return ForeignWrite(
+        f"{commit} was written by another program over the commit that was there",
+        where=table,
+        remedy=f"headwater load PIPELINE.yaml --table {table} --again",
+    )
+
+
+def _lost(folder: str) -> str:
+    try:
+        return lost_file(folder)
+    except (FileNotFoundError, TornEntry) as error:
+        return str(error)
+
+
+def _damaged(table: str, why: str) -> ForeignWrite:
+    return ForeignWrite(
+        f"a file of the table is missing or damaged: {why}",
+        where=table,
+        remedy=f"headwater load PIPELINE.yaml --table {table} --again",
+    )
+
+
+@contextmanager
+def _transaction(spark: SparkSession, plan: Plan) -> Iterator[None]:
+    spark.conf.set(_APP, plan.app_id)
+    spark.conf.set(_VERSION, str(plan.to_lsn))
+    spark.conf.set(USER_METADATA, note(plan.version, plan.because))
+    spark.conf.unset(_LAST_COMMIT)
+    try:
+        yield
+    finally:
+        spark.conf.unset(_APP)
+        spark.conf.unset(_VERSION)
+        spark.conf.unset(USER_METADATA)
+
+
+def _note_others(plan: Plan, version: int) -> str:
+    """What others did between the planned version and ours. Delta itself refuses to commit over a commit of our appId
+    that came after its own look at the table; between our look and Delta's there is a moment left."""
+    found = commits_after(plan.path, plan.version)
+    between = [commit for commit in found if commit.version < version]
+    for commit in between:
+        if commit.data and plan.app_id in commit.transactions:
+            raise Fenced(
+                f"version {commit.version} was committed by another driver while version {version} was being written",
+                where=plan.record.name,
+                remedy="nothing: the newer driver goes on",
+            )
+        if commit.data:
+            raise ForeignWrite(
+                f"version {commit.version} ({commit.operation}) was committed by another program while version "
+                f"{version} was being written",
+                where=plan.record.name,
+                remedy=f"headwater load PIPELINE.yaml --table {plan.record.name} --again",
+            )
+    for commit in found:
+        if commit.version == version and commit.transactions.get(plan.app_id) != plan.to_lsn:
+            raise _replaced(plan.record.name, commit.described)
+    return ", ".join(f"{commit.operation} at version {commit.version}" for commit in between)

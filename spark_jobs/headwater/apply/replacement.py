@@ -1,0 +1,349 @@
+"""The rows that a reload has read at the source, brought forward by what was committed since, as what is to stand in
+their part of the table.
+
+The rows lie as Parquet files in a folder of the reload's own. They are read batch by batch when the part is written,
+without those that the kept changes replace or remove; behind them come the rows that these put. A large value that the
+log does not carry is taken from the row that was read; until its change is written it waits on local disk. So no key is
+in two parts, and memory holds numbers for the keys of the kept changes, and a batch of rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from os.path import join
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.arrow_types import key_schema, lake_schema
+from headwater.delta import storage
+from headwater.delta.index.codes import encode
+from headwater.delta.index.index import NOWHERE, KeyIndex, KeySet, file_of, place_of, row_of
+from headwater.delta.where_files import matches
+from headwater.errors import Diverged
+from headwater.lake.paths import reloaded_path
+from headwater.net_changes import NetChanges
+from headwater.predicate import Predicate
+from headwater.schema import PARTITION_COLUMN, TableSchema
+
+Int64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+
+_ROWS = 50_000
+_BYTES = 64 << 20
+"""Of rows, and of values, that are in memory at a time."""
+_KEYS = "keys.arrow"
+
+
+Scratch = Callable[[pa.Table], str]
+"""Writes rows to a private Parquet file of the local disk; its path. Whoever asks for it removes it."""
+Keep = Callable[[pa.Table], pa.Table]
+"""The same rows, mapped from a private file of the local disk, which goes with them."""
+
+
+def row_files(root: str, name: str) -> list[str]:
+    """The Parquet files of the reload `name`."""
+    folder = reloaded_path(root, name)
+    return [join(folder, file) for file in sorted(storage.names(folder)) if file.endswith(".parquet")]
+
+
+def rows_in(files: Sequence[str]) -> list[tuple[int, int]]:
+    """Rows and bytes of each."""
+    found = []
+    for file in files:
+        with storage.parquet_file(file) as parquet:
+            found.append((parquet.metadata.num_rows, storage.info(file).size))
+    return found
+
+
+def remove_rows(root: str, name: str) -> None:
+    storage.delete_folder(reloaded_path(root, name))
+
+
+def part_of(
+    schema: TableSchema,
+    files: Sequence[str],
+    leaves: tuple[int, ...],
+    where: Predicate | None,
+    since: NetChanges | None,
+    scratch: Scratch,
+    keep: Keep,
+) -> NetChanges:
+    """The content of the part as a net effect on the table: the partitions `leaves`, or the rows of `where` (neither:
+    the whole table), are emptied, and these rows are put.
+
+    `since`: the net effect that the rows do not hold yet, of the partitions' changes, else of all that the table stands
+    at. `scratch`: where Spark finds rows; `keep`: where values wait.
+    """
+    rows = _Rows(schema, tuple(files), leaves, since, scratch, keep, where=where)
+    return replace(rows.frame, on_disk=rows)
+
+
+def write_keys(root: str, name: str, keys: pa.Table, rows: pa.Table) -> None:
+    """What the reload `name` has found under certain `keys`: these `rows`, and none under the others."""
+    folder = reloaded_path(root, name)
+    storage.make_folder(folder, mode=0o700)
+    with storage.parquet_writer(join(folder, "rows.parquet"), rows.schema) as writer:
+        writer.write_table(rows)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, keys.schema) as file:
+        file.write_table(keys)
+    storage.replace(join(folder, _KEYS), sink.getvalue().to_pybytes())
+
+
+def under_keys(schema: TableSchema, root: str, name: str, since: NetChanges | None, keep: Keep) -> NetChanges:
+    """The rows under the keys of the reload `name`, brought forward by the changes `since`, as a net effect: what is
+    there is put, whatever stood there, and the other keys are removed."""
+    keys = pa.ipc.open_file(storage.read(join(reloaded_path(root, name), _KEYS))).read_all().cast(key_schema(schema))
+    asked = KeySet(schema, keys)
+    tables = [lake_schema(schema).empty_table()]
+    for part in _Rows(schema, tuple(row_files(root, name)), (), since, str, keep, whole=False):
+        mine = asked.has(part.rows)
+        if any(mask[mine].any() for mask in part.unchanged.values()):
+            raise Diverged(
+                "rows keep large values that neither the log carries nor the rows that were read",
+                where=f"{schema.schema}.{schema.name}",
+                remedy="headwater verify --repair again",
+            )
+        if mine.any():
+            tables.append(keep(part.rows.filter(pa.array(mine))))
+    return replacement(schema, pa.concat_tables(tables), keys)
+
+
+def replacement(schema: TableSchema, rows: pa.Table, keys: pa.Table) -> NetChanges:
+    """`rows` are to stand under those of the `keys` that they have, and nothing under the others."""
+    there = KeySet(schema, rows)
+    if (there.numbers(rows) != np.arange(rows.num_rows)).any():
+        raise Diverged(
+            "the source has several rows under one key",
+            where=f"{schema.schema}.{schema.name}",
+            remedy="give the table in the pipeline file a key whose values are unique",
+        )
+    return NetChanges(
+        rows=rows,
+        stored=np.zeros(rows.num_rows, dtype=np.bool_),
+        unchanged={},
+        origins=None,
+        removed=keys.filter(pa.array(~there.has(keys))),
+        changes=keys.num_rows,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """`headwater.net_changes.Parts` of `part_of`."""
+
+    schema: TableSchema
+    files: tuple[str, ...]
+    leaves: tuple[int, ...]
+    since: NetChanges | None
+    scratch: Scratch
+    keep: Keep
+    whole: bool = True
+    """Whether the rows are all that there are: then nothing else could give a value that is wanted."""
+    where: Predicate | None = None
+
+    @property
+    def frame(self) -> NetChanges:
+        """No rows, but everything else that all of the parts have in common."""
+        names = self.since.unchanged if self.since is not None else {}
+        nothing = np.zeros(0, dtype=np.bool_)
+        return NetChanges(
+            rows=lake_schema(self.schema).empty_table(),
+            stored=nothing,
+            unchanged=dict.fromkeys(names, nothing),
+            origins=None,
+            removed=key_schema(self.schema).empty_table(),
+            changes=self.since.changes if self.since is not None else 0,
+            truncated=not self.leaves and self.where is None,
+            truncated_leaves=self.leaves,
+            replaced=self.where,
+        )
+
+    def __iter__(self) -> Iterator[NetChanges]:
+        taken = _Taken.of(self.schema, self.since, self.keep)
+        for rows in self._read():
+            left = taken.without_superseded(rows)
+            if left.num_rows:
+                yield self._part(left)
+        if self.since is None:
+            return
+        for part in self.since.in_parts():
+            for filled in taken.filled(part) if part.rows.num_rows else ():
+                if self.where is not None:
+                    filled = self._with_rows_around(filled, self.where)
+                elif filled.unchanged and self.whole and not self.leaves:
+                    raise Diverged(
+                        "rows keep large values that neither the log carries nor the rows that were read",
+                        where=f"{self.schema.schema}.{self.schema.name}",
+                        remedy="reload it again",
+                    )
+                yield replace(self._part(filled.rows), unchanged=filled.unchanged, origins=filled.origins)
+
+    def write_parquet(self, rows: pa.Table) -> str:
+        return self.scratch(rows)
+
+    def _with_rows_around(self, since: NetChanges, where: Predicate) -> NetChanges:
+        """Changes of rows that may be of the predicate, or were, or neither: to put what the table holds already
+        changes nothing. Its own rows stand under their newest keys, where they have all values. Without keys a row
+        would be there twice: it only counts if it has just been emptied."""
+        if self.schema.key:
+            return replace(since, origins=None)
+        return replace(since, rows=since.rows.filter(pa.array(matches(where, since.rows))))
+
+    def _part(self, rows: pa.Table) -> NetChanges:
+        return replace(self.frame, rows=rows, stored=np.zeros(rows.num_rows, dtype=np.bool_), unchanged={}, changes=0)
+
+    def _read(self) -> Iterator[pa.Table]:
+        """What was read at the source, without what a TRUNCATE has removed since."""
+        if self.since is not None and self.since.truncated:
+            return
+        kind = lake_schema(self.schema)
+        emptied = self.since.truncated_leaves if self.since is not None else ()
+        for file in self.files:
+            with storage.parquet_file(file) as parquet:
+                for batch in parquet.iter_batches(batch_size=_at_a_time(parquet.metadata), columns=kind.names):
+                    rows = pa.Table.from_batches([batch]).select(kind.names).cast(kind)
+                    if emptied and self.schema.partitioned:
+                        gone = pc.is_in(rows[PARTITION_COLUMN], value_set=pa.array(emptied, pa.int64()))
+                        rows = rows.filter(pc.invert(gone))
+                    elif emptied:
+                        return
+                    yield rows
+
+
+def _at_a_time(metadata: Any) -> int:
+    """How many rows of a file are read together."""
+    size = sum(int(metadata.row_group(group).total_byte_size) for group in range(metadata.num_row_groups))
+    return max(1, min(_ROWS, int(metadata.num_rows) * _BYTES // max(size, 1)))
+
+
+class _Taken:
+    """What the changes since have done to the rows that were read: keys that they put or remove, and values that they
+    want of them."""
+
+    def __init__(self, schema: TableSchema, keep: Keep) -> None:
+        self._schema = schema
+        self._keep = keep
+        self._superseded = KeyIndex()
+        self._wanted = KeyIndex()
+        self._values: list[pa.Table] = []
+        self._places: Int64 = np.zeros(
+            0, dtype=np.int64
+        )  # per wanted row: which of the tables has its values, and where
+        self._names: list[str] = []
+        self._count = 0
+
+    @classmethod
+    def of(cls, schema: TableSchema, since: NetChanges | None, keep: Keep) -> _Taken:
+        taken = cls(schema, keep)
+        if since is None or not schema.key:
+            return taken
+        keys = list(schema.key)
+        taken._names = sorted(since.unchanged)
+        for part in since.in_parts():
+            for table in (part.rows, part.removed):
+                codes = encode(schema, table.select(keys))
+                taken._superseded.put(codes, place_of(1, np.arange(len(codes), dtype=np.int64)))
+            sources, at = taken._sources(part)
+            codes = encode(schema, sources)
+            numbers = np.arange(taken._count, taken._count + len(at), dtype=np.int64)
+            taken._count += len(at)
+            taken._wanted.put(codes, place_of(1, numbers))
+        taken._places = np.full(taken._count, NOWHERE, dtype=np.int64)
+        return taken
+
+    def _sources(self, part: NetChanges) -> tuple[pa.Table, Int64]:
+        """The keys under which the rows that want values stood when they were read, and which rows of `part` these
+        are."""
+        wants = np.zeros(part.rows.num_rows, dtype=np.bool_)
+        for mask in part.unchanged.values():
+            wants |= mask
+        at = np.flatnonzero(wants)
+        own = part.rows.select(list(self._schema.key)).take(pa.array(at))
+        if part.origins is None:
+            return own, at
+        origins = part.origins.take(pa.array(at))
+        moved = origins[self._schema.key[0]].is_valid()
+        columns = [pc.if_else(moved, origins[name], own[name]) for name in self._schema.key]
+        return pa.table(columns, schema=own.schema), at
+
+    def without_superseded(self, rows: pa.Table) -> pa.Table:
+        """The rows that still stand; the wanted values of the others are noted."""
+        if not self._schema.key:
+            return rows
+        codes = encode(self._schema, rows.select(list(self._schema.key)))
+        if self._count:
+            places = self._wanted.find(codes)
+            found = np.flatnonzero(places != NOWHERE)
+            if len(found):
+                here = np.arange(len(found), dtype=np.int64)
+                self._places[row_of(places[found])] = place_of(len(self._values), here)
+                self._values.append(self._keep(rows.select(self._names).take(pa.array(found))))
+        gone: Bool = self._superseded.find(codes) != NOWHERE
+        return rows.filter(pa.array(~gone)) if gone.any() else rows
+
+    def filled(self, part: NetChanges) -> Iterator[NetChanges]:
+        """`part` with the values that were found, in pieces that memory holds with them; what is left is for the
+        table's own rows to give."""
+        if not part.unchanged or not self._values:
+            yield part
+            return
+        sources, at = self._sources(part)
+        places = self._places[row_of(self._wanted.find(encode(self._schema, sources)))]
+        at, places = at[places != NOWHERE], places[places != NOWHERE]
+        sizes = np.zeros(part.rows.num_rows)
+        sizes[at] = np.array([table.nbytes / table.num_rows for table in self._values])[file_of(places)]
+        piece = np.cumsum(sizes) // _BYTES
+        borders = [0, *(np.flatnonzero(np.diff(piece)) + 1).tolist(), part.rows.num_rows]
+        for begin, end in itertools.pairwise(borders):
+            here = (at >= begin) & (at < end)
+            yield _with_values(_piece(part, begin, end), at[here] - begin, self._taken(places[here]), self._schema)
+
+    def _taken(self, places: Int64) -> pa.Table:
+        """The values at these places, in their order."""
+        tables = [self._values[0].slice(0, 0)]
+        files = file_of(places)
+        order = np.argsort(files, kind="stable")
+        tables += [self._values[n].take(pa.array(row_of(places[files == n]))) for n in np.unique(files).tolist()]
+        back = np.empty(len(order), dtype=np.int64)
+        back[order] = np.arange(len(order))
+        return pa.concat_tables(tables).take(pa.array(back))
+
+
+def _piece(part: NetChanges, begin: int, end: int) -> NetChanges:
+    return replace(
+        part,
+        rows=part.rows.slice(begin, end - begin),
+        stored=part.stored[begin:end],
+        unchanged={name: mask[begin:end] for name, mask in part.unchanged.items()},
+        origins=part.origins.slice(begin, end - begin) if part.origins is not None else None,
+    )
+
+
+def _with_values(part: NetChanges, at: Int64, values: pa.Table, schema: TableSchema) -> NetChanges:
+    """The rows `at` of `part` with their unchanged values taken from `values`, row by row."""
+    rows, unchanged = part.rows, {}
+    for name, mask in part.unchanged.items():
+        fill = mask[at]
+        source = np.arange(rows.num_rows)
+        source[at[fill]] = rows.num_rows + np.flatnonzero(fill)
+        field = rows.schema.field(name)
+        both = pa.chunked_array([*rows[name].chunks, *values[name].cast(field.type).chunks], field.type)
+        rows = rows.set_column(rows.column_names.index(name), field, both.take(pa.array(source)))
+        left = mask.copy()
+        left[at] = False
+        if left.any():
+            unchanged[name] = left
+    origins = part.origins
+    if origins is not None:
+        stay = np.ones(rows.num_rows, dtype=np.bool_)
+        stay[at] = False
+        columns = [pc.if_else(pa.array(stay), origins[name], None) for name in schema.key]
+        origins = pa.table(columns, schema=origins.schema) if unchanged else None
+    return replace(part, rows=rows, unchanged=unchanged, origins=origins)

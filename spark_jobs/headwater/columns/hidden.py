@@ -1,0 +1,61 @@
+"""What the reader hides of registered tables, and whether the key is the one that they were loaded with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from headwater.errors import Refused
+from headwater.hidden import fingerprint
+from headwater.lake.registry import TableRecord
+from headwater.log.hiding import Hiding
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.schema import Column, TableSchema
+
+
+def hiding(pipeline: Pipeline, records: Iterable[TableRecord]) -> Hiding:
+    """For the log. Refused without the key of a replicated table; of one that was removed nothing is shown at all."""
+    key = b""
+    known = [record for record in records if record.schemas]
+    relations: dict[int, tuple[Column, ...]] = {
+        record.schema.relation_id: () for record in known if record.state == "removed" and record.schema.hides
+    }
+    # Of a table that was renamed and loaded under its new name: the relation is the same, and is not removed.
+    for record in (record for record in known if record.state != "removed"):
+        relations.pop(record.schema.relation_id, None)
+        if record.schema.hides:
+            key = key_of(pipeline, record.schema) or key
+            relations[record.schema.relation_id] = record.schema.columns
+    return Hiding(key, relations)
+
+
+def refuse_two_keys(records: Iterable[TableRecord], schemas: Iterable[TableSchema]) -> None:
+    """Before a load of `schemas` changes anything: nothing can be replicated where one table was hashed with another
+    key than the next. `records`: the tables that stay as they are."""
+    new = {fingerprint for schema in schemas for fingerprint in schema.hashed.values()}
+    stay = [record for record in records if record.schemas and record.state != "removed" and record.schema.hashed]
+    other = sorted(record.name for record in stay if new and set(record.schema.hashed.values()) != new)
+    if other:
+        raise Refused(
+            f"source.hash_key holds another key than when {', '.join(other)} was loaded: equal values would differ",
+            code="hash_key",
+            where="load",
+            remedy="give it the former key; or, for the new one, stop replicate, then headwater load PIPELINE.yaml "
+            f"--again with --table for each table with columns.hash at once, {', '.join(other)} among them",
+        )
+
+
+def key_of(pipeline: Pipeline, schema: TableSchema) -> bytes:
+    """The key that the table was loaded with; empty if it hashes nothing. Refused when the environment has another."""
+    if not schema.hashed:
+        return b""
+    key = pipeline.hash_key()
+    if set(schema.hashed.values()) != {fingerprint(key)}:
+        name = f"{schema.schema}.{schema.name}"
+        raise Refused(
+            f"{pipeline.source.hash_key} holds another key than when the table was loaded: equal values would differ",
+            code="hash_key",
+            where=name,
+            remedy="give it the former key; or, for the new one, stop replicate, then headwater load PIPELINE.yaml "
+            f"--again --table {name}, with --table for each other table with columns.hash",
+        )
+    return key

@@ -1,0 +1,1 @@
+"""Where the rows of a table lie, by key: a cache beside the table."""

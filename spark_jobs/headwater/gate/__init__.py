@@ -1,0 +1,1 @@
+"""May this job begin here? The checks, leases and repairs before any work."""

@@ -1,0 +1,133 @@
+"""`headwater check`: everything that would stop a pipeline, found at once, with nothing changed anywhere.
+
+An unreachable source is `SourceUnreachable` (exit 1) and a refused log-in `Refused`: without a session there is
+nothing to report on. The other jobs begin with `require_ok`, so that they refuse before they change anything.
+Runs without Spark: imports only what PostgreSQL and the pipeline file need, and delta-rs where a lake exists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from headwater.columns.shape import options_for_a_load, options_for_a_rebuild
+from headwater.delta import storage
+from headwater.errors import Refused
+from headwater.lake.paths import registry_path
+from headwater.names import TableName, quote_ident
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.source.catalog.catalog import Catalog, read_catalog
+from headwater.source.connection import Connection, connect, errors_named
+from headwater.source.problems import Problem, error, refuse_errors, warning
+from headwater.source.publication.parts import Part
+from headwater.source.publication.rights import publishing_problems, slot_order_problems
+from headwater.source.publication.row_filters import wanted_parts
+from headwater.source.settings import server_problems, version_problems
+
+__all__ = ["CheckReport", "Problem", "check", "lake_problems", "registry_problems", "require_ok"]
+
+APPLICATION_NAME = "headwater"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """`problems` in the order server, lake, tables, publications. `catalog` holds what can be replicated,
+    `parts` what of these tables is to be published."""
+
+    problems: tuple[Problem, ...]
+    catalog: Catalog
+    parts: dict[TableName, Part] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether there are no errors; warnings do not count."""
+        return not any(problem.is_error for problem in self.problems)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"ok": self.ok, "problems": [problem.to_json() for problem in self.problems]}
+
+
+def check(pipeline: Pipeline) -> CheckReport:
+    """All that is wrong with source, lake and file together. See the module for what is raised instead."""
+    conninfo, lake = pipeline.conninfo(), pipeline.lake_path()
+    with connect(conninfo, application_name=APPLICATION_NAME, statement_timeout=60.0) as connection:
+        return inspect(connection, pipeline, lake)
+
+
+@errors_named("source")
+def inspect(connection: Connection, pipeline: Pipeline, lake: str) -> CheckReport:
+    """`check` over a session that is there; `lake`: the path of its root."""
+    if too_old := version_problems(connection):
+        return CheckReport(tuple(too_old), Catalog((), ()))  # its catalog lacks what the other checks ask for
+    catalog = read_catalog(connection, pipeline)
+    parts, filter_problems = wanted_parts(connection, catalog.tables)
+    problems = [
+        *server_problems(connection, pipeline.source.slot, [APPLICATION_NAME]),
+        *lake_problems(lake),
+        *registry_problems(lake, pipeline.name, catalog),
+        *catalog.problems,
+        *_unknown_excluded(catalog),
+        *filter_problems,
+        *publishing_problems(connection, pipeline.source.publication, catalog.tables, parts),
+        *_slot_of_a_first_load(connection, pipeline, lake),
+    ]
+    # A table may be judged from several sides with the same result.
+    return CheckReport(tuple(dict.fromkeys(problems)), catalog, parts)
+
+
+def _slot_of_a_first_load(connection: Connection, pipeline: Pipeline, lake: str) -> list[Problem]:
+    """Whether a slot that somebody made can be read. Later on replicate reads it, and says so itself."""
+    if storage.is_folder(registry_path(lake)):
+        return []
+    return slot_order_problems(connection, pipeline.source.slot, pipeline.source.publication)
+
+
+def _unknown_excluded(catalog: Catalog) -> list[Problem]:
+    """A typing error here would replicate what must stay at the source."""
+    return [
+        error("unknown_column", str(table.name), f"columns.exclude names {quote_ident(name)}, which it does not have")
+        for table in catalog.tables
+        for name in table.entry.columns.exclude
+        if table.relation.attribute(name) is None
+    ]
+
+
+def require_ok(report: CheckReport) -> None:
+    """Raise `Refused` with all errors of `report` in one message; but for a slot that is lost, and damage to the lake,
+    which the caller deals with."""
+    refuse_errors(problem for problem in report.problems if problem.code not in ("slot_lost", "damaged_lake"))
+
+
+def lake_problems(root: str) -> list[Problem]:
+    """Whether files can be made below `root`, judged by the nearest folder that exists. Creates nothing."""
+    reason = storage.why_not_writable(root)
+    remedy = "correct lake.root, or give this user the right to write there"
+    return [error("lake_not_writable", "lake.root", reason, remedy)] if reason else []
+
+
+def registry_problems(root: str, pipeline_name: str, catalog: Catalog) -> list[Problem]:
+    """Whether a lake that exists under `root` is this pipeline's, in a format that this Headwater knows; and which
+    options of `catalog`'s tables wait for a load."""
+    if not storage.is_folder(registry_path(root)):
+        return []  # nothing was ever loaded there, and delta-rs takes longer to import than all else here
+    from headwater.lake.registry import Registry
+
+    try:
+        registry = Registry.open(root, pipeline_name)
+    except Refused as refused:
+        return [error(refused.code, refused.where, refused.message, refused.remedy)]
+    found = []
+    for table in catalog.tables:
+        record = registry.tables.get(str(table.name)) if registry is not None else None
+        if record is None or record.state not in ("active", "catching up", "suspended") or not record.schemas:
+            continue
+        where = str(table.name)
+        for option in options_for_a_load(record.schema, table.schema):
+            message = f"{option} is another than when the table was loaded, and holds from its next load on"
+            remedy = f"headwater load PIPELINE.yaml --table {where} --again"
+            found.append(warning("option_waits_for_load", where, message, remedy))
+        for option in options_for_a_rebuild(record.schema, table.schema):
+            message = f"{option} is another than when the table was loaded, and holds from its next rebuild or load on"
+            remedy = f"headwater rebuild PIPELINE.yaml --table {where}, while readers go on with the table as it is"
+            found.append(warning("option_waits_for_rebuild", where, message, remedy))
+    return found

@@ -1,0 +1,416 @@
+"""After a power cut of the lake's host: what was not on disk leaves the logs, so that the next start goes on by itself.
+
+What the disk had not got is missing, empty or cut short, in no order: an entry may be torn below a whole one, a data
+file behind a whole entry. What counts is what was *durable* (`headwater.lake.durability`): of a table its versions up
+to the one that the ledger names at the slot's confirmed position, since nothing above was ever told to the source. So a
+table is cut back to below its first version that is not whole, if that lies above its durable one: the log brings those
+changes again. Not whole at or below it is damage, and suspends that table alone. Ledger rows that name a version which
+is gone go, too, and with them their epochs.
+
+Registry, kept changes and pins are on disk before anybody is told of them; only what was being written may be torn.
+
+A disk that did not take what was written says so once (`storage.watch_disk`), and the kernel goes on to show it as if
+it were there. So what lies above the durable position is read from the disk, to the ends of its files: what is not
+there is treated as behind a power cut (docs/decisions/0047).
+
+Where nothing was lost a start costs a few looks at names for each table, and reading the files of the last second.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os.path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from headwater.delta import entries, storage
+from headwater.delta.deletion_vectors import FILE_VERSION, DamagedVector, read_vector, vector_file
+from headwater.delta.delta_log import read_snapshot
+from headwater.delta.log_entries import Action, checkpoints_of, entries_of, files_of, log_entry, log_path, read_actions
+from headwater.delta.log_files import UnknownLog, by_version, look
+from headwater.errors import DamagedLake
+from headwater.lake.cuts import HISTORY, history_name, remove_torn_pins
+from headwater.lake.durability import sync_lake
+from headwater.lake.ledger import Epoch, epoch_at_version, read_epoch, read_epoch_up_to
+from headwater.lake.paths import (
+    control_path,
+    damaged_path,
+    ledger_path,
+    position_file_path,
+    registry_path,
+    table_path,
+    validations_path,
+)
+from headwater.lake.position_file import read_position_file
+from headwater.lake.registry import TableRecord
+
+log = logging.getLogger(__name__)
+
+_REPLICATED = ("active", "catching up", "suspended")
+_POINTER = "_last_checkpoint"
+_PARQUET_MAGIC = b"PAR1"
+_LEAST_PARQUET = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The first version of a log that is not whole. `what`: which file, and how; `newest`: nothing whole lies above."""
+
+    version: int
+    what: str
+    newest: bool
+
+
+def mend_control_tables(root: str) -> None:
+    """What was being written to registry, ledger and validations when the power went was never told to anybody, and
+    goes. Any job may call it, beside any other. Refused when the registry, or what was validated, is damaged."""
+    storage.watch_disk(root)
+    if not storage.is_folder(control_path(root)):
+        return
+    for folder in (registry_path(root), ledger_path(root), validations_path(root)):
+        # Who wrote them may have been told that the disk did not take them: that ended it, and nobody else knows.
+        _forget(folder, entries_of(storage.names(log_path(folder)))[-2:])
+        drop_torn_checkpoints(folder)
+        if first_loss(folder, base(folder)) is None:
+            continue
+        with storage.exclusive(_lock(root)):
+            loss = first_loss(folder, base(folder))
+            if loss is not None and loss.newest:
+                cut_back(folder, loss.version)
+            elif loss is not None and folder != ledger_path(root):  # what goes of that one the slot decides: `mend`
+                raise DamagedLake(f"{loss.what}: what was written behind it is in doubt")
+
+
+def mend(root: str, pipeline: str, tables: Iterable[TableRecord], confirmed_lsn: int) -> dict[str, str]:
+    """Take what a power cut has left half done out of the lake under `root`, while no driver runs.
+
+    `confirmed_lsn`: the slot's position. Returns what is damaged, and cannot be had again from the log: why, by the
+    name of the table or history. DamagedLake when it is the ledger.
+    """
+    with storage.exclusive(_lock(root)):
+        sync_lake(root)  # what was written and not synced is whole; all that is read below is then on disk
+        _mend_ledger(root, confirmed_lsn)
+        _forget(ledger_path(root), [version for version, _ in _rows_above(root, confirmed_lsn)])
+        _mend_ledger(root, confirmed_lsn)
+        epoch = read_epoch_up_to(root, confirmed_lsn)
+        subjects = [subject for subject in _subjects(root, pipeline, tables) if subject.can_be_read()]
+        durable = {subject.name: subject.durable(epoch) for subject in subjects}
+        damaged: dict[str, str] = {}
+        for subject in subjects:
+            why = _mend_table(subject.name, subject.folder, durable[subject.name])
+            if why:
+                damaged[subject.name] = why
+        newest = read_epoch(root)
+        if newest is not None and newest.position.lsn > confirmed_lsn:
+            _drop_void_rows(root, confirmed_lsn, [subject for subject in subjects if subject.name not in damaged])
+            newest = read_epoch(root)
+        file = read_position_file(root)
+        if file is not None and file.epoch > (newest.epoch if newest is not None else 0):
+            storage.delete(position_file_path(root))  # it claims what is not there any more
+        remove_torn_pins(root)
+    return damaged
+
+
+# One table
+
+
+def first_loss(folder: str, durable: int, *, read: bool = False) -> Loss | None:
+    """The first version above `durable` that is not whole; None: all are. `read`: all is read from the disk, data files
+    to their ends: behind a power cut these may have their length, and zeros for content."""
+    if not storage.exists(log_entry(folder, durable + 1)) and durable >= 0:
+        return None  # names reach the disk in the order of their making: nothing can be above
+    there = [version for version in entries_of(storage.names(log_path(folder))) if version > durable]
+    whole: list[tuple[int, list[Action]]] = []
+    loss: Loss | None = None
+    if read:
+        storage.forget(*(log_entry(folder, version) for version in there))
+    for version in range(durable + 1, max(there, default=durable) + 1):
+        actions = read_actions(folder, version)
+        if actions is None and not storage.exists(log_entry(folder, version)) and base(folder) >= version:
+            whole = []  # cleaned up: a checkpoint stands for all up to there
+            continue
+        if actions is None:
+            how = "is empty or cut short" if version in there else "is missing"
+            newest = not any(read_actions(folder, above) for above in there if above > version)
+            loss = Loss(version, f"{log_entry(folder, version)} {how}", newest)
+            break
+        whole.append((version, actions))
+    # What is lost of files counts where they are live; below a loss others may be.
+    while (lost := _lost_file(folder, whole, read=read)) is not None:
+        version, what = lost
+        newest = version == whole[-1][0] and (loss is None or loss.newest)
+        loss = Loss(version, what, newest)
+        whole = [(known, actions) for known, actions in whole if known < version]
+    return loss
+
+
+def cut_back(folder: str, version: int) -> None:
+    """Remove `version` and what follows it, newest first: killed in between, it leaves a log without a hole."""
+    for number, name in reversed(by_version(storage.names(log_path(folder)))):
+        if number >= version:
+            storage.delete(log_path(folder, name))
+    pointed = _pointed_at(folder)
+    if pointed is not None and pointed >= version:
+        _drop_pointer(folder)
+    entries.forget(folder)
+    log.warning("%s: version %d and what follows it had not reached the disk, and is taken away", folder, version)
+
+
+def drop_torn_checkpoints(folder: str) -> None:
+    """A checkpoint that is not whole is none. What it stood for is still in the entries below it: these go only when it
+    is on disk."""
+    pointed = _pointed_at(folder)
+    if pointed is None and not storage.exists(log_path(folder, _POINTER)):
+        return  # there is none, or it has been dropped: who reads looks for the newest that is whole
+    if pointed is not None and _is_parquet(log_path(folder, f"{pointed:020d}.checkpoint.parquet")):
+        return
+    found = checkpoints_of(folder, storage.names(log_path(folder)))
+    if pointed in found and all(map(_is_parquet, found[pointed])):
+        return
+    for files in found.values():
+        if not all(map(_is_parquet, files)):
+            for file in files:
+                storage.delete(file)
+    _drop_pointer(folder)
+    log.warning("%s: a checkpoint had not reached the disk, and is taken away", folder)
+
+
+def cure(root: str, folder: str) -> None:
+    """Before a load writes the table in `folder` anew: whatever its files hold, it can. What lies below the damage
+    stays for who reads older cuts."""
+    drop_torn_checkpoints(folder)
+    loss = first_loss(folder, base(folder))
+    if loss is not None:
+        cut_back(folder, loss.version)
+    if is_damaged(folder) or (loss is not None and loss.version == 0):
+        set_aside(root, folder)
+
+
+def is_damaged(folder: str) -> bool:
+    """Whether the log of the table in `folder`, if there is one, cannot be read to its end."""
+    try:
+        newest = look(folder).newest
+    except UnknownLog:
+        return False  # for another engine to say
+    except FileNotFoundError:
+        return bool(by_version(storage.names(log_path(folder))))
+    try:
+        return read_snapshot(folder).version < newest
+    except (FileNotFoundError, ValueError, KeyError, TypeError, pa.ArrowException):
+        return True
+
+
+def begin_anew(root: str, tables: Iterable[str]) -> None:
+    """Set aside what the lake knows of itself, with the logs of the tables in these folders: their commits carry
+    generations and positions that nothing tells the meaning of any more."""
+    for folder in (*tables, validations_path(root), ledger_path(root), registry_path(root)):
+        if storage.is_folder(log_path(folder)):
+            set_aside(root, folder)
+    storage.delete(position_file_path(root))
+
+
+def set_aside(root: str, folder: str) -> None:
+    """The table's folder goes elsewhere, for whoever wants to look into it, and the table begins anew."""
+    place = damaged_path(root, os.path.relpath(folder, root))
+    storage.delete_folder(place)
+    storage.make_folder(os.path.dirname(place))
+    storage.move_folder(folder, place)
+    entries.forget(folder)
+    log.warning("%s is damaged and set aside: remove %s when nobody needs it any more", folder, place)
+
+
+def _mend_table(name: str, folder: str, durable: int) -> str:
+    """Cut the table back, if need be; why it is damaged, or nothing."""
+    if not storage.is_folder(log_path(folder)):
+        return ""  # the whole table is gone: its driver says so
+    if durable < 0:
+        return f"the commit of its load is not in {log_path(folder)}"
+    if read_actions(folder, durable) is None and base(folder) < durable:
+        return f"{log_entry(folder, durable)} is missing, empty or cut short"
+    loss = first_loss(folder, durable, read=True)
+    if loss is not None:
+        cut_back(folder, loss.version)
+        log.warning("%s goes on at version %d: %s", name, loss.version - 1, loss.what)
+    return ""
+
+
+def base(folder: str) -> int:
+    """The newest checkpoint's version; -1: there is none."""
+    return max(checkpoints_of(folder, storage.names(log_path(folder))), default=-1)
+
+
+def _lost_file(folder: str, commits: list[tuple[int, list[Action]]], *, read: bool) -> tuple[int, str] | None:
+    """Of the files that these commits have added, and that are live behind the last of them, the first that is not as
+    its entry says; with the version that added it."""
+    live: dict[str, tuple[int, Action]] = {}
+    for version, actions in commits:
+        for action in actions:
+            if "remove" in action:
+                live.pop(action["remove"]["path"], None)
+        for action in actions:
+            if "add" in action:
+                live[action["add"]["path"]] = version, action["add"]
+    for version, add in sorted(live.values(), key=lambda found: found[0]):
+        if why := _what_is_wrong(folder, add, read=read):
+            return version, why
+    return None
+
+
+def _what_is_wrong(folder: str, add: Mapping[str, Any], *, read: bool) -> str:
+    """With a data file that an entry names, or with its vector; nothing, if they are as it says."""
+    path, size = os.path.join(folder, unquote(add["path"])), int(add["size"])
+    found = _size(path)
+    if found != size:
+        return f"{path} is missing" if found < 0 else f"{path} has {found} bytes, and its entry says {size}"
+    if not _is_parquet(path) or (read and not storage.is_readable(path)):
+        return f"{path} has the right length, and is no data file"
+    try:
+        if vector := add.get("deletionVector"):
+            place = vector_file(folder, vector)
+            if read and place is not None:
+                storage.forget(place)
+            read_vector(folder, vector)
+            if place is not None and storage.read_range(place, 0, 1) != FILE_VERSION:
+                return f"{place} does not begin as a file of deletion vectors"
+    except FileNotFoundError as error:
+        return f"a deletion vector is missing: {error}"
+    except DamagedVector as error:
+        return str(error)
+    return ""
+
+
+def _size(path: str) -> int:
+    try:
+        return storage.info(path).size
+    except FileNotFoundError:
+        return -1
+
+
+def _is_parquet(file: str) -> bool:
+    size = _size(file)
+    if size < _LEAST_PARQUET:
+        return False
+    ends = storage.read_range(file, 0, 4), storage.read_range(file, size - 4, 4)
+    return ends == (_PARQUET_MAGIC, _PARQUET_MAGIC)
+
+
+def _pointed_at(folder: str) -> int | None:
+    """The checkpoint that readers begin at; None: there is no such file, or it is not whole."""
+    try:
+        return int(json.loads(storage.read_text(log_path(folder, _POINTER)))["version"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _drop_pointer(folder: str) -> None:
+    storage.delete(log_path(folder, _POINTER))
+    storage.delete(log_path(folder, f".{_POINTER}.crc"))
+
+
+# The lake
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """A table or history that a driver goes on with, by its name in ledger rows. `since`: the position of its load,
+    whose commit carries `app_id`."""
+
+    name: str
+    folder: str
+    since: int
+    app_id: str
+
+    def can_be_read(self) -> bool:
+        """Without checkpoints that are torn. One that cannot be read is its own trouble, and is found in its lane."""
+        try:
+            drop_torn_checkpoints(self.folder)
+            storage.names(log_path(self.folder))
+        except OSError as error:
+            log.warning("%s: it cannot be looked at: %s", self.name, error)
+            return False
+        return True
+
+    def version_in(self, epoch: Epoch | None) -> int | None:
+        """In `epoch`; None where that may be one of before its load, which may have begun the table anew."""
+        known = epoch.tables.get(self.name) if epoch is not None else None
+        if epoch is None or known is None or epoch.position.lsn < self.since:
+            return None
+        return known.version if known.state in ("active", "suspended") else None
+
+    def durable(self, epoch: Epoch | None) -> int:
+        """The version that must be whole, at `epoch`: a load's is, before the registry says that it is there. -1: there
+        is none."""
+        known = self.version_in(epoch)
+        if known is not None:
+            return known
+        above = base(self.folder)
+        for version in entries_of(storage.names(log_path(self.folder))):
+            if version > above:
+                actions = read_actions(self.folder, version) or ()
+                if any(action.get("txn", {}).get("appId") == self.app_id for action in actions):
+                    return version
+        return above
+
+
+def _subjects(root: str, pipeline: str, tables: Iterable[TableRecord]) -> Iterator[_Subject]:
+    for record in tables:
+        if record.state in _REPLICATED:
+            yield _Subject(record.name, table_path(root, record.path), record.start_lsn, record.app_id(pipeline))
+            if record.schemas and record.schema.history:
+                beside = replace(record, name=history_name(record.name), path=record.path + HISTORY)
+                yield _Subject(beside.name, table_path(root, beside.path), record.start_lsn, beside.app_id(pipeline))
+
+
+def _mend_ledger(root: str, confirmed_lsn: int) -> None:
+    """From the first row on that is not whole they go, if what is left reaches what the source was told."""
+    loss = first_loss(ledger_path(root), base(ledger_path(root)))
+    if loss is None:
+        return
+    left = epoch_at_version(root, loss.version - 1)
+    if not loss.newest and (left is None or left.position.lsn < confirmed_lsn):
+        raise DamagedLake(f"{loss.what}: what was written behind it is in doubt")
+    cut_back(ledger_path(root), loss.version)
+
+
+def _forget(folder: str, versions: Sequence[int]) -> None:
+    """Of a control table: the entries from the first of these on, and the files that they have added."""
+    for version in entries_of(storage.names(log_path(folder))):
+        if versions and version >= min(versions):
+            storage.forget(*files_of(folder, version))
+
+
+def _drop_void_rows(root: str, confirmed_lsn: int, subjects: Iterable[_Subject]) -> None:
+    """Rows above the slot's position that name a version which is not there go, and all above them."""
+    tops = [(one, max(entries_of(storage.names(log_path(one.folder))), default=-1)) for one in subjects]
+
+    def is_void(epoch: Epoch) -> bool:
+        return any((version := one.version_in(epoch)) is not None and version > top for one, top in tops)
+
+    void: int | None = None
+    for version, epoch in _rows_above(root, confirmed_lsn):
+        if not is_void(epoch):
+            break  # versions only rise
+        void = version
+    if void is not None:
+        cut_back(ledger_path(root), void)
+
+
+def _rows_above(root: str, lsn: int) -> Iterator[tuple[int, Epoch]]:
+    """Newest first, the epochs above `lsn` with all their tables, and the ledger versions that brought them."""
+    folder = ledger_path(root)
+    for version in reversed(entries_of(storage.names(log_path(folder)))):
+        if not any(action.get("add", {}).get("dataChange") for action in read_actions(folder, version) or ()):
+            continue  # rows were only gathered
+        epoch = epoch_at_version(root, version)
+        if epoch is None or epoch.position.lsn <= lsn:
+            return
+        yield version, epoch
+
+
+def _lock(root: str) -> str:
+    return os.path.join(control_path(root), "recovery.lock")

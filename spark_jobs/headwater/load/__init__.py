@@ -1,0 +1,1 @@
+"""The first load of a table, and loads again."""

@@ -1,0 +1,67 @@
+"""What a job hears from the driver that runs beside it: that it is there, that it keeps a table's changes, and at last
+what has become of a reload."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from headwater.errors import Transient
+from headwater.lake.registry import Registry
+from headwater.lake.reload_records import Keeping
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.source.connection import Connection
+from headwater.source.slot import read_slot
+
+_ANSWER_SECONDS: Final = 60.0
+_ABSENT_SECONDS: Final = 30.0
+_LOOK_SECONDS: Final = 0.2
+
+
+def is_running(connection: Connection, pipeline: Pipeline) -> bool:
+    """Whether a driver holds the slot."""
+    slot = read_slot(connection, pipeline.source.slot)
+    return slot is not None and slot.active
+
+
+def await_answer(
+    connection: Connection,
+    pipeline: Pipeline,
+    registry: Registry,
+    name: str,
+    what: str,
+    wanted: Callable[[Keeping], bool] = lambda answer: True,
+    *,
+    seconds: float = _ANSWER_SECONDS,
+    absent: float = _ABSENT_SECONDS,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> Keeping | None:
+    """The driver's answer under `name`, as soon as it is `wanted`; `what` is asked for, in words.
+
+    None when no driver has run for `absent` seconds: one may hand over to the next. Transient when one runs and does
+    not answer within `seconds`. `meanwhile` is called about once a second.
+    """
+    deadline = time.monotonic() + seconds
+    looked = seen = time.monotonic()
+    while True:
+        registry.refresh()
+        answer = registry.kept.get(name)
+        if answer is not None and wanted(answer):
+            return answer
+        now = time.monotonic()
+        if now - looked > 1.0 or not absent:
+            looked = now
+            meanwhile()
+            if is_running(connection, pipeline):
+                seen = now
+            elif now - seen >= absent:
+                return None
+        if now > deadline:
+            raise Transient(
+                f"the running replicate has not answered within {seconds:.0f} s: {what} did not begin",
+                code="no_answer",
+                where=f"pipeline {pipeline.name}",
+                remedy="look at its log; it may be of an older version, or stand still",
+            )
+        time.sleep(_LOOK_SECONDS)

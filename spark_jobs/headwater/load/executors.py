@@ -1,0 +1,68 @@
+"""Executors that are no part of the driver's process: what they need of it, and what it means when they lack something.
+
+The engine travels with the job, so theirs is the driver's own version. A Python of the driver's minor version, with
+pyarrow, numpy, pandas, psycopg, deltalake and pyroaring, and the lake's folder under the same path are for whoever sets
+up the cluster.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headwater.delta import storage
+from headwater.errors import Refused
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NO_FOLDER = "HEADWATER_NO_FOLDER"
+_ENGINE = "headwater-engine.zip"
+_sharing = threading.Lock()  # tables are loaded side by side, and half an archive would be shared
+
+
+def share_engine(spark: SparkSession) -> None:
+    """From now on tasks of this application import this process's Headwater, whatever is installed where they run."""
+    context = spark.sparkContext
+    if (context.master or "").startswith("local"):
+        return
+    with _sharing:
+        if any(uri.endswith(f"/{_ENGINE}") for uri in context.listFiles):
+            return
+        package = Path(__file__).resolve().parents[1]
+        assert context._temp_dir is not None  # the context's own, which goes with it
+        archive = os.path.join(context._temp_dir, _ENGINE)
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as engine:
+            for file in sorted(package.rglob("*.py")):
+                engine.write(file, file.relative_to(package.parent))
+        context.addPyFile(archive)
+
+
+def require_folder(folder: str) -> None:
+    """For a task that is about to write below `folder`: elsewhere its files would be lost without an error."""
+    if not storage.is_folder(folder):
+        raise FileNotFoundError(f"{NO_FOLDER}: {folder}")
+
+
+def lacking(text: str) -> Refused | None:
+    """The error that a Spark exception's text tells of, when it comes of how the executors were set up."""
+    if NO_FOLDER in text:
+        return Refused(
+            "an executor does not see the lake's folder: what it wrote would be on its own disk",
+            code="lake_not_shared",
+            where=text.split(f"{NO_FOLDER}: ", 1)[1].splitlines()[0].rstrip("'\""),
+            remedy="mount the lake on every worker under the same path, then run the command again",
+        )
+    for sign in ("ModuleNotFoundError: ", "PYTHON_VERSION_MISMATCH", "Cannot run program "):
+        if sign in text:
+            said = text[text.index(sign) :].splitlines()[0]
+            return Refused(
+                f"the Python of an executor cannot run a task: {said}",
+                code="executor_python",
+                remedy="install there what docs/deployment.md lists, under Python of the driver's minor version, and "
+                "name it by HEADWATER_EXECUTOR_PYTHON where its path is another one",
+            )
+    return None

@@ -1,0 +1,1 @@
+"""The net effect of a batch: one row for each key."""

@@ -1,0 +1,384 @@
+"""The net effect of a batch on one table: per key the one surviving change, as Arrow rows.
+
+An update is delete(old key) + insert(new row); per key the last event wins; insert then delete leaves nothing. The
+*first* event of a key says whether a stored row must exist, which is what lets the applier notice divergence.
+Unchanged TOAST values are taken from earlier in the batch, along key changes, else named as "from the stored row".
+Everything is numpy over whole columns.
+
+Changes of large transactions, which lie on disk, are netted in parts by the hash of their keys, and their rows go back
+to disk: memory holds one part. A part that is too large, since few keys have most of the changes, loses those that
+later ones supersede, and is dealt out again if that is not enough. What rows kept when they moved to a key of another
+part all parts tell before the first is netted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headwater.errors import Diverged
+from headwater.log.blocks import INSERT, Block, Truncate
+from headwater.log.net.decoded import DecodedChanges, decode_changes
+from headwater.log.net.events import PUT_NEW, Events, keys_of
+from headwater.log.net.hash_parts import Dealer, Part, new_parts
+from headwater.log.net.kept_values import Stays
+from headwater.log.net.moved_values import MovedValues
+from headwater.log.net.on_disk import PartsOnDisk
+from headwater.log.net.superseded import thinned
+from headwater.log.spill import Spilled, SpillStore
+from headwater.log.values.wire import booleans, fixed
+from headwater.names import TableName
+from headwater.net_changes import Deletions, NetChanges
+from headwater.schema import TableSchema
+from headwater.stage_clock import stage
+
+Int64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+
+PART_CHANGES: Final = 125_000
+"""Changes of transactions that lie on disk are netted in parts of about so many."""
+PART_BYTES: Final = 32 << 20
+"""And of about so many bytes of the log: large values are copied some times on their way."""
+WHOLE_BYTES: Final = 64 << 20
+"""Few changes of up to so many bytes are netted at once, as a batch in memory is: dealing them out writes and reads
+all of them once more, which takes five times the seconds of the processor. Netting takes some five times the memory."""
+_NONE: Final[Int64] = np.zeros(0, dtype=np.int64)
+
+
+@stage("net")
+def net_effect(
+    schema: TableSchema,
+    blocks: Sequence[tuple[Block, Bool]],
+    truncates: Sequence[Truncate],
+    describe: Callable[[int], str],
+    store: SpillStore | None = None,
+    finish: Callable[[NetChanges], NetChanges] = lambda net: net,
+) -> NetChanges:
+    """The net effect of `blocks` (each with the mask of changes that count) and `truncates` on the table `schema`.
+
+    `describe(sequence)` names a change's position for messages. `store`: where to net in parts what is too much for
+    memory; without it that is done where the blocks lie. `finish`: what becomes of each part, or of the whole, before
+    it is kept. Raises BadValue for a value that the lake cannot hold, naming column and position.
+    """
+    cuts = _Cuts.of(schema, truncates)
+    file = next((block.content.file for block, _ in blocks if isinstance(block.content, Spilled)), None)
+    store = store or (SpillStore.beside(file) if file is not None else None)
+    changes = sum(int(np.count_nonzero(mask)) for _, mask in blocks)
+    size = sum(block.size for block, _ in blocks)
+    count = max(-(-changes // PART_CHANGES), -(-size // PART_BYTES) if size > WHOLE_BYTES else 1)
+    if store is not None and count > 1:
+        return _net_in_parts(schema, blocks, cuts, describe, count, store, finish)
+    return finish(_net(schema, decode_changes(schema, blocks, describe), cuts))
+
+
+@dataclass(frozen=True, slots=True)
+class _Cuts:
+    """TRUNCATEs: nothing before the change `start` (-1: none) counts; after it leaves were emptied, at `partial`."""
+
+    start: int
+    partial: list[tuple[int, tuple[int, ...]]]
+
+    @classmethod
+    def of(cls, schema: TableSchema, truncates: Sequence[Truncate]) -> _Cuts:
+        leaves = {leaf.relation_id for leaf in schema.leaves}
+        whole = {schema.relation_id} if schema.partitioned else leaves
+        cuts = [(t.sequence, frozenset(t.relation_ids)) for t in truncates]
+        if schema.soft_delete:
+            # Rows that were put before a TRUNCATE stay, as deleted: nothing of the batch is without effect.
+            every = [(s, leaves if ids & whole else ids & leaves) for s, ids in cuts]
+            return cls(-1, [(s, tuple(sorted(ids))) for s, ids in every if ids])
+        start = max((sequence for sequence, ids in cuts if ids & whole or leaves <= ids), default=-1)
+        return cls(start, [(s, tuple(sorted(ids & leaves))) for s, ids in cuts if s > start and ids & leaves])
+
+
+def _net(schema: TableSchema, decoded: DecodedChanges, cuts: _Cuts, moved: MovedValues | None = None) -> NetChanges:
+    """`moved`: what the rows had that came from keys of other parts."""
+    if cuts.start >= 0:
+        decoded = decoded.at(decoded.sequence > cuts.start)
+    if decoded.unchanged and (row := _unchanged_in_inserts(decoded, moved)):
+        # A row filter lets a row into view by an INSERT without the values that its UPDATE left alone. They may have
+        # changed out of view: neither the batch nor a stored row can be trusted to have them.
+        raise Diverged(
+            f"{row} rows that came into view keep values that the log does not carry",
+            where=str(TableName(schema.schema, schema.name)),
+            remedy=f"headwater load PIPELINE.yaml --table {TableName(schema.schema, schema.name)} --again",
+        )
+    truncated, changes = cuts.start >= 0, len(decoded.sequence)
+    if not schema.key:
+        return _insert_only(schema, decoded, changes, truncated=truncated, partial=cuts.partial)
+    events = _events(schema, decoded, cuts)
+    return _survivors(schema, decoded, events, changes, moved, truncated=truncated, partial=cuts.partial)
+
+
+def _events(schema: TableSchema, decoded: DecodedChanges, cuts: _Cuts) -> Events:
+    events = Events.of(schema, decoded)
+    for sequence, relation_ids in cuts.partial:
+        events = events.with_leaves_emptied(sequence, relation_ids, decoded)
+    return events
+
+
+def _net_in_parts(
+    schema: TableSchema,
+    blocks: Sequence[tuple[Block, Bool]],
+    cuts: _Cuts,
+    describe: Callable[[int], str],
+    count: int,
+    store: SpillStore,
+    finish: Callable[[NetChanges], NetChanges],
+) -> NetChanges:
+    """Part by part; rows and keys go to disk, so that memory holds one part."""
+    done = PartsOnDisk(store)
+    with contextlib.ExitStack() as files:
+        dealer = Dealer(schema, describe, store)
+        parts = new_parts(count, store, files)
+        dealer.deal(blocks, cuts.start, parts)
+        small = [one for part in parts for one in _bounded(schema, part, cuts, dealer, describe, store, files)]
+        moved = _moved_values(schema, small, cuts, dealer, describe, store) if len(dealer.kept) else None
+        for part in small:
+            # Nothing holds a part's rows while the next one is read.
+            done.add(finish(_net(schema, decode_changes(schema, part.content, describe), cuts, moved)))
+            part.file.remove()
+    changes = sum(int(np.count_nonzero(mask & (block.sequence > cuts.start))) for block, mask in blocks)
+    return replace(done.joined(), changes=changes)
+
+
+def _bounded(
+    schema: TableSchema,
+    part: Part,
+    cuts: _Cuts,
+    dealer: Dealer,
+    describe: Callable[[int], str],
+    store: SpillStore,
+    files: contextlib.ExitStack,
+) -> list[Part]:
+    """The part, or what it comes to when it is too large."""
+    if not schema.key or not _is_large(part):
+        return [part]
+    borders = [sequence for sequence, _ in cuts.partial]
+    while _is_large(part):
+        most = max(1, min(PART_CHANGES, part.changes * PART_BYTES // max(part.size, 1)))
+        (thin,) = new_parts(1, store, files)
+        thinned(schema, part, thin, describe, borders, dealer.kept, most, store)
+        part.file.remove()
+        shrunk = thin.changes <= part.changes // 2
+        part = thin
+        if not shrunk:
+            break
+    if not _is_large(part):
+        return [part]
+    count = max(-(-part.changes // PART_CHANGES), -(-part.size // PART_BYTES))
+    parts = new_parts(count, store, files)
+    dealer.deal(part.content, -1, parts, seed=1)
+    part.file.remove()
+    return parts
+
+
+def _is_large(part: Part) -> bool:
+    return part.changes > 2 * PART_CHANGES or part.size > 2 * PART_BYTES
+
+
+def _moved_values(
+    schema: TableSchema,
+    parts: Sequence[Part],
+    cuts: _Cuts,
+    dealer: Dealer,
+    describe: Callable[[int], str],
+    store: SpillStore,
+) -> MovedValues:
+    """What the rows had that left a key in an update that left values out."""
+    moved = MovedValues(dealer.kept, dealer.names, store)
+    for part in parts:
+        _tell_moved(schema, decode_changes(schema, part.content, describe), cuts, moved)
+    return moved
+
+
+def _tell_moved(schema: TableSchema, decoded: DecodedChanges, cuts: _Cuts, moved: MovedValues) -> None:
+    events = _events(schema, decoded, cuts)
+    left = np.flatnonzero((events.row < 0) & np.isin(events.order, moved.numbers * 2, kind="sort"))
+    if len(left):
+        lenders = Stays(decoded, events, moved.numbers).lenders(left, moved.names)
+        origins = keys_of(decoded, events, lenders.origin, list(schema.key))
+        moved.add(events.order[left] // 2, lenders, origins, decoded.rows)
+
+
+def _unchanged_in_inserts(decoded: DecodedChanges, moved: MovedValues | None) -> int:
+    """How many inserted rows lack values."""
+    inserts = decoded.operation == INSERT
+    if moved is not None:
+        inserts &= ~np.isin(decoded.sequence, moved.numbers, kind="sort")
+    inserted = decoded.new[inserts]
+    lacking = np.zeros(len(inserted), dtype=np.bool_)
+    for mask in decoded.unchanged.values():
+        lacking |= mask[inserted]
+    return int(lacking.sum())
+
+
+def _insert_only(
+    schema: TableSchema,
+    decoded: DecodedChanges,
+    changes: int,
+    *,
+    truncated: bool,
+    partial: list[tuple[int, tuple[int, ...]]],
+) -> NetChanges:
+    kept = decoded.operation == INSERT
+    for sequence, relation_ids in partial:
+        kept &= ~(np.isin(decoded.relation, relation_ids) & (decoded.sequence < sequence))
+    if kept.all() and not (np.diff(decoded.new) < 0).any() and len(decoded.new) == decoded.rows.num_rows:
+        rows = decoded.rows
+    else:
+        rows = decoded.rows.take(fixed(pa.int64(), decoded.new[kept], None))
+    return NetChanges(
+        rows=rows,
+        stored=np.zeros(rows.num_rows, dtype=np.bool_),
+        unchanged={},
+        origins=None,
+        removed=rows.select([]).slice(0, 0),
+        changes=changes,
+        truncated=truncated,
+        truncated_leaves=_leaves_of(partial),
+    )
+
+
+def _leaves_of(partial: list[tuple[int, tuple[int, ...]]]) -> tuple[int, ...]:
+    return tuple(sorted({leaf for _, leaves in partial for leaf in leaves}))
+
+
+def _survivors(
+    schema: TableSchema,
+    decoded: DecodedChanges,
+    events: Events,
+    changes: int,
+    moved: MovedValues | None,
+    *,
+    truncated: bool,
+    partial: list[tuple[int, tuple[int, ...]]],
+) -> NetChanges:
+    last, first = events.last(), events.first()
+    touched = np.flatnonzero(last >= 0)
+    stored_before = events.kind[first[touched]] != PUT_NEW
+    if truncated:
+        stored_before &= False
+    shown = _before_removal(events, last) if schema.soft_delete else last
+    final_row = events.row[shown[touched]]
+    present = final_row >= 0
+    removed_codes = touched[~present & stored_before]
+    # Survivors in the order of the log, so that whole runs of rows are copied, and none where all survive.
+    survives = np.zeros(decoded.rows.num_rows, dtype=np.bool_)
+    survives[final_row[present]] = True
+    row_numbers = np.flatnonzero(survives)
+    put_codes = events.row_code[row_numbers]
+    stored = np.zeros(events.codes, dtype=np.bool_)
+    stored[touched] = stored_before
+    keys = list(schema.key)
+    rows = decoded.rows if len(row_numbers) == len(survives) else decoded.rows.filter(booleans(survives))
+    unchanged = {
+        name: mask[row_numbers]
+        for name, mask in decoded.unchanged.items()
+        if name not in keys and mask[row_numbers].any()
+    }
+    origins = None
+    if unchanged:
+        rows, unchanged, origins = _filled(schema, decoded, events, shown[put_codes], rows, unchanged, moved)
+    return NetChanges(
+        rows=rows,
+        stored=stored[put_codes],
+        unchanged=unchanged,
+        origins=origins,
+        removed=keys_of(decoded, events, removed_codes, keys),
+        changes=changes,
+        truncated=truncated,
+        truncated_leaves=_leaves_of(partial),
+        deletions=_deletions(events, last, put_codes, removed_codes, partial) if schema.soft_delete else None,
+    )
+
+
+def _before_removal(events: Events, last: Int64) -> Int64:
+    """Per code its last event; for a key whose row was removed again, the put before that: the row stays, marked."""
+    previous, shown = events.previous_of_same_code(), last.copy()
+    removed = np.flatnonzero(last >= 0)
+    removed = removed[events.row[last[removed]] < 0]
+    put = previous[last[removed]]
+    known = (put >= 0) & (events.row[put] >= 0)
+    shown[removed[known]] = put[known]
+    return shown
+
+
+def _deletions(
+    events: Events,
+    last: Int64,
+    put_codes: Int64,
+    removed_codes: Int64,
+    partial: list[tuple[int, tuple[int, ...]]],
+) -> Deletions:
+    end = last[put_codes]
+    return Deletions(
+        rows=np.where(events.row[end] < 0, events.order[end] // 2, -1),
+        removed=events.order[last[removed_codes]] // 2,
+        leaves={leaf: sequence for sequence, leaves in reversed(partial) for leaf in leaves},
+    )
+
+
+def _filled(
+    schema: TableSchema,
+    decoded: DecodedChanges,
+    events: Events,
+    puts: Int64,
+    rows: pa.Table,
+    unchanged: dict[str, Bool],
+    moved: MovedValues | None,
+) -> tuple[pa.Table, dict[str, Bool], pa.Table | None]:
+    """Give rows, which the events `puts` have put, their unchanged values from earlier in the batch; what remains
+    unchanged is the stored row's. The third: the keys of stored rows, where these are others than the rows' own."""
+    at = np.flatnonzero(np.logical_or.reduce(list(unchanged.values())))
+    lenders = Stays(decoded, events, moved.numbers if moved is not None else _NONE).lenders(puts[at], unchanged)
+    elsewhere = np.flatnonzero(lenders.move >= 0)
+    remaining: dict[str, Bool] = {}
+    for name, mask in unchanged.items():
+        lending = lenders.rows[name]
+        given = mask[at] & (lending >= 0)
+        lent = [decoded.rows[name].take(fixed(pa.int64(), lending[given], None))]
+        to = [at[given]]
+        asking = elsewhere[mask[at[elsewhere]] & ~given[elsewhere]]
+        if moved is not None and len(asking):
+            found, values = moved.values(name, lenders.move[asking])
+            to.append(at[asking[found]])
+            lent.append(values)
+        rows = _with_values(rows, name, np.concatenate(to), lent)
+        left = mask.copy()
+        left[np.concatenate(to)] = False
+        if left.any():
+            remaining[name] = left
+    if not remaining:
+        return rows, remaining, None
+    wanting = np.logical_or.reduce(list(remaining.values()))[at]
+    origin = np.full(rows.num_rows, -1, dtype=np.int64)
+    origin[at[wanting]] = np.where(lenders.move >= 0, -1, lenders.origin)[wanting]
+    origin[origin == events.code[puts]] = -1
+    origins = keys_of(decoded, events, origin, list(schema.key)) if (origin >= 0).any() else None
+    asking = elsewhere[wanting[elsewhere]]
+    if moved is not None and len(asking):
+        keys = rows.select(list(schema.key)).schema
+        if origins is None:
+            origins = pa.table([pa.nulls(rows.num_rows, kind) for kind in keys.types], schema=keys)
+        order, found_keys = moved.origins(lenders.move[asking], keys)
+        for name in keys.names:
+            origins = _with_values(origins, name, at[asking[order]], [found_keys[name]])
+    return rows, remaining, origins
+
+
+def _with_values(rows: pa.Table, name: str, to: Int64, values: Sequence[pa.ChunkedArray]) -> pa.Table:
+    """`rows` with other values in the rows `to` of the column `name`."""
+    if not len(to):
+        return rows
+    field = rows.schema.field(name)
+    source = np.arange(rows.num_rows)
+    source[to] = rows.num_rows + np.arange(len(to))
+    both = pa.concat_arrays([chunk.cast(field.type) for column in (rows[name], *values) for chunk in column.chunks])
+    return rows.set_column(rows.column_names.index(name), field, both.take(fixed(pa.int64(), source, None)))

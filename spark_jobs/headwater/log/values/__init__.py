@@ -1,0 +1,1 @@
+"""Values as the log sends them become Arrow columns."""

@@ -1,0 +1,1 @@
+"""Clean-up: what no cut needs any more goes."""

@@ -1,0 +1,60 @@
+"""Which tables of a pipeline are further behind than its file allows them (`freshness`), for an alarm before somebody
+waits. Starts without Spark; asks the source where it stands, and writes nothing there."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from datetime import datetime
+from typing import Any
+
+from headwater.lake.reader import LakeReader
+from headwater.monitor.lags import Lags
+from headwater.names import TableName
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.source.connection import connect
+from headwater.waiting.source_state import STATEMENT_SECONDS, as_the_source_stands, followed, read_source_state
+
+Late = dict[str, dict[str, Any]]
+"""By table: `lag_seconds`, `freshness_seconds`, and `state`, `reason`, `remedy` as `status` shows them."""
+
+_SAMPLES = 1000
+
+
+class Lateness:
+    """Looks at one pipeline again and again. Its own samples of the source stand in for those of a driver that lives
+    too shortly to take any. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._samples: list[tuple[datetime, int]] = []
+        self._log: tuple[str, int] | None = None
+
+    def look(self, pipeline: Pipeline) -> Late:
+        """The tables that are late now. SourceUnreachable, other Transient, or Refused: then nothing is known."""
+        lake = LakeReader(pipeline.lake_path(), pipeline.name)
+        look = lake.look()
+        tables = followed(lake.registry(), pipeline.source.publication)
+        session = connect(pipeline.conninfo(), application_name="headwater alarm", statement_timeout=STATEMENT_SECONDS)
+        with closing(session) as connection:
+            source = read_source_state(connection, pipeline, tables, look_only=True)
+        look = as_the_source_stands(look, source, lambda: tables)
+        versions = lake.epoch(look.file.epoch).tables if look.file is not None and look.file.epoch else {}
+        if source.log != self._log:  # the same numbers are other places there
+            self._samples, self._log = [], source.log
+        self._samples.append(source.sample)
+        if len(self._samples) > _SAMPLES:
+            self._samples[: _SAMPLES // 2] = self._samples[: _SAMPLES // 2 : 2]
+        lags, found = Lags(look, source, self._samples), Late()
+        for name, table in sorted(look.tables.items()):
+            if table.state == "removed":
+                continue
+            allowed, version = pipeline.freshness_of(TableName.parse(name)), versions.get(name)
+            seconds = lags.least_seconds(name, version.applied_lsn) if version is not None else None
+            if allowed is not None and seconds is not None and seconds > allowed:
+                found[name] = {
+                    "lag_seconds": seconds,
+                    "freshness_seconds": allowed,
+                    "state": table.state,
+                    "reason": table.reason,
+                    "remedy": table.remedy,
+                }
+        return found

@@ -1,0 +1,356 @@
+"""What the pages and the metrics show of one pipeline: gathered from the lake, with the source's last answer beside it.
+
+One `PipelineWatch` per pipeline serves all who look. A look at the lake is kept for a second, an answer of the source
+for some (`headwater.monitor.source_watch`); without the source everything is there but lags, slot and transactions, and
+`source` says why. Without Spark. Times are ISO 8601 UTC, LSNs text, sizes bytes, durations seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from headwater.lake.freshness import IN_STEP, Look, TableState
+from headwater.lake.load_files import shown_loads
+from headwater.lake.paths import table_path, table_uri
+from headwater.lake.position_file import PositionFile
+from headwater.lake.reader import LakeReader
+from headwater.lake.registry import Registry
+from headwater.lake.validations import recent_results
+from headwater.lake.wait_log import WaitLog
+from headwater.monitor.lags import Lags
+from headwater.monitor.recent_epochs import RecentEpoch, RecentEpochs
+from headwater.monitor.source_watch import Answer, SourceWatch
+from headwater.monitor.status import durable_json, remedy_of, slot_of
+from headwater.monitor.table_page import files_of, reason_of, reloads_of, schema_versions
+from headwater.names import TableName
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.position import format_lsn
+from headwater.waiting.source_state import as_the_source_stands, followed
+from headwater.waiting.speed import speed
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+# Readers follow log entry after log entry, and these go after an hour, or with a lake that is made anew.
+_ANEW_SECONDS = 600.0
+_ALIVE_SECONDS = 3.0  # a living driver replaces its position file at least once a second
+_SHOWN = 20
+_POINTS = 60
+WAITS_DAYS, _WAITS_SECONDS = 7, 15.0
+"""Of how many days waits are shown, and how old what is shown of them may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """One look, complete: everything that is shown follows from it."""
+
+    look: Look
+    registry: Registry | None
+    answer: Answer
+    lags: Lags
+    loads: list[dict[str, Any]]
+    running: bool | None
+    at: datetime
+
+
+class PipelineWatch:
+    """The pipeline of one file, for everybody who looks at it. From any thread."""
+
+    def __init__(self, pipeline: Pipeline, conninfo: Callable[[], str] | None = None) -> None:
+        """`conninfo` gives the source's connection string (secret); None: as the pipeline file says."""
+        self.pipeline = pipeline
+        self._source = SourceWatch(pipeline, conninfo or pipeline.conninfo)
+        self._lock = threading.RLock()
+        self._seen: _Seen | None = None
+        self._looked_at = float("-inf")
+        self._wait_log, self._waits_lock = WaitLog(pipeline.lake_path()), threading.Lock()
+        self._waits_seen: list[dict[str, Any]] = []
+        self._waits_read_at = float("-inf")
+        self._file: tuple[Any, float, bool] | None = None  # content, since when, whether we saw it change
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        root = self.pipeline.lake_path()
+        self._lake = LakeReader(root, self.pipeline.name)
+        self._recent = RecentEpochs(root)
+        self._began_at = time.monotonic()
+
+    def overview(self) -> dict[str, Any]:
+        """The pipeline in one object: the first page shows one of these for each."""
+        with self._lock:
+            seen = self._look()
+            file, state = seen.look.file, seen.answer.state
+            lag_bytes, lag_seconds = seen.lags.of_pipeline()
+            states = self._states(seen)
+            attention = [
+                {"table": name, **_state_json(table, self._remedy(table, seen))}
+                for name, table in sorted(states.items(), key=lambda item: item[1].since, reverse=True)
+                if table.state == "suspended"
+            ]
+            newest = self._recent.newest
+            return {
+                "pipeline": self.pipeline.name,
+                "file": self.pipeline.file,
+                "lake": self.pipeline.lake.root,
+                "state": _pipeline_state(seen, states),
+                "running": seen.running,
+                "paused": _paused(seen),
+                "generation": file.generation if file is not None else None,
+                "epoch": file.epoch if file is not None and file.epoch else None,
+                "position": file.position.to_json() if file is not None else None,
+                "durable_position": durable_json(file),
+                "not_durable_bytes": _not_durable(file),
+                "read_position": format_lsn(file.read_position) if file is not None else None,
+                "published_at": _time(newest.applied_at) if newest is not None else None,
+                "seconds_since_publication": _age(newest.applied_at, seen.at) if newest is not None else None,
+                "lag_bytes": lag_bytes,
+                "lag_seconds": lag_seconds,
+                "changes_per_second": self._recent.changes_per_second(seen.at),
+                **speed(file.rates if file is not None else {}, lag_bytes, lag_seconds, running=bool(seen.running)),
+                "latency": [[_time(epoch.applied_at), epoch.latency] for epoch in self._recent.with_latency(_POINTS)],
+                "tables": dict(sorted(Counter(table.state for table in states.values()).items())),
+                "loads": seen.loads,
+                "attention": attention[:_SHOWN],
+                "more_attention": max(0, len(attention) - _SHOWN),
+                "retrying": [{"table": name, **one} for name, one in file.retrying.items()] if file is not None else [],
+                "slot": {
+                    **slot_of(self.pipeline, state, seen.answer.outage),
+                    "wal_bound_bytes": seen.answer.wal_bound if state is not None else None,
+                },
+                "oldest_transaction": _oldest(seen.answer),
+                "source": _source_json(seen.answer),
+                "at": _time(seen.at),
+            }
+
+    def details(self) -> dict[str, Any]:
+        """The overview with its tables, newest epochs, running loads and leases."""
+        waits = self._waits()
+        with self._lock:
+            overview, seen = self.overview(), self._look()
+            leases = seen.registry.leases.values() if seen.registry is not None else ()
+            return {
+                **overview,
+                "latencies": [[_time(at), longest] for at, longest in self._recent.latencies.points(seen.at)],
+                "table_list": self._tables(seen),
+                "epochs": [self._epoch(epoch) for epoch in reversed(self._recent.epochs)][:_POINTS],
+                "jobs": [
+                    {"what": lease.name, "host": lease.host, "pid": lease.pid, "since": lease.taken_at}
+                    for lease in leases
+                    if lease.session
+                ],
+                "reloads": [one for one in reloads_of(seen.registry) if one["running"]] if seen.registry else [],
+                "waits": waits,
+            }
+
+    def table_rows(self) -> list[dict[str, Any]]:
+        """Every table with state and lag: what the metrics tell."""
+        with self._lock:
+            return self._tables(self._look())
+
+    def table(self, name: str) -> dict[str, Any] | None:
+        """One table with its recent history; None when the pipeline has no such table."""
+        with self._lock:
+            seen = self._look()
+            row = next((row for row in self._tables(seen) if row["table"] == name), None)
+            if row is None:
+                return None
+            record = seen.registry.tables.get(name) if seen.registry is not None else None
+            history = [
+                {**self._epoch(epoch), "path": epoch.tables[name].apply_path, "rows": epoch.tables[name].rows}
+                | {"version": epoch.tables[name].version}
+                for epoch in reversed(self._recent.epochs)
+                if name in epoch.tables
+            ][:_POINTS]
+            reloads = reloads_of(seen.registry, name) if seen.registry is not None else []
+            root = self.pipeline.lake_path()
+        for one in history:
+            one["because"] = reason_of(table_path(root, record.path), one["version"]) if record is not None else None
+        uri = table_uri(root, record.path if record is not None else TableName.parse(name).path)
+        entry = self.pipeline.entry_for(TableName.parse(name))
+        divergence = (entry.on_divergence if entry is not None else None) or self.pipeline.defaults.on_divergence
+        # What costs time, files of a large table, is asked outside of the lock.
+        return {
+            "pipeline": self.pipeline.name,
+            "file": self.pipeline.file,
+            "at": _time(seen.at),
+            **row,
+            "uri": uri,
+            "on_divergence": record.on_divergence if record is not None else divergence,
+            "incarnation": record.incarnation if record is not None else None,
+            "loaded_rows": record.rows if record is not None else None,
+            "capture": (
+                {"lsn": format_lsn(record.capture.lsn), "taken_at": record.capture.taken_at}
+                if record is not None and record.capture is not None
+                else None
+            ),
+            "history": history,
+            "reloads": reloads[:_SHOWN],
+            "validations": recent_results(root, name),
+            "schemas": schema_versions(record) if record is not None else [],
+            "files": files_of(root, record, row["version"]) if record is not None else None,
+        }
+
+    def _look(self) -> _Seen:
+        now = time.monotonic()
+        if self._seen is not None and now - self._looked_at < LOOK_SECONDS:
+            return self._seen
+        if now - self._began_at > _ANEW_SECONDS:
+            self._begin_anew()
+        look, registry = self._lake.look(), self._lake.registry()
+        tables = followed(registry, self.pipeline.source.publication)
+        self._source.latest(tables, wait=0)  # it answers while the ledger is read
+        self._recent.refresh()
+        answer = self._source.latest(tables)
+        state = answer.state
+        running = state.slot is not None and state.slot.active if state is not None else self._file_moves(look)
+        look = as_the_source_stands(look, state, lambda: followed(registry, self.pipeline.source.publication))
+        loads = shown_loads(self.pipeline.lake_path(), answer.jobs if state is not None else ())
+        self._seen = _Seen(look, registry, answer, Lags(look, state), loads, running, datetime.now(UTC))
+        self._looked_at = time.monotonic()
+        return self._seen
+
+    def _waits(self) -> list[dict[str, Any]]:
+        """Of the last days; what nobody decides by may be some seconds old, and missing."""
+        with self._waits_lock:
+            now = time.monotonic()
+            if now - self._waits_read_at > _WAITS_SECONDS:
+                self._waits_read_at = now
+                try:
+                    found = self._wait_log.since(datetime.now(UTC) - timedelta(days=WAITS_DAYS))
+                    self._waits_seen = [one.to_json() for one in found]
+                except OSError as error:
+                    log.warning("pipeline %s: its log of waits cannot be read: %s", self.pipeline.name, error)
+            return self._waits_seen
+
+    def _file_moves(self, look: Look) -> bool | None:
+        """Whether a driver lives, as far as the lake alone can tell; None: it has not been watched long enough."""
+        now = time.monotonic()
+        if self._file is None:
+            self._file = (look.file, now, False)
+        content, since, changed = self._file
+        if look.file != content:
+            self._file = (look.file, now, True)
+            return True
+        if now - since <= _ALIVE_SECONDS:
+            return True if changed else None
+        return False
+
+    def _states(self, seen: _Seen) -> dict[str, TableState]:
+        named = {str(entry.name) for entry in self.pipeline.tables if isinstance(entry.name, TableName)}
+        new = TableState("new", "it has not been loaded")
+        return {name: seen.look.tables.get(name, new) for name in named | seen.answer.listed | set(seen.look.tables)}
+
+    def _remedy(self, table: TableState, seen: _Seen) -> str:
+        return table.remedy or remedy_of(table.state, self.pipeline.file, bool(seen.running))
+
+    def _tables(self, seen: _Seen) -> list[dict[str, Any]]:
+        lately: dict[str, list[RecentEpoch]] = {}
+        for epoch in self._recent.epochs:
+            for name in epoch.tables:
+                lately.setdefault(name, []).append(epoch)
+        rows = []
+        for name, table in sorted(self._states(seen).items()):
+            version = self._recent.versions.get(name)
+            lag_bytes, lag_seconds = seen.lags.of_table(name, version.applied_lsn if version is not None else None)
+            wanted = self.pipeline.freshness_of(TableName.parse(name))
+            touched = lately.get(name, [])
+            rows.append(
+                {
+                    "table": name,
+                    **_state_json(table, self._remedy(table, seen)),
+                    "retrying": seen.look.retrying(name),
+                    "applied_lsn": format_lsn(version.applied_lsn) if version is not None else None,
+                    "version": version.version if version is not None else None,
+                    "lag_bytes": lag_bytes,
+                    "lag_seconds": lag_seconds,
+                    "freshness_seconds": wanted,
+                    "late": lag_seconds > wanted if lag_seconds is not None and wanted is not None else None,
+                    "changes": sum(epoch.tables[name].rows for epoch in touched),
+                    "paths": dict(Counter(epoch.tables[name].apply_path for epoch in touched)),
+                    "touched_at": _time(touched[-1].applied_at) if touched else None,
+                    "latency": [epoch.latency for epoch in touched[-_SHOWN:] if epoch.latency is not None],
+                }
+            )
+        return rows
+
+    def _epoch(self, epoch: RecentEpoch) -> dict[str, Any]:
+        busiest = max(epoch.stages, key=lambda name: epoch.stages[name], default=None)
+        return {
+            "epoch": epoch.epoch,
+            "generation": epoch.generation,
+            "lsn": format_lsn(epoch.to_lsn),
+            "bytes": max(0, epoch.to_lsn - epoch.from_lsn),
+            "applied_at": _time(epoch.applied_at),
+            "source_time": _time(epoch.source_time) if epoch.source_time is not None else None,
+            "changes": epoch.changes,
+            "touched": len(epoch.tables),
+            "latency": epoch.latency,
+            "stages": dict(epoch.stages) if epoch.tables else {},
+            "longest_stage": busiest if epoch.tables else None,
+        }
+
+
+def _pipeline_state(seen: _Seen, states: dict[str, TableState]) -> str:
+    """One word for the pipeline; what needs a person goes first."""
+    if any(table.state == "suspended" for table in states.values()):
+        return "suspended"
+    if any(table.state == "loading" for table in states.values()):
+        return "loading"
+    if seen.registry is None or not seen.registry.tables:
+        return "new"
+    if _paused(seen):
+        return "paused"
+    if seen.running is None:
+        return "unknown"
+    if not seen.running:
+        return "stopped"
+    in_step = all(table.state in (IN_STEP, "removed", "new") for table in states.values())
+    return "running" if in_step else "catching up"
+
+
+def _paused(seen: _Seen) -> str | None:
+    """Since when nobody may replicate, by `headwater pause`."""
+    record = seen.registry.pipeline if seen.registry is not None else None
+    return (record.paused or None) if record is not None else None
+
+
+def _state_json(table: TableState, remedy: str) -> dict[str, str | None]:
+    return {"state": table.state, "reason": table.reason, "since": table.since or None, "remedy": remedy}
+
+
+def _oldest(answer: Answer) -> dict[str, Any] | None:
+    """The transaction that has been open longest at the source: its log is kept until it ends."""
+    known = answer.state.open_transactions if answer.state is not None else ()
+    # Of those whose age the role may not see, the lowest id began to write first.
+    oldest = max(known, key=lambda one: (one.age or 0.0, -one.xid), default=None)
+    if oldest is None:
+        return None
+    return {"seconds": round(oldest.age, 3) if oldest.age is not None else None, "what": str(oldest)}
+
+
+def _source_json(answer: Answer) -> dict[str, Any]:
+    age = round(time.monotonic() - answer.asked_at, 1) if answer.asked_at is not None else None
+    return {"answers": answer.state is not None, "age_seconds": age, "reason": answer.outage}
+
+
+def _not_durable(file: PositionFile | None) -> int | None:
+    """Of the source's log, what is published and would not survive a power cut."""
+    if file is None or file.durable_position is None:
+        return None
+    return file.position.lsn - file.durable_position.lsn
+
+
+def _time(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _age(moment: datetime, now: datetime) -> float:
+    """By this machine's clock and the driver's: for a person, and for alerts of minutes."""
+    return max(0.0, round((now - moment).total_seconds(), 1))

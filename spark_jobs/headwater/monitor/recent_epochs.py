@@ -1,0 +1,157 @@
+"""The newest rows of a ledger, followed by somebody who looks again and again: what the pages draw.
+
+The first look reads the last rows, every later one only what came since. From the rows follow the versions of all
+tables at the newest epoch, so that nothing else has to be asked. Its log is read with our own reader: a query engine
+takes a second for two hundred files of a row each. Of older rows only the latencies are read, once. Without Spark. Not
+thread-safe.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow.compute as pc
+
+from headwater.delta import storage
+from headwater.delta.delta_log import DataFile, Snapshot, read_snapshot
+from headwater.lake.ledger import COMPLETE_EVERY, TableVersion
+from headwater.lake.paths import ledger_path
+from headwater.monitor.latency_history import HOURS, READ, LatencyHistory
+
+KEPT = 3 * COMPLETE_EVERY
+"""Epochs that are kept: at one a second five minutes, and never without a row that names every table."""
+
+_RATE_SECONDS = 60.0
+_COLUMNS = ["epoch", "generation", "from_lsn", "to_lsn", "source_time", "applied_at", "complete", "tables", "stages"]
+
+
+@dataclass(frozen=True, slots=True)
+class RecentEpoch:
+    """One epoch as its row tells it. `tables`: those that it touched; `stages`: seconds by stage of its latency, the
+    time from the commits at the source to the row."""
+
+    epoch: int
+    generation: int
+    from_lsn: int
+    to_lsn: int
+    source_time: datetime | None
+    applied_at: datetime
+    tables: Mapping[str, TableVersion]
+    stages: Mapping[str, float]
+
+    @property
+    def latency(self) -> float | None:
+        """Seconds from the mean commit at the source to the row; None for an epoch without changes."""
+        return round(sum(self.stages.values()), 6) if self.tables and self.stages else None
+
+    @property
+    def changes(self) -> int:
+        return sum(version.rows for version in self.tables.values())
+
+
+class RecentEpochs:
+    """The newest epochs of the lake under `root`, oldest first, and the newest version of every table."""
+
+    def __init__(self, root: str, kept: int = KEPT) -> None:
+        self._folder = ledger_path(root)
+        self._snapshot: Snapshot | None = None
+        self.epochs: deque[RecentEpoch] = deque(maxlen=kept)
+        self.versions: dict[str, TableVersion] = {}
+        self.latencies = LatencyHistory()
+
+    @property
+    def newest(self) -> RecentEpoch | None:
+        return self.epochs[-1] if self.epochs else None
+
+    def with_latency(self, count: int) -> list[RecentEpoch]:
+        """The newest `count` of those that changed something, oldest first."""
+        return [epoch for epoch in self.epochs if epoch.latency is not None][-count:]
+
+    def changes_per_second(self, now: datetime) -> float | None:
+        """Of the last minute; None before the first epoch."""
+        if not self.epochs:
+            return None
+        lately = [epoch for epoch in self.epochs if (now - epoch.applied_at).total_seconds() <= _RATE_SECONDS]
+        if not lately:
+            return 0.0
+        # The rows that are kept may span less than a minute.
+        all_kept = len(lately) == self.epochs.maxlen
+        span = max(1.0, (now - lately[0].applied_at).total_seconds()) if all_kept else _RATE_SECONDS
+        return round(sum(epoch.changes for epoch in lately) / span, 1)
+
+    def refresh(self) -> None:
+        """Take in what was published since the last look."""
+        snapshot, self._snapshot = self._snapshot, None  # should it fail half way, the next look begins anew
+        if snapshot is None:
+            try:
+                snapshot = read_snapshot(self._folder)
+            except FileNotFoundError:
+                return  # nobody has replicated yet
+        elif not snapshot.advance():
+            self._snapshot = snapshot
+            return
+        self._follow(snapshot)
+        self._snapshot = snapshot
+
+    def _follow(self, snapshot: Snapshot) -> None:
+        spans = {file.name: (file, _newest_in(file)) for file in snapshot.files.values()}
+        if not self.epochs:
+            self._read_latencies([file for file, _ in spans.values()])
+        newest = max((last for _, last in spans.values() if last is not None), default=0)
+        after = max(self.epochs[-1].epoch if self.epochs else 0, newest - (self.epochs.maxlen or KEPT))
+        rows = [row for file, last in spans.values() if last is None or last > after for row in self._read(file, after)]
+        for row in sorted(rows, key=lambda row: int(row["epoch"])):
+            self._take(row)
+
+    def _read_latencies(self, files: list[DataFile]) -> None:
+        since = (datetime.now(UTC) - timedelta(hours=HOURS)).isoformat()
+        for file in files:
+            last = _maxima(file).get("applied_at")
+            if last is None or last >= since:
+                with storage.parquet_file(file.in_folder(self._folder)) as opened:
+                    self.latencies.take_rows(opened.read(READ, use_threads=False))
+
+    def _read(self, file: DataFile, after: int) -> list[dict[str, Any]]:
+        with storage.parquet_file(file.in_folder(self._folder)) as opened:
+            found = opened.read(_COLUMNS, use_threads=False)  # most files hold one row
+        if found.num_rows > 1:
+            found = found.filter(pc.greater(found["epoch"], after))
+        rows: list[dict[str, Any]] = found.to_pylist(maps_as_pydicts="strict")
+        return rows
+
+    def _take(self, row: dict[str, Any]) -> None:
+        tables = {name: TableVersion(**value) for name, value in (row["tables"] or {}).items()}
+        self.versions = tables if row["complete"] else {**self.versions, **tables}
+        epoch = RecentEpoch(
+            row["epoch"],
+            row["generation"],
+            row["from_lsn"],
+            row["to_lsn"],
+            row["source_time"],
+            row["applied_at"],
+            {name: version for name, version in tables.items() if version.touched},
+            dict(row["stages"] or {}),
+        )
+        self.epochs.append(epoch)
+        if epoch.latency is not None:
+            self.latencies.take(epoch.applied_at, epoch.latency)
+
+
+def _newest_in(file: DataFile) -> int | None:
+    """The highest epoch in a file of the ledger, by its statistics; 0 in one of generations only, None: not known."""
+    if file.stats is None:
+        return None
+    statistics = json.loads(file.stats)
+    if (last := _maxima(file).get("epoch")) is not None:
+        return int(last)
+    return 0 if statistics.get("nullCount", {}).get("epoch") == file.rows else None
+
+
+def _maxima(file: DataFile) -> dict[str, Any]:
+    """The highest values in the file that its statistics tell, moments as text."""
+    return dict(json.loads(file.stats).get("maxValues", {})) if file.stats is not None else {}

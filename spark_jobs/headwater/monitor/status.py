@@ -1,0 +1,181 @@
+"""What `headwater status` shows: each table's state and lag, the slot, the stages. Needs no Spark, and changes nothing
+(but that it gives up a slot past its ceiling, `headwater.gate.wal_ceiling`).
+
+It works with the source down, from the lake alone: what only the source can tell is then null, and `reason` says
+why.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from typing import Any
+
+from headwater.errors import Transient
+from headwater.lake.freshness import Look, TableState
+from headwater.lake.load_files import shown_loads
+from headwater.lake.paths import table_path, table_uri
+from headwater.lake.position_file import PositionFile
+from headwater.lake.reader import LakeReader
+from headwater.monitor.lags import Lags
+from headwater.names import TableName
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.position import format_lsn
+from headwater.source.catalog.standing import Registered
+from headwater.source.connection import connect
+from headwater.source.reading_now import jobs_there
+from headwater.waiting.source_state import (
+    STATEMENT_SECONDS,
+    SourceState,
+    as_the_source_stands,
+    followed,
+    read_source_state,
+)
+from headwater.waiting.speed import speed
+
+_FILE_SECONDS = 1.2  # a living driver replaces its position file at least once a second
+
+
+def status(pipeline: Pipeline) -> dict[str, Any]:
+    """The interface's status object."""
+    lake = LakeReader(pipeline.lake_path(), pipeline.name)
+    look = lake.look()
+    tables = followed(lake.registry(), pipeline.source.publication)
+    source, listed, loads, unreachable = _ask(pipeline, tables)
+    look = as_the_source_stands(look, source, lambda: tables)
+    running = is_running(source, lake, look)
+    file = look.file
+    newest = file.read_position if file is not None else None
+    lags = Lags(look, source)
+    lag_bytes, lag_seconds = lags.of_pipeline()
+    return {
+        "pipeline": pipeline.name,
+        "running": running,
+        "paused": _paused(lake),
+        "generation": file.generation if file is not None else None,
+        "epoch": file.epoch if file is not None and file.epoch else None,
+        "position": file.position.to_json() if file is not None else None,
+        "durable_position": durable_json(file),
+        "read_position": format_lsn(newest) if newest is not None else None,
+        "lag_bytes": lag_bytes,
+        "lag_seconds": lag_seconds,
+        "tables": tables_of(pipeline, lake, look, listed, lags, running),
+        "slot": slot_of(pipeline, source, unreachable),
+        "loads": loads,
+        **speed(file.rates if file is not None else {}, lag_bytes, lag_seconds, running=running),
+    }
+
+
+def durable_json(file: PositionFile | None) -> dict[str, Any] | None:
+    """Up to where a power cut of the lake's host would leave the lake; None: nobody has said so."""
+    return file.durable_position.to_json() if file is not None and file.durable_position is not None else None
+
+
+def _ask(
+    pipeline: Pipeline, tables: list[Registered]
+) -> tuple[SourceState | None, set[str], list[dict[str, Any]], str]:
+    """The source's answers, the tables that the pipeline's entries match there now, loads and reloads that run, and why
+    there are none."""
+    from headwater.source.catalog.entries import match_entries
+    from headwater.source.catalog.relations import list_relations
+
+    try:
+        session = connect(pipeline.conninfo(), application_name="headwater status", statement_timeout=STATEMENT_SECONDS)
+        with closing(session) as connection:
+            state = read_source_state(connection, pipeline, tables)
+            matched, _ = match_entries(pipeline.tables, list_relations(connection))
+            loads = shown_loads(pipeline.lake_path(), jobs_there(connection))
+            return state, {str(relation.name) for relation, _ in matched}, loads, ""
+    except Transient as error:
+        return None, set(), [], f"the source does not answer: {error.message}"
+
+
+def is_running(source: SourceState | None, lake: LakeReader, look: Look) -> bool:
+    """Whether a driver lives: by the slot, or by its position file where the source does not answer."""
+    if source is None:
+        return _file_moves(lake, look)
+    return source.slot is not None and source.slot.active
+
+
+def _file_moves(lake: LakeReader, look: Look) -> bool:
+    """Whether a driver lives, as far as the lake alone can tell."""
+    if look.file is None:
+        return False
+    deadline = time.monotonic() + _FILE_SECONDS
+    while time.monotonic() < deadline:
+        time.sleep(0.05)
+        if lake.file() != look.file:
+            return True
+    return False
+
+
+def tables_of(
+    pipeline: Pipeline, lake: LakeReader, look: Look, listed: set[str], lags: Lags, running: bool
+) -> dict[str, dict[str, Any]]:
+    """The tables as `status` shows them. `listed`: those that the entries of the file match at the source now."""
+    from headwater.delta.row_count import row_count
+
+    named = {str(entry.name) for entry in pipeline.tables if isinstance(entry.name, TableName)}
+    versions = lake.epoch(look.file.epoch).tables if look.file is not None and look.file.epoch else {}
+    root = pipeline.lake_path()
+    registry = lake.registry()
+    soft = (
+        {n for n, r in registry.tables.items() if r.schemas and r.schema.soft_delete} if registry is not None else set()
+    )
+    shown: dict[str, dict[str, Any]] = {}
+    for name in sorted(named | listed | set(look.tables)):
+        table = look.tables.get(name, TableState("new", "it has not been loaded"))
+        version = versions.get(name)
+        relative = table.path or TableName.parse(name).path
+        lag_bytes, lag_seconds = lags.of_table(name, version.applied_lsn if version is not None else None)
+        wanted = pipeline.freshness_of(TableName.parse(name))
+        shown[name] = {
+            "state": table.state,
+            "reason": table.reason,
+            "since": table.since or None,
+            "remedy": table.remedy or remedy_of(table.state, pipeline.file, running),
+            "retrying": look.retrying(name),
+            "applied_lsn": format_lsn(version.applied_lsn) if version is not None else None,
+            "version": version.version if version is not None else None,
+            "rows": row_count(table_path(root, relative), version.version, soft_delete=name in soft)
+            if version is not None
+            else None,
+            "lag_bytes": lag_bytes,
+            "lag_seconds": lag_seconds,
+            "freshness_seconds": wanted,
+            "late": lag_seconds > wanted if lag_seconds is not None and wanted is not None else None,
+            "path": table_uri(root, relative),
+        }
+    return shown
+
+
+def _paused(lake: LakeReader) -> str | None:
+    """Since when nobody may replicate."""
+    registry = lake.registry()
+    return (registry.pipeline.paused or None) if registry is not None and registry.pipeline is not None else None
+
+
+def remedy_of(state: str, file: str, running: bool) -> str:
+    """The command that takes a table further that only has to go on."""
+    if state == "new":
+        return f"headwater load {file}"
+    return f"headwater replicate {file}" if state == "catching up" and not running else ""
+
+
+def slot_of(pipeline: Pipeline, source: SourceState | None, unreachable: str) -> dict[str, Any]:
+    """The slot as `status` shows it; `unreachable`: why the source did not answer."""
+    slot = source.slot if source is not None else None
+    shown: dict[str, Any] = {
+        "name": pipeline.source.slot,
+        "active": slot.active if slot is not None else None,
+        "confirmed_lsn": format_lsn(slot.confirmed_lsn)
+        if slot is not None and slot.confirmed_lsn is not None
+        else None,
+        "retained_wal_bytes": slot.retained_wal_bytes if slot is not None else None,
+        "wal_status": slot.wal_status if slot is not None else None,
+    }
+    if slot is None:
+        shown["reason"] = unreachable or "there is no such slot at the source"
+    elif slot.invalidation_reason:
+        shown["reason"] = f"the slot can never be read again: {slot.invalidation_reason}"
+    return shown

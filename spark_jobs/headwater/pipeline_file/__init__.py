@@ -1,0 +1,1 @@
+"""The pipeline file: read, checked, and its values."""

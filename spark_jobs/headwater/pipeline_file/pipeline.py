@@ -1,0 +1,463 @@
+"""The pipeline file: what a person may write, its defaults, and one error that lists every fault at once.
+
+`load_pipeline` is the only door. Keys that are not built yet are unknown. Sizes are bytes and durations seconds
+once read. The connection is a secret: no repr, message or dump shows it; `Pipeline.conninfo` gives it out.
+Whether server, tables and rights exist is for `check` to say: reading the file touches neither source nor lake.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    PrivateAttr,
+    SecretStr,
+    Tag,
+    ValidationError,
+    model_validator,
+)
+
+from headwater.errors import BadConfiguration, Refused
+from headwater.lake_root import local_path
+from headwater.names import TableName, TablePattern
+from headwater.pipeline_file import yaml as yaml_file
+from headwater.pipeline_file.values import (
+    airflow_id,
+    at_least_one,
+    bad_value,
+    connection_value,
+    connection_variable,
+    distinct,
+    duration_value,
+    hash_key_value,
+    is_conninfo,
+    lake_type,
+    mask_value,
+    name_value,
+    pipeline_name,
+    positive_count,
+    positive_duration,
+    positive_size,
+    root_value,
+    row_filter,
+    slot_name,
+    table_value,
+    truth_value,
+)
+from headwater.pipeline_file.yaml import Document, Path, Problem
+
+_SECRETS: tuple[Path, ...] = (("source", "connection"), ("source", "hash_key"))
+MOST_CLUSTERED = 4
+"""Columns of cluster_by: Delta takes no more."""
+_SHORTEST_HASH_KEY = 16
+
+
+class BadPipelineFile(BadConfiguration):
+    """A pipeline file that cannot be used. `problems` are the faults, each with its path and line."""
+
+    def __init__(self, file: str, problems: tuple[Problem, ...]) -> None:
+        count = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
+        super().__init__(
+            f"{count} in the pipeline file:" + "".join(f"\n  {problem}" for problem in problems),
+            where=file,
+            remedy="correct the file; nothing was changed",
+        )
+        self.problems = problems
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BadPipelineFile, (self.where, self.problems)
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.message}"
+
+
+def _read(reader: Callable[[Any], Any], written: Any) -> PlainValidator:
+    """What a person writes is of the type `written`; `reader` makes the value of it, or says what is wrong."""
+    return PlainValidator(reader, json_schema_input_type=written)
+
+
+_Name = Annotated[str, _read(name_value, str)]
+_Table = Annotated[TableName | TablePattern, _read(table_value, str), PlainSerializer(str)]
+_Columns = Annotated[tuple[_Name, ...], AfterValidator(distinct)]
+_BadValue = Annotated[str, _read(bad_value, Literal["suspend", "null", "string"] | None)]
+_BadValues = Annotated[
+    Annotated[_BadValue, Tag("one")] | Annotated[dict[_Name, _BadValue], Tag("by column")],
+    Discriminator(lambda value: "by column" if isinstance(value, dict) else "one"),
+]
+_Duration = Annotated[float, _read(duration_value, float | str)]
+_PositiveDuration = Annotated[float, _read(positive_duration, float | str)]
+_PositiveSize = Annotated[int, _read(positive_size, int | str)]
+_Ceiling = Annotated[int | None, _read(positive_size, int | str)]
+_PositiveCount = Annotated[int, _read(positive_count, int | str)]
+_Divergence = Literal["suspend", "repair", "report"]
+_SchemaChange = Literal["evolve", "suspend"]
+_Freshness = Annotated[float | None, _read(positive_duration, float | str)]
+
+
+class _Section(BaseModel):
+    # Built at first use: five schemas that are parts of the sixth cost a poller's start-up.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True)
+
+
+class Source(_Section):
+    connection_text: Annotated[SecretStr, _read(connection_value, str), PlainSerializer(str)] = Field(
+        alias="connection"
+    )
+    publication: _Name = ""
+    slot: Annotated[str, _read(slot_name, str)] = ""
+    failover: Literal["auto", "on", "off"] = "auto"
+    wal_ceiling: _Ceiling = None
+    on_timeline_change: Literal["follow", "refuse"] = "refuse"
+    on_slot_loss: Literal["refuse", "repair"] = "refuse"
+    hash_key: Annotated[str, _read(hash_key_value, str)] = ""
+
+    @property
+    def airflow_connection(self) -> str | None:
+        """The id of the Airflow connection, when the file names one instead of a connection string."""
+        return airflow_id(self.connection_text.get_secret_value())
+
+
+class Lake(_Section):
+    root: Annotated[str, _read(root_value, str)]
+    keep_cuts: _PositiveDuration = 3600.0
+
+
+class Load(_Section):
+    connections: _PositiveCount = 2
+    wait_for_old_transactions: _Duration = 600.0
+    max_snapshot_age: _PositiveDuration = 6 * 3600.0
+
+
+class Replicate(_Section):
+    max_rows: _PositiveCount = 500_000
+    max_bytes: _PositiveSize = 256 << 20
+    max_seconds: _PositiveDuration = 1.0
+    memory: _PositiveSize = 1 << 30
+    spill: _PositiveSize = 20 << 30
+    retry_seconds: _Duration = 60.0
+
+
+class Defaults(_Section):
+    on_schema_change: _SchemaChange = "evolve"
+    on_bad_value: _BadValue = "suspend"
+    on_divergence: _Divergence = "suspend"
+    freshness: _Freshness = None
+    validated: Annotated[bool, _read(truth_value, bool | str)] = False
+
+
+class Columns(_Section):
+    """What becomes of single columns of a table."""
+
+    exclude: _Columns = ()
+    hash: _Columns = ()
+    mask: dict[_Name, Annotated[str, _read(mask_value, str)]] = Field(default_factory=dict)
+
+
+class TableEntry(_Section):
+    """One line of `tables`: a table, or a pattern for several. None means: as `defaults` or the source say."""
+
+    name: _Table
+    exclude: tuple[_Table, ...] = ()
+    key: _Columns | None = None
+    types: dict[_Name, Annotated[str, _read(lake_type, str)]] = Field(default_factory=dict)
+    partition_by: _Columns = ()
+    cluster_by: _Columns = ()
+    columns: Columns = Field(default_factory=Columns)
+    where: Annotated[str, _read(row_filter, str)] = ""
+    insert_only: Annotated[bool | None, _read(truth_value, bool | str)] = None
+    soft_delete: Annotated[bool | None, _read(truth_value, bool | str)] = None
+    history: Annotated[bool | None, _read(truth_value, bool | str)] = None
+    on_schema_change: _SchemaChange | None = None
+    on_bad_value: _BadValues | None = None
+    on_divergence: _Divergence | None = None
+    freshness: _Freshness = None
+    validated: Annotated[bool | None, _read(truth_value, bool | str)] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_written(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"name": value}
+        if isinstance(value, dict) and value.get("on_bad_value", "") is None:
+            # A plain null of YAML is the choice "null" here, not the absence of one.
+            return {**value, "on_bad_value": "null"}
+        return value
+
+    def covers(self, table: TableName) -> bool:
+        """Whether this entry speaks of `table`."""
+        if isinstance(self.name, TableName):
+            return self.name == table
+        excluded = any(e == table if isinstance(e, TableName) else e.matches(table) for e in self.exclude)
+        return self.name.matches(table) and not excluded
+
+
+class Pipeline(_Section):
+    """A whole pipeline file."""
+
+    name: Annotated[str, _read(pipeline_name, str)] = Field(alias="pipeline")
+    source: Source
+    lake: Lake
+    load: Load = Field(default_factory=Load)
+    replicate: Replicate = Field(default_factory=Replicate)
+    defaults: Defaults = Field(default_factory=Defaults)
+    tables: Annotated[tuple[TableEntry, ...], BeforeValidator(at_least_one)]
+    _file: str = PrivateAttr(default="")
+    _handed_over: SecretStr | None = PrivateAttr(default=None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _derived_names(cls, value: Any) -> Any:
+        name, source = value.get("pipeline"), value.get("source")
+        try:
+            pipeline_name(name)
+        except ValueError:
+            return value
+        if not isinstance(source, dict):
+            return value
+        return {**value, "source": {"publication": f"headwater_{name}", "slot": f"headwater_{name}", **source}}
+
+    @property
+    def file(self) -> str:
+        """The absolute path of the file."""
+        return self._file
+
+    def read_from(self, file: str, environ: Mapping[str, str]) -> Self:
+        """Remembers where the pipeline was read, and the connection that an operator handed over."""
+        self._file = os.path.abspath(file)
+        if conn_id := self.source.airflow_connection:
+            handed_over = environ.get(connection_variable(conn_id))
+            self._handed_over = SecretStr(handed_over) if handed_over else None
+        return self
+
+    def conninfo(self) -> str:
+        """The libpq connection string: secret. Refused when an Airflow connection was not handed over."""
+        conn_id = self.source.airflow_connection
+        if conn_id is None:
+            return self.source.connection_text.get_secret_value()
+        variable = connection_variable(conn_id)
+        text = self._handed_over.get_secret_value() if self._handed_over else os.environ.get(variable, "")
+        if not text or not is_conninfo(text):
+            fault = "holds no libpq connection string" if text else "is not set"
+            raise Refused(
+                f"the connection is the Airflow connection {conn_id}, but {variable} {fault}",
+                code="bad_configuration",
+                where=f"{self.file}: source.connection",
+                remedy=f"run it by the pipeline's DAG, or set {variable} to a libpq connection string",
+            )
+        return text
+
+    def hash_key(self) -> bytes:
+        """The key of `columns.hash`, from the environment: secret. Refused when it is not there."""
+        variable = self.source.hash_key
+        key = os.environ.get(variable, "").encode() if variable else b""
+        if len(key) >= _SHORTEST_HASH_KEY:
+            return key
+        fault = f"{variable} holds fewer than {_SHORTEST_HASH_KEY} bytes" if key else f"{variable} is not set"
+        raise Refused(
+            f"columns.hash needs a key, and {fault if variable else 'source.hash_key names none'}",
+            code="hash_key",
+            where=f"{self.file}: source.hash_key",
+            remedy="write env: and a variable's name there, and set that variable to a secret that is kept for good "
+            "(openssl rand -hex 32 makes one) wherever this pipeline is loaded, replicated and verified",
+        )
+
+    def lake_path(self) -> str:
+        """The lake's root as a path of this machine."""
+        return local_path(self.lake.root)
+
+    def entry_for(self, table: TableName) -> TableEntry | None:
+        """The entry that speaks of `table`; one that names it comes before patterns, then the first counts."""
+        entries = [entry for entry in self.tables if entry.covers(table)]
+        return min(entries, key=lambda entry: isinstance(entry.name, TablePattern), default=None)
+
+    def freshness_of(self, table: TableName) -> float | None:
+        """The greatest staleness in seconds that waits for `require: default` allow `table`; None: none, so now."""
+        entry = self.entry_for(table)
+        return entry.freshness if entry is not None and entry.freshness is not None else self.defaults.freshness
+
+    def validated(self, table: TableName) -> bool:
+        """Whether waits for `require: default` want `table` validated."""
+        entry = self.entry_for(table)
+        return entry.validated if entry is not None and entry.validated is not None else self.defaults.validated
+
+
+def load_pipeline(path: str | os.PathLike[str], environ: Mapping[str, str] | None = None) -> Pipeline:
+    """The pipeline in the file at `path`; BadPipelineFile lists all that is wrong with it."""
+    file = os.fspath(path)
+    try:
+        with open(file, "rb") as stream:
+            text = stream.read()
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or "not a usable path"
+        raise BadConfiguration(
+            f"the pipeline file cannot be read: {reason}", where=file, remedy="name an existing YAML file"
+        ) from None
+    return parse_pipeline(text, file, os.environ if environ is None else environ)
+
+
+def parse_pipeline(text: bytes, file: str, environ: Mapping[str, str]) -> Pipeline:
+    """The same of what a file holds, or is going to hold."""
+    document = yaml_file.parse(text, environ)
+    pipeline: Pipeline | None = None
+    if not isinstance(document.data, dict):
+        if not document.problems:
+            found = "it is empty" if document.data is None else f"found {document.shown(())}"
+            document.report((), f"expected a mapping with the keys {_keys(Pipeline)}; {found}")
+    else:
+        try:
+            pipeline = Pipeline.model_validate(document.data)
+        except ValidationError as error:
+            _report(document, error)
+        _check_tables(document)
+    if pipeline is None or document.problems:
+        raise BadPipelineFile(file, tuple(sorted(document.problems, key=lambda problem: problem.line or 0)))
+    return pipeline.read_from(file, environ)
+
+
+def _check_tables(document: Document) -> None:
+    """What concerns several keys or entries; beside pydantic, so that one kind of fault does not hide the other."""
+    first: dict[TableName | TablePattern, Path] = {}
+    tables = document.data.get("tables")
+    for index, entry in enumerate(tables if isinstance(tables, list) else []):
+        path: Path = ("tables", index)
+        options = entry if isinstance(entry, dict) else {}
+        try:
+            name = table_value(options.get("name") if isinstance(entry, dict) else entry)
+        except ValueError:
+            continue
+        if name in first:
+            # By place, not by name: the name may have come from the environment.
+            earlier = f"{yaml_file.format_path(first[name])}, line {document.line(first[name])}"
+            document.report(path, f"{document.shown(_name_path(document, path))} is listed twice (first: {earlier})")
+        first.setdefault(name, path)
+        if isinstance(name, TablePattern):
+            for key in ("key", "types", "partition_by", "cluster_by", "columns", "where"):
+                if key in options:
+                    document.report((*path, key), "not possible for a pattern; give the table an entry of its own")
+            _check_exclude(document, name, (*path, "exclude"))
+        if options.get("partition_by") and options.get("cluster_by"):
+            document.report((*path, "cluster_by"), "not possible beside partition_by: Delta knows either")
+        if isinstance(listed := options.get("cluster_by"), list) and len(listed) > MOST_CLUSTERED:
+            document.report(
+                (*path, "cluster_by"), f"names {len(listed)} columns; at most {MOST_CLUSTERED} are possible"
+            )
+        if all(options.get(key) in (True, "true") for key in ("insert_only", "soft_delete")):
+            document.report((*path, "soft_delete"), "not possible beside insert_only: such rows are never deleted")
+        for key in ("types", "on_bad_value"):
+            _check_columns(document, options.get(key), (*path, key))
+        if isinstance(columns := options.get("columns"), dict):
+            _check_columns(document, columns.get("mask"), (*path, "columns", "mask"))
+            _check_ways(document, columns | {"types": options.get("types")}, path)
+        if isinstance(name, TableName) and "exclude" in options:
+            document.report((*path, "exclude"), "possible only beside a pattern, a name with an unquoted *")
+
+
+def _check_columns(document: Document, by_column: Any, path: Path) -> None:
+    """Two spellings of one column are two keys to YAML."""
+    seen: set[str] = set()
+    for text in by_column if isinstance(by_column, dict) else {}:
+        try:
+            column = name_value(text)
+        except ValueError:
+            continue
+        if column in seen:
+            document.report((*path, text), "the same column is there twice")
+        seen.add(column)
+
+
+def _check_ways(document: Document, columns: dict[Any, Any], path: Path) -> None:
+    """A column stays at the source, is hashed, is masked (both are text then), or has a type."""
+    seen: dict[str, str] = {}
+    for way in ("exclude", "hash", "mask", "types"):
+        listed = columns.get(way)
+        for text in listed if isinstance(listed, list | dict) else ():
+            try:
+                name = name_value(text)
+            except ValueError:
+                continue
+            if seen.setdefault(name, way) != way:
+                where = (*path, way) if way == "types" else (*path, "columns", way)
+                document.report(where, f"names a column that columns.{seen[name]} names, too")
+
+
+def _check_exclude(document: Document, pattern: TablePattern, path: Path) -> None:
+    excluded = document.value(path)
+    for index, text in enumerate(excluded if isinstance(excluded, list) else []):
+        try:
+            name = table_value(text)
+        except ValueError:
+            continue
+        if isinstance(name, TableName) and not pattern.matches(name):
+            document.report((*path, index), f"{document.shown((*path, index))} is not matched by the pattern anyway")
+
+
+def _name_path(document: Document, path: Path) -> Path:
+    return (*path, "name") if isinstance(document.value(path), dict) else path
+
+
+def _report(document: Document, errors: ValidationError) -> None:
+    """Each fault that pydantic found, in our words, without what follows from a missing variable."""
+    for error in errors.errors(include_url=False, include_context=True, include_input=False):
+        # Without pydantic's own steps: which form of a value it took, and that a mapping's key is meant.
+        path: Path = tuple(s for i, s in enumerate(error["loc"]) if s != "[key]" and not _is_form(error["loc"], i))
+        if any(path[: len(unresolved)] == unresolved for unresolved in document.unresolved):
+            continue
+        if error["type"] == "extra_forbidden":
+            section = _section(path[:-1])
+            document.report(path, f"unknown key; possible here: {_keys(section) if section else 'nothing'}")
+            continue
+        if error["type"] == "missing":
+            document.report(path, "is missing")
+            continue
+        if isinstance(document.value(path[:2]), str) and path[:1] == ("tables",):
+            path = path[:2]  # the short form of a table has no key `name`
+        message = _message(error, path)
+        secret = path[:2] in _SECRETS or document.value(path) == document.value(())
+        document.report(path, message if secret else f"{message}; got {document.shown(path)}")
+
+
+def _is_form(path: Path, index: int) -> bool:
+    return index > 0 and path[index - 1] == "on_bad_value" and path[index] in ("one", "by column") and index == 3
+
+
+def _message(error: Any, path: Path) -> str:
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "literal_error":
+        return "expected one of: " + str(context["expected"]).replace("'", "").replace(" or ", ", ")
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        section = _section(path)
+        return f"expected a mapping with the keys {_keys(section)}" if section else "expected a mapping"
+    if kind in ("tuple_type", "list_type"):
+        return "expected a list"
+    return str(error["msg"])
+
+
+def _section(path: Path) -> type[_Section] | None:
+    if not path:
+        return Pipeline
+    sections: dict[Path, type[_Section]] = {
+        ("source",): Source,
+        ("lake",): Lake,
+        ("load",): Load,
+        ("replicate",): Replicate,
+        ("defaults",): Defaults,
+    }
+    if path[0] == "tables" and len(path) == 3 and path[2] == "columns":
+        return Columns
+    return TableEntry if path[0] == "tables" and len(path) == 2 else sections.get(path)
+
+
+def _keys(section: type[_Section]) -> str:
+    return ", ".join(field.alias or name for name, field in section.model_fields.items())

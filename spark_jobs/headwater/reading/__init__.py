@@ -1,0 +1,1 @@
+"""Reading cuts: by Spark, by Arrow, as views."""

@@ -1,0 +1,1 @@
+"""Parts of a table, or all of it, read again or written in another shape."""

@@ -1,0 +1,1 @@
+"""The driver: from the log to published epochs."""

@@ -1,0 +1,1 @@
+"""Batches, the lanes that apply them, and the epochs that they become."""

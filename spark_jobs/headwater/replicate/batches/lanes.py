@@ -1,0 +1,232 @@
+"""Lanes: every table's shares in order, tables beside each other, each as fast as it can.
+
+A share waits only for its own table. A lane that has fallen behind takes everything that waits in it at once: one
+commit for several batches. One whose work is to be tried again rests without a thread until then. How ledger rows
+follow from that is `headwater.replicate.batches.open_epochs`' business.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from headwater.errors import TableError
+from headwater.lake.ledger import TableVersion
+from headwater.log.blocks import Transactions
+from headwater.replicate.batches.batch import Share
+from headwater.replicate.batches.retries import TryAgain
+from headwater.stage_clock import measured
+
+THREADS = 4
+_SWITCH_SECONDS = 0.0005
+"""Between two threads that want the interpreter. A lane leaves it for a few microseconds of native code at a time, and
+by Python's own 5 ms would wait a thousand times as long to come back: a third of the time of hundreds of tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of a table's share. `versions`: where the table (and its history) stand now, by their names in ledger
+    rows, if they moved; `error`: why it was suspended. Of an errand: `new_rows`, whether it did more than rearrange;
+    `lifts`: whether a row with it may say that the table, which was suspended, is in step."""
+
+    versions: Mapping[str, TableVersion] = field(default_factory=dict)
+    error: TableError | None = None
+    new_rows: bool = False
+    lifts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The shares of `name` in the batches `numbers` are applied: in one commit, or in none. No numbers: an errand.
+
+    `began`, `ended`: monotonic; `stages`: seconds by stage; `failure`: what is not one table's own.
+    """
+
+    name: str
+    numbers: tuple[int, ...]
+    result: Result
+    began: float
+    ended: float
+    stages: Mapping[str, float]
+    failure: BaseException | None = None
+
+
+@dataclass(slots=True)
+class _Waiting:
+    number: int
+    share: Share
+    transactions: Transactions
+
+
+@dataclass(slots=True)
+class _Lane:
+    shares: deque[_Waiting] = field(default_factory=deque)
+    errands: deque[Callable[[], Result]] = field(default_factory=deque)
+    busy: bool = False
+    ready: bool = False
+
+
+class Lanes:
+    """Threads over lanes. `work(table, share, transactions)` applies; `wake` is called when something is done. Work and
+    errands may raise TryAgain.
+
+    Use as a context manager: at its end what waits is dropped, what runs is waited for.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[str, Share, Transactions], Result],
+        wake: Callable[[], None],
+        threads: int = THREADS,
+    ) -> None:
+        self._work, self._wake, self._count = work, wake, threads
+        self._changed = threading.Condition()
+        self._lanes: dict[str, _Lane] = {}
+        self._ready: deque[str] = deque()  # lanes that wait for a thread
+        self._resting: dict[str, float] = {}  # until when (monotonic); what was tried is first in the lane again
+        self._done: list[Done] = []
+        self._joined: tuple[tuple[int, ...], Transactions] | None = None
+        self._ending = False
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> Lanes:
+        sys.setswitchinterval(_SWITCH_SECONDS)  # for good: the process is a driver's
+        for number in range(self._count):
+            thread = threading.Thread(target=self._serve, name=f"headwater-apply-{number}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._ending = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def submit(self, number: int, shares: Mapping[str, Share], transactions: Transactions) -> None:
+        """The shares of the next batch."""
+        with self._changed:
+            for name, share in shares.items():
+                self._lane(name).shares.append(_Waiting(number, share, transactions))
+                self._make_ready(name)
+
+    def behind(self, name: str, errand: Callable[[], Result]) -> None:
+        """Do `errand` in the table's turn, behind what waits in its lane."""
+        with self._changed:
+            self._lane(name).errands.append(errand)
+            self._make_ready(name)
+
+    def is_idle(self, name: str) -> bool:
+        """Whether nothing of the table is done or waits."""
+        with self._changed:
+            lane = self._lane(name)
+            return not (lane.busy or lane.shares or lane.errands)
+
+    def take_done(self) -> list[Done]:
+        with self._changed:
+            done, self._done = self._done, []
+            return done
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a table's share waits for a thread: nothing is gained by more batches."""
+        with self._changed:
+            return any(self._lanes[name].shares for name in self._ready)
+
+    @property
+    def only_resting(self) -> bool:
+        """Whether nothing is done and nothing to be done, but what rests until it is tried again."""
+        with self._changed:
+            self._wake_rested()
+            busy = any(lane.busy for lane in self._lanes.values())
+            return not (busy or self._done or self._ready) and any(lane.shares for lane in self._lanes.values())
+
+    def wait(self, seconds: float) -> None:
+        """Until something is done, or `seconds` have passed."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._done), timeout=seconds)
+
+    def _lane(self, name: str) -> _Lane:
+        return self._lanes.setdefault(name, _Lane())
+
+    def _make_ready(self, name: str) -> None:
+        lane = self._lanes[name]
+        if lane.busy or lane.ready or not (lane.shares or lane.errands):
+            return
+        if name not in self._resting:
+            lane.ready = True
+            self._ready.append(name)
+        self._changed.notify_all()
+
+    def _wake_rested(self) -> float | None:
+        """Make ready what has rested enough; seconds until the next one has."""
+        if not self._resting:
+            return None
+        now = time.monotonic()
+        for name in [name for name, until in self._resting.items() if until <= now]:
+            del self._resting[name]
+            self._make_ready(name)
+        return min((until - now for until in self._resting.values()), default=None)
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                left = self._wake_rested()
+                while not self._ending and not self._ready:
+                    self._changed.wait(left)
+                    left = self._wake_rested()
+                if self._ending:
+                    return
+                name = self._ready.popleft()
+                lane = self._lanes[name]
+                lane.busy, lane.ready = True, False
+                shares = list(lane.shares)
+                lane.shares.clear()
+                errand = lane.errands.popleft() if not shares else None
+            done = self._apply(name, shares) if shares else self._run(name, errand)
+            with self._changed:
+                lane.busy = False
+                if isinstance(done.failure, TryAgain):
+                    lane.shares.extendleft(reversed(shares))
+                    if errand is not None:
+                        lane.errands.appendleft(errand)
+                    self._resting[name] = time.monotonic() + done.failure.seconds
+                else:
+                    self._done.append(done)
+                del shares
+                self._make_ready(name)
+                self._changed.notify_all()
+            self._wake()
+
+    def _apply(self, name: str, waiting: list[_Waiting]) -> Done:
+        share, numbers = Share.joined([w.share for w in waiting]), tuple(w.number for w in waiting)
+        transactions = self._transactions(numbers, waiting)
+        return _timed(name, numbers, lambda: self._work(name, share, transactions))
+
+    def _transactions(self, numbers: tuple[int, ...], waiting: list[_Waiting]) -> Transactions:
+        """Of hundreds of tables that have fallen behind, most have the same batches before them."""
+        known = self._joined
+        if known is None or known[0] != numbers:
+            self._joined = known = numbers, Transactions.joined([w.transactions for w in waiting])
+        return known[1]
+
+    def _run(self, name: str, errand: Callable[[], Result] | None) -> Done:
+        assert errand is not None
+        return _timed(name, (), errand)
+
+
+def _timed(name: str, numbers: tuple[int, ...], work: Callable[[], Result]) -> Done:
+    began = time.monotonic()
+    failure: BaseException | None = None
+    result = Result()
+    with measured() as stages:
+        try:
+            result = work()
+        except BaseException as error:
+            failure = error
+    return Done(name, numbers, result, began, time.monotonic(), stages, failure)

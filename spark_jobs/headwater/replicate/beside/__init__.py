@@ -1,0 +1,1 @@
+"""What goes on beside a running driver: loads, reloads, pauses."""

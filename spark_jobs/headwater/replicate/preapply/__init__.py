@@ -1,0 +1,1 @@
+"""Large transactions that are written while they are open."""

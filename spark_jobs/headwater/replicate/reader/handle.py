@@ -1,0 +1,298 @@
+"""The driver's side of the reader process: holds the chunks that arrive, confirms, stops.
+
+The process itself is `headwater.replicate.reader.process`; what it spills lies in a folder that belongs to the driver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from headwater.errors import SourceUnreachable
+from headwater.failpoints import reach
+from headwater.log.blocks import Chunk
+from headwater.log.hiding import Hiding
+from headwater.log.large import Announcement, Gone, OpenBlocks, on_their_own
+from headwater.log.packing import PackedChunk, Unpacker
+from headwater.log.spill import SpillFolder, spill_files
+from headwater.replicate.batches.stage_times import BusyShares
+from headwater.replicate.reader.pipe import ChunkReceiver
+from headwater.replicate.reader.process import (
+    DRIVER_SILENCE,
+    Awake,
+    ConninfoWanted,
+    Ended,
+    Hides,
+    Progress,
+    ReaderOptions,
+    Spent,
+    Started,
+    main,
+)
+
+__all__ = ["LogReader", "ReaderOptions", "ReaderProcess"]
+
+log = logging.getLogger(__name__)
+
+
+class ReaderProcess:
+    """The process before it is told what to read: its start costs a second, which may be over when the slot comes
+    free."""
+
+    def __init__(self) -> None:
+        self.folder = SpillFolder()
+        self.folder.__enter__()
+        context = multiprocessing.get_context("spawn")
+        self.data, data = context.Pipe()
+        control, self.control = context.Pipe(duplex=False)
+        self.process = context.Process(
+            target=main, args=(self.folder.path, data, control), name="headwater-reader", daemon=True
+        )
+        self.process.start()
+        for end in (data, control):
+            end.close()
+        self._ended = False
+
+    @property
+    def is_awake(self) -> bool:
+        """Its first word has come, which is for whoever reads the pipe."""
+        return self.is_alive and self.data.poll(0)
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.is_alive()
+
+    def discard(self) -> None:
+        """It is not needed (any more)."""
+        self.control.close()  # it finds the end of the pipe, and ends
+        self.end()
+
+    def end(self) -> None:
+        """Wait for its end, which it has been told; at last kill it. Once is enough."""
+        if self._ended:
+            return
+        self._ended = True
+        self.process.join(timeout=5)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join(timeout=5)
+        self.folder.__exit__()
+
+
+class LogReader:
+    """The driver's side: starts the process, holds what arrives, confirms, stops. Use as a context manager.
+
+    `wait` sleeps until something is there or the time is up; `take` gives the next chunk. `on_arrival` is called in
+    the receiving thread for each chunk before it can be taken, so that the position file may name it pending.
+    `conninfo` gives the connection string anew when the connection has dropped; without it the first one is used.
+    `process`: one that was started before; it is ended here, too.
+    `on_open` is told, in the same thread, of large transactions that are still open.
+    """
+
+    def __init__(
+        self,
+        options: ReaderOptions,
+        on_arrival: Any = None,
+        conninfo: Callable[[], str] | None = None,
+        process: ReaderProcess | None = None,
+        on_open: Callable[[Announcement], None] | None = None,
+    ) -> None:
+        self._options = options
+        self._conninfo = conninfo or (lambda: options.conninfo)
+        self._prepared = process
+        self._on_arrival = on_arrival
+        self._on_open = on_open
+        self._changed = threading.Condition()
+        self._chunks: deque[Chunk] = deque()
+        self._ended: Ended | None = None
+        self._started = False
+        self._told_to_hide = self._hides = 0
+        self._hiding_lock = threading.Lock()
+        self._closing = threading.Event()
+        self._send_lock = threading.Lock()
+        self.read_position = options.start_lsn
+        self.heard = time.monotonic()
+        self.reply_wanted = False
+        self.busy = BusyShares()
+        """Of the reader's stages; the driver adds its own."""
+        self._woken = False
+
+    def __enter__(self) -> LogReader:
+        self._own = self._prepared or ReaderProcess()
+        self._process, self._folder = self._own.process, self._own.folder
+        self._data, self._control = self._own.data, self._own.control
+        with contextlib.suppress(OSError):  # a process that is gone is noticed where its words are awaited
+            self._control.send(self._options)
+        threading.Thread(target=self._receive, name="headwater-receiver", daemon=True).start()
+        threading.Thread(target=self._beat, name="headwater-heartbeat", daemon=True).start()
+        try:
+            with self._changed:
+                answered = self._changed.wait_for(lambda: self._started or self._ended is not None, timeout=60)
+            self.raise_if_ended()
+            if not answered:
+                raise SourceUnreachable("the log connection did not start within 60 s", where="reader")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._send("stop", None)
+        self._own.end()
+        self._closing.set()
+
+    def release(self) -> None:
+        """Give the slot back and return at once: nothing more will be taken or confirmed."""
+        self._send("stop", None)
+
+    def wait(self, seconds: float) -> None:
+        """Until a chunk, a wish of the server, the end, a `wake`, or `seconds` have passed."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: bool(self._chunks) or self._ended is not None or self.reply_wanted or self._woken,
+                timeout=seconds,
+            )
+            self._woken = False
+            self.raise_if_ended()
+
+    def wake(self) -> None:
+        """End a `wait`, from another thread."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify_all()
+
+    def take(self) -> Chunk | None:
+        """The next chunk, or None. Its memory budget is returned by `taken`."""
+        with self._changed:
+            return self._chunks.popleft() if self._chunks else None
+
+    def waiting(self) -> list[Chunk]:
+        with self._changed:
+            return list(self._chunks)
+
+    @property
+    def spill_folder(self) -> str:
+        """Where what is too large for memory lies, as long as the block lasts."""
+        return self._folder.path
+
+    @property
+    def idle_position(self) -> int | None:
+        """The read position if nothing waits to be taken; else None."""
+        with self._changed:
+            return None if self._chunks else self.read_position
+
+    @property
+    def ended(self) -> bool:
+        return self._ended is not None
+
+    def taken(self, size: int) -> None:
+        self._send("taken", size)
+
+    def confirm(self, lsn: int) -> None:
+        """Only ever behind the ledger."""
+        self.reply_wanted = False
+        self._send("confirm", lsn)
+
+    def hide(self, hiding: Hiding) -> None:
+        """Returns when it holds for whatever the log brings from now on; one call after the other."""
+        with self._hiding_lock:
+            self._told_to_hide += 1
+            self._send("hide", (self._told_to_hide, hiding))
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._hides == self._told_to_hide or self._ended is not None, timeout=DRIVER_SILENCE
+                )
+                self.raise_if_ended()
+                if self._hides != self._told_to_hide:
+                    raise SourceUnreachable("the log reader does not answer", where="reader")
+
+    def server_is_going(self) -> None:
+        """The server is shutting down: confirm what is left within the patience, else drop the connection."""
+        self._send("server is going", None)
+
+    def _send(self, word: str, value: Any) -> None:
+        with self._send_lock, contextlib.suppress(OSError):
+            self._control.send((word, value))
+
+    def _beat(self) -> None:
+        while not self._closing.wait(1.0):
+            self._send("alive", None)
+
+    def _receive(self) -> None:
+        ended = Ended(SourceUnreachable("the log reader process died", where="reader", remedy="run replicate again"))
+        receiver, unpacker = ChunkReceiver(self._data), Unpacker()
+        try:
+            while True:
+                item = receiver.receive()
+                if isinstance(item, Ended):
+                    ended = item
+                    break
+                if isinstance(item, PackedChunk):
+                    item = unpacker.unpack(item)
+                self._arrived(item)
+                del item  # a chunk belongs to whoever takes it: its files go when that one lets go
+        except (EOFError, OSError):
+            pass
+        with self._changed:
+            self._ended = ended
+            self._changed.notify_all()
+
+    def _arrived(
+        self, item: Chunk | Progress | Awake | Started | Spent | ConninfoWanted | Announcement | Hides
+    ) -> None:
+        if isinstance(item, ConninfoWanted):
+            self._tell_conninfo()
+            return
+        if isinstance(item, Spent):
+            self.busy.add(item.stages, item.size)
+            return
+        if isinstance(item, OpenBlocks | Gone):
+            if self._on_open is not None:
+                self._on_open(item)
+            return
+        if isinstance(item, Chunk):
+            for file in spill_files(item.blocks):
+                file.remove_after_use()
+            for chunk in on_their_own(item):
+                self._chunk_arrived(chunk)
+            return
+        with self._changed:
+            if isinstance(item, Progress):
+                self.read_position = max(self.read_position, item.read_position)
+                self.heard = item.heard
+                self.reply_wanted = self.reply_wanted or item.reply_wanted
+            elif isinstance(item, Started):
+                self._started = True
+            elif isinstance(item, Hides):
+                self._hides = item.number
+            self._changed.notify_all()
+
+    def _chunk_arrived(self, chunk: Chunk) -> None:
+        reach("replicate.before_chunk")
+        if self._on_arrival is not None:
+            self._on_arrival(chunk)
+        with self._changed:
+            self._chunks.append(chunk)
+            self.read_position = max(self.read_position, chunk.read_position)
+            self.heard = time.monotonic()
+            self._changed.notify_all()
+
+    def _tell_conninfo(self) -> None:
+        try:
+            now = self._conninfo()
+        except Exception:
+            log.warning("the connection string cannot be read anew: the reader goes on with the one it had")
+            now = self._options.conninfo
+        self._send("conninfo", now)
+
+    def raise_if_ended(self) -> None:
+        """The reader's last word as an error, if it has spoken it."""
+        if self._ended is None:
+            return
+        raise self._ended.error or SourceUnreachable("the log reader has stopped", where="reader")

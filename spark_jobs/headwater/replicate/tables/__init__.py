@@ -1,0 +1,1 @@
+"""What a driver knows of its tables, and does to each."""

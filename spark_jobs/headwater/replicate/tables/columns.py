@@ -1,0 +1,359 @@
+"""A table follows the columns of its source, in its lane, between two of its commits: a barrier for this table only.
+
+A share may bring changes from before and after a change of columns, in one transaction even. The lake's table becomes
+what the newest of them shows, and older ones are then read as that: under the names of now, without columns that are
+gone, with the value of older rows in columns that came later. So a share stays one commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from headwater.apply.applier import damage_named
+from headwater.apply.columns import Columns, evolve, require_possible
+from headwater.apply.direct import Fence
+from headwater.apply.reshape import rebuild, shape_ahead
+from headwater.columns.changes import (
+    between,
+    changed,
+    described,
+    differences,
+    evolved,
+    has_columns,
+    refuse_lost_key,
+    refuse_other_table,
+)
+from headwater.columns.log_format import refuse_late_text
+from headwater.columns.selection import as_registered, registered_columns
+from headwater.columns.widened import Found, refuse_other_values
+from headwater.delta.delta_log import read_snapshot
+from headwater.delta.small_tables import LostRace
+from headwater.errors import BadValue, ForeignWrite, KeepsChanging
+from headwater.failpoints import reach
+from headwater.lake.ledger import TableVersion
+from headwater.lake.paths import table_path
+from headwater.lake.registry import TableRecord
+from headwater.log.blocks import Block, Relation, RelationColumn, Transactions, Truncate
+from headwater.log.values.decode import older_value
+from headwater.names import TableName
+from headwater.net_changes import NetChanges
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.replicate.batches.batch import Share
+from headwater.replicate.tables.planning import transactions_that_count
+from headwater.schema import TableSchema
+from headwater.source.catalog.catalog import read_catalog
+from headwater.source.catalog.column_facts import ColumnFacts, read_column_facts
+from headwater.source.catalog.relations import one_snapshot
+from headwater.source.connection import connect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from headwater.replicate.tables.tables import Tables
+
+log = logging.getLogger(__name__)
+
+_TRIES = 5
+
+
+class Evolving:
+    """`binary`: whether the log connection sends values in their binary form."""
+
+    def __init__(self, pipeline: Pipeline, tables: Tables, fence: Fence, *, binary: bool) -> None:
+        self._pipeline, self._tables, self._fence, self._binary = pipeline, tables, fence, binary
+        self._root = pipeline.lake_path()
+        self._finished: set[tuple[str, int, int]] = set()
+
+    def as_now(self, name: str, share: Share, transactions: Transactions, still_alive: Callable[[], None]) -> Share:
+        """`share` with every change in the table's newest columns, which the lake's table then has as well.
+
+        SchemaChanged for what it cannot follow; the table is as it was.
+        """
+        record = self._tables.records[name]
+        relations = {block.relation for block in share.blocks}
+        for relation in relations:
+            refuse_other_table(record, relation)
+        self.finish(name, still_alive)
+        if all(has_columns(record.schema, relation) for relation in relations):
+            newest = relations
+        else:
+            newest = self._follow(name, share, transactions, still_alive)
+            share = replace(share, blocks=[_renamed(self._tables.records[name], block) for block in share.blocks])
+        for relation in newest:
+            refuse_lost_key(self._tables.records[name], relation)
+        return share
+
+    def _follow(
+        self, name: str, share: Share, transactions: Transactions, still_alive: Callable[[], None]
+    ) -> set[Relation]:
+        """Whatever of the share is still to be applied, in its order; the relations that show the newest columns."""
+        newest: set[Relation] = set()
+        blocks, truncates = self._that_count(name, share, transactions)
+        for index, (block, first_lsn, last_lsn) in enumerate(blocks):
+            record = self._tables.records[name]
+            if has_columns(record.schema, block.relation):
+                newest.add(block.relation)
+            elif newest or last_lsn > record.schemas[-1][0] or not _knew(record, block.relation):
+                empty = self._was_empty(record, block, [before for before, _, _ in blocks[:index]], truncates)
+                self._evolve(record, block.relation, first_lsn, still_alive, empty=empty)
+                newest = {block.relation}
+        return newest
+
+    def _was_empty(
+        self, record: TableRecord, block: Block, before: Sequence[Block], truncates: Sequence[Truncate]
+    ) -> bool:
+        """Whether the table had no row when `block`, which shows other columns, begins. `before`: what else of the
+        share begins earlier."""
+        first = block.sequence[0]
+        leaves = {leaf.relation_id for leaf in record.schema.leaves}
+        emptied = max(
+            (t.sequence for t in truncates if t.sequence < first and leaves <= set(t.relation_ids)), default=-1
+        )
+        if any(((other.sequence > emptied) & (other.sequence < first)).any() for other in before):
+            return False
+        path, stands = table_path(self._root, record.path), self._stands(record)
+        return emptied >= 0 or not read_snapshot(path, stands.version).files
+
+    def _that_count(
+        self, name: str, share: Share, transactions: Transactions
+    ) -> tuple[list[tuple[Block, int, int]], list[Truncate]]:
+        """Each block with changes that the table does not hold, with the commits of the first and last of these; and
+        the truncates that count."""
+        stands = self._tables.stands_at(name)
+        assert stands is not None, "a table that is applied to was read"
+        counts = transactions_that_count(self._tables.records[name], transactions, stands.applied_lsn)
+        found = []
+        blocks, truncates = share.that_count(transactions, counts)
+        for block, mask in blocks:
+            if mask.any():
+                numbers = block.sequence[mask]
+                ends = transactions.end_lsn[transactions.index_of(numbers[[0, -1]])]
+                found.append((int(numbers[0]), block, int(ends[0]), int(ends[1])))
+        found.sort(key=lambda one: one[0])
+        return [(block, first, last) for _, block, first, last in found], truncates
+
+    def _evolve(
+        self, record: TableRecord, relation: Relation, lsn: int, still_alive: Callable[[], None], *, empty: bool
+    ) -> None:
+        """Source, registry, lake, in this order: what a driver has begun before it died, the next one ends before it
+        applies anything."""
+        if record.on_schema_change == "suspend":
+            what = differences(record.schema, relation)
+            raise changed(record, f"its columns changed at the source ({what}), and on_schema_change says suspend")
+        now, facts = self._catalog(record, relation)
+        schema = evolved(record, relation, now, facts, self._tables.files_seen, empty=empty)
+        path, stands = table_path(self._root, record.path), self._tables.stands_at(record.name)
+        assert stands is not None, "a table that is applied to was read"
+        to = _columns(record, record.schema, schema, len(record.schemas) + 1)
+        with _suspending(record, table_path(self._root, record.path)):
+            require_possible(path, stands.version, record.name, to)
+        still_alive()
+
+        def followed(old: TableRecord) -> TableRecord | None:
+            if (old.incarnation, len(old.schemas)) != (record.incarnation, len(record.schemas)):
+                return None
+            # Leaves may have come meanwhile.
+            known = {leaf.relation_id for leaf in schema.leaves}
+            came = tuple(leaf for leaf in old.schema.leaves if leaf.relation_id not in known)
+            return replace(old, schemas=(*old.schemas, (lsn, schema.with_leaves((*schema.leaves, *came)))))
+
+        self._tables.change(record.name, followed)
+        if self._tables.records[record.name].incarnation != record.incarnation:
+            raise changed(record, "it is being loaded anew")  # whose state it is now: nothing of the share is applied
+        log.info("%s: follows its source: %s", record.name, described(record.schema, schema))
+        self.finish(record.name, still_alive)
+        # What follows cannot be read: the next run asks for text.
+        refuse_late_text({record.name: self._tables.records[record.name]}, binary=self._binary)
+
+    def refuse_other_values(self, name: str, transactions: Transactions, found: Found) -> None:
+        """SchemaChanged when a column that these transactions, which the table holds by now, made wider had other
+        values made of those that it had. Also for who did not follow it himself, but died between that and here."""
+        record = self._tables.records[name]
+        widened = {
+            column.attnum
+            for (_, before), (since, after) in pairwise(record.schemas)
+            if transactions.end_lsn[0] <= since <= transactions.end_lsn[-1]
+            for column in between(before, after.columns)[2]
+        }
+        columns = [column for column in record.schema.columns if column.attnum in widened]
+        if columns:
+            refuse_other_values(self._pipeline, record, columns, transactions.xid, found)
+
+    def rebuild(
+        self,
+        record: TableRecord,
+        schema: TableSchema,
+        content: Callable[[int], NetChanges],
+        still_alive: Callable[[], None],
+    ) -> int | None:
+        """As `Tables.rebuild`. Lake, registry, in this order: only the lake's commit says when it is so, and what a
+        driver has committed before it died is found there."""
+        app_id, number = record.app_id(self._pipeline.name), len(record.schemas) + 1
+        gone = 0
+
+        def commit(path: str, version: int) -> int:
+            nonlocal gone
+            rows = (part.rows for part in content(self._stands(record).applied_lsn).in_parts())
+            after, gone = rebuild(path, version, record.name, app_id, schema, rows, number, self._fence)
+            return after
+
+        reach("replicate.before_rebuild", record.name)
+        with damage_named(record.name, table_path(self._root, record.path)):
+            self._commit(record, commit, still_alive)
+        reach("replicate.after_rebuild", record.name)
+        self._has_shape(record, schema)
+        return gone
+
+    def _has_shape(self, record: TableRecord, schema: TableSchema) -> None:
+        """The lake's table is in a shape that the registry has yet to learn."""
+        applied_lsn = self._stands(record).applied_lsn
+
+        def learned(old: TableRecord) -> TableRecord | None:
+            if (old.incarnation, len(old.schemas)) != (record.incarnation, len(record.schemas)):
+                return None
+            now = schema.with_leaves(old.schema.leaves)
+            return replace(old, schemas=(*old.schemas, (applied_lsn, now)))
+
+        self._tables.change(record.name, learned)
+        log.info("%s: it is in its new shape", record.name)
+
+    def _learn_shape(self, record: TableRecord) -> None:
+        """What another driver has rebuilt, and died before it said so."""
+        stands = self._tables.stands_at(record.name)
+        shapes = self._tables.shapes_asked(record)
+        if not shapes or stands is None:
+            return
+        path, app_id = table_path(self._root, record.path), record.app_id(self._pipeline.name)
+        with damage_named(record.name, table_path(self._root, record.path)):
+            shape = shape_ahead(path, stands.version, record.name, app_id, len(record.schemas), shapes)
+        if shape is not None:
+            self._has_shape(record, shape)
+
+    def look_again(self, record: TableRecord) -> None:
+        """Others have written to the table: perhaps a driver before this one, that has rebuilt it."""
+        self._finished.discard((record.name, record.incarnation, len(record.schemas)))
+
+    def finish(self, name: str, still_alive: Callable[[], None]) -> None:
+        """The lake has the columns that the registry names."""
+        record = self._tables.records[name]
+        known = (name, record.incarnation, len(record.schemas))
+        if known in self._finished:
+            return
+        self._learn_shape(record)
+        record = self._tables.records[name]
+        known = (name, record.incarnation, len(record.schemas))
+        if len(record.schemas) > 1:
+            reach("replicate.before_evolution", name)
+            before, after = (schema for _, schema in record.schemas[-2:])
+            to = _columns(record, before, after, len(record.schemas))
+            with _suspending(record, table_path(self._root, record.path)):
+                self._tables.histories.evolve(record, still_alive)
+                app_id = record.app_id(self._pipeline.name)
+                change = partial(evolve, name=name, app_id=app_id, to=to, fence=self._fence)
+                self._commit(record, change, still_alive)
+            reach("replicate.after_evolution", name)
+        self._finished.add(known)
+
+    def _catalog(self, record: TableRecord, relation: Relation) -> tuple[TableSchema, ColumnFacts]:
+        name = TableName.parse(record.name)
+        entry = self._pipeline.entry_for(name)
+        if entry is None:
+            raise changed(record, f"its columns changed at the source ({differences(record.schema, relation)})")
+        alone = self._pipeline.model_copy(update={"tables": (entry.model_copy(update={"name": name}),)})
+        alone = as_registered(alone, [record])
+        conninfo = self._pipeline.conninfo()
+        # A session of its own: several tables may follow at once.
+        session = connect(conninfo, application_name="headwater columns")
+        with contextlib.closing(session) as connection, one_snapshot(connection):
+            catalog = read_catalog(connection, alone)
+            found = next((registered_columns(t.schema, record) for t in catalog.tables if t.name == name), None)
+            if found is None:
+                reasons = "; ".join(problem.message for problem in catalog.problems if problem.is_error)
+                what = differences(record.schema, relation)
+                raise changed(record, f"its columns changed at the source ({what}): {reasons or 'it is not there'}")
+            known = {column.attnum for column in record.schema.columns}
+            added = [column for column in found.columns if column.attnum not in known]
+            leaves = [leaf.relation_id for leaf in found.leaves]
+            return found, read_column_facts(connection, found.relation_id, leaves, added)
+
+    def _stands(self, record: TableRecord) -> TableVersion:
+        stands = self._tables.stands_at(record.name)
+        assert stands is not None, "a table that is applied to was read"
+        return stands
+
+    def _commit(self, record: TableRecord, how: Callable[[str, int], int], still_alive: Callable[[], None]) -> None:
+        """`how` commits to the table in a folder, upon a version; the version afterwards."""
+        path = table_path(self._root, record.path)
+        for _ in range(_TRIES):
+            stands = self._stands(record)
+            still_alive()
+            try:
+                version = how(path, stands.version)
+            except LostRace:
+                self._tables.look_again(record)
+                if not self._tables.is_replicated(record.name):
+                    now = self._tables.records[record.name]
+                    raise ForeignWrite(now.reason, where=record.name, remedy=now.remedy) from None
+                continue
+            self._tables.moved_to(record.name, version)
+            return
+        raise KeepsChanging.during(_TRIES, record.name)
+
+
+def _columns(record: TableRecord, before: TableSchema, after: TableSchema, number: int) -> Columns:
+    """What the lake's table has to become. BadValue when a default is none of its type's values."""
+    renamed, added, widened = between(before, after.columns)
+    fill = {}
+    for column in added:
+        if column.missing:
+            fill[column.name], possible = older_value(column)
+            if not possible:
+                what = f"column {column.name} was added with a default"
+                raise BadValue(
+                    f"{what} that the lake's type {column.value.lake} cannot hold",
+                    where=record.name,
+                    remedy=f'set on_bad_value: {{{column.name}: "null"}} or string in the pipeline file, then '
+                    f"headwater load PIPELINE.yaml --table {record.name} --again",
+                )
+    return Columns(after, tuple(added), renamed, fill, tuple(widened), number)
+
+
+@contextlib.contextmanager
+def _suspending(record: TableRecord, folder: str) -> Iterator[None]:
+    """What is wrong with the lake's table, in `folder`, is this table's trouble alone."""
+    try:
+        with damage_named(record.name, folder):
+            yield
+    except (ValueError, KeyError, pa.ArrowException) as error:
+        # Not its text: it may show a row's value.
+        why = f"its columns changed at the source, and the table in the lake cannot follow ({type(error).__name__})"
+        raise changed(record, why) from error
+
+
+def _knew(record: TableRecord, relation: Relation) -> bool:
+    """Whether the table once had exactly these columns, while it was replicated."""
+    return any(has_columns(schema, relation) for _, schema in record.schemas[:-1])
+
+
+def _renamed(record: TableRecord, block: Block) -> Block:
+    """A block from before a change of columns, with the names of now; what is gone is under no name of the table's."""
+    schema = record.schema
+    if has_columns(schema, block.relation):
+        return block
+    older = next((schema for _, schema in reversed(record.schemas) if has_columns(schema, block.relation)), None)
+    if older is None:
+        return block  # nothing of it counts, and so it is not read
+    now = {column.attnum: column.name for column in schema.columns}
+    attnums = {column.name: column.attnum for column in older.columns}
+    columns = tuple(
+        RelationColumn(now.get(attnums[column.name], ""), column.type_oid, column.typmod, column.identity)
+        for column in block.relation.columns
+    )
+    return replace(block, relation=replace(block.relation, columns=columns))

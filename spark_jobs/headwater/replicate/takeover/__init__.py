@@ -1,0 +1,1 @@
+"""One driver after another: succession, a new source."""

@@ -1,0 +1,1 @@
+"""The first pipeline file, and the end of a pipeline."""

@@ -1,0 +1,1 @@
+"""Publications: made, checked and changed."""

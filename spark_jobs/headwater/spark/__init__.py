@@ -1,0 +1,1 @@
+"""The JVM: Java, jars, sessions."""

@@ -1,0 +1,195 @@
+"""Results of commands for a person, made from the same object that `--json` prints: one table per command that fits the
+terminal. What is said in sentences (reasons, remedies) stands below it, where it is neither cut nor folded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TextIO
+
+from headwater.pipeline_file.quantities import size_text
+from headwater.terminal.bars import line
+
+_COLUMNS = {
+    "init": ("size", "rows", "identity", "text in the lake"),
+    "load": ("state", "rows", "bytes", "seconds", "capture_lsn"),
+    "reload": (
+        *("state", "rows", "replaced_rows", "bytes", "seconds", "capture_lsn"),
+        *("missing", "extra", "different", "unsettled"),
+    ),
+    "rebuild": ("state", "read_from", "rows", "replaced_rows", "bytes", "seconds"),
+    "replicate": ("state", "changes"),
+    "pause": ("state",),
+    "resume": ("state",),
+    "wait": ("state", "version", "applied_lsn", "gap_bytes"),
+    "status": ("state", "applied_lsn", "version", "rows", "lag_bytes", "lag_seconds"),
+    "maintain": (
+        "files_before",
+        "files_after",
+        "files_removed",
+        "bytes_removed",
+        "log_entries_removed",
+        "checkpoint",
+        "horizon",
+    ),
+    "validate": ("success", "rows", "mode", "state"),
+    "waits": ("runs", "satisfied", "p50", "p95", "longest", "last", "last_at"),
+    "verify": ("rows", "missing", "extra", "different", "repaired"),
+}
+_SENTENCES = {
+    "init": ("reason", "remedy", "notes"),
+    "reload": ("reasons", "not_repaired"),
+    "rebuild": ("changed",),
+    "wait": ("reason",),
+    "status": ("reason", "remedy"),
+    "maintain": ("kept_for", "skipped", "error"),
+    "validate": ("failed", "keys", "reason"),
+    "verify": ("not_compared", "written_anew", "not_repaired", "keys"),
+}
+
+
+def render(command: str, result: dict[str, Any], out: TextIO) -> None:
+    """Writes `result` of `command` to `out`."""
+    from rich.console import Console
+
+    # Into a file or pipe nothing is cut or folded: there is no width to respect.
+    console = Console(file=out, highlight=False, markup=False, emoji=False, width=None if out.isatty() else 1000)
+    if command == "check":
+        _render_check(console, result)
+    elif command == "init":
+        _render_init(console, result)
+    elif command == "doctor":
+        _render_doctor(console, result)
+    else:
+        _render_tables(console, command, result)
+
+
+def _render_tables(console: Any, command: str, result: dict[str, Any]) -> None:
+    tables = result.get("tables") or {}
+    if command == "verify":
+        tables = {name: table if table["compared"] else _not_compared(table) for name, table in tables.items()}
+    _grid(console, "table", tables, _COLUMNS.get(command, ()))
+    _sentences(console, tables, _SENTENCES.get(command, ()))
+    _grid(console, "wait", {_wait_of(one): one for one in result.get("waits", ())}, _COLUMNS["waits"])
+    _grid(console, "stage", result.get("stages") or {}, ("rate", "busy", "latency_seconds"))
+    for key, value in result.items():
+        if key not in ("tables", "stages", "waits", "loads") and value not in (None, {}):
+            console.print(f"{key}: {_cell(value)}", soft_wrap=True)
+    for load in result.get("loads", ()):
+        console.print(f"{load['what']} since {load['since']}: {line(load)}", soft_wrap=True)
+
+
+def _not_compared(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers of what was not looked at would read as if nothing differed."""
+    return {"not_compared": f"it is {table['state']}{f': {reason}' if (reason := table['reason']) else ''}"}
+
+
+def _render_check(console: Any, result: dict[str, Any]) -> None:
+    if "sql" in result:
+        console.file.write(result["sql"])  # not one character of it is to be changed
+        return
+    for problem in result["problems"]:
+        where = f"{problem['where']}: " if problem["where"] else ""
+        console.print(f"{problem['severity']}: {where}{problem['message']} [{problem['code']}]", soft_wrap=True)
+        if problem["remedy"]:
+            console.print(f"  what to do: {problem['remedy']}", soft_wrap=True)
+    console.print("ready" if result["ok"] else "not ready")
+
+
+def _wait_of(one: dict[str, Any]) -> str:
+    return f"{one['who']}: {one['requirement']} of {', '.join(one['tables']) or 'all tables'}"
+
+
+def _render_init(console: Any, result: dict[str, Any]) -> None:
+    """The tables, what the source still needs, and what comes next; each as far as `result` has it."""
+    tables = {
+        name: {**table, "size": size_text(table["bytes"]), "text in the lake": ", ".join(table["as_text"])}
+        for name, table in result.get("tables", {}).items()
+    }
+    _grid(console, "table", tables, _COLUMNS["init"])
+    for name, table in tables.items():
+        for column, why in table["as_text"].items():
+            console.print(f"{name}: {column} is text in the lake, since it is {why}", soft_wrap=True)
+    _sentences(console, tables, _SENTENCES["init"])
+    if any(table["may_not_fit"] for table in tables.values()):
+        console.print(
+            "Values that a date, time, decimal or array of the lake cannot hold (infinity, NaN, two dimensions) suspend"
+            " their table, unless on_bad_value says otherwise.",
+            soft_wrap=True,
+        )
+    if "sql" in result:
+        console.file.write(result["sql"])  # not one character of it is to be changed
+    if result.get("file"):
+        console.print(f"\nWritten: {result['file']}", soft_wrap=True)
+        console.print("Next, when the SQL above has been run (headwater init FILE --sql prints it again):")
+        console.print(f'  export HEADWATER_SOURCE="{result["source"]}"   # with the password', soft_wrap=True)
+        for command in ("check", "load", "replicate"):
+            console.print(f"  headwater {command} {result['file']}", soft_wrap=True)
+
+
+def _render_doctor(console: Any, result: dict[str, Any]) -> None:
+    """What to do first, then what is in order, then the positions side by side."""
+    for number, finding in enumerate(result["findings"], 1):
+        where = f"{finding['where']}: " if finding["where"] else ""
+        console.print(
+            f"{number}. {finding['severity']}: {where}{finding['message']} [{finding['code']}]", soft_wrap=True
+        )
+        console.print(f"   known by: {finding['evidence']}", soft_wrap=True)
+        if finding["remedy"]:
+            console.print(f"   what to do: {finding['remedy']}", soft_wrap=True)
+    for sentence in result["in_order"]:
+        console.print(f"in order: {sentence}", soft_wrap=True)
+    positions = result["positions"]
+    source, slot, ledger = positions["source"] or {}, positions["slot"] or {}, positions["ledger"] or {}
+    points = {
+        "the source's log ends at": source.get("lsn"),
+        "read from the log up to": positions["read_lsn"],
+        f"ledger, epoch {ledger.get('epoch')} of generation {ledger.get('generation')}": ledger.get("lsn"),
+        "slot, confirmed up to": slot.get("confirmed_lsn"),
+        "slot, keeps the log from": slot.get("restart_lsn"),
+        **{f"applied to {name}": lsn for name, lsn in positions["applied"].items()},
+    }
+    known = {what: {"position": lsn} for what, lsn in points.items() if lsn}
+    _grid(console, "where it stands", known, ["position"])
+    for lease in result["leases"]:
+        alive = {True: "held", False: "left behind", None: "held or left behind"}[lease["alive"]]
+        console.print(
+            f"lease {lease['name']}: {alive}, since {lease['since']}, host {lease['host']}, process {lease['pid']}",
+            soft_wrap=True,
+        )
+    if not result["findings"]:
+        console.print("nothing is wrong")
+
+
+def _grid(console: Any, first: str, rows: Mapping[str, Mapping[str, Any]], wanted: Iterable[str]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    columns = [column for column in wanted if any(row.get(column) not in (None, "") for row in rows.values())]
+    grid = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in (first, *columns):
+        # A narrow terminal folds, the widest first, and loses nothing; headings fold between their words.
+        grid.add_column(column.replace("_", " "), overflow="fold")
+    for name, row in rows.items():
+        # Text, not str: a table may be called [bold].
+        grid.add_row(*(Text(_cell(value)) for value in (name, *(row.get(column) for column in columns))))
+    if rows:
+        console.print(grid)
+
+
+def _sentences(console: Any, rows: Mapping[str, Mapping[str, Any]], wanted: Iterable[str]) -> None:
+    for name, row in rows.items():
+        for what in wanted:
+            if row.get(what):
+                console.print(f"{name}: {what.replace('_', ' ')}: {_cell(row[what])}", soft_wrap=True)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.3f}".rstrip("0").rstrip(".")
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_cell(item)}" for key, item in value.items())
+    if isinstance(value, list):
+        return "; ".join(_cell(item) for item in value)
+    return str(value)

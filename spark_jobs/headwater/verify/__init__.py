@@ -1,0 +1,1 @@
+"""Source and lake compared, and put right."""

@@ -1,0 +1,381 @@
+"""`headwater verify`: does the lake hold what the source held, row for row, while the source goes on writing?
+
+Per table: a capture point at the source, the first lake version that holds everything up to it, and a compare of all
+rows, each side read once. Rows that the log changed in between look different; so every key that does is looked at
+again, at a second capture point and then at further ones, until either both sides agree or neither has moved and they
+still differ.
+Nothing is changed, neither here nor there, unless a repair is asked for (`headwater.verify.repair`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from headwater.columns.changes import COLUMNS_CHANGED
+from headwater.columns.hidden import key_of
+from headwater.columns.selection import as_registered, registered_columns
+from headwater.errors import Refused, Transient
+from headwater.gate import lease
+from headwater.gate.mending import mended_registry
+from headwater.gate.same_source import require_same_source
+from headwater.lake.registry import Registry, TableRecord
+from headwater.load.rows_by_key import KeyReader
+from headwater.load.source_rows import rows_at
+from headwater.load.units import BAD_VALUE, CHANGED, TableChanged, UnfitValue, why_changed
+from headwater.names import TableName
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.position import Position, format_lsn
+from headwater.reload.replacing import driver_beside
+from headwater.replicate.takeover.new_source import adopt, begin_behind_gap
+from headwater.schema import DELETED, TableSchema
+from headwater.source.catalog.catalog import Signature, read_catalog, signature
+from headwater.source.connection import Connection, connect
+from headwater.source.renewal import newest
+from headwater.source.snapshots import CapturePoint, capture_point
+from headwater.spark.session import job_session
+from headwater.verify.comparison import Candidates, Comparison
+from headwater.verify.repair import Repair, repair_suspended
+from headwater.verify.settle import Settled, State, settle
+from headwater.verify.version import DEFAULT_PATIENCE, Patience, StoredVersion, version_holding
+
+log = logging.getLogger(__name__)
+
+ROUNDS = 8
+SHOWN_KEYS = 20
+_CANDIDATES = 100_000
+_KEYS_PER_READ = 2_000
+_ATTEMPTS = 5
+
+Found = TypeVar("Found")
+
+
+class _NotCompared(Exception):
+    """This table cannot be compared now, for the reason given."""
+
+
+class _Moved(Exception):
+    """The table was rewritten or altered between the capture point and the reading: take another capture point."""
+
+
+class _Reshaped(Exception):
+    """The lake's table has other columns than what is compared: compare it anew, in these."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """Both sides at one moment, readable inside the block that gave it."""
+
+    capture: CapturePoint
+    schema: TableSchema
+    signatures: dict[int, Signature]
+    stored: StoredVersion
+
+
+def verify(
+    pipeline: Pipeline,
+    tables: Sequence[TableName] = (),
+    repair: bool = False,
+    *,
+    new_source: bool = False,
+    patience: Patience = DEFAULT_PATIENCE,
+    stop: threading.Event | None = None,
+) -> dict[str, Any]:
+    """Compare `tables` (none: every table of the pipeline). The JSON of interface "verify"; `position` is the first
+    capture point of all.
+
+    A table that cannot be compared is listed with `compared: false`, its state and the reason. `repair`: rows that
+    differ are put right, and a slot that was lost is made anew first. `new_source`: this server is the lake's source
+    from now on. `stop`: no further table is begun. Transient when the lake does not reach the capture point in time.
+    """
+    if new_source:
+        adopt(pipeline)
+    elif repair and (gap := begin_behind_gap(pipeline)):
+        log.warning("%s: the log goes on with a new slot, and every table is compared", gap)
+    with (
+        contextlib.closing(connect(pipeline.conninfo(), application_name="headwater verify")) as connection,
+        driver_beside(connection, pipeline, log.info) if repair else contextlib.nullcontext(),
+    ):
+        registry = open_compared(pipeline, connection, tables)
+        names = [str(name) for name in tables]
+        if not tables:
+            known = {str(table.name) for table in read_catalog(connection, pipeline).tables}
+            known |= {name for name, record in registry.tables.items() if record.state != "removed"}
+            names = sorted(known)
+        checks = {name: _Table(pipeline, registry, connection, name, patience, repair) for name in names}
+        results = {name: check.run() for name, check in checks.items() if stop is None or not stop.is_set()}
+    first = min((check.first for check in checks.values() if check.first), key=lambda seen: seen[0].lsn, default=None)
+    return {
+        "position": first[0].to_json() if first else None,
+        "epoch": first[1] if first else None,
+        "tables": results,
+    }
+
+
+def open_compared(pipeline: Pipeline, connection: Connection, tables: Sequence[TableName]) -> Registry:
+    """The registry, with tables that can be compared, all `tables` among them: Refused else, and for another source."""
+    registry = mended_registry(pipeline, connection)
+    loaded = [] if registry is None else [n for n, r in registry.tables.items() if r.holds_rows]
+    missing = [str(name) for name in tables if str(name) not in loaded]
+    if registry is None or registry.pipeline is None or not loaded or missing:
+        raise Refused(
+            f"not loaded: {', '.join(missing)}" if missing else "no table is loaded",
+            code="nothing_loaded",
+            where=f"pipeline {pipeline.name}",
+            remedy="headwater load PIPELINE.yaml",
+        )
+    require_same_source(connection, pipeline, registry.pipeline)
+    return registry
+
+
+class _Table:
+    """The check of one table. `first`: capture position and epoch of the full compare."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        registry: Registry,
+        connection: Connection,
+        name: str,
+        patience: Patience,
+        repair: bool,
+    ) -> None:
+        self._pipeline, self._registry, self._connection = pipeline, registry, connection
+        self._name, self._patience, self._repair = name, patience, repair
+        self.first: tuple[Position, int | None] | None = None
+
+    def run(self) -> dict[str, Any]:
+        record = self._registry.tables.get(self._name)
+        if record is None or not record.holds_rows:
+            return self._result(record.state if record else "new", record.reason if record else "it was never loaded")
+        if self._is_to_be_loaded():
+            return self._repaired_by_load()
+        try:
+            rows, candidates, settled = self._compare_as_it_is()
+        except _NotCompared as reason:
+            if self._is_to_be_loaded():
+                return self._repaired_by_load()
+            return self._result(self._record().state, str(reason))
+        not_repaired = "it was not asked for"
+        repaired = 0
+        if self._repair and settled.differing:
+            if self._is_to_be_loaded():
+                return self._repaired_by_load()
+            not_repaired = self._why_not_repaired()
+            if not not_repaired and any(state.lake.count > 1 for state in settled.differing.values()):
+                # By its key the log finds one of the rows.
+                return self._repaired_by_load("a key is there more than once")
+            if not not_repaired:
+                numbers = sorted(settled.differing)
+                work = (self._pipeline, self._registry, self._connection, self._record(), candidates, numbers)
+                repaired = Repair(*work).run()
+        result = self._result(self._record().state, self._record().reason, rows, candidates, settled)
+        result["repaired"] = repaired
+        if self._repair and settled.differing and not repaired:
+            result["not_repaired"] = not_repaired
+        return result
+
+    def _is_to_be_loaded(self) -> bool:
+        """A repair was asked for, and the table is suspended: perhaps since the driver has looked at it. Or a repair of
+        it was killed."""
+        self._registry.refresh()
+        state = self._record().state
+        if not self._repair or state not in ("suspended", "loading"):
+            return False
+        return state == "suspended" or not lease.is_held(self._connection, self._registry, lease.LOAD)
+
+    def _repaired_by_load(self, why: str = "") -> dict[str, Any]:
+        reason = why or self._record().reason or self._record().state
+        log.info("%s: it is compared (%s), repaired, and handed over to the log anew", self._name, reason)
+        found = repair_suspended(self._pipeline, TableName.parse(self._name), SHOWN_KEYS, log.info)
+        self._registry.refresh()
+        record = self._record()
+        if found.position is not None:
+            self.first = (found.position, None)
+        result = self._result(record.state, record.reason)
+        return result | {
+            "capture_lsn": format_lsn(found.position.lsn) if found.position is not None else None,
+            "rows": found.rows,
+            "missing": found.missing,
+            "extra": found.extra,
+            "different": found.different,
+            "repaired": found.repaired if record.state != "suspended" else 0,
+            "keys": found.keys,
+            "compared": record.state != "suspended",
+            **({"written_anew": found.whole} if found.whole else {}),
+        }
+
+    def _why_not_repaired(self) -> str:
+        """Why keys that differ are left as they are; empty: they need not be."""
+        record = self._record()
+        again = f"headwater load PIPELINE.yaml --table {self._name} --again"
+        if record.schema.soft_delete or record.schema.history:
+            return (
+                f"what a repair changes is in no transaction of the source, whose deletes and history it keeps; {again}"
+            )
+        if record.schema.insert_only or not record.schema.key:
+            return f"it has no key to find rows by; headwater reload PIPELINE.yaml --table {self._name}"
+        return ""
+
+    def _record(self) -> TableRecord:
+        return self._registry.tables[self._name]
+
+    def _compare_as_it_is(self) -> tuple[int, Candidates, Settled]:
+        for _ in range(_ATTEMPTS):
+            try:
+                return self._compare(self._record().schema.without_marks())
+            except _Reshaped:
+                log.info("%s: a rebuild has given it other types; comparing it anew", self._name)
+        raise self._not_read("its types in the lake changed")
+
+    def _not_read(self, why: str) -> Transient:
+        return Transient(
+            f"each of {_ATTEMPTS} attempts to read the table failed, the last one because {why}",
+            where=self._name,
+            remedy="verify again when nothing alters or locks it, or with a longer load.max_snapshot_age",
+        )
+
+    def _compare(self, schema: TableSchema) -> tuple[int, Candidates, Settled]:
+        def full(look: _Look) -> tuple[int, Candidates]:
+            self.first = (look.capture.position, look.stored.epoch)
+            spark = self._spark()
+            return Comparison(spark, schema).first_look(
+                self._source(spark, look), self._stored(spark, look.stored, schema), _CANDIDATES
+            )
+
+        rows, candidates = self._look(full)
+        count = candidates.keys.num_rows
+        log.info("%s: %s rows, %s keys to look at again", self._name, rows, count)
+        comparison = Comparison(self._spark(), schema)
+
+        def again(numbers: Sequence[int]) -> dict[int, State]:
+            return self._look(lambda look: self._states(comparison, schema, candidates, look, numbers))
+
+        return rows, candidates, settle(range(count), again, ROUNDS)
+
+    def _spark(self) -> SparkSession:
+        """Started when the lake is known to have what is to be compared: refusals and outages come at once."""
+        return job_session(self._pipeline.name, "verify")
+
+    def _look(self, work: Callable[[_Look], Found]) -> Found:
+        """`work` at a new capture point; again at another one when the table was rewritten meanwhile."""
+        why = ""
+        for _ in range(_ATTEMPTS):
+            try:
+                with self._both_sides() as look:
+                    return work(look)
+            except (_Moved, TableChanged) as moved:
+                why = str(moved).removeprefix(CHANGED + ": ")
+            except (PySparkException, UnfitValue) as error:
+                if BAD_VALUE in str(error):
+                    raise _NotCompared("the source holds a value that the lake's type cannot hold") from error
+                if CHANGED not in str(error):
+                    raise
+                why = why_changed(str(error))
+            log.info("%s: %s; taking another capture point", self._name, why)
+        raise self._not_read(why)
+
+    @contextlib.contextmanager
+    def _both_sides(self) -> Iterator[_Look]:
+        before = self._schema_now()
+        with capture_point(self._pipeline.conninfo(), self._pipeline.load.max_snapshot_age) as capture:
+            signatures = signature(self._connection, [leaf.relation_id for leaf in before.leaves])
+            # An old snapshot sees a rewritten table as empty: nothing may have happened between these two looks.
+            if self._schema_now() != before:
+                raise _Moved("its definition changed")
+            with version_holding(
+                self._pipeline, self._registry, self._connection, self._name, capture.position, self._patience
+            ) as stored:
+                if stored is None:
+                    raise _NotCompared(self._record().reason or f"it is {self._record().state}")
+                yield _Look(capture, before, signatures, stored)
+
+    def _schema_now(self) -> TableSchema:
+        """The lake's schema of the table with the leaves that it has at the source now."""
+        record = self._record()
+        stored, name = record.schema, TableName.parse(self._name)
+        catalog = read_catalog(self._connection, as_registered(self._pipeline, [record]))
+        found = next((registered_columns(t.schema, record) for t in catalog.tables if t.name == name), None)
+        if found is None:
+            reasons = "; ".join(problem.message for problem in catalog.problems if problem.where == self._name)
+            raise _NotCompared(reasons or "the source has no such table any more")
+        if found.relation_id != stored.relation_id:
+            raise _NotCompared("the table was dropped and created again at the source")
+        if found.definition != stored.definition:
+            raise _NotCompared(COLUMNS_CHANGED)
+        return stored.without_marks().with_leaves(found.leaves)
+
+    def _source(self, spark: SparkSession, look: _Look) -> DataFrame:
+        """Every row at the capture point, read as a load reads them."""
+        capture = look.capture
+        return rows_at(spark, self._pipeline, self._connection, look.schema, capture.snapshot_id, look.signatures)
+
+    def _stored(self, spark: SparkSession, stored: StoredVersion, schema: TableSchema) -> DataFrame:
+        """The rows that the lake holds as living, in the types of `schema`."""
+        rows = spark.read.format("delta").option("versionAsOf", stored.version).load(stored.path)
+        kinds = dict(rows.dtypes)
+        if any(kinds.get(column.name) != column.value.lake for column in schema.columns):
+            # A rebuild has committed since: after the capture point, or between this version and the registry.
+            self._registry.refresh()
+            if self._record().schema.without_marks().columns != schema.columns:
+                raise _Reshaped
+            raise _Moved("its types in the lake are being changed (replicate ends a change that was cut short)")
+        return rows.where(f"NOT {DELETED}") if self._record().schema.soft_delete else rows
+
+    def _states(
+        self, comparison: Comparison, schema: TableSchema, candidates: Candidates, look: _Look, numbers: Sequence[int]
+    ) -> dict[int, State]:
+        spark = self._spark()
+        lake = self._stored(spark, look.stored, schema)
+        if comparison.multiset:
+            chosen = comparison.numbered(candidates, numbers)
+            return comparison.look_again(self._source(spark, look), lake, chosen)
+        states: dict[int, State] = {}
+        for start in range(0, len(numbers), _KEYS_PER_READ):
+            part = numbers[start : start + _KEYS_PER_READ]
+            reader = KeyReader(
+                newest(self._pipeline.conninfo()),
+                look.capture.snapshot_id,
+                look.schema,
+                look.signatures,
+                keys=candidates.texts(part),
+                hash_key=key_of(self._pipeline, look.schema),
+            )
+            rows = comparison.frame(list(reader.read()))
+            states |= comparison.look_again(rows, lake, comparison.numbered(candidates, part))
+        return states
+
+    def _result(
+        self,
+        state: str,
+        reason: str,
+        rows: int | None = None,
+        candidates: Candidates | None = None,
+        settled: Settled | None = None,
+    ) -> dict[str, Any]:
+        differing = settled.differing if settled is not None else {}
+        listed = sorted(differing)[:SHOWN_KEYS]
+        assert candidates is not None or not listed
+        position, epoch = self.first or (None, None)
+        return {
+            "rows": rows,
+            "missing": sum(found.missing for found in differing.values()),
+            "extra": sum(found.extra for found in differing.values()),
+            "different": sum(found.different for found in differing.values()),
+            "repaired": 0,
+            "keys": [{"key": candidates.shown(i), "kind": differing[i].kind} for i in listed] if candidates else [],
+            "unsettled": (len(settled.unsettled) if settled else 0) + (candidates.more if candidates else 0),
+            **({"more": candidates.more} if candidates and candidates.more else {}),
+            "compared": rows is not None,
+            "state": state,
+            "reason": reason,
+            "capture_lsn": format_lsn(position.lsn) if position and rows is not None else None,
+            "epoch": epoch if rows is not None else None,
+        }

@@ -1,0 +1,1 @@
+"""Waiting for a fresh cut."""
