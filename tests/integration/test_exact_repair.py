@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.postgres]
 
 AMOUNTS, CITIES, PAIRS, TWICE = "public.amounts", "public.cities", "public.pairs", "public.twice"
+PATHS = "public.paths"
 
 
 def damage(spark: SparkSession, pipeline: Pipeline, table: str, statement: str) -> None:
@@ -61,6 +62,20 @@ def test_keys_that_the_source_takes_for_equal_are_repaired_as_the_lakes_own_text
     assert "written_anew" not in found
     catch_up(pipeline)
     assert sorted(lake_rows(pipeline, AMOUNTS)) == [(f"{i}.0", i) for i in range(1, 6)]
+
+
+def test_rows_under_keys_that_are_arrays_are_put_right(database: Database, spark: SparkSession, tmp_path: Path) -> None:
+    database.execute(
+        "create table paths (way text[], turns int[], n int, primary key (way, turns))",
+        """insert into paths select array['a "' || i, null, 'Ü{,}'], array[i, -i], i from generate_series(1, 5) i""",
+        "insert into paths values ('{}', '{}', 6)",
+    )
+    pipeline = loaded(tmp_path, database, PATHS)
+    damage(spark, pipeline, PATHS, "update TABLE set n = -n where n in (2, 6)")
+    found = verify(pipeline, repair=True)["tables"][PATHS]
+    assert (found["missing"], found["extra"], found["different"], found["repaired"]) == (0, 0, 2, 2)
+    assert "written_anew" not in found
+    assert_equal(database, pipeline, PATHS)
 
 
 def test_what_the_pipeline_file_says_by_now_holds_after_the_repair(

@@ -26,7 +26,7 @@ _ORIGIN = Column(ORIGIN, 0, 0, -1, ValueType("int8", "bigint"))
 _BYTES_PER_BATCH = 32 << 20
 
 Key = tuple[str | None, ...]
-"""A key's values as PostgreSQL reads them."""
+"""A key's values as PostgreSQL reads them; of an array the JSON of its elements' texts."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,7 +84,7 @@ class KeyReader(UnitReader):
                 values.append(given)
             else:
                 columns.append(column)
-                values.append(sql.SQL("{}::{}").format(given, sql.SQL(types[name])))
+                values.append(_read_as(self.schema.column(name).value.lake, types[name]).format(given))
             arrays.append(sql.SQL("{}::text[]").format(sql.Literal([key[index] for key in self.keys])))
         comma = sql.SQL(", ").join
         given_names = comma([sql.Identifier(f"k{index}") for index in range(len(arrays))])
@@ -97,6 +97,12 @@ class KeyReader(UnitReader):
         buffer, starts = frame_copy(messages)
         if len(starts):
             yield self._checked(buffer, starts, unit, (_ORIGIN,))
+
+
+def _read_as(kind: str, type_name: LiteralString) -> sql.SQL:
+    """A key's text as a value of the column's own type; of an array it is JSON, whose elements are texts."""
+    elements: LiteralString = "array(select pg_catalog.json_array_elements_text({}::json))"
+    return sql.SQL((elements if kind.startswith("array<") else "{}") + "::" + type_name)
 
 
 def _type_names(connection: Connection, relation_id: int) -> dict[str, LiteralString]:
