@@ -26,6 +26,7 @@ from headwater.lake.ledger_follower import FollowedLedger
 from headwater.lake.paths import ledger_path, pins_path, position_file_path, registry_path
 from headwater.lake.registry import Registry
 from headwater.maintain.cleanup import clean
+from headwater.monitor.recent_epochs import RecentEpochs
 
 A = "public.a"
 
@@ -325,6 +326,8 @@ def test_who_has_followed_rows_that_a_power_cut_took_mixes_them_with_no_others(l
     followed = FollowedLedger(lake.root)
     seen = followed.epoch(3)
     assert seen is not None
+    recent = RecentEpochs(lake.root)
+    recent.refresh()
     recovery.cut_back(ledger_path(lake.root), entries_of(storage.names(log_path(ledger_path(lake.root))))[-1])
     lake.ledger = Ledger(lake.root, "shop")
     lake.versions[A] = replace(lake.versions[A], version=2, applied_lsn=0x1200)
@@ -336,3 +339,6 @@ def test_who_has_followed_rows_that_a_power_cut_took_mixes_them_with_no_others(l
     assert newest.tables[A].version == 2
     assert followed.epoch(4) in (None, newest)
     assert FollowedLedger(lake.root).epoch(4) == newest
+    recent.refresh()
+    assert [(epoch.epoch, epoch.to_lsn) for epoch in recent.epochs][-2:] == [(3, 0x1280), (4, 0x1400)]
+    assert recent.versions[A].version == 2

@@ -95,18 +95,28 @@ class RecentEpochs:
         elif not snapshot.advance():
             self._snapshot = snapshot
             return
-        self._follow(snapshot)
+        if not self._follow(snapshot):
+            self.epochs.clear()
+            self.latencies = LatencyHistory()
+            snapshot = read_snapshot(self._folder)
+            self._follow(snapshot)
         self._snapshot = snapshot
 
-    def _follow(self, snapshot: Snapshot) -> None:
+    def _follow(self, snapshot: Snapshot) -> bool:
+        """False when the rows follow others than those that are known, which a power cut took."""
         spans = {file.name: (file, _newest_in(file)) for file in snapshot.files.values()}
         if not self.epochs:
             self._read_latencies([file for file, _ in spans.values()])
         newest = max((last for _, last in spans.values() if last is not None), default=0)
         after = max(self.epochs[-1].epoch if self.epochs else 0, newest - (self.epochs.maxlen or KEPT))
         rows = [row for file, last in spans.values() if last is None or last > after for row in self._read(file, after)]
-        for row in sorted(rows, key=lambda row: int(row["epoch"])):
+        rows.sort(key=lambda row: int(row["epoch"]))
+        known = self.newest
+        if known is not None and rows and rows[0]["epoch"] == known.epoch + 1 and rows[0]["from_lsn"] != known.to_lsn:
+            return False
+        for row in rows:
             self._take(row)
+        return True
 
     def _read_latencies(self, files: list[DataFile]) -> None:
         since = (datetime.now(UTC) - timedelta(hours=HOURS)).isoformat()
