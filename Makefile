@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 SEEDS ?= 20
 ROUNDS ?= 100
 CUTS ?= 200
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=25 $(PYTEST_ARGS)
 # Where versions differ: catalogs, markers, binary forms, hand-over. The rest does not ask for the version.
 ON_15 := $(addprefix tests/integration/test_,source_connection.py source_positions.py source_snapshots.py source_slots.py \
 	catalog.py publication.py selection.py check.py init.py types_against_postgresql.py wait.py handover.py never_early.py \
