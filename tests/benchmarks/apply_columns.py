@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from direct_tables import make_table
 from mixed_load import report
 
-from headwater.apply.columns import Columns, evolve
+from headwater.apply.columns import ColumnChange, evolve
 from headwater.apply.direct import Fence
 from headwater.arrow_types import lake_schema
 from headwater.schema import Column, TableSchema, ValueType
@@ -41,7 +41,7 @@ def rows(first: int, count: int) -> pa.Table:
     return pa.Table.from_arrays(plain, schema=kind)
 
 
-def seconds(folder: Path, version: int, to: Columns) -> float:
+def seconds(folder: Path, version: int, to: ColumnChange) -> float:
     began = time.monotonic()
     evolve(str(folder), version, "public.t", "app", to, Fence("fence", 1))
     return round(time.monotonic() - began, 3)
@@ -66,9 +66,11 @@ def main() -> None:
         reference = written_once(folder, base / "once")
         number = ValueType("int4", "int")
         plain, filled = Column("plain", 11, 23, -1, number), Column("filled", 12, 23, -1, number)
-        added = seconds(folder, 0, Columns(SCHEMA, (plain,), number=2))
-        default = seconds(folder, 1, Columns(SCHEMA, (filled,), fill={"filled": pa.array([7], pa.int32())}, number=3))
-        renamed = seconds(folder, 2, Columns(SCHEMA, (), renamed={"c5": "other"}, number=4))
+        added = seconds(folder, 0, ColumnChange(SCHEMA, (plain,), number=2))
+        default = seconds(
+            folder, 1, ColumnChange(SCHEMA, (filled,), fill={"filled": pa.array([7], pa.int32())}, number=3)
+        )
+        renamed = seconds(folder, 2, ColumnChange(SCHEMA, (), renamed={"c5": "other"}, number=4))
         report(
             "columns",
             rows=ROWS,

@@ -32,7 +32,7 @@ from headwater.lake.paths import stretches_path
 from headwater.load import copy as table_copy
 from headwater.load import one_table as table_load
 from headwater.load import stretches, units
-from headwater.load.copy import Changed, Target, copy_whole
+from headwater.load.copy import CopyTarget, NotAtThisCapturePoint, copy_whole
 from headwater.load.load import load
 from headwater.load.stretch_notes import StretchNote, StretchNotes
 from headwater.pipeline_file.pipeline import Pipeline
@@ -135,14 +135,14 @@ def test_attempts_that_come_further_do_not_count(database: Database, spark: Spar
     pipeline = _table(database, tmp_path)
     reached = iter([1, 2, 3, 4, 5])
 
-    def copy(spark: SparkSession, target: Target) -> tuple[int, int]:
+    def copy(spark: SparkSession, target: CopyTarget) -> tuple[int, int]:
         stretches_read = next(reached, None)
         if stretches_read is None:
             return copy_whole(spark, target)
         notes = StretchNotes(pipeline.lake_path(), pipeline.name, target.record)
         for first in range(stretches_read):
             notes.write(StretchNote(0, first, first + 1, "", 1, 1, 0, 0, ()))
-        raise Changed("its snapshot is gone")
+        raise NotAtThisCapturePoint("its snapshot is gone")
 
     lines: list[str] = []
     assert load(pipeline, progress=lines.append, copy=copy)["tables"][TABLE]["state"] == "catching up"

@@ -13,7 +13,7 @@ from headwater.names import TableName
 from headwater.source.catalog.identity import why_writers_would_fail
 from headwater.source.catalog.relations import list_relations, read_relations
 from headwater.source.connection import Connection, connect
-from headwater.source.publication.parts import Part
+from headwater.source.publication.parts import PublishedPart
 from headwater.source.publication.publication import (
     add_tables,
     drop_publications,
@@ -89,7 +89,7 @@ def test_an_existing_publication_that_cannot_serve_is_refused_with_the_cure(
     with database.superuser() as superuser:
         superuser.execute(statement)
         with pytest.raises(Refused) as refusal:
-            ensure_publications(connection, NAME, pipeline="shop", wanted={_table("t"): Part()})
+            ensure_publications(connection, NAME, pipeline="shop", wanted={_table("t"): PublishedPart()})
         assert refusal.value.code == code
         for cure in refusal.value.remedy.split(", and")[0].split("; "):
             superuser.execute(cure)

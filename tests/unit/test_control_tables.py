@@ -17,7 +17,7 @@ from headwater.lake.ledger import Ledger, read_all, read_epoch, read_generation
 from headwater.lake.paths import ledger_path, registry_path
 from headwater.lake.reader import LakeReader
 from headwater.lake.registry import Registry
-from headwater.maintain.control_tables import Kept, keep_ledger, keep_registry
+from headwater.maintain.control_tables import KeptTable, keep_ledger, keep_registry
 
 A, B = "public.a", "public.b"
 
@@ -27,7 +27,7 @@ def lake(tmp_path: Path) -> HandLake:
     return HandLake(tmp_path / "lake", position_at(lsn=100), [A, B])
 
 
-def kept(found: Kept | None) -> Kept:
+def kept(found: KeptTable | None) -> KeptTable:
     assert found is not None
     return found
 

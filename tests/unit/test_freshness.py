@@ -18,8 +18,8 @@ from headwater.lake.freshness import (
     MaxStaleness,
     Now,
     Outcome,
+    ReportedState,
     Since,
-    TableState,
     Target,
     at_deadline,
     hopeless,
@@ -48,7 +48,7 @@ def look(
         1, epoch, position_at(lsn=published), read, "", pending or {}, samples=samples, rates=rates or {}
     )
     found = {A: "active", B: "active", **(states or {})}
-    return Look(file, {name: TableState(state, "because") for name, state in found.items()}, LOG)
+    return Look(file, {name: ReportedState(state, "because") for name, state in found.items()}, LOG)
 
 
 def at(lsn: int) -> Target:

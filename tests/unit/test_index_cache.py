@@ -15,7 +15,7 @@ import pytest
 from pyroaring import BitMap
 
 from headwater.apply import live_table as table_state
-from headwater.apply.live_table import Added, Keep, TableState
+from headwater.apply.live_table import Added, Keep, LiveTable
 from headwater.arrow_types import key_schema, lake_schema
 from headwater.delta import delta_log
 from headwater.delta.data_files import column_batches, write_batches
@@ -86,11 +86,11 @@ class Table:
         self.commit(delta_log.remove(file), delta_log.add(after))
         return after
 
-    def state(self, beside: ThreadPoolExecutor, incarnation: int = 1, generation: int = 1) -> TableState:
-        return TableState(self.folder, SCHEMA, Keep(incarnation, generation), beside)
+    def state(self, beside: ThreadPoolExecutor, incarnation: int = 1, generation: int = 1) -> LiveTable:
+        return LiveTable(self.folder, SCHEMA, Keep(incarnation, generation), beside)
 
 
-def find(state: TableState, *ids: int) -> list[tuple[str, int] | None]:
+def find(state: LiveTable, *ids: int) -> list[tuple[str, int] | None]:
     """File and row of each id."""
     places = state.find(encode(SCHEMA, pa.table({"id": list(ids)}, schema=key_schema(SCHEMA))))
     found: list[tuple[str, int] | None] = []
@@ -239,7 +239,7 @@ def test_another_incarnation_an_older_driver_and_other_keys_do_not_meet(
     kept(table, beside)
     reads.clear()
     other = TableSchema(1, "public", "t", COLUMNS, (key,))
-    state = TableState(table.folder, other, Keep(incarnation, generation), beside)
+    state = LiveTable(table.folder, other, Keep(incarnation, generation), beside)
     state.find(encode(other, pa.table({key: [1]}, schema=key_schema(other))))
     assert len(reads) == 1
     state.close()

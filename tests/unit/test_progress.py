@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from fixtures.lakes import position_at, utc
-from headwater.lake.freshness import LOG_RATE, Look, TableState, Target, verdict
+from headwater.lake.freshness import LOG_RATE, Look, ReportedState, Target, verdict
 from headwater.lake.position_file import PositionFile
 from headwater.source.slot import SlotState
 from headwater.source.snapshots import OpenTransaction
@@ -26,7 +26,7 @@ def look(
     samples = ((utc(10).isoformat(), 0x200), (utc(20).isoformat(), 0x280))
     position = position_at(lsn=0x180)
     file = PositionFile(1, 2, position, 0x280, "", pending or {}, samples=samples, rates=rates or {})
-    return Look(file, {A: TableState("active"), B: TableState(state, "it was loaded")}, ("7", 1))
+    return Look(file, {A: ReportedState("active"), B: ReportedState(state, "it was loaded")}, ("7", 1))
 
 
 def source(*, reading: bool = True, transactions: tuple[OpenTransaction, ...] = ()) -> SourceState:
@@ -92,7 +92,7 @@ def test_nobody_who_reads_and_a_source_that_is_silent_come_first() -> None:
 
 
 def test_a_lake_without_an_epoch_has_no_place_to_name() -> None:
-    shown = Look(None, {A: TableState("catching up")}, ("7", 1))
+    shown = Look(None, {A: ReportedState("catching up")}, ("7", 1))
     found = progress(TARGET, verdict(TARGET, shown, [A]), shown, None)
     assert (found.table, found.position, found.gap_seconds) == (None, None, None)
     assert str(found).endswith("held up: public.a is catching up")

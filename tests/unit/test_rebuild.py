@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from headwater.apply.columns import Columns, evolve
+from headwater.apply.columns import ColumnChange, evolve
 from headwater.apply.direct import Fence
 from headwater.apply.reshape import rebuild
 from headwater.arrow_types import lake_schema
@@ -80,7 +80,7 @@ def _rebuild(folder: str) -> None:
 
 def _rename(folder: str) -> None:
     now = replace(SCHEMA, columns=(SCHEMA.columns[0], replace(SCHEMA.columns[1], name="area")))
-    evolve(folder, 1, "public.t", APP, Columns(now, (), {"region": "area"}, number=2), FENCE)
+    evolve(folder, 1, "public.t", APP, ColumnChange(now, (), {"region": "area"}, number=2), FENCE)
 
 
 @pytest.mark.parametrize("change", [_rebuild, _rename])

@@ -21,7 +21,7 @@ from fixtures.staged import staged_files
 from fixtures.waiting import until
 from headwater.apply import direct as positional
 from headwater.apply.direct import Fence
-from headwater.apply.live_table import TableState
+from headwater.apply.live_table import LiveTable
 from headwater.apply.plan import Plan
 from headwater.apply.staged.files import StagedFilesGone, StagedRows
 from headwater.lake.paths import staged_path
@@ -32,7 +32,7 @@ from headwater.log.large import OpenBlocks, on_their_own
 from headwater.log.spill import SpillFolder, SpillStore
 from headwater.replicate.preapply import decide as staging
 from headwater.replicate.preapply.decide import Staging, _StagerHandle, _Task, _Tasks
-from headwater.replicate.preapply.process import Finish, Forget, Stage, Target
+from headwater.replicate.preapply.process import Finish, Forget, Stage, StagingTarget
 from headwater.schema import Column, Leaf, TableSchema, ValueType
 
 XID, OTHER = 700, 701
@@ -107,7 +107,7 @@ class Bench:
             assert self.staging.collect(xid, "public.r1", SCHEMA, chunk.blocks) is rows, "it may be asked again"
             folder, record = str(self.root / "t"), TableRecord("public.r1", "t", "active", schemas=((0, SCHEMA),))
             plan = Plan(record, folder, "app", 0, end_lsn, rows.as_changes(SCHEMA), "positional", "a test")
-            state = TableState(folder, SCHEMA)
+            state = LiveTable(folder, SCHEMA)
             applied = positional.apply(state, plan, Fence("fence", 1))
             assert (applied.version, applied.divergence) == (1, 0)
         self.staging.release(np.array([xid]))
@@ -124,8 +124,8 @@ class Bench:
 def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
     make_table(tmp_path / "t")
 
-    def target(relation: Relation) -> Target | None:
-        return Target("public.r1", str(tmp_path / "t"), SCHEMA) if relation.relation_id == 1 else None
+    def target(relation: Relation) -> StagingTarget | None:
+        return StagingTarget("public.r1", str(tmp_path / "t"), SCHEMA) if relation.relation_id == 1 else None
 
     with SpillFolder(str(tmp_path)) as folder, contextlib.closing(Staging(str(tmp_path), 1 << 30, target)) as staging:
         framer = Framer(SpillStore(folder.path, 1 << 30), announce_from=10_000)
@@ -257,7 +257,7 @@ def test_a_stager_that_stands_still_holds_up_no_commit(
 
 def test_what_a_commit_waits_for_goes_before_what_nobody_waits_for() -> None:
     tasks = _Tasks()
-    target = Target("t", "/t", SCHEMA)
+    target = StagingTarget("t", "/t", SCHEMA)
     messages: list[Stage | Finish | Forget] = [
         Stage(1, target, "", ()),
         Stage(2, target, "", ()),

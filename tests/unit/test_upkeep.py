@@ -12,7 +12,7 @@ import pytest
 
 from headwater.apply import small_files as upkeep
 from headwater.apply.direct import Fence
-from headwater.apply.live_table import TableState
+from headwater.apply.live_table import LiveTable
 from headwater.apply.small_files import Upkeep
 from headwater.arrow_types import lake_schema
 from headwater.delta import delta_log
@@ -23,7 +23,7 @@ from headwater.schema import Column, TableSchema, ValueType
 SCHEMA = TableSchema(1, "public", "t", (Column("n", 1, 20, -1, ValueType("int8", "bigint")),), ())
 
 
-def _table(folder: Path) -> TableState:
+def _table(folder: Path) -> LiveTable:
     (folder / "_delta_log").mkdir(parents=True)
     field = {"name": "n", "type": "long", "nullable": True, "metadata": {}}
     metadata = {
@@ -35,10 +35,10 @@ def _table(folder: Path) -> TableState:
     }
     protocol = {"minReaderVersion": 1, "minWriterVersion": 2}
     delta_log.create(str(folder), [{"protocol": protocol}, {"metaData": metadata}])
-    return TableState(str(folder), SCHEMA)
+    return LiveTable(str(folder), SCHEMA)
 
 
-def _append(folder: str, state: TableState) -> None:
+def _append(folder: str, state: LiveTable) -> None:
     rows = pa.table({"n": [1]}, lake_schema(SCHEMA))
     file = write_batches(folder, rows.schema, [rows], layout_of(state.snapshot.metadata))
     delta_log.commit(folder, state.version + 1, [delta_log.add(file)])

@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 
 from headwater.apply import direct as positional
 from headwater.apply.direct import Fence
-from headwater.apply.live_table import TableState
+from headwater.apply.live_table import LiveTable
 from headwater.apply.plan import Plan
 from headwater.apply.small_files import Upkeep
 from headwater.apply.warm_tables import WarmTables
@@ -72,7 +72,7 @@ class OtherDriver:
     """Writes the table as a running driver does, upkeep included, and knows which keys are there."""
 
     def __init__(self, path: str, seed: int = 0) -> None:
-        self.state = TableState(path, SCHEMA)
+        self.state = LiveTable(path, SCHEMA)
         self.path = path
         self.keys: set[int] = set()
         self._chance = random.Random(seed)
@@ -121,7 +121,7 @@ def test_a_table_that_was_followed_finds_what_one_that_is_read_anew_finds(tmp_pa
     state = warm.take_states()[path]
     found = state.find(_codes())
     assert {key for key in range(KEYS) if found[key] != NOWHERE} == other.keys
-    fresh = TableState(path, SCHEMA)
+    fresh = LiveTable(path, SCHEMA)
     assert state.snapshot.files.keys() == fresh.snapshot.files.keys()
     wanted = pa.schema([lake_schema(SCHEMA).field("note")])
     at, again = found[found != NOWHERE], fresh.find(_codes())

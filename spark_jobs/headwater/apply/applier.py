@@ -26,7 +26,7 @@ from headwater.apply import direct as positional
 from headwater.apply.by_spark import merge, write
 from headwater.apply.by_spark.optimize import TurnsOfSpark
 from headwater.apply.direct import Fence
-from headwater.apply.live_table import Keep, TableState
+from headwater.apply.live_table import Keep, LiveTable
 from headwater.apply.plan import Applied, Plan, PlanAgain
 from headwater.apply.small_files import Upkeep
 from headwater.arrow_types import key_schema
@@ -59,7 +59,7 @@ class Applier:
     if, a table needs one."""
 
     def __init__(
-        self, spark: Callable[[], SparkSession], fence: Fence, states: Mapping[str, TableState] = MappingProxyType({})
+        self, spark: Callable[[], SparkSession], fence: Fence, states: Mapping[str, LiveTable] = MappingProxyType({})
     ) -> None:
         """`states`: by path, tables that were read before; ours from now on."""
         self._spark = spark
@@ -142,12 +142,12 @@ class Applier:
             state.close()
         self._beside.shutdown(wait=True)
 
-    def _state(self, path: str, record: TableRecord, version: int) -> TableState:
+    def _state(self, path: str, record: TableRecord, version: int) -> LiveTable:
         state = self._states.get(path)
         if state is None or state.version > version or state.keys != key_schema(record.schema):
             if state is not None:
                 state.close()
-            state = self._states[path] = TableState(path, record.schema)
+            state = self._states[path] = LiveTable(path, record.schema)
         state.keep(Keep(record.incarnation, self._fence.generation), self._beside)
         state.advance(version)
         return state

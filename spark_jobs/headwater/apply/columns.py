@@ -33,7 +33,7 @@ from headwater.schema import Column, TableSchema
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class ColumnChange:
     """What changes. `schema`: the table's afterwards. `fill`: by added column the one value of older rows, as an Arrow
     array of length 1; absent: NULL. `widened`: columns, under their names of afterwards, with another type. `number`:
     of this schema among the table's, from 2 on; 0: it needs none, since what is done is seen in the columns.
@@ -52,12 +52,12 @@ def columns_counter(app_id: str) -> str:
     return f"{app_id}/columns"
 
 
-def require_possible(folder: str, version: int, name: str, to: Columns) -> None:
+def require_possible(folder: str, version: int, name: str, to: ColumnChange) -> None:
     """SchemaChanged when the table cannot become that."""
     _refuse(read_snapshot(folder, version), name, to)
 
 
-def evolve(folder: str, version: int, name: str, app_id: str, to: Columns, fence: Fence) -> int:
+def evolve(folder: str, version: int, name: str, app_id: str, to: ColumnChange, fence: Fence) -> int:
     """Commit the change upon `version`; the version afterwards (the same where it is done already).
 
     LostRace when another commit came first. SchemaChanged when the table cannot become that; Fenced by a newer driver.
@@ -110,7 +110,7 @@ def evolve(folder: str, version: int, name: str, app_id: str, to: Columns, fence
     return version + 1
 
 
-def _refuse(snapshot: Snapshot, name: str, to: Columns) -> None:
+def _refuse(snapshot: Snapshot, name: str, to: ColumnChange) -> None:
     why = obstacle(snapshot)
     if not why and layout_of(snapshot.metadata).physical:
         why = "it has column mapping"
@@ -130,7 +130,7 @@ def _refuse(snapshot: Snapshot, name: str, to: Columns) -> None:
         )
 
 
-def _metadata(snapshot: Snapshot, to: Columns) -> Action:
+def _metadata(snapshot: Snapshot, to: ColumnChange) -> Action:
     fields = [{**field, "name": to.renamed.get(field["name"], field["name"])} for field in fields_of(snapshot.metadata)]
     wider = {column.name: delta_type(column.value) for column in to.widened}
     fields = [{**field, "type": wider.get(field["name"], field["type"])} for field in fields]
@@ -144,7 +144,7 @@ def _metadata(snapshot: Snapshot, to: Columns) -> Action:
     return {**snapshot.metadata, "schemaString": schema, "configuration": configuration}
 
 
-def _rewritten(snapshot: Snapshot, file: DataFile, metadata: Action, to: Columns) -> DataFile:
+def _rewritten(snapshot: Snapshot, file: DataFile, metadata: Action, to: ColumnChange) -> DataFile:
     """The rows of `file` that are there, with the columns of `metadata`."""
     before, after = stored_schema(snapshot.metadata), stored_schema(metadata)
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap
 
-from headwater.apply.live_table import Added, TableState
+from headwater.apply.live_table import Added, LiveTable
 from headwater.apply.plan import Applied, Plan, PlanAgain
 from headwater.apply.soft_delete import are_marked, end_deleted, others_marked
 from headwater.apply.staged.files import StagedRows
@@ -72,7 +72,7 @@ class Fence:
     generation: int
 
 
-def apply(state: TableState, plan: Plan, fence: Fence) -> Applied:
+def apply(state: LiveTable, plan: Plan, fence: Fence) -> Applied:
     """Commit `plan` on `state`. PlanAgain when the table does not stand at the planned version (any more)."""
     if state.version != plan.version:
         raise PlanAgain
@@ -140,12 +140,12 @@ def _with_keys(written: list[Written], keys: WrittenKeys | None) -> Iterator[Add
 _NOTHING: Int64 = np.zeros(0, dtype=np.int64)
 
 
-def _append(state: TableState, plan: Plan, work: Work) -> Iterator[pa.Table]:
+def _append(state: LiveTable, plan: Plan, work: Work) -> Iterator[pa.Table]:
     for part in plan.changes.in_parts():
         yield part.rows
 
 
-def _replace(state: TableState, plan: Plan, work: Work) -> Iterator[pa.Table]:
+def _replace(state: LiveTable, plan: Plan, work: Work) -> Iterator[pa.Table]:
     schema = plan.record.schema
     if plan.changes.emptied:
         yield from _emptied(state, plan, work)
@@ -157,7 +157,7 @@ def _replace(state: TableState, plan: Plan, work: Work) -> Iterator[pa.Table]:
         yield part.rows
 
 
-def _emptied(state: TableState, plan: Plan, work: Work) -> Iterator[pa.Table]:
+def _emptied(state: LiveTable, plan: Plan, work: Work) -> Iterator[pa.Table]:
     """A TRUNCATE where deleted rows stay: all rows are written anew, those that the batch leaves alone as deleted."""
     schema, keys = plan.record.schema, list(plan.record.schema.key)
     nothing = np.zeros(0, dtype=np.bool_)
@@ -176,7 +176,7 @@ def _emptied(state: TableState, plan: Plan, work: Work) -> Iterator[pa.Table]:
         yield from _parts(state, part, _sources(state, plan, part, puts, ~missed), ~missed, [])
 
 
-def _positional(state: TableState, plan: Plan, work: Work) -> Iterator[pa.Table]:
+def _positional(state: LiveTable, plan: Plan, work: Work) -> Iterator[pa.Table]:
     """The rows to write. No key is in two parts, and nothing is put into the index before the commit: so each part
     finds the rows that were stored before, those of moved rows under keys of other parts included."""
     work.written = WrittenKeys() if plan.record.schema.key else None
@@ -194,7 +194,7 @@ def _emptied_by(changes: NetChanges) -> Predicate | None:
 
 
 def _positional_part(
-    state: TableState, plan: Plan, changes: NetChanges, work: Work, emptied: dict[str, BitMap]
+    state: LiveTable, plan: Plan, changes: NetChanges, work: Work, emptied: dict[str, BitMap]
 ) -> Iterator[pa.Table]:
     schema, keys = plan.record.schema, list(plan.record.schema.key)
     rows, removed = changes.rows, changes.removed
@@ -240,7 +240,7 @@ def _positional_part(
 _ROWS = {"append": _append, "replace": _replace, "positional": _positional}
 
 
-def _actions(state: TableState, plan: Plan, fence: Fence, work: Work, added: list[DataFile]) -> list[Action]:
+def _actions(state: LiveTable, plan: Plan, fence: Fence, work: Work, added: list[DataFile]) -> list[Action]:
     live, deleted = state.snapshot.files, work.deleted
     whole = {name for name, rows in deleted.items() if len(rows) == live[name].rows}
     removed = list(live.values()) if work.everything else [live[name] for name in whole]
@@ -272,14 +272,14 @@ def _actions(state: TableState, plan: Plan, fence: Fence, work: Work, added: lis
     ]
 
 
-def _rows_gone(state: TableState, work: Work) -> int:
+def _rows_gone(state: LiveTable, work: Work) -> int:
     live = state.snapshot.files
     if work.everything:
         return sum((file.rows or 0) - file.deleted for file in live.values())
     return sum(len(rows) - live[name].deleted for name, rows in work.deleted.items())
 
 
-def _sources(state: TableState, plan: Plan, changes: NetChanges, puts: Int64, written: Bool) -> Int64:
+def _sources(state: LiveTable, plan: Plan, changes: NetChanges, puts: Int64, written: Bool) -> Int64:
     """Where the unchanged large values of each row stand: under its key, or under the key that it had before."""
     sources = puts.copy()
     moved = np.flatnonzero(_moved(changes, list(plan.record.schema.key)))
@@ -298,7 +298,7 @@ def _sources(state: TableState, plan: Plan, changes: NetChanges, puts: Int64, wr
 
 
 def _parts(
-    state: TableState, changes: NetChanges, sources: Int64, written: Bool, order: list[Int64]
+    state: LiveTable, changes: NetChanges, sources: Int64, written: Bool, order: list[Int64]
 ) -> Iterator[pa.Table]:
     """The rows to write, in parts; those with unchanged large values by where these stand, a row group at a time."""
     rows, wants = changes.rows, _wants(changes)

@@ -64,7 +64,7 @@ class _Live:
     deleted: BitMap | None = None  # None: not read yet
 
 
-class TableState:
+class LiveTable:
     """The table in `folder` at the snapshot's version. One thread at a time."""
 
     def __init__(

@@ -26,7 +26,7 @@ from pyroaring import BitMap
 
 from headwater.apply.clustered_files import rewrite_in_order
 from headwater.apply.direct import Fence
-from headwater.apply.live_table import Added, TableState
+from headwater.apply.live_table import Added, LiveTable
 from headwater.delta import delta_log
 from headwater.delta.clustering import run_of
 from headwater.delta.data_files import live_batches, write_batches
@@ -116,7 +116,7 @@ Source = tuple[DataFile, BitMap]
 """A file, and which of its rows were gone when it was read."""
 
 
-def as_read(state: TableState, groups: list[Group]) -> list[tuple[list[Source], str]]:
+def as_read(state: LiveTable, groups: list[Group]) -> list[tuple[list[Source], str]]:
     """The groups with what is gone of their files now, in the writer's turn; and why each is rewritten."""
     return [([(file, state.deleted_rows(file.name)) for file in group.files], group.because) for group in groups]
 
@@ -177,7 +177,7 @@ class Upkeep:
         for folder in list(self._running):
             self.leave(folder)
 
-    def after_commit(self, folder: str, state: TableState, schema: TableSchema) -> None:
+    def after_commit(self, folder: str, state: LiveTable, schema: TableSchema) -> None:
         """In the writer's turn, behind the ledger or because it is `next_idle`: commit what is ready, begin what is
         due."""
         last, self._seen[folder] = self._seen.get(folder, state.version - 1), state.version
@@ -276,7 +276,7 @@ class Upkeep:
         if self._stop.is_set():
             raise InterruptedError
 
-    def finish(self, folder: str, state: TableState, running: Future[list[Rewritten]]) -> None:
+    def finish(self, folder: str, state: LiveTable, running: Future[list[Rewritten]]) -> None:
         """Commit what was rewritten, less the rows that were deleted meanwhile."""
         error = running.exception()
         if error is not None:
@@ -284,7 +284,7 @@ class Upkeep:
             return
         self.commit(folder, state, running.result())
 
-    def commit(self, folder: str, state: TableState, rewritten: list[Rewritten]) -> bool:
+    def commit(self, folder: str, state: LiveTable, rewritten: list[Rewritten]) -> bool:
         """Whether new files took the old ones' place; when somebody else was faster, nothing has changed."""
         live = state.snapshot.files
         done, late = list[Rewritten](), list[Rewritten]()
@@ -315,7 +315,7 @@ class Upkeep:
         state.follow_own(actions, {}, [Added(file, codes, gone[file.name]) for file, codes in added])
         return True
 
-    def _actions(self, state: TableState, done: list[Rewritten], added: list[DataFile]) -> list[Action]:
+    def _actions(self, state: LiveTable, done: list[Rewritten], added: list[DataFile]) -> list[Action]:
         removed = [state.snapshot.files[file.name] for one in done for file, _ in one.sources]
         metrics = {"numRemovedFiles": len(removed), "numAddedFiles": len(added)}
         because = "; ".join(sorted({one.because for one in done}))

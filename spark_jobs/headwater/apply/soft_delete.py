@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.apply.live_table import TableState
+from headwater.apply.live_table import LiveTable
 from headwater.arrow_types import MARKS, lake_schema
 from headwater.delta.data_files import live_batches
 from headwater.net_changes import NetChanges
@@ -22,7 +22,7 @@ Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
 
-def are_marked(state: TableState, schema: TableSchema, places: Int64) -> Bool:
+def are_marked(state: LiveTable, schema: TableSchema, places: Int64) -> Bool:
     """Which of the rows at `places` are deleted at the source."""
     found = np.zeros(len(places), dtype=np.bool_)
     if schema.soft_delete:
@@ -38,7 +38,7 @@ def end_deleted(changes: NetChanges) -> Bool:
     return np.array(changes.rows[DELETED], dtype=np.bool_)
 
 
-def others_marked(state: TableState, schema: TableSchema, places: Int64, moment: tuple[int, int]) -> Iterator[pa.Table]:
+def others_marked(state: LiveTable, schema: TableSchema, places: Int64, moment: tuple[int, int]) -> Iterator[pa.Table]:
     """Every row that is not at `places`, deleted at `moment` (LSN, us since 1970) unless it was before; in parts."""
     taken = state.deletions(places)
     for name, file in state.snapshot.files.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headwater.apply.direct import obstacle
-from headwater.apply.live_table import TableState
+from headwater.apply.live_table import LiveTable
 from headwater.arrow_types import key_schema
 from headwater.delta import storage
 from headwater.delta.deletion_vectors import DamagedVector
@@ -25,7 +25,7 @@ class _Known:
     app_id: str
     version: int
     applied_lsn: int
-    state: TableState | None = None
+    state: LiveTable | None = None
 
 
 class WarmTables:
@@ -44,7 +44,7 @@ class WarmTables:
         known = self._known.pop(path, None)  # kept again only if all went well: half followed is worse than unknown
         state = known.state if known is not None and known.app_id == app_id else None
         if state is None or state.keys != key_schema(record.schema):
-            state = TableState(path, record.schema)
+            state = LiveTable(path, record.schema)
         else:
             state.advance()
         by_engine = obstacle(state.snapshot)
@@ -69,12 +69,12 @@ class WarmTables:
         self._known[path] = known
         return known.version, known.applied_lsn
 
-    def take_states(self) -> dict[str, TableState]:
+    def take_states(self) -> dict[str, LiveTable]:
         """By path, to go on with by whoever writes the tables now; here they are forgotten."""
         states = {path: known.state for path, known in self._known.items() if known.state is not None}
         self._known.clear()
         return states
 
 
-def _known(app_id: str, state: TableState) -> _Known:
+def _known(app_id: str, state: LiveTable) -> _Known:
     return _Known(app_id, state.version, state.snapshot.transactions.get(app_id, 0), state)

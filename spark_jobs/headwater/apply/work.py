@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyroaring import BitMap
 
-from headwater.apply.live_table import TableState
+from headwater.apply.live_table import LiveTable
 from headwater.delta.index.codes import Codes
 from headwater.delta.index.written_keys import WrittenKeys
 
@@ -48,13 +48,13 @@ class Work:
         if self.written is not None and codes is not None:
             self.written.add(codes)
 
-    def empty(self, state: TableState, rows: dict[str, BitMap]) -> None:
+    def empty(self, state: LiveTable, rows: dict[str, BitMap]) -> None:
         """All of these rows go, by file."""
         nowhere: Int64 = np.zeros(0, dtype=np.int64)
         for name, some in state.deletions(nowhere, rows).items():
             self.deleted[name] = self.deleted.get(name, some) | some
 
-    def delete(self, state: TableState, places: Int64) -> None:
+    def delete(self, state: LiveTable, places: Int64) -> None:
         self.gone += len(places)
         for name, rows in state.deletions(places).items():
             self.deleted[name] = self.deleted.get(name, rows) | rows

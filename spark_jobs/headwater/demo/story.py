@@ -24,7 +24,7 @@ _RUN_SECONDS = 900.0
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DemoOutcome:
     """What the demo found. `proven`: the lake's answer is the source's own at the cut's position."""
 
     proven: bool
@@ -62,7 +62,7 @@ class Story:
     def say(self, text: str) -> None:
         self._console.print(f"[dim]{time.monotonic() - self._started:6.1f} s[/dim]  {text}", highlight=False)
 
-    def tell(self) -> Outcome:
+    def tell(self) -> DemoOutcome:
         self.await_airflow()
         self.load()
         self.await_replication()
@@ -115,7 +115,7 @@ class Story:
             raise HeadwaterError(f"the run ended as {state}: {failed}\n{logs}", where=dag)
         return run
 
-    def prove(self, run: str) -> Outcome:
+    def prove(self, run: str) -> DemoOutcome:
         client = self._demo.airflow.client
         cut = client.xcom(DOWNSTREAM, run, SENSOR)
         wait = client.task(DOWNSTREAM, run, SENSOR)["duration"] or 0.0
@@ -125,9 +125,9 @@ class Story:
         source, transactions = self._demo.oracle.answer_at(position, self._writer.answers)
         seconds = float(cut.get("waited_seconds", wait))
         self.say(f"asking the source's own log (a second slot) what was committed up to {format_lsn(position)}")
-        return Outcome(lake == source, cut, lake, source, transactions, seconds, self._status())
+        return DemoOutcome(lake == source, cut, lake, source, transactions, seconds, self._status())
 
-    def show(self, outcome: Outcome) -> None:
+    def show(self, outcome: DemoOutcome) -> None:
         status = outcome.status
         tables = Table(title="The lake")
         for column in ("table", "state", "rows", "lag", "version in the cut"):

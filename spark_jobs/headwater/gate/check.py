@@ -19,7 +19,7 @@ from headwater.pipeline_file.pipeline import Pipeline
 from headwater.source.catalog.catalog import Catalog, read_catalog
 from headwater.source.connection import Connection, connect, errors_named
 from headwater.source.problems import Problem, error, refuse_errors, warning
-from headwater.source.publication.parts import Part
+from headwater.source.publication.parts import PublishedPart
 from headwater.source.publication.rights import publishing_problems, slot_order_problems
 from headwater.source.publication.row_filters import wanted_parts
 from headwater.source.settings import server_problems, version_problems
@@ -36,7 +36,7 @@ class CheckReport:
 
     problems: tuple[Problem, ...]
     catalog: Catalog
-    parts: dict[TableName, Part] = field(default_factory=dict)
+    parts: dict[TableName, PublishedPart] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:

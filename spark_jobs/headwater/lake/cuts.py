@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.delta import storage
 from headwater.errors import Refused
-from headwater.lake.freshness import IN_STEP, Look, TableState
+from headwater.lake.freshness import IN_STEP, Look, ReportedState
 from headwater.lake.paths import control_path, loads_path, pins_path, table_uri
 from headwater.names import TableName
 from headwater.position import format_lsn, parse_lsn
@@ -58,7 +58,7 @@ def take_cut(root: str, pipeline: str, look: Look, epoch: Epoch, tables: Sequenc
     }
 
 
-def _table(root: str, state: TableState | None, epoch: Epoch, name: str) -> dict[str, Any]:
+def _table(root: str, state: ReportedState | None, epoch: Epoch, name: str) -> dict[str, Any]:
     version = epoch.tables.get(name)
     relative = state.path if state is not None and state.path else TableName.parse(name).path
     entry: dict[str, Any] = {
@@ -77,7 +77,7 @@ def _table(root: str, state: TableState | None, epoch: Epoch, name: str) -> dict
         }
     if state is not None and state.state == IN_STEP:
         return {**entry, "state": "in step"}
-    found = state or TableState("removed")
+    found = state or ReportedState("removed")
     return {**entry, "state": "behind", "since": found.since, "reason": found.reason or f"it is {found.state}"}
 
 

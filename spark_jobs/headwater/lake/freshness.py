@@ -80,7 +80,7 @@ _EXIT_STATUS = {
 
 
 @dataclass(frozen=True, slots=True)
-class TableState:
+class ReportedState:
     """A table as registry and position file together show it. `path` is relative to the lake's root."""
 
     state: str
@@ -98,7 +98,7 @@ class Look:
     """
 
     file: PositionFile | None
-    tables: Mapping[str, TableState]
+    tables: Mapping[str, ReportedState]
     log: tuple[str, int] | None = None
     paused: str = ""
 
@@ -211,8 +211,8 @@ def refuse_target(target: Target, source: tuple[str, int], insert_lsn: int) -> V
     return None
 
 
-def _state(look: Look, name: str) -> TableState:
-    return look.tables.get(name, TableState("new", "it has not been loaded"))
+def _state(look: Look, name: str) -> ReportedState:
+    return look.tables.get(name, ReportedState("new", "it has not been loaded"))
 
 
 def _terminal(target: Target, look: Look, required: Sequence[str], ignored: Sequence[str]) -> Verdict | None:
@@ -361,7 +361,7 @@ __all__ = [
     "Requirement",
     "Since",
     "TableGap",
-    "TableState",
+    "ReportedState",
     "Target",
     "Verdict",
     "at_deadline",

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from headwater.errors import Transient
-from headwater.lake.freshness import IN_STEP, Look, TableState
+from headwater.lake.freshness import IN_STEP, Look, ReportedState
 from headwater.lake.position_file import PositionFile, read_position_file
 from headwater.position import Position, format_lsn
 
@@ -159,20 +159,20 @@ def _log_of(file: PositionFile | None) -> tuple[str, int] | None:
     return (file.position.system_id, file.position.timeline) if file is not None else None
 
 
-def _state_of(record: TableRecord, file: PositionFile | None) -> TableState:
+def _state_of(record: TableRecord, file: PositionFile | None) -> ReportedState:
     """The registry decides, unless the driver says in its file that a table is not (or not yet) in step."""
     said = file.states.get(record.name) if file is not None else None
     trying = file.retrying.get(record.name) if file is not None else None
     if record.state == IN_STEP and said is None and trying is not None:
         reason = f"tried again since {trying['since']}, {trying['attempts']} failed: {trying['reason']}"
-        return TableState(record.state, reason, "", record.since, record.path)
+        return ReportedState(record.state, reason, "", record.since, record.path)
     if record.state != IN_STEP or said is None:
-        return TableState(record.state, record.reason, record.remedy, record.since, record.path)
+        return ReportedState(record.state, record.reason, record.remedy, record.since, record.path)
     if said.get("since", "") >= record.since:
-        return TableState(said["state"], said.get("reason", ""), record.remedy, said.get("since", ""), record.path)
+        return ReportedState(said["state"], said.get("reason", ""), record.remedy, said.get("since", ""), record.path)
     # The registry is newer: the table has come back, and the driver's next epoch takes it in.
     assert file is not None
     reason = (
         f"in step again, but not yet in a published epoch (newest: {file.epoch} at {format_lsn(file.position.lsn)})"
     )
-    return TableState("catching up", reason, "", record.since, record.path)
+    return ReportedState("catching up", reason, "", record.since, record.path)

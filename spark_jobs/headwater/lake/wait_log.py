@@ -39,7 +39,7 @@ class Waited:
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
+class WaitsOfOne:
     """The waits of one asker for the same thing. Seconds are those of the waits that were satisfied, None without one:
     half of them were at most `p50` long, and so on. `last`: how the newest one ended."""
 
@@ -68,7 +68,7 @@ def record(root: str, waited: Waited) -> None:
         log.info("a wait is not in the lake's log of waits: %s", error)
 
 
-def waits_since(root: str, moment: datetime) -> list[Waits]:
+def waits_since(root: str, moment: datetime) -> list[WaitsOfOne]:
     """The waits that ended at or after `moment`, those that took longest first."""
     return WaitLog(root).since(moment)
 
@@ -88,7 +88,7 @@ class WaitLog:
         self._root = root
         self._read: dict[str, _Day] = {}
 
-    def since(self, moment: datetime) -> list[Waits]:
+    def since(self, moment: datetime) -> list[WaitsOfOne]:
         """See `waits_since`."""
         first = moment.astimezone(UTC)
         days = [name for name in _days(self._root) if name >= f"{first:%Y-%m-%d}"]
@@ -142,7 +142,7 @@ class _Day:
             group.last = max(group.last, (waited.at, waited.outcome))
 
 
-def _summed_up(key: _Key, groups: Sequence[_Group], first: float) -> Waits | None:
+def _summed_up(key: _Key, groups: Sequence[_Group], first: float) -> WaitsOfOne | None:
     """None when none of them ended at or after `first`."""
     taken = [s for group in groups for end, s in zip(group.ends, group.seconds, strict=True) if end >= first]
     if not taken:
@@ -150,7 +150,7 @@ def _summed_up(key: _Key, groups: Sequence[_Group], first: float) -> Waits | Non
     seconds = sorted(one for one in taken if one >= 0.0)
     at, outcome = max(group.last for group in groups)
     p50, p95, longest = (_percentile(seconds, share) for share in (0.5, 0.95, 1.0))
-    return Waits(*key, len(taken), len(seconds), p50, p95, longest, outcome, at)
+    return WaitsOfOne(*key, len(taken), len(seconds), p50, p95, longest, outcome, at)
 
 
 def _percentile(ascending: Sequence[float], share: float) -> float | None:

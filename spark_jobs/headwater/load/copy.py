@@ -57,7 +57,7 @@ _NOTHING = Extent(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class CopyTarget:
     """What a load copies to where: the table `record` at `capture`, whose leaves have these `signatures`, to `path`.
     The commit carries `confirmed_lsn`: the slot will send everything past it again, nothing is skipped by position.
     `connections`: so many may read."""
@@ -73,22 +73,22 @@ class Target:
     connections: int
 
 
-Copy = Callable[[SparkSession, Target], tuple[int, int]]
+Copy = Callable[[SparkSession, CopyTarget], tuple[int, int]]
 """Makes the table's content that of the capture point, in one commit; its rows, and bytes written."""
 
 
-class Changed(Exception):
+class NotAtThisCapturePoint(Exception):
     """The table cannot be loaded at this capture point, for the reason given; it may be at another one."""
 
 
-def copy_whole(spark: SparkSession, target: Target) -> tuple[int, int]:
+def copy_whole(spark: SparkSession, target: CopyTarget) -> tuple[int, int]:
     """Read all units and commit them as the table's whole content. Returns (rows, bytes)."""
     record, schema = target.record, target.record.schema
     try:
         found = extents(target.connection, [leaf.relation_id for leaf in schema.leaves])
     except Transient as error:
         if error.code == "lock_timeout":
-            raise Changed(f"it was locked for {LOCK_SECONDS:g} s") from error
+            raise NotAtThisCapturePoint(f"it was locked for {LOCK_SECONDS:g} s") from error
         raise
     units = [unit for leaf in schema.leaves for unit in cut_units(leaf, found.get(leaf.relation_id, _NOTHING))]
     is_small = len(units) == len(schema.leaves) and _size(target, found) < BYTES_PER_PLAIN_UNIT
@@ -98,17 +98,17 @@ def copy_whole(spark: SparkSession, target: Target) -> tuple[int, int]:
             return _copy_small(target, units) if is_small else _copy_by_stretches(spark, target, units, found)
         return _copy_by_engine(spark, target, units)
     except LostRace as lost:
-        raise Changed("another program has written to it in the lake meanwhile") from lost
+        raise NotAtThisCapturePoint("another program has written to it in the lake meanwhile") from lost
     except (PySparkException, Py4JJavaError, TableChanged, UnfitValue, NameTooLong) as error:
         raise named_error(error, record) from error
 
 
-def _size(target: Target, found: Mapping[int, Extent]) -> int:
+def _size(target: CopyTarget, found: Mapping[int, Extent]) -> int:
     """In bytes at the source; as they are now where the table was locked when all were asked for."""
     return target.progress.size_of(target.record.name) or sum(extent.bytes for extent in found.values())
 
 
-def _reader(target: Target, writes_to: str = "") -> UnitReader:
+def _reader(target: CopyTarget, writes_to: str = "") -> UnitReader:
     schema = target.record.schema.without_marks()
     key = key_of(target.pipeline, schema)
     return UnitReader(
@@ -121,7 +121,7 @@ def _reader(target: Target, writes_to: str = "") -> UnitReader:
     )
 
 
-def _copy_small(target: Target, units: list[Unit]) -> tuple[int, int]:
+def _copy_small(target: CopyTarget, units: list[Unit]) -> tuple[int, int]:
     record = target.record
     target.progress.reading(record.name, target.capture.snapshot_id, len(units))
     reach("load.before_commit", record.name)
@@ -134,7 +134,7 @@ def _copy_small(target: Target, units: list[Unit]) -> tuple[int, int]:
 
 
 def _copy_by_stretches(
-    spark: SparkSession, target: Target, units: list[Unit], sizes: Mapping[int, Extent]
+    spark: SparkSession, target: CopyTarget, units: list[Unit], sizes: Mapping[int, Extent]
 ) -> tuple[int, int]:
     pipeline, record, capture = target.pipeline, target.record, target.capture
     root = pipeline.lake_path()
@@ -185,7 +185,7 @@ def _copy_by_stretches(
     return done
 
 
-def _copy_by_engine(spark: SparkSession, target: Target, units: list[Unit]) -> tuple[int, int]:
+def _copy_by_engine(spark: SparkSession, target: CopyTarget, units: list[Unit]) -> tuple[int, int]:
     pipeline, record, path, snapshot = target.pipeline, target.record, target.path, target.capture.snapshot_id
     schema, connection = record.schema, target.connection
     rows = schema.without_marks()
@@ -216,7 +216,7 @@ def named_error(error: Exception, record: TableRecord) -> Exception:
     """What a failure over a table's units means; by Spark it comes as text."""
     text = str(error)
     if CHANGED in text:
-        return Changed(why_changed(text))
+        return NotAtThisCapturePoint(why_changed(text))
     if BAD_VALUE in text:
         return bad_value(text, record.name, record.schema)
     return too_long(text, record.name) or lacking(text) or error

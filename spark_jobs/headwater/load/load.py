@@ -43,7 +43,7 @@ from headwater.pipeline_file.pipeline import Pipeline
 from headwater.source.catalog.catalog import Catalog, CatalogTable, read_catalog
 from headwater.source.catalog.standing import Registered, read_standings
 from headwater.source.connection import Connection, connect, identify
-from headwater.source.publication.parts import Part
+from headwater.source.publication.parts import PublishedPart
 from headwater.source.publication.publication import (
     add_tables,
     ensure_publications,
@@ -266,7 +266,7 @@ def _prepare_source(
     pipeline: Pipeline,
     registry: Registry,
     wanted: Sequence[CatalogTable],
-    parts: Mapping[TableName, Part],
+    parts: Mapping[TableName, PublishedPart],
 ) -> tuple[dict[TableName, int], int | None]:
     """Publications, slot, members, and the end of every transaction older than a membership; those memberships, and
     up to where the slot was confirmed before that end. `parts`: what of each table is to be published."""

@@ -23,7 +23,7 @@ from headwater.lake.history import history_record, mark_load, prepare
 from headwater.lake.paths import table_path
 from headwater.lake.registry import Capture, Registry, TableRecord, now_text
 from headwater.lake.reload_records import load_name
-from headwater.load.copy import Changed, Copy, Target
+from headwater.load.copy import Copy, CopyTarget, NotAtThisCapturePoint
 from headwater.load.driver_answers import await_answer
 from headwater.load.progress import LoadProgress, Report
 from headwater.load.stretch_notes import StretchNotes
@@ -86,7 +86,7 @@ class TableLoad:
                 with self.turns.take(self.connections(name)):
                     record = begin(self.pipeline, self.registry, table, membership)
                     return self._attempt(spark, connection, record)
-            except (Changed, Transient) as changed:
+            except (NotAtThisCapturePoint, Transient) as changed:
                 if isinstance(changed, Transient) and changed.code != "lock_timeout":
                     raise
                 why = str(changed)
@@ -127,7 +127,7 @@ class TableLoad:
                 entries.forget(folder)  # what others have done to it is what a load puts right
             if schema.history:
                 prepare(spark, beside, record)
-            target = Target(
+            target = CopyTarget(
                 pipeline,
                 connection,
                 record,
@@ -144,7 +144,7 @@ class TableLoad:
                 mark_load(spark, beside, record, app_id, capture.position.lsn, confirmed_lsn)
             # The last unit ended some time ago: a rewrite after it is seen here, one after this by its other files.
             if signature(connection, ids) != signatures:
-                raise Changed("it was rewritten, truncated or altered during the load")
+                raise NotAtThisCapturePoint("it was rewritten, truncated or altered during the load")
             record = replace(
                 record.entered("catching up"),
                 start_lsn=capture.position.lsn,
@@ -215,10 +215,10 @@ class TableLoad:
         catalog = read_catalog(capture.connection, self.pipeline, TableName.parse(name))
         found = next((t.schema for t in catalog.tables if t.schema.relation_id == schema.relation_id), None)
         if found is None or _without_files(found) != _without_files(schema):
-            raise Changed("its definition changed")
+            raise NotAtThisCapturePoint("its definition changed")
         newest = {relation: known.relfilenode for relation, known in signatures.items()}
         if any(newest.get(leaf.relation_id) != leaf.relfilenode for leaf in found.leaves):
-            raise Changed("it was rewritten or truncated")
+            raise NotAtThisCapturePoint("it was rewritten or truncated")
         return found
 
 

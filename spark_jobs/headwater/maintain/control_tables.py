@@ -29,7 +29,7 @@ _CHECKPOINT_EVERY = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptTable:
     """One of them after its upkeep: data files of its newest version before and after, what was removed, and the
     version of its newest checkpoint (None: it has none yet)."""
 
@@ -39,23 +39,23 @@ class Kept:
     checkpoint: int | None
 
 
-def keep_ledger(root: str, stop: Event, *, keep: float = KEEP_SECONDS, enough: int = _ENOUGH) -> Kept | None:
+def keep_ledger(root: str, stop: Event, *, keep: float = KEEP_SECONDS, enough: int = _ENOUGH) -> KeptTable | None:
     """None: there is no ledger. `keep`: seconds for which replaced files stay; `enough`: small files that are worth
     making into one."""
     return _keep(ledger_path(root), stop, keep, enough)
 
 
-def keep_registry(root: str, stop: Event, *, keep: float = KEEP_SECONDS) -> Kept | None:
+def keep_registry(root: str, stop: Event, *, keep: float = KEEP_SECONDS) -> KeptTable | None:
     """None: there is no registry."""
     return _keep(registry_path(root), stop, keep, None)
 
 
-def keep_validations(root: str, stop: Event, *, keep: float = KEEP_SECONDS, enough: int = _ENOUGH) -> Kept | None:
+def keep_validations(root: str, stop: Event, *, keep: float = KEEP_SECONDS, enough: int = _ENOUGH) -> KeptTable | None:
     """None: nothing was ever validated."""
     return _keep(validations_path(root), stop, keep, enough)
 
 
-def _keep(folder: str, stop: Event, keep: float, enough: int | None) -> Kept | None:
+def _keep(folder: str, stop: Event, keep: float, enough: int | None) -> KeptTable | None:
     table = open_table(folder)
     if table is None:
         return None
@@ -74,4 +74,4 @@ def _keep(folder: str, stop: Event, keep: float, enough: int | None) -> Kept | N
     # A row's file is written milliseconds before its commit: after a day no writer is left that could still add it.
     orphans_before = now - ORPHAN_SECONDS
     cleaned = clean(folder, log, horizon, log_from=horizon, orphans_before=orphans_before, stop=stop)
-    return Kept(len(before), len(read_snapshot(folder).files), cleaned, checkpoint if checkpoint >= 0 else None)
+    return KeptTable(len(before), len(read_snapshot(folder).files), cleaned, checkpoint if checkpoint >= 0 else None)

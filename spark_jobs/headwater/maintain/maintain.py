@@ -34,7 +34,7 @@ from headwater.lake.ledger import generation_app, generation_began, read_generat
 from headwater.lake.paths import table_path
 from headwater.lake.registry import Registry, TableRecord
 from headwater.maintain.cleanup import ORPHAN_SECONDS, clean
-from headwater.maintain.control_tables import Kept, keep_ledger, keep_registry, keep_validations
+from headwater.maintain.control_tables import KeptTable, keep_ledger, keep_registry, keep_validations
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.source.connection import Connection, connect, identify
@@ -214,7 +214,7 @@ def _checkpoint(folder: str) -> int | None:
     return newest
 
 
-def _control(kept: Kept | None) -> dict[str, Any] | None:
+def _control(kept: KeptTable | None) -> dict[str, Any] | None:
     if kept is None:
         return None
     return {

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from headwater.lake.freshness import IN_STEP, Look, TableState
+from headwater.lake.freshness import IN_STEP, Look, ReportedState
 from headwater.lake.load_files import shown_loads
 from headwater.lake.paths import table_path, table_uri
 from headwater.lake.position_file import PositionFile
@@ -26,7 +26,7 @@ from headwater.lake.validations import recent_results
 from headwater.lake.wait_log import WaitLog
 from headwater.monitor.lags import Lags
 from headwater.monitor.recent_epochs import RecentEpoch, RecentEpochs
-from headwater.monitor.source_watch import Answer, SourceWatch
+from headwater.monitor.source_watch import SourceAnswer, SourceWatch
 from headwater.monitor.status import durable_json, remedy_of, slot_of
 from headwater.monitor.table_page import files_of, reason_of, reloads_of, schema_versions
 from headwater.names import TableName
@@ -53,7 +53,7 @@ class _Seen:
 
     look: Look
     registry: Registry | None
-    answer: Answer
+    answer: SourceAnswer
     lags: Lags
     loads: list[dict[str, Any]]
     running: bool | None
@@ -242,12 +242,12 @@ class PipelineWatch:
             return True if changed else None
         return False
 
-    def _states(self, seen: _Seen) -> dict[str, TableState]:
+    def _states(self, seen: _Seen) -> dict[str, ReportedState]:
         named = {str(entry.name) for entry in self.pipeline.tables if isinstance(entry.name, TableName)}
-        new = TableState("new", "it has not been loaded")
+        new = ReportedState("new", "it has not been loaded")
         return {name: seen.look.tables.get(name, new) for name in named | seen.answer.listed | set(seen.look.tables)}
 
-    def _remedy(self, table: TableState, seen: _Seen) -> str:
+    def _remedy(self, table: ReportedState, seen: _Seen) -> str:
         return table.remedy or remedy_of(table.state, self.pipeline.file, bool(seen.running))
 
     def _tables(self, seen: _Seen) -> list[dict[str, Any]]:
@@ -297,7 +297,7 @@ class PipelineWatch:
         }
 
 
-def _pipeline_state(seen: _Seen, states: dict[str, TableState]) -> str:
+def _pipeline_state(seen: _Seen, states: dict[str, ReportedState]) -> str:
     """One word for the pipeline; what needs a person goes first."""
     if any(table.state == "suspended" for table in states.values()):
         return "suspended"
@@ -321,11 +321,11 @@ def _paused(seen: _Seen) -> str | None:
     return (record.paused or None) if record is not None else None
 
 
-def _state_json(table: TableState, remedy: str) -> dict[str, str | None]:
+def _state_json(table: ReportedState, remedy: str) -> dict[str, str | None]:
     return {"state": table.state, "reason": table.reason, "since": table.since or None, "remedy": remedy}
 
 
-def _oldest(answer: Answer) -> dict[str, Any] | None:
+def _oldest(answer: SourceAnswer) -> dict[str, Any] | None:
     """The transaction that has been open longest at the source: its log is kept until it ends."""
     known = answer.state.open_transactions if answer.state is not None else ()
     # Of those whose age the role may not see, the lowest id began to write first.
@@ -335,7 +335,7 @@ def _oldest(answer: Answer) -> dict[str, Any] | None:
     return {"seconds": round(oldest.age, 3) if oldest.age is not None else None, "what": str(oldest)}
 
 
-def _source_json(answer: Answer) -> dict[str, Any]:
+def _source_json(answer: SourceAnswer) -> dict[str, Any]:
     age = round(time.monotonic() - answer.asked_at, 1) if answer.asked_at is not None else None
     return {"answers": answer.state is not None, "age_seconds": age, "reason": answer.outage}
 

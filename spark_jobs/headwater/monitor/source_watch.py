@@ -33,7 +33,7 @@ STALE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SourceAnswer:
     """What the source said last. `state` None: it did not answer, and `outage` says why.
 
     `wal_bound`: bytes of log it keeps for the slot at most, by its own setting or our ceiling (None: no bound).
@@ -59,9 +59,9 @@ class SourceWatch:
         self._conninfo = conninfo
         self._lock = threading.Lock()
         self._asking: threading.Event | None = None
-        self._answer = Answer()
+        self._answer = SourceAnswer()
 
-    def latest(self, tables: list[Registered], wait: float | None = None) -> Answer:
+    def latest(self, tables: list[Registered], wait: float | None = None) -> SourceAnswer:
         """The newest answer; a visit is begun when it is older than `ASK_SECONDS`. `tables`: those to ask about. It is
         waited for, `wait` seconds (None: `FIRST_SECONDS`) at most, when nobody has looked for a while: else the last
         answer will do."""
@@ -97,7 +97,7 @@ class SourceWatch:
             self._asking = None
         done.set()
 
-    def _ask(self, tables: list[Registered], before: Answer, began: float) -> Answer:
+    def _ask(self, tables: list[Registered], before: SourceAnswer, began: float) -> SourceAnswer:
         session = connect(
             self._conninfo(),
             application_name="headwater page",
@@ -112,8 +112,8 @@ class SourceWatch:
                 listed, listed_at = frozenset(str(relation.name) for relation, _ in matched), began
             bounds = (wal_bound(connection), self._pipeline.source.wal_ceiling)
             bound = min((size for size in bounds if size is not None), default=None)
-            return Answer(state, bound, jobs_there(connection), listed, listed_at, "", began)
+            return SourceAnswer(state, bound, jobs_there(connection), listed, listed_at, "", began)
 
 
-def _age(answer: Answer) -> float:
+def _age(answer: SourceAnswer) -> float:
     return time.monotonic() - answer.asked_at if answer.asked_at is not None else float("inf")

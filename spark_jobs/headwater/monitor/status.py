@@ -12,7 +12,7 @@ from contextlib import closing
 from typing import Any
 
 from headwater.errors import Transient
-from headwater.lake.freshness import Look, TableState
+from headwater.lake.freshness import Look, ReportedState
 from headwater.lake.load_files import shown_loads
 from headwater.lake.paths import table_path, table_uri
 from headwater.lake.position_file import PositionFile
@@ -124,7 +124,7 @@ def tables_of(
     )
     shown: dict[str, dict[str, Any]] = {}
     for name in sorted(named | listed | set(look.tables)):
-        table = look.tables.get(name, TableState("new", "it has not been loaded"))
+        table = look.tables.get(name, ReportedState("new", "it has not been loaded"))
         version = versions.get(name)
         relative = table.path or TableName.parse(name).path
         lag_bytes, lag_seconds = lags.of_table(name, version.applied_lsn if version is not None else None)

@@ -54,7 +54,7 @@ from headwater.pipeline_file.values import (
     table_value,
     truth_value,
 )
-from headwater.pipeline_file.yaml import Document, Path, Problem
+from headwater.pipeline_file.yaml import Document, FileProblem, Path
 
 _SECRETS: tuple[Path, ...] = (("source", "connection"), ("source", "hash_key"))
 MOST_CLUSTERED = 4
@@ -65,7 +65,7 @@ _SHORTEST_HASH_KEY = 16
 class BadPipelineFile(BadConfiguration):
     """A pipeline file that cannot be used. `problems` are the faults, each with its path and line."""
 
-    def __init__(self, file: str, problems: tuple[Problem, ...]) -> None:
+    def __init__(self, file: str, problems: tuple[FileProblem, ...]) -> None:
         count = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
         super().__init__(
             f"{count} in the pipeline file:" + "".join(f"\n  {problem}" for problem in problems),

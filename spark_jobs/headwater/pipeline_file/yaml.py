@@ -1,6 +1,6 @@
 """A YAML file as plain values that remember where they stood, with `${VAR}` replaced from the environment.
 
-For configuration: every fault is collected as a `Problem` with its path and line, none is raised alone. YAML 1.2's
+For configuration: every fault is collected as a `FileProblem` with its path and line, none is raised alone. YAML 1.2's
 plain scalars are read (`on`, `off`, `yes` and `no` are text), since `failover: on` must not become a truth value.
 What came from the environment may be a secret: `Document.shown` gives it back as it was written in the file.
 What the keys mean is left to `config`.
@@ -25,7 +25,7 @@ _TAG = "tag:yaml.org,2002:"
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class FileProblem:
     """One fault of a file: `path` as in `tables[1].key`, `line` counted from 1 where it is known."""
 
     path: str
@@ -45,10 +45,10 @@ class Document:
     lines: dict[Path, int] = field(default_factory=dict)
     as_written: dict[Path, str] = field(default_factory=dict)
     unresolved: set[Path] = field(default_factory=set)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[FileProblem] = field(default_factory=list)
 
     def report(self, path: Path, message: str) -> None:
-        self.problems.append(Problem(format_path(path), self.line(path), message))
+        self.problems.append(FileProblem(format_path(path), self.line(path), message))
 
     def line(self, path: Path) -> int | None:
         """The line of `path`, or of the nearest thing around it that has one."""
@@ -96,10 +96,10 @@ def parse(content: bytes, environ: Mapping[str, str]) -> Document:
         problem = str(error.problem or error.context or "cannot be read")
         is_alias = "alias" in f"{problem} {error.context}" or "alphabetic or numeric" in problem
         hint = "; write a pattern that begins with * in quotes" if is_alias else ""
-        document.problems.append(Problem("", mark.line + 1 if mark else None, f"not valid YAML: {problem}{hint}"))
+        document.problems.append(FileProblem("", mark.line + 1 if mark else None, f"not valid YAML: {problem}{hint}"))
         return document
     except (yaml.YAMLError, UnicodeError):
-        document.problems.append(Problem("", None, "not valid YAML: it holds bytes that are no UTF-8 text"))
+        document.problems.append(FileProblem("", None, "not valid YAML: it holds bytes that are no UTF-8 text"))
         return document
     if node is not None:
         document.data = _Reader(document, environ).value(node, (), ())
@@ -149,13 +149,13 @@ class _Reader:
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
             if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == f"{_TAG}null":
-                self._document.problems.append(Problem(format_path(path), line, "a key must be text"))
+                self._document.problems.append(FileProblem(format_path(path), line, "a key must be text"))
                 continue
             key = str(key_node.value)  # a column may well be called 1 or true
             if key in values:
                 first = self._document.lines[(*path, key)]
                 self._document.problems.append(
-                    Problem(format_path((*path, key)), line, f"the key is there twice, first in line {first}")
+                    FileProblem(format_path((*path, key)), line, f"the key is there twice, first in line {first}")
                 )
                 continue
             self._document.lines[(*path, key)] = line

@@ -39,7 +39,7 @@ from headwater.pipeline_file.where_text import parse
 from headwater.position import format_lsn
 from headwater.predicate import Predicate
 from headwater.reload.replacing import Replacing, driver_beside, refuse_kept, refuse_state, refuse_unfit
-from headwater.reload.which_rows import Part, part_named, rows_where
+from headwater.reload.which_rows import ReloadScope, part_named, rows_where
 from headwater.schema import Leaf, TableSchema
 from headwater.source.catalog.catalog import signature
 from headwater.source.connection import Connection, connect
@@ -118,7 +118,7 @@ class ReadPart:
     connection: Connection
     registry: Registry
     record: TableRecord
-    part: Part
+    part: ReloadScope
     progress: Report
     show: Show | None
     until_published: contextlib.ExitStack

@@ -16,7 +16,7 @@ from headwater.source.connection import Connection, errors_named
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ReloadScope:
     """`leaves`: relation ids of the partitions that hold the rows; empty: the whole table, or all rows of `where`.
     `names`: theirs, in SQL.
 
@@ -34,22 +34,22 @@ class Part:
         return not self.leaves and not self.where
 
 
-def rows_where(connection: Connection, now: TableSchema, where: str) -> Part:
+def rows_where(connection: Connection, now: TableSchema, where: str) -> ReloadScope:
     """The rows of the predicate that `where` writes; Refused for one that is none, or names other columns than those of
     key and partitions. `now`: the table at the source."""
     refuse_columns(connection, now, parse(where, now))
-    return Part((), (), f"{TableName(now.schema, now.name)} where {where}", where=where)
+    return ReloadScope((), (), f"{TableName(now.schema, now.name)} where {where}", where=where)
 
 
 def part_named(
     connection: Connection, record: TableRecord, leaves_now: Sequence[Leaf], partitions: Sequence[TableName]
-) -> Part:
+) -> ReloadScope:
     """The leaves of `partitions`, each a leaf or a subtree of the table; none: the whole table. `leaves_now`: those at
     the source. Refused for what is no partition of it now."""
     schema = record.schema
     met = {leaf.relation_id for leaf in schema.leaves}
     if not partitions:
-        return Part((), (), record.name, tuple(leaf for leaf in leaves_now if leaf.relation_id not in met))
+        return ReloadScope((), (), record.name, tuple(leaf for leaf in leaves_now if leaf.relation_id not in met))
     if not schema.partitioned:
         raise Refused(
             f"{record.name} is not partitioned",
@@ -74,7 +74,7 @@ def part_named(
         chosen |= {found, *below.get(found, ())} & set(known)
     names = tuple(sorted(known[leaf] for leaf in chosen))
     unknown = tuple(leaf for leaf in leaves_now if leaf.relation_id in chosen - met)
-    return Part(tuple(sorted(chosen)), names, f"{record.name} ({', '.join(map(str, partitions))})", unknown)
+    return ReloadScope(tuple(sorted(chosen)), names, f"{record.name} ({', '.join(map(str, partitions))})", unknown)
 
 
 @errors_named("source")

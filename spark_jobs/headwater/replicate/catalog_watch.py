@@ -26,7 +26,7 @@ from headwater.source.catalog.meanings import MEANINGS, of_users, other_meanings
 from headwater.source.catalog.relations import (
     ORDINARY,
     PARTITIONED,
-    Relation,
+    CatalogRelation,
     descendants,
     one_snapshot,
     read_relations,
@@ -83,7 +83,7 @@ class _Facts:
 
     version: int
     standings: tuple[Standing, ...]
-    relations: dict[int, Relation]
+    relations: dict[int, CatalogRelation]
     below: dict[int, tuple[int, ...]]
     publications: dict[str, Publication | None]
     narrowed: dict[int, Narrowed]
@@ -93,7 +93,7 @@ class _Facts:
         types = (column.type_oid for column in record.schema.columns)
         return {key: value for oid in types for key, value in self.meanings.get(oid, {}).items()}
 
-    def holders(self, root: Relation) -> list[Relation]:
+    def holders(self, root: CatalogRelation) -> list[CatalogRelation]:
         if root.kind != PARTITIONED:
             return [root]
         found = (self.relations.get(i) for i in self.below.get(root.relation_id, ()))
@@ -401,7 +401,7 @@ class CatalogWatch:
             )
 
 
-def _retyped(record: TableRecord, root: Relation) -> bool:
+def _retyped(record: TableRecord, root: CatalogRelation) -> bool:
     """Whether a column has another type than registered: the next Relation message shows it, and who follows it asks
     whether the table was written anew. For columns that were dropped or renamed nobody asks, and one that was added is
     not followed behind its own rewrite, but it is behind an earlier one."""
@@ -458,6 +458,6 @@ def _key_problem(record: TableRecord, standing: Standing, facts: _Facts) -> _Key
     return _Keyless(f"{what}: {problems[0].message}", problems[0].remedy, False)
 
 
-def _cure(relation: Relation, key: tuple[str, ...]) -> str:
+def _cure(relation: CatalogRelation, key: tuple[str, ...]) -> str:
     columns = ", ".join(map(quote_ident, key))
     return identity_remedy(relation, key).replace("(...)", f"({columns})" if columns else "(...)")

@@ -30,7 +30,7 @@ _LEFT_SECONDS = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class ChangedFiles:
     """`folder`: a table of the changed rows; None: there are none. `files` of `of`: how many hold them."""
 
     folder: str | None
@@ -39,7 +39,7 @@ class Changed:
 
 
 @contextlib.contextmanager
-def changed_rows(root: str, folder: str, before: int, now: int) -> Iterator[Changed]:
+def changed_rows(root: str, folder: str, before: int, now: int) -> Iterator[ChangedFiles]:
     """The rows of version `now` of the table in `folder` that version `before` lacks; readable inside the block.
 
     FileNotFoundError when the log does not reach back to `before`.
@@ -47,7 +47,7 @@ def changed_rows(root: str, folder: str, before: int, now: int) -> Iterator[Chan
     earlier, later = read_snapshot(folder, before), read_snapshot(folder, now)
     files = [file for file in later.files.values() if not _had(earlier.files.get(file.name), file)]
     if not files:
-        yield Changed(None, 0, len(later.files))
+        yield ChangedFiles(None, 0, len(later.files))
         return
     _sweep(root)
     place = join(changed_path(root), uuid.uuid4().hex)
@@ -57,7 +57,7 @@ def changed_rows(root: str, folder: str, before: int, now: int) -> Iterator[Chan
     try:
         storage.make_folder(log_path(place))
         storage.write(log_entry(place, 0), "\n".join(map(json.dumps, actions)).encode())
-        yield Changed(place, len(files), len(later.files))
+        yield ChangedFiles(place, len(files), len(later.files))
     finally:
         storage.delete_folder(place)
 

@@ -66,7 +66,7 @@ _SPARK_CONDITION = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]")
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ExpectationOutcome:
     """How one expectation came out. `unexpected`: rows that do not meet it; `observed`: the number that it is about;
     `keys`: of the rows, at most twenty; `error`: why it could not be judged.
 
@@ -164,7 +164,7 @@ def is_row_wise(expectation: Expectation) -> bool:
     return expectation.kind in _ROW_WISE and expectation.arguments.get("mostly", 1) == 1
 
 
-def run(frame: DataFrame, name: str, suites: Sequence[Suite], key: Sequence[str]) -> list[Outcome]:
+def run(frame: DataFrame, name: str, suites: Sequence[Suite], key: Sequence[str]) -> list[ExpectationOutcome]:
     """The outcome of every expectation of `suites` on the rows of `frame`, in their order."""
     asked = [(suite.name, expectation) for suite in suites for expectation in suite.expectations]
     batch = _batch(frame, name)
@@ -222,7 +222,7 @@ def _validate(batch: Any, expectations: Sequence[Expectation], result_format: di
     return [by_number[number] for number in range(len(expectations))]
 
 
-def _outcome(suite: str, expectation: Expectation, result: Any, key: Sequence[str]) -> Outcome:
+def _outcome(suite: str, expectation: Expectation, result: Any, key: Sequence[str]) -> ExpectationOutcome:
     told: dict[str, Any] = dict(result.result or {})
     observed = told.get("observed_value")
     number = isinstance(observed, int | float) and not isinstance(observed, bool)
@@ -235,7 +235,7 @@ def _outcome(suite: str, expectation: Expectation, result: Any, key: Sequence[st
     if keys:
         told["partial_unexpected_index_list"] = list(keys)
     result.result = told
-    return Outcome(
+    return ExpectationOutcome(
         suite,
         expectation,
         bool(result.success),
@@ -279,7 +279,7 @@ def _error(result: Any) -> str | None:
     return _QUOTE.split(message, maxsplit=1)[0].strip(" :([")[:_LONGEST] or "it could not be judged"
 
 
-def clear_errors(outcome: Outcome) -> Any:
+def clear_errors(outcome: ExpectationOutcome) -> Any:
     """Great Expectations' result of `outcome` for a page: the error in our words, no traceback."""
     outcome.result.exception_info = {
         "raised_exception": outcome.error is not None,
@@ -289,4 +289,4 @@ def clear_errors(outcome: Outcome) -> Any:
     return outcome.result
 
 
-__all__ = ["SHOWN_KEYS", "Outcome", "check_suites", "clear_errors", "is_row_wise", "require_great_expectations", "run"]
+__all__ = ["SHOWN_KEYS", "ExpectationOutcome", "check_suites", "clear_errors", "is_row_wise", "require_great_expectations", "run"]

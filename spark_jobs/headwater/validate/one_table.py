@@ -22,7 +22,7 @@ from headwater.position import Position
 from headwater.schema import DELETED
 from headwater.spark.session import suit
 from headwater.validate.changed_rows import changed_rows
-from headwater.validate.expectations import Outcome, is_row_wise, run
+from headwater.validate.expectations import ExpectationOutcome, is_row_wise, run
 from headwater.validate.suites import SEVERITIES, Expectation, Suite, basics, can_be_named
 
 
@@ -48,10 +48,10 @@ class TableValidation:
         self._suites = [self._basics(labels), *([suite] if suite is not None else [])]
         self.note = ""
 
-    def run(self, position: Position, *, incremental: bool) -> tuple[TableResult, list[Outcome]]:
+    def run(self, position: Position, *, incremental: bool) -> tuple[TableResult, list[ExpectationOutcome]]:
         suit(self._frame.sparkSession, self._frame)
         base = self._base(position) if incremental else None
-        outcomes: list[Outcome] | None = None
+        outcomes: list[ExpectationOutcome] | None = None
         if base is not None:
             try:
                 outcomes = self._since(base)
@@ -105,7 +105,7 @@ class TableValidation:
             return found
         return None
 
-    def _since(self, base: Earlier) -> list[Outcome]:
+    def _since(self, base: Earlier) -> list[ExpectationOutcome]:
         """The outcomes, where only what came since `base` is new."""
 
         def settled(expectation: Expectation) -> bool:
@@ -126,7 +126,7 @@ class TableValidation:
             return self._frame.limit(0)
         return self._living(spark.read.format("delta").load(folder))
 
-    def _ask(self, rows: DataFrame, of: Callable[[Expectation], bool]) -> list[Outcome]:
+    def _ask(self, rows: DataFrame, of: Callable[[Expectation], bool]) -> list[ExpectationOutcome]:
         suites = [Suite(s.name, tuple(e for e in s.expectations if of(e)), s.where) for s in self._suites]
         return run(rows, self._record.name, suites, self._key)
 
@@ -135,7 +135,7 @@ class TableValidation:
         key = list(self._schema.key)
         return key if all(can_be_named(name) for name in key) else []
 
-    def _result(self, suite: Suite, outcomes: Sequence[Outcome]) -> SuiteResult:
+    def _result(self, suite: Suite, outcomes: Sequence[ExpectationOutcome]) -> SuiteResult:
         mine = [outcome for outcome in outcomes if outcome.suite == suite.name]
         failed = [outcome for outcome in mine if not outcome.success]
         severities = [outcome.expectation.severity for outcome in failed]

@@ -19,7 +19,7 @@ from headwater.lake.paths import validation_pages_path
 from headwater.lake.validations import Validation
 from headwater.names import TableName
 from headwater.position import format_lsn
-from headwater.validate.expectations import Outcome, clear_errors
+from headwater.validate.expectations import ExpectationOutcome, clear_errors
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ _SEALED = (
 
 
 def write_pages(
-    root: str, folder: str | None, validation: Validation, outcomes: Mapping[str, Sequence[Outcome]]
+    root: str, folder: str | None, validation: Validation, outcomes: Mapping[str, Sequence[ExpectationOutcome]]
 ) -> str:
     """Write the pages of `validation` into `folder` (None: that of the lake); the address of the overview."""
     place = folder if folder is not None else validation_pages_path(root)
@@ -67,7 +67,7 @@ def _file(table: str) -> str:
     return TableName.parse(table).path.replace("/", ".") + ".html"
 
 
-def _data_docs(name: str, validation: Validation, outcomes: Sequence[Outcome]) -> str:
+def _data_docs(name: str, validation: Validation, outcomes: Sequence[ExpectationOutcome]) -> str:
     from great_expectations.core.expectation_validation_result import ExpectationSuiteValidationResult
     from great_expectations.render.renderer.page_renderer import ValidationResultsPageRenderer
     from great_expectations.render.view.view import DefaultJinjaPageView
@@ -93,7 +93,7 @@ def _data_docs(name: str, validation: Validation, outcomes: Sequence[Outcome]) -
     return page.replace("<head>", _SEALED, 1)
 
 
-def _overview(below: str, validation: Validation, outcomes: Mapping[str, Sequence[Outcome]]) -> str:
+def _overview(below: str, validation: Validation, outcomes: Mapping[str, Sequence[ExpectationOutcome]]) -> str:
     rows = "".join(
         f'<tr><td><a href="{escape(below)}/{escape(_file(result.table))}">{escape(result.table)}</a></td>'
         f"<td{'' if result.success else ' class=failed'}>{'passed' if result.success else 'failed'}</td>"
@@ -109,7 +109,7 @@ def _overview(below: str, validation: Validation, outcomes: Mapping[str, Sequenc
     )
 
 
-def _failures(outcomes: Sequence[Outcome]) -> str:
+def _failures(outcomes: Sequence[ExpectationOutcome]) -> str:
     return "<br>".join(
         escape(
             f"{outcome.expectation.kind} {', '.join(outcome.expectation.columns)} ({outcome.expectation.severity})"

@@ -21,7 +21,7 @@ from headwater.errors import Refused
 from headwater.names import TableName
 from headwater.pipeline_file import yaml as yaml_file
 from headwater.pipeline_file.pipeline import Pipeline
-from headwater.pipeline_file.yaml import Problem
+from headwater.pipeline_file.yaml import FileProblem
 from headwater.schema import TableSchema
 
 Severity = Literal["info", "warning", "error"]
@@ -186,7 +186,7 @@ class _Reading:
 
     def __init__(self, path: Path, schema: TableSchema | None) -> None:
         self._path, self._schema = path, schema
-        self.problems: list[Problem] = []
+        self.problems: list[FileProblem] = []
 
     def suite(self) -> Suite | None:
         data = self._parsed()
@@ -213,7 +213,7 @@ class _Reading:
             self._report("", f"cannot be read: {error.strerror or error}")
             return None
         except json.JSONDecodeError as error:
-            self.problems.append(Problem("", error.lineno, f"not valid JSON: {error.msg}"))
+            self.problems.append(FileProblem("", error.lineno, f"not valid JSON: {error.msg}"))
             return None
         except UnicodeDecodeError:
             self._report("", "not valid JSON: it holds bytes that are no UTF-8 text")
@@ -257,4 +257,4 @@ class _Reading:
                 self._report(f"{place}.kwargs", f"the table has no column {name!r} in the lake")
 
     def _report(self, path: str, message: str) -> None:
-        self.problems.append(Problem(path, None, message))
+        self.problems.append(FileProblem(path, None, message))

@@ -30,7 +30,7 @@ from headwater.position import Position
 from headwater.spark.session import job_session
 from headwater.validate.cut import cut_to_validate
 from headwater.validate.enum_labels import enum_labels
-from headwater.validate.expectations import SHOWN_KEYS, Outcome, check_suites, require_great_expectations
+from headwater.validate.expectations import SHOWN_KEYS, ExpectationOutcome, check_suites, require_great_expectations
 from headwater.validate.one_table import TableValidation
 from headwater.validate.pages import write_pages
 from headwater.validate.suites import read_suites
@@ -78,7 +78,7 @@ def validate(
         spark = job_session(pipeline.name, "validate")
         frames = read(spark, chosen)
         labels = enum_labels(pipeline, {name: records[name].schema for name in chosen["tables"]})
-        outcomes: dict[str, list[Outcome]] = {}
+        outcomes: dict[str, list[ExpectationOutcome]] = {}
         results: list[TableResult] = []
         told: dict[str, dict[str, Any]] = {}
         for name, entry in chosen["tables"].items():
@@ -143,7 +143,7 @@ def _keep_what_passed(pipeline: Pipeline, pin: Pin, passed: Sequence[str]) -> Pi
     return kept
 
 
-def _told(result: TableResult, outcomes: Sequence[Outcome], note: str) -> dict[str, Any]:
+def _told(result: TableResult, outcomes: Sequence[ExpectationOutcome], note: str) -> dict[str, Any]:
     failed = [outcome for outcome in outcomes if not outcome.success]
     keys = [
         {"key": key, "expectation": outcome.expectation.kind, "columns": list(outcome.expectation.columns)}

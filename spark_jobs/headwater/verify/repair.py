@@ -35,7 +35,7 @@ from headwater.errors import Transient
 from headwater.lake.ledger import TableVersion, generation_app, read_generation
 from headwater.lake.registry import Registry, TableRecord, now_text
 from headwater.lake.reload_records import Reload
-from headwater.load.copy import Changed, Target, copy_whole, named_error
+from headwater.load.copy import CopyTarget, NotAtThisCapturePoint, copy_whole, named_error
 from headwater.load.load import load
 from headwater.load.progress import Report
 from headwater.load.rows_by_key import ORIGIN, KeyReader
@@ -174,13 +174,13 @@ def repair_suspended(pipeline: Pipeline, table: TableName, shown: int, progress:
     return found
 
 
-def _copy_differences(found: Differences, shown: int, spark: SparkSession, target: Target) -> tuple[int, int]:
+def _copy_differences(found: Differences, shown: int, spark: SparkSession, target: CopyTarget) -> tuple[int, int]:
     """`headwater.load.one_table.Copy`: write what differs, or everything where that will not do."""
     found.position, found.whole = target.capture.position, ""
     try:
         return _write_differences(found, shown, spark, target)
     except TableChanged as changed:
-        raise Changed(str(changed)) from changed
+        raise NotAtThisCapturePoint(str(changed)) from changed
     except (PySparkException, UnfitValue) as error:
         raise named_error(error, target.record) from error
     except _Whole as reason:
@@ -194,7 +194,7 @@ class _Whole(Exception):
     """The table must be written as a whole, for the reason given."""
 
 
-def _write_differences(found: Differences, shown: int, spark: SparkSession, target: Target) -> tuple[int, int]:
+def _write_differences(found: Differences, shown: int, spark: SparkSession, target: CopyTarget) -> tuple[int, int]:
     record, root, pipeline = target.record, target.pipeline.lake_path(), target.pipeline.name
     schema, read = record.schema, record.schema.without_marks()
     comparison = Comparison(spark, read)
@@ -269,7 +269,7 @@ def _added(comparison: Comparison, schema: TableSchema, candidates: Candidates, 
     return NetChanges(rows, nothing, {}, None, key_schema(schema).empty_table(), rows.num_rows)
 
 
-def _put_right(target: Target, schema: TableSchema, candidates: Candidates) -> NetChanges:
+def _put_right(target: CopyTarget, schema: TableSchema, candidates: Candidates) -> NetChanges:
     """What puts the rows under the keys that differ right."""
     numbers = range(candidates.keys.num_rows)
     rows, keys = _read_keys(target.pipeline, schema, target.capture.snapshot_id, target.signatures, candidates, numbers)
@@ -283,7 +283,7 @@ def _put_right(target: Target, schema: TableSchema, candidates: Candidates) -> N
     return replace(changes, replaced=_of_keys(schema, keys.take(pa.array(several))))
 
 
-def _deleted_now(target: Target, changes: NetChanges) -> NetChanges:
+def _deleted_now(target: CopyTarget, changes: NetChanges) -> NetChanges:
     """Rows that the source does not have any more stay with the capture point as the moment of their deletion: when it
     was is not known."""
     put, gone = changes.rows.num_rows, changes.removed.num_rows

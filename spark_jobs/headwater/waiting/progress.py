@@ -22,7 +22,7 @@ _SHOWN_TRANSACTIONS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class WaitProgress:
     """`table` is the wanted one that is farthest behind, complete up to `position`; None where nothing is known.
 
     `gap_bytes`: from there to the target. `gap_seconds`: how long ago the table was known to be complete.
@@ -63,7 +63,7 @@ class Progress:
         return "; ".join(parts)
 
 
-def progress(target: Target, judged: Verdict, look: Look, source: SourceState | None, outage: str = "") -> Progress:
+def progress(target: Target, judged: Verdict, look: Look, source: SourceState | None, outage: str = "") -> WaitProgress:
     """How the wait for `target` stands. `outage`: why the source did not answer when it was asked last."""
     file = look.file
     named = [name for name in judged.tables if name in look.tables]
@@ -75,7 +75,7 @@ def progress(target: Target, judged: Verdict, look: Look, source: SourceState | 
         known = samples_of(file) + samples
         now = source.now() if source is not None else max((time for time, _ in known), default=None)
         seconds = _age(now, complete_until(file, covered, samples))
-    return Progress(
+    return WaitProgress(
         target=str(target),
         reason=judged.reason,
         table=behind,

@@ -11,7 +11,7 @@ from headwater.lake.cuts import Cut, Pin, time_text
 from headwater.lake.freshness import Outcome, Verdict
 from headwater.lake.requirements import Target
 from headwater.position import format_lsn
-from headwater.waiting.progress import Progress
+from headwater.waiting.progress import WaitProgress
 
 
 class NotFresh(HeadwaterError):
@@ -36,7 +36,7 @@ class WaitResult:
     applied: Mapping[str, int] = field(default_factory=dict)
     cut: Cut | None = None
     pin: Pin | None = None
-    progress: Progress | None = None
+    progress: WaitProgress | None = None
 
     @property
     def exit_status(self) -> int:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from headwater.errors import Refused
 from headwater.gate.wal_ceiling import REMEDY, give_up_if_beyond
-from headwater.lake.freshness import Look, TableState
+from headwater.lake.freshness import Look, ReportedState
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import Position
@@ -105,7 +105,7 @@ def as_the_source_stands(look: Look, source: SourceState | None, now: Callable[[
             # Since it was seen: when it came about nobody knows.
             assert source is not None
             since = source.now().astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-            tables[name] = TableState("suspended", problem.message, problem.remedy, since, tables[name].path)
+            tables[name] = ReportedState("suspended", problem.message, problem.remedy, since, tables[name].path)
     return replace(look, tables=tables)
 
 

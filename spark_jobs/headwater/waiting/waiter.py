@@ -37,7 +37,7 @@ from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import Position
 from headwater.waiting.lookout import Lookout
-from headwater.waiting.progress import Progress, progress
+from headwater.waiting.progress import WaitProgress, progress
 from headwater.waiting.result import WaitResult
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class Waiter:
         return self._asker.requirement if self._asker is not None else ""
 
     @property
-    def progress(self) -> Progress | None:
+    def progress(self) -> WaitProgress | None:
         """How the wait stands as of the last look; None before the first."""
         if self.target is None or self._seen is None:
             return None

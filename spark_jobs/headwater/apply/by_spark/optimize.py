@@ -20,7 +20,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
 from headwater.apply.direct import Fence, obstacle
-from headwater.apply.live_table import TableState
+from headwater.apply.live_table import LiveTable
 from headwater.apply.small_files import Upkeep, as_read, choose
 from headwater.delta.delta_log import DataFile, Snapshot, read_snapshot
 from headwater.schema import TableSchema
@@ -44,7 +44,7 @@ _SIZES = {
 
 def compact_directly(folder: str, schema: TableSchema, generation_app: str) -> bool:
     """Rewrite a directly written table's small files and deleted rows; whether anything was committed."""
-    state = TableState(folder, schema)
+    state = LiveTable(folder, schema)
     # No driver's generation is raised or taken back by this: the mark stays as it was found.
     fence = Fence(generation_app, state.snapshot.transactions.get(generation_app, 0))
     changed = False

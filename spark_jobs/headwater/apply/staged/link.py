@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyroaring import BitMap
 
-from headwater.apply.live_table import Added, TableState
+from headwater.apply.live_table import Added, LiveTable
 from headwater.apply.plan import Plan
 from headwater.apply.staged.files import StagedFile, StagedFilesGone, StagedRows
 from headwater.apply.work import DELETE_MISSED, INSERT_MET, UPDATE_MISSED, Work, examples
@@ -26,9 +26,7 @@ from headwater.delta.index.index import NOWHERE
 _NOTHING: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 
 
-def link_staged(
-    state: TableState, plan: Plan, staged: StagedRows, work: Work
-) -> tuple[list[DataFile], Iterator[Added]]:
+def link_staged(state: LiveTable, plan: Plan, staged: StagedRows, work: Work) -> tuple[list[DataFile], Iterator[Added]]:
     """Files that were written while the transaction was open: only their keys are looked up. A row that must not be
     written is one more that is gone. Returns the files as the commit names them, and with their keys."""
     look_up = plan.apply_path == "positional"
@@ -55,7 +53,7 @@ def _keyed(files: list[StagedFile], added: list[DataFile], look_up: bool) -> Ite
         yield Added(named, codes, file.gone)
 
 
-def _met(state: TableState, plan: Plan, staged: StagedRows, file: StagedFile, work: Work) -> BitMap:
+def _met(state: LiveTable, plan: Plan, staged: StagedRows, file: StagedFile, work: Work) -> BitMap:
     """The rows of the staged file that are gone, once its keys have been looked up."""
     alive = np.setdiff1d(np.arange(file.file.rows or 0), np.array(file.gone, dtype=np.int64))
     stored, places = file.stored[alive], state.find(file.keys().take(alive))

@@ -35,7 +35,7 @@ Hash = npt.NDArray[np.uint64]
 
 
 @dataclass(slots=True)
-class Part:
+class HashPart:
     """One part: its blocks in its file. On the way there pieces of one relation at a time, `room` bytes of them in
     memory."""
 
@@ -74,9 +74,9 @@ class Part:
         self.pieces = []
 
 
-def new_parts(count: int, store: SpillStore, files: contextlib.ExitStack) -> list[Part]:
+def new_parts(count: int, store: SpillStore, files: contextlib.ExitStack) -> list[HashPart]:
     """Empty parts, whose files go with `files`."""
-    parts = [Part(store.new_file(), min(BLOCK_BYTES, _MEMORY // count)) for _ in range(count)]
+    parts = [HashPart(store.new_file(), min(BLOCK_BYTES, _MEMORY // count)) for _ in range(count)]
     for part in parts:
         files.callback(part.file.remove)
     return parts
@@ -96,7 +96,7 @@ class Dealer:
         """Ascending numbers of changes."""
         return np.unique(np.concatenate(self._kept)) if self._kept else np.zeros(0, dtype=np.int64)
 
-    def deal(self, blocks: Iterable[tuple[Block, Rows]], after: int, parts: Sequence[Part], seed: int = 0) -> None:
+    def deal(self, blocks: Iterable[tuple[Block, Rows]], after: int, parts: Sequence[HashPart], seed: int = 0) -> None:
         """Add the changes numbered above `after` to `parts`."""
         for block, mask in blocks:
             held = block.load()
@@ -107,7 +107,7 @@ class Dealer:
         for part in parts:
             part.flush(self._store)
 
-    def _deal(self, relation: Relation, held: Held, tuples: Tuples, parts: Sequence[Part], seed: int) -> None:
+    def _deal(self, relation: Relation, held: Held, tuples: Tuples, parts: Sequence[HashPart], seed: int) -> None:
         old_ends = np.full(held.changes, _NOBODY, dtype=np.int64)
         if self._schema.key:
             new, old, moves = self._places(tuples, len(parts), seed)

@@ -26,7 +26,7 @@ from headwater.errors import Diverged
 from headwater.log.blocks import INSERT, Block, Truncate
 from headwater.log.net.decoded import DecodedChanges, decode_changes
 from headwater.log.net.events import PUT_NEW, Events, keys_of
-from headwater.log.net.hash_parts import Dealer, Part, new_parts
+from headwater.log.net.hash_parts import Dealer, HashPart, new_parts
 from headwater.log.net.kept_values import Stays
 from headwater.log.net.moved_values import MovedValues
 from headwater.log.net.on_disk import PartsOnDisk
@@ -150,13 +150,13 @@ def _net_in_parts(
 
 def _bounded(
     schema: TableSchema,
-    part: Part,
+    part: HashPart,
     cuts: _Cuts,
     dealer: Dealer,
     describe: Callable[[int], str],
     store: SpillStore,
     files: contextlib.ExitStack,
-) -> list[Part]:
+) -> list[HashPart]:
     """The part, or what it comes to when it is too large."""
     if not schema.key or not _is_large(part):
         return [part]
@@ -179,13 +179,13 @@ def _bounded(
     return parts
 
 
-def _is_large(part: Part) -> bool:
+def _is_large(part: HashPart) -> bool:
     return part.changes > 2 * PART_CHANGES or part.size > 2 * PART_BYTES
 
 
 def _moved_values(
     schema: TableSchema,
-    parts: Sequence[Part],
+    parts: Sequence[HashPart],
     cuts: _Cuts,
     dealer: Dealer,
     describe: Callable[[int], str],

@@ -17,7 +17,7 @@ from headwater.log.blocks import DELETE, INSERT, Block, Held
 from headwater.log.copying import copied
 from headwater.log.net.decoded import DecodedChanges, decode_changes
 from headwater.log.net.events import Events
-from headwater.log.net.hash_parts import Part
+from headwater.log.net.hash_parts import HashPart
 from headwater.log.spill import SpillStore
 from headwater.schema import TableSchema
 
@@ -30,8 +30,8 @@ _SAMPLES = 256
 
 def thinned(
     schema: TableSchema,
-    part: Part,
-    into: Part,
+    part: HashPart,
+    into: HashPart,
     describe: Callable[[int], str],
     cuts: Sequence[int],
     kept: Int64,

@@ -24,7 +24,7 @@ from headwater.log.blocks import Block, Int64, Relation
 from headwater.log.large import Announcement, Gone, OpenBlocks, place_of, rolled_back_of
 from headwater.log.net.net_effect import PART_CHANGES
 from headwater.log.spill import Spilled, SpillStore
-from headwater.replicate.preapply.process import Answer, Finish, Forget, Stage, Target, main
+from headwater.replicate.preapply.process import Finish, Forget, Stage, StagingAnswer, StagingTarget, main
 from headwater.schema import TableSchema
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class _Share:
     """One table's part of an open transaction: the blocks `sent`, each with what had been rolled back of it; `last`:
     the highest number of a change in them."""
 
-    target: Target
+    target: StagingTarget
     folder: str
     sent: dict[Place, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     last: int = -1
@@ -104,7 +104,7 @@ class _Task:
 
     message: Stage | Finish | Forget
     share: _Share | None = None
-    answer: Future[Answer] | None = None
+    answer: Future[StagingAnswer] | None = None
 
 
 class _Tasks:
@@ -153,7 +153,7 @@ class Staging:
     """The driver's side. `budget`: bytes of spilled blocks and all that is made of them; `target` says to which table
     of ours a relation belongs, None if it is not to be staged. What is announced before `begin` waits for it."""
 
-    def __init__(self, root: str, budget: int, target: Callable[[Relation], Target | None]) -> None:
+    def __init__(self, root: str, budget: int, target: Callable[[Relation], StagingTarget | None]) -> None:
         self._root, self._budget, self._target = root, budget, target
         self._folder: str | None = None
         self._spill: SpillStore | None = None
@@ -216,7 +216,7 @@ class Staging:
                 return share.rows
             transaction.closed = True
             reason = self._off or share.why_not(blocks, schema, self._done.get((xid, name), 0))
-            answer: Future[Answer] = Future()
+            answer: Future[StagingAnswer] = Future()
             if not reason:
                 self._tasks.put(_Task(Finish(xid, name, share.tail(blocks)), share, answer))
         if not reason:
@@ -320,13 +320,13 @@ class Staging:
         except Exception as error:
             log.exception("staging failed, nothing more is staged in this run")
             self._off = f"staging failed: {error}"
-            answer = Answer(refused=self._off)
+            answer = StagingAnswer(refused=self._off)
         if task.answer is not None:
             task.answer.set_result(answer)
 
-    def _answer(self, task: _Task, stager: _StagerHandle) -> Answer:
+    def _answer(self, task: _Task, stager: _StagerHandle) -> StagingAnswer:
         message, share = task.message, task.share
-        answer = Answer(refused="it was rolled back")
+        answer = StagingAnswer(refused="it was rolled back")
         if isinstance(message, Forget):
             if stager.is_running:
                 self._ask(stager, message)
@@ -339,12 +339,12 @@ class Staging:
                 key = message.xid, message.target.name
                 self._done[key] = self._done.get(key, 0) + sum(block.changes for block in message.blocks)
         elif share is not None and share.refused:
-            answer = Answer(refused=share.refused)
+            answer = StagingAnswer(refused=share.refused)
         return answer
 
-    def _ask(self, stager: _StagerHandle, message: Stage | Finish | Forget) -> Answer:
+    def _ask(self, stager: _StagerHandle, message: Stage | Finish | Forget) -> StagingAnswer:
         if self._off:
-            return Answer(refused=self._off)
+            return StagingAnswer(refused=self._off)
         try:
             return stager.ask(message)
         except TimeoutError as error:
@@ -352,7 +352,7 @@ class Staging:
         except (EOFError, OSError) as error:
             self._off = f"the stager process died: {error or type(error).__name__}"
         log.warning("%s; nothing more is staged in this run", self._off)
-        return Answer(refused=self._off)
+        return StagingAnswer(refused=self._off)
 
 
 class _StagerHandle:
@@ -361,7 +361,7 @@ class _StagerHandle:
     def __init__(self) -> None:
         self.is_running = False
 
-    def ask(self, message: Stage | Finish | Forget) -> Answer:
+    def ask(self, message: Stage | Finish | Forget) -> StagingAnswer:
         """EOFError or OSError: it has died. TimeoutError: it does not answer; it is killed."""
         if not self.is_running:
             context = multiprocessing.get_context("spawn")
@@ -377,7 +377,7 @@ class _StagerHandle:
         if not self._connection.poll(seconds):
             self._process.kill()
             raise TimeoutError(f"no answer for {seconds:.0f} s")
-        answer: Answer = self._connection.recv()
+        answer: StagingAnswer = self._connection.recv()
         return answer
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ _NICE: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class StagingTarget:
     """A table that may be staged: its folder in the lake, and its schema as the registry has it."""
 
     name: str
@@ -41,7 +41,7 @@ class Stage:
     """More changes of the open transaction `xid` on one table, to be staged below `folder`."""
 
     xid: int
-    target: Target
+    target: StagingTarget
     folder: str
     blocks: tuple[Block, ...]
 
@@ -63,7 +63,7 @@ class Forget:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StagingAnswer:
     """`refused`: why the table's share cannot be staged; `rows`: what was staged, to Finish."""
 
     refused: str = ""
@@ -74,19 +74,19 @@ class _Stager:
     def __init__(self) -> None:
         self._tables: dict[tuple[int, str], tuple[TableSchema, StagedTable]] = {}
 
-    def answer(self, message: Stage | Finish | Forget) -> Answer:
+    def answer(self, message: Stage | Finish | Forget) -> StagingAnswer:
         try:
             if isinstance(message, Forget):
                 self._tables = {key: table for key, table in self._tables.items() if key[0] != message.xid}
-                return Answer()
+                return StagingAnswer()
             if isinstance(message, Stage):
                 self._stage(message)
-                return Answer()
+                return StagingAnswer()
             schema, table = self._tables[message.xid, message.name]
             _take(table, schema, message.xid, message.blocks)
-            return Answer(rows=table.result())
+            return StagingAnswer(rows=table.result())
         except (CannotStage, HeadwaterError, OSError) as error:
-            return Answer(refused=str(error))
+            return StagingAnswer(refused=str(error))
 
     def _stage(self, message: Stage) -> None:
         key = message.xid, message.target.name

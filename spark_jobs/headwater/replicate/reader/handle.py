@@ -29,7 +29,7 @@ from headwater.replicate.reader.process import (
     ConninfoWanted,
     Ended,
     Hides,
-    Progress,
+    LogProgress,
     ReaderOptions,
     Spent,
     Started,
@@ -244,7 +244,7 @@ class LogReader:
             self._changed.notify_all()
 
     def _arrived(
-        self, item: Chunk | Progress | Awake | Started | Spent | ConninfoWanted | Announcement | Hides
+        self, item: Chunk | LogProgress | Awake | Started | Spent | ConninfoWanted | Announcement | Hides
     ) -> None:
         if isinstance(item, ConninfoWanted):
             self._tell_conninfo()
@@ -263,7 +263,7 @@ class LogReader:
                 self._chunk_arrived(chunk)
             return
         with self._changed:
-            if isinstance(item, Progress):
+            if isinstance(item, LogProgress):
                 self.read_position = max(self.read_position, item.read_position)
                 self.heard = item.heard
                 self.reply_wanted = self.reply_wanted or item.reply_wanted

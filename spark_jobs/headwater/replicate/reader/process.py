@@ -75,7 +75,7 @@ class ReaderOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class LogProgress:
     """No change, but news: the log has been read up to `read_position`; `heard`: monotonic time of the server's last
     message; `reply_wanted`: the server waits for a confirmation."""
 
@@ -312,7 +312,7 @@ class _Reader:
             return  # its chunk will carry the position
         self._reported = max(self._reported, self._position())
         self._told = time.monotonic()
-        self._data.send(Progress(self._reported, self._heard, reply_wanted))
+        self._data.send(LogProgress(self._reported, self._heard, reply_wanted))
 
     def _ship(self) -> None:
         now = time.monotonic()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from headwater.apply.applier import damage_named
-from headwater.apply.columns import Columns, evolve, require_possible
+from headwater.apply.columns import ColumnChange, evolve, require_possible
 from headwater.apply.direct import Fence
 from headwater.apply.reshape import rebuild, shape_ahead
 from headwater.columns.changes import (
@@ -307,7 +307,7 @@ class Evolving:
         raise KeepsChanging.during(_TRIES, record.name)
 
 
-def _columns(record: TableRecord, before: TableSchema, after: TableSchema, number: int) -> Columns:
+def _columns(record: TableRecord, before: TableSchema, after: TableSchema, number: int) -> ColumnChange:
     """What the lake's table has to become. BadValue when a default is none of its type's values."""
     renamed, added, widened = between(before, after.columns)
     fill = {}
@@ -322,7 +322,7 @@ def _columns(record: TableRecord, before: TableSchema, after: TableSchema, numbe
                     remedy=f'set on_bad_value: {{{column.name}: "null"}} or string in the pipeline file, then '
                     f"headwater load PIPELINE.yaml --table {record.name} --again",
                 )
-    return Columns(after, tuple(added), renamed, fill, tuple(widened), number)
+    return ColumnChange(after, tuple(added), renamed, fill, tuple(widened), number)
 
 
 @contextlib.contextmanager

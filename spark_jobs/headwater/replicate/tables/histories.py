@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.apply.applier import Applier, overwriting_named
-from headwater.apply.columns import Columns, evolve
+from headwater.apply.columns import ColumnChange, evolve
 from headwater.apply.direct import Fence
 from headwater.apply.plan import Plan, PlanAgain
 from headwater.delta import entries
@@ -108,7 +108,7 @@ class Histories:
             widened = wider(others, snapshot)
             if len(widened) < len(others):
                 raise holds_others(record, path, others)
-            to = Columns(own.schema, missing, widened=widened)
+            to = ColumnChange(own.schema, missing, widened=widened)
             still_alive()
             try:
                 now = evolve(path, version.version, record.name, own.app_id(self._pipeline), to, fence)

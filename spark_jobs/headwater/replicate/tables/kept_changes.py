@@ -26,7 +26,7 @@ _SUFFIX: Final = ".kept"
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class ShareInFiles:
     """A share that was kept. `counts`: which of its transactions no earlier share holds; `files`: where it lies."""
 
     share: KeptShare
@@ -64,7 +64,7 @@ class KeptChanges:
             storage.replace(file, piece)
             storage.sync_files(file)  # before its row is published: a row that outlives a power cut holds it for kept
 
-    def shares(self, up_to: int | None = None) -> Iterator[Kept]:
+    def shares(self, up_to: int | None = None) -> Iterator[ShareInFiles]:
         """All that is kept, in the log's order. What a driver had begun to keep when it died is left out.
 
         `up_to`: so far counts what earlier drivers have kept. What lies above it the log delivers again, and it is kept
@@ -83,10 +83,10 @@ class KeptChanges:
             if up_to is not None and int(kept_as.split("-")[0]) != self._generation:
                 to_lsn = min(to_lsn, up_to)
             counts: Rows = np.asarray((ends > reached) & (ends <= to_lsn))
-            yield Kept(share, counts, files)
+            yield ShareInFiles(share, counts, files)
             base, reached = share.next, max(reached, to_lsn)
 
-    def remove(self, kept: Kept) -> None:
+    def remove(self, kept: ShareInFiles) -> None:
         """It is in the table."""
         for file in kept.files:
             storage.delete(file)

@@ -43,7 +43,7 @@ from headwater.replicate.batches.batch import Batch, Share
 from headwater.replicate.batches.lanes import Result
 from headwater.replicate.batches.retries import Retries, TryAgain, reason_of
 from headwater.replicate.preapply.decide import Staging
-from headwater.replicate.preapply.process import Target
+from headwater.replicate.preapply.process import StagingTarget
 from headwater.replicate.tables.columns import Evolving
 from headwater.replicate.tables.histories import Histories
 from headwater.replicate.tables.keeper import Keeper
@@ -186,7 +186,7 @@ class Tables:
         """What was staged of a large transaction is used at its commit."""
         self._staging = staging
 
-    def stageable(self, relation: Relation) -> Target | None:
+    def stageable(self, relation: Relation) -> StagingTarget | None:
         """The table that changes of an open transaction may be staged for."""
         name = self._relations.owner(relation.relation_id)
         record = self.records[name] if name is not None else None
@@ -196,7 +196,7 @@ class Tables:
             refuse_difference(record, relation)
         except SchemaChanged:
             return None
-        return Target(record.name, table_path(self._root, record.path), record.schema)
+        return StagingTarget(record.name, table_path(self._root, record.path), record.schema)
 
     def _resume_history(self, record: TableRecord, before: Mapping[str, TableVersion]) -> None:
         if not (record.schemas and record.schema.history):

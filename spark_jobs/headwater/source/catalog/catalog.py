@@ -29,7 +29,7 @@ from headwater.source.catalog.relations import (
     KINDS,
     ORDINARY,
     PARTITIONED,
-    Relation,
+    CatalogRelation,
     descendants,
     list_relations,
     one_snapshot,
@@ -51,8 +51,8 @@ class CatalogTable:
 
     schema: TableSchema
     entry: TableEntry
-    relation: Relation
-    holders: tuple[Relation, ...]
+    relation: CatalogRelation
+    holders: tuple[CatalogRelation, ...]
     children: tuple[TableName, ...] = ()
 
     @property
@@ -64,9 +64,9 @@ class CatalogTable:
 class Judged:
     """What was found out about a table, also one that cannot be replicated: then `table` is None."""
 
-    relation: Relation
+    relation: CatalogRelation
     entry: TableEntry
-    holders: tuple[Relation, ...]
+    holders: tuple[CatalogRelation, ...]
     columns: tuple[Column, ...]
     key: tuple[str, ...]
     problems: tuple[Problem, ...]
@@ -169,7 +169,7 @@ class _TableReader:
 
     def __init__(
         self,
-        relation: Relation,
+        relation: CatalogRelation,
         entry: TableEntry,
         pipeline: Pipeline,
         *,
@@ -190,7 +190,7 @@ class _TableReader:
         self.where = str(relation.name)
         self.problems: list[Problem] = []
 
-    def read(self, below: list[Relation], types: dict[int, PgType]) -> Judged:
+    def read(self, below: list[CatalogRelation], types: dict[int, PgType]) -> Judged:
         relation, entry = self.relation, self.entry
         partitioned = relation.kind == PARTITIONED
         holders = [r for r in below if r.kind != PARTITIONED] if partitioned else [relation]
@@ -224,7 +224,7 @@ class _TableReader:
 
     def _table(
         self,
-        holders: list[Relation],
+        holders: list[CatalogRelation],
         columns: tuple[Column, ...],
         key: tuple[str, ...],
         children: tuple[TableName, ...],
@@ -252,7 +252,7 @@ class _TableReader:
         )
         return CatalogTable(schema, entry, relation, tuple(holders), children)
 
-    def _storage_problems(self, holders: list[Relation]) -> list[Problem]:
+    def _storage_problems(self, holders: list[CatalogRelation]) -> list[Problem]:
         problems = []
         if self.relation.name.schema == "_headwater":
             problems.append(error("reserved_schema", self.where, "the schema _headwater is the lake's own folder"))
@@ -267,7 +267,7 @@ class _TableReader:
                 problems.append(error(f"{kind}_table", where, f"it is {kind}: its rows are not in the log", remedy))
         return problems
 
-    def _rights_problems(self, relations: list[Relation], columns: tuple[Column, ...]) -> list[Problem]:
+    def _rights_problems(self, relations: list[CatalogRelation], columns: tuple[Column, ...]) -> list[Problem]:
         problems = []
         for relation in relations:
             where = str(relation.name)
@@ -284,7 +284,7 @@ class _TableReader:
                 problems.append(error("row_security", where, message, remedy))
         return problems
 
-    def _identity_problems(self, holders: list[Relation]) -> list[Problem]:
+    def _identity_problems(self, holders: list[CatalogRelation]) -> list[Problem]:
         problems = []
         for holder in holders:
             reason = why_writers_would_fail(holder, self.version, self.publishes_generated)

@@ -16,7 +16,7 @@ from headwater.names import TableName, quote_ident
 from headwater.pipeline_file.pipeline import Pipeline, TableEntry
 from headwater.schema import SERVER_TEXT, Column
 from headwater.source.catalog.identity import carried_columns
-from headwater.source.catalog.relations import PARTITIONED, Attribute, Relation
+from headwater.source.catalog.relations import PARTITIONED, Attribute, CatalogRelation
 from headwater.source.catalog.types import PgType, text_of, value_type
 from headwater.source.problems import Problem, error, warning
 
@@ -28,7 +28,11 @@ _COLUMNS_WITH_STATISTICS = 32
 
 
 def replicated_columns(
-    relation: Relation, entry: TableEntry, pipeline: Pipeline, types: dict[int, PgType], publishes_generated: bool
+    relation: CatalogRelation,
+    entry: TableEntry,
+    pipeline: Pipeline,
+    types: dict[int, PgType],
+    publishes_generated: bool,
 ) -> tuple[tuple[Column, ...], list[Problem]]:
     """The columns in attnum order, and one problem per column that is left out or has no type in the lake."""
     columns: list[Column] = []
@@ -83,7 +87,7 @@ def bad_value_policy(entry: TableEntry, pipeline: Pipeline, column: str) -> str:
 
 
 def column_problems(
-    relation: Relation, entry: TableEntry, columns: tuple[Column, ...], key: tuple[str, ...]
+    relation: CatalogRelation, entry: TableEntry, columns: tuple[Column, ...], key: tuple[str, ...]
 ) -> list[Problem]:
     """What is wrong with names, and with what the pipeline file says about columns."""
     where = str(relation.name)
@@ -117,7 +121,7 @@ def column_problems(
     return problems
 
 
-def _clustering_problems(relation: Relation, entry: TableEntry, columns: tuple[Column, ...]) -> list[Problem]:
+def _clustering_problems(relation: CatalogRelation, entry: TableEntry, columns: tuple[Column, ...]) -> list[Problem]:
     position = {column.name: (index, column) for index, column in enumerate(columns)}
     problems = []
     for name in entry.cluster_by:
@@ -138,7 +142,7 @@ def _clustering_problems(relation: Relation, entry: TableEntry, columns: tuple[C
     return problems
 
 
-def part_problems(relation: Relation, entry: TableEntry, holders: Sequence[Relation]) -> list[Problem]:
+def part_problems(relation: CatalogRelation, entry: TableEntry, holders: Sequence[CatalogRelation]) -> list[Problem]:
     """Why the source cannot publish only some columns or rows of the table, as the pipeline file wants; or the reader
     not hide them."""
     where, excluded, hiding = str(relation.name), entry.columns.exclude, _hiding(entry)
@@ -170,11 +174,11 @@ def _hiding(entry: TableEntry) -> dict[str, str]:
     return dict.fromkeys(entry.columns.hash, "hash") | dict.fromkeys(entry.columns.mask, "mask")
 
 
-def _another_identity(relation: Relation) -> str:
+def _another_identity(relation: CatalogRelation) -> str:
     return f"ALTER TABLE {relation.name} REPLICA IDENTITY DEFAULT, or USING INDEX of its key"
 
 
-def _name_problems(relation: Relation, entry: TableEntry) -> list[Problem]:
+def _name_problems(relation: CatalogRelation, entry: TableEntry) -> list[Problem]:
     where = str(relation.name)
     problems = []
     same: defaultdict[str, list[str]] = defaultdict(list)
@@ -194,7 +198,7 @@ def _name_problems(relation: Relation, entry: TableEntry) -> list[Problem]:
     return problems
 
 
-def _unknown_columns(relation: Relation, entry: TableEntry) -> list[Problem]:
+def _unknown_columns(relation: CatalogRelation, entry: TableEntry) -> list[Problem]:
     # A pattern's policies speak of all its tables: not each of them has every column.
     per_column = (
         entry.on_bad_value if isinstance(entry.name, TableName) and isinstance(entry.on_bad_value, dict) else ()

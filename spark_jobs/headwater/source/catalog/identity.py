@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headwater.names import quote_ident
-from headwater.source.catalog.relations import Index, Relation
+from headwater.source.catalog.relations import CatalogRelation, Index
 from headwater.source.problems import Problem, error
 
 GENERATED_PUBLISHED_SINCE = 180000
 
 
-def identity_index(relation: Relation) -> Index | None:
+def identity_index(relation: CatalogRelation) -> Index | None:
     """The index whose columns an old row carries in the log (identity DEFAULT or INDEX), as the server chooses it."""
     for index in relation.indexes:
         marked = index.primary if relation.replica_identity == "d" else index.replica_identity
@@ -27,7 +27,7 @@ def identity_index(relation: Relation) -> Index | None:
     return None
 
 
-def carried_columns(relation: Relation) -> frozenset[str]:
+def carried_columns(relation: CatalogRelation) -> frozenset[str]:
     """The columns that an old row always carries in the log; empty when there is no usable identity."""
     if relation.replica_identity == "f":
         return frozenset(attribute.name for attribute in relation.attributes)
@@ -35,7 +35,7 @@ def carried_columns(relation: Relation) -> frozenset[str]:
     return frozenset(index.columns) if index else frozenset()
 
 
-def why_writers_would_fail(relation: Relation, version: int, publishes_generated: bool) -> str | None:
+def why_writers_would_fail(relation: CatalogRelation, version: int, publishes_generated: bool) -> str | None:
     """Why an UPDATE or DELETE at the source would fail once `relation` is published; None when it would not."""
     if not carried_columns(relation):
         return "it has no usable replica identity"
@@ -50,12 +50,12 @@ def why_writers_would_fail(relation: Relation, version: int, publishes_generated
     return None
 
 
-def is_key_index(relation: Relation, index: Index) -> bool:
+def is_key_index(relation: CatalogRelation, index: Index) -> bool:
     """Whether `index`, its timing aside, keeps two rows from sharing its columns."""
     return index.valid and not index.partial and not index.expressions and set(index.columns) <= relation.all_not_null
 
 
-def _candidates(relation: Relation) -> list[tuple[str, ...]]:
+def _candidates(relation: CatalogRelation) -> list[tuple[str, ...]]:
     """Keys of `relation`, the preferred first: replica identity index, primary key, then the shortest, oldest."""
     usable = [index for index in relation.indexes if is_key_index(relation, index) and index.immediate]
     usable.sort(key=lambda i: (not i.replica_identity, not i.primary, len(i.columns), i.relation_id))
@@ -63,7 +63,7 @@ def _candidates(relation: Relation) -> list[tuple[str, ...]]:
 
 
 def choose_key(
-    root: Relation, holders: Sequence[Relation], declared: tuple[str, ...] | None, insert_only: bool
+    root: CatalogRelation, holders: Sequence[CatalogRelation], declared: tuple[str, ...] | None, insert_only: bool
 ) -> tuple[tuple[str, ...], list[Problem]]:
     """The key that rows of `root` are found by, and what is wrong with it.
 
@@ -86,7 +86,7 @@ def choose_key(
     return (), [_no_key(root)]
 
 
-def _no_key(root: Relation) -> Problem:
+def _no_key(root: CatalogRelation) -> Problem:
     where = str(root.name)
     late = [index for index in root.indexes if is_key_index(root, index) and not index.immediate]
     if late:
@@ -98,7 +98,7 @@ def _no_key(root: Relation) -> Problem:
     return error("no_key", where, message, f"{_add_key(root)}, or set insert_only: true if its rows never change")
 
 
-def _uniqueness(root: Relation, key: tuple[str, ...]) -> list[Problem]:
+def _uniqueness(root: CatalogRelation, key: tuple[str, ...]) -> list[Problem]:
     where = str(root.name)
     unknown = [name for name in key if root.attribute(name) is None]
     if unknown:
@@ -118,13 +118,13 @@ def _uniqueness(root: Relation, key: tuple[str, ...]) -> list[Problem]:
     return [error("key_not_unique", where, message, f"CREATE UNIQUE INDEX ON {where} ({_names(key)})")]
 
 
-def _deferrable(root: Relation, index: Index) -> Problem:
+def _deferrable(root: CatalogRelation, index: Index) -> Problem:
     message = f"its key {quote_ident(index.name)} is deferrable: inside a transaction two rows may share it"
     remedy = "make the constraint NOT DEFERRABLE, or declare another key that the replica identity carries"
     return error("deferrable_key", str(root.name), message, remedy)
 
 
-def _carried(root: Relation, holders: Sequence[Relation], key: tuple[str, ...]) -> list[Problem]:
+def _carried(root: CatalogRelation, holders: Sequence[CatalogRelation], key: tuple[str, ...]) -> list[Problem]:
     problems = []
     for holder in holders:
         missing = [name for name in key if name not in carried_columns(holder)]
@@ -134,7 +134,7 @@ def _carried(root: Relation, holders: Sequence[Relation], key: tuple[str, ...]) 
     return problems
 
 
-def identity_remedy(relation: Relation, key: tuple[str, ...] = ()) -> str:
+def identity_remedy(relation: CatalogRelation, key: tuple[str, ...] = ()) -> str:
     """The statement that gives `relation` a replica identity (one that carries `key`)."""
     for index in relation.indexes:
         usable = is_key_index(relation, index) and index.immediate
@@ -144,7 +144,7 @@ def identity_remedy(relation: Relation, key: tuple[str, ...] = ()) -> str:
     return _add_key(relation)
 
 
-def _add_key(relation: Relation) -> str:
+def _add_key(relation: CatalogRelation) -> str:
     return f"give it a primary key: ALTER TABLE {relation.name} ADD PRIMARY KEY (...)"
 
 

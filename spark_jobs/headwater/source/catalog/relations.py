@@ -50,7 +50,7 @@ class Index:
 
 
 @dataclass(frozen=True, slots=True)
-class Relation:
+class CatalogRelation:
     """One entry of pg_class. `filenode` is 0 where there is no storage, and of the same snapshot as the columns; rights
     are those of the current role.
 
@@ -182,7 +182,7 @@ def list_relations(connection: Connection) -> tuple[Listed, ...]:
     )
 
 
-def read_relations(connection: Connection, relation_ids: Iterable[int]) -> dict[int, Relation]:
+def read_relations(connection: Connection, relation_ids: Iterable[int]) -> dict[int, CatalogRelation]:
     """The relations among `relation_ids` that exist."""
     ids = sorted(set(relation_ids))
     attributes: defaultdict[int, list[Attribute]] = defaultdict(list)
@@ -192,7 +192,7 @@ def read_relations(connection: Connection, relation_ids: Iterable[int]) -> dict[
     for relation_id, oid, name, *flags, columns in connection.execute(_INDEXES, [ids]):
         indexes[relation_id].append(Index(oid, name, tuple(columns), *flags))
     return {
-        oid: Relation(oid, TableName(schema, name), tuple(attributes[oid]), tuple(indexes[oid]), *rest)
+        oid: CatalogRelation(oid, TableName(schema, name), tuple(attributes[oid]), tuple(indexes[oid]), *rest)
         for oid, schema, name, *rest in connection.execute(_RELATIONS, [ids])
     }
 

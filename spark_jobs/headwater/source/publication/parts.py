@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from headwater.names import TableName, quote_ident
 from headwater.schema import Column
 from headwater.source.catalog.identity import carried_columns
-from headwater.source.catalog.relations import Relation
+from headwater.source.catalog.relations import CatalogRelation
 from headwater.source.connection import Connection
 from headwater.source.problems import Problem, error
 
@@ -26,7 +26,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PublishedPart:
     """What is to be published of a table: `columns` (None: all of them) and the rows that `row_filter` is true for, in
     the server's words where the same is published, else in those of the pipeline file."""
 
@@ -45,16 +45,16 @@ class Part:
         return wanted == member.columns and self.row_filter == member.row_filter
 
 
-def member_list(tables: Mapping[TableName, Part]) -> str:
+def member_list(tables: Mapping[TableName, PublishedPart]) -> str:
     """The tables as CREATE and ALTER PUBLICATION name them."""
     return ", ".join(f"ONLY {table}{tables[table].clause}" for table in sorted(tables))
 
 
-def part_problems(publication: str, table: TableName, member: Member, part: Part) -> list[Problem]:
+def part_problems(publication: str, table: TableName, member: Member, part: PublishedPart) -> list[Problem]:
     """Whether something else than `part` is published of `table`. `publication`: its quoted name."""
     if part.is_published_by(member):
         return []
-    if part == Part():
+    if part == PublishedPart():
         message = f"{table} has a row filter or a column list there, so the lake could not equal the table"
     else:
         filtered = f", with the row filter {member.row_filter}" if member.row_filter else ""
@@ -72,7 +72,7 @@ class Narrowed:
     filtered_by: frozenset[str]
     listed: frozenset[str] | None
 
-    def why_writers_would_fail(self, relation: Relation) -> str | None:
+    def why_writers_would_fail(self, relation: CatalogRelation) -> str | None:
         """The old row of an UPDATE or DELETE has its identity's columns only, and all of these have to be published."""
         carried = carried_columns(relation)
         if lost := sorted(self.filtered_by - carried):

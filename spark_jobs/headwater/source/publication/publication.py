@@ -27,7 +27,7 @@ from headwater.source.catalog.relations import PARTITIONED, Listed, descendants,
 from headwater.source.connection import Connection, errors_named
 from headwater.source.problems import Problem, error, refuse_errors
 from headwater.source.publication.lock import run_with_lock_timeout
-from headwater.source.publication.parts import Member, Part, member_list, narrowed_members, part_problems
+from headwater.source.publication.parts import Member, PublishedPart, member_list, narrowed_members, part_problems
 
 INSERTS_SUFFIX = "_inserts"
 _MARK = "made by headwater, pipeline "
@@ -108,7 +108,7 @@ def published_tables(connection: Connection, name: str) -> frozenset[TableName]:
     return frozenset(publication.members) if publication else frozenset()
 
 
-def create_statement(name: str, version: int, tables: Mapping[TableName, Part] | None = None) -> str:
+def create_statement(name: str, version: int, tables: Mapping[TableName, PublishedPart] | None = None) -> str:
     """The statement that creates publication `name` as Headwater wants it; the `_inserts` one by its name."""
     operations = "insert, truncate" if name.endswith(INSERTS_SUFFIX) else "insert, update, delete, truncate"
     options = f"publish = '{operations}', publish_via_partition_root = false"
@@ -118,7 +118,9 @@ def create_statement(name: str, version: int, tables: Mapping[TableName, Part] |
     return f"CREATE PUBLICATION {quote_ident(name)}{' FOR TABLE ' + members if members else ''} WITH ({options})"
 
 
-def publication_problems(publication: Publication, wanted: Mapping[TableName, Part] | None = None) -> list[Problem]:
+def publication_problems(
+    publication: Publication, wanted: Mapping[TableName, PublishedPart] | None = None
+) -> list[Problem]:
     """Why an existing publication cannot serve, each with the statement that changes it. `wanted`: what of its tables
     is to be published; a publication of our own is altered by a load, so nothing is said of its parts."""
     name, where = quote_ident(publication.name), f"publication {quote_ident(publication.name)}"
@@ -148,7 +150,7 @@ def publication_problems(publication: Publication, wanted: Mapping[TableName, Pa
 
 @errors_named("source")
 def ensure_publications(
-    connection: Connection, name: str, *, pipeline: str, wanted: Mapping[TableName, Part] | None = None
+    connection: Connection, name: str, *, pipeline: str, wanted: Mapping[TableName, PublishedPart] | None = None
 ) -> bool:
     """Create whichever of the two publications is absent, empty; whether one was created. `wanted` as
     `publication_problems` has it.
@@ -182,7 +184,7 @@ def add_tables(
     publication: str,
     names: Iterable[TableName],
     *,
-    parts: Mapping[TableName, Part] | None = None,
+    parts: Mapping[TableName, PublishedPart] | None = None,
     wait_seconds: float = 60.0,
 ) -> int:
     """Publish `names` (those not yet members) and return `pg_snapshot_xmax` as seen after the commit. `parts`: what of
@@ -193,10 +195,10 @@ def add_tables(
     commit. `Refused`, with nothing changed, when the source's own UPDATE or DELETE would fail from now on, or a
     right is missing; `Transient` when locks were not to be had within `wait_seconds`.
     """
-    wanted = {name: (parts or {}).get(name, Part()) for name in names}
+    wanted = {name: (parts or {}).get(name, PublishedPart()) for name in names}
     alter = f"ALTER PUBLICATION {quote_ident(publication)}"
 
-    def differing() -> tuple[list[TableName], dict[TableName, Part]]:
+    def differing() -> tuple[list[TableName], dict[TableName, PublishedPart]]:
         """Members with another part, and what is to be added."""
         members = _existing(connection, publication).members
         other = [name for name in sorted(wanted) if name in members and not wanted[name].is_published_by(members[name])]

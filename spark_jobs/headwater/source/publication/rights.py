@@ -10,7 +10,7 @@ from headwater.names import TableName, quote_ident
 from headwater.source.catalog.catalog import CatalogTable
 from headwater.source.connection import Connection, errors_named
 from headwater.source.problems import Problem, error
-from headwater.source.publication.parts import Part, member_list
+from headwater.source.publication.parts import PublishedPart, member_list
 from headwater.source.publication.publication import (
     create_statement,
     inserts_name,
@@ -24,7 +24,7 @@ _READS_OLDER_CHANGES_SINCE = 180000
 
 @errors_named("source")
 def publishing_problems(
-    connection: Connection, name: str, tables: Iterable[CatalogTable], parts: Mapping[TableName, Part]
+    connection: Connection, name: str, tables: Iterable[CatalogTable], parts: Mapping[TableName, PublishedPart]
 ) -> list[Problem]:
     """What stands in the way of publishing the `parts` of `tables`, by `name` or by its companion for inserts."""
     insert_only = [table for table in tables if table.schema.insert_only and table.name in parts]
@@ -65,7 +65,7 @@ def slot_order_problems(connection: Connection, slot_name: str, publication: str
 
 
 def _one(
-    connection: Connection, name: str, tables: Sequence[CatalogTable], every_part: Mapping[TableName, Part]
+    connection: Connection, name: str, tables: Sequence[CatalogTable], every_part: Mapping[TableName, PublishedPart]
 ) -> list[Problem]:
     publication = read_publication(connection, name)
     parts = {table.name: every_part[table.name] for table in tables}
@@ -102,7 +102,7 @@ def _updates_published(connection: Connection, name: str, insert_only: Sequence[
 
 
 def _creation(
-    connection: Connection, name: str, tables: Sequence[CatalogTable], parts: Mapping[TableName, Part]
+    connection: Connection, name: str, tables: Sequence[CatalogTable], parts: Mapping[TableName, PublishedPart]
 ) -> list[Problem]:
     row = connection.execute(
         "select pg_catalog.has_database_privilege(current_database(), 'CREATE'), current_database()"

@@ -19,7 +19,7 @@ from headwater.source.catalog.catalog import CatalogTable
 from headwater.source.catalog.identity import carried_columns
 from headwater.source.connection import Connection, errors_named
 from headwater.source.problems import Problem, error
-from headwater.source.publication.parts import Part
+from headwater.source.publication.parts import PublishedPart
 
 _SCRATCH: Final = "headwater_row_filter"
 _USED: Final = f"""
@@ -30,14 +30,16 @@ where c.conrelid = 'pg_temp.{_SCRATCH}'::regclass and c.conname = 'wanted'
 
 
 @errors_named("source")
-def wanted_parts(connection: Connection, tables: Iterable[CatalogTable]) -> tuple[dict[TableName, Part], list[Problem]]:
+def wanted_parts(
+    connection: Connection, tables: Iterable[CatalogTable]
+) -> tuple[dict[TableName, PublishedPart], list[Problem]]:
     """What of each table is to be published, and what is wrong with their row filters."""
-    parts: dict[TableName, Part] = {}
+    parts: dict[TableName, PublishedPart] = {}
     problems: list[Problem] = []
     for table in tables:
         columns = table.schema.columns if table.schema.excluded else None
         if not table.entry.where:
-            parts[table.name] = Part(columns)
+            parts[table.name] = PublishedPart(columns)
             continue
         try:
             wanted, published = table.entry.where, table.schema.row_filter
@@ -47,7 +49,7 @@ def wanted_parts(connection: Connection, tables: Iterable[CatalogTable]) -> tupl
             message = f"where is no condition that can be published: {reason.diag.message_primary}"
             problems.append(error("bad_row_filter", str(table.name), message, "correct it in the pipeline file"))
             continue
-        parts[table.name] = Part(columns, published if same else wanted)
+        parts[table.name] = PublishedPart(columns, published if same else wanted)
         problems += _unknown_at_updates(table, used)
     return parts, problems
 

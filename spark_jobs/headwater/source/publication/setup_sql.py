@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from headwater.names import quote_ident
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.source.catalog.catalog import Judged, grant_select
-from headwater.source.catalog.relations import PARTITIONED, Relation
+from headwater.source.catalog.relations import PARTITIONED, CatalogRelation
 from headwater.source.connection import Connection, errors_named
-from headwater.source.publication.parts import Part, member_list
+from headwater.source.publication.parts import PublishedPart, member_list
 from headwater.source.publication.publication import create_statement, inserts_name, read_publication
 from headwater.source.settings import REPLICATION_ROLES, setting_changes
 from headwater.source.slot import create_statement as create_slot_statement
@@ -81,7 +81,7 @@ def _role(connection: Connection, role: str, tables: Iterable[Judged]) -> list[s
     return lines
 
 
-def _hides_rows_from(relation: Relation, role: str) -> bool:
+def _hides_rows_from(relation: CatalogRelation, role: str) -> bool:
     return relation.row_security and (relation.owner != role or relation.row_security_forced)
 
 
@@ -120,8 +120,8 @@ def _publications(connection: Connection, pipeline: Pipeline, tables: Iterable[J
     return lines
 
 
-def _part(table: Judged) -> Part:
-    return Part(table.columns if table.entry.columns.exclude else None, table.entry.where)
+def _part(table: Judged) -> PublishedPart:
+    return PublishedPart(table.columns if table.entry.columns.exclude else None, table.entry.where)
 
 
 def _slot(connection: Connection, pipeline: Pipeline) -> list[str]:
