@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from headwater.source.samples import commit_position as commit_position
     from headwater.waiting.result import NotFresh as NotFresh
     from headwater.waiting.wait import wait_for_cut as wait
-    from headwater.waiting.wait_all import wait_for_cuts as wait_all
+    from headwater.waiting.wait import wait_for_cuts as wait_all
 
 __all__ = [
     "NotFresh",
@@ -53,7 +53,7 @@ _WHERE = {
     "scan": ("headwater.reading.scan", "scan"),
     "views": ("headwater.reading.newest_views", "views"),
     "wait": ("headwater.waiting.wait", "wait_for_cut"),
-    "wait_all": ("headwater.waiting.wait_all", "wait_for_cuts"),
+    "wait_all": ("headwater.waiting.wait", "wait_for_cuts"),
 }
 
 

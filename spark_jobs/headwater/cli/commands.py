@@ -63,7 +63,7 @@ def _check(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) 
     from headwater.gate.check import check
 
     if args.install_ddl_markers:
-        from headwater.gate.ddl_markers import ddl_markers
+        from headwater.source.publication.ddl_markers import ddl_markers
 
         return ddl_markers(pipeline, told=args.yes), EXIT_DONE
     if args.yes:

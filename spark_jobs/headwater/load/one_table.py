@@ -32,7 +32,6 @@ from headwater.load.units import (
     BYTES_PER_PLAIN_UNIT,
 )
 from headwater.names import TableName
-from headwater.pipeline_file.options import on_divergence, on_schema_change
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import format_lsn
 from headwater.schema import TableSchema
@@ -239,8 +238,8 @@ def begin(pipeline: Pipeline, registry: Registry, table: CatalogTable, membershi
         reason=before.reason if before is not None and before.state in ("suspended", "loading") else "",
         since=now_text(),
         incarnation=(before.incarnation if before else 0) + 1,
-        on_divergence=on_divergence(pipeline, table.entry),
-        on_schema_change=on_schema_change(pipeline, table.entry),
+        on_divergence=pipeline.on_divergence_of(table.entry),
+        on_schema_change=pipeline.on_schema_change_of(table.entry),
         schemas=((0, table.schema),),
         membership=membership,
     )

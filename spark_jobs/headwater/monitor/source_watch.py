@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from headwater.errors import HeadwaterError
 from headwater.pipeline_file.pipeline import Pipeline
-from headwater.source.catalog.entries import match_entries
+from headwater.source.catalog.matching import match_entries
 from headwater.source.catalog.relations import list_relations
 from headwater.source.catalog.standing import Registered
 from headwater.source.connection import connect

@@ -76,7 +76,7 @@ def _ask(
 ) -> tuple[SourceState | None, set[str], list[dict[str, Any]], str]:
     """The source's answers, the tables that the pipeline's entries match there now, loads and reloads that run, and why
     there are none."""
-    from headwater.source.catalog.entries import match_entries
+    from headwater.source.catalog.matching import match_entries
     from headwater.source.catalog.relations import list_relations
 
     try:

@@ -290,6 +290,12 @@ class Pipeline(_Section):
         entry = self.entry_for(table)
         return entry.validated if entry is not None and entry.validated is not None else self.defaults.validated
 
+    def on_schema_change_of(self, entry: TableEntry | None) -> str:
+        return (entry.on_schema_change if entry is not None else None) or self.defaults.on_schema_change
+
+    def on_divergence_of(self, entry: TableEntry | None) -> str:
+        return (entry.on_divergence if entry is not None else None) or self.defaults.on_divergence
+
 
 def load_pipeline(path: str | os.PathLike[str], environ: Mapping[str, str] | None = None) -> Pipeline:
     """The pipeline in the file at `path`; BadPipelineFile lists all that is wrong with it."""

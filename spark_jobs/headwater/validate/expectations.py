@@ -289,4 +289,12 @@ def clear_errors(outcome: ExpectationOutcome) -> Any:
     return outcome.result
 
 
-__all__ = ["SHOWN_KEYS", "ExpectationOutcome", "check_suites", "clear_errors", "is_row_wise", "require_great_expectations", "run"]
+__all__ = [
+    "SHOWN_KEYS",
+    "ExpectationOutcome",
+    "check_suites",
+    "clear_errors",
+    "is_row_wise",
+    "require_great_expectations",
+    "run",
+]

@@ -12,8 +12,9 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Literal
 
 from headwater.errors import Refused
 from headwater.lake import freshness
@@ -25,6 +26,8 @@ from headwater.waiting.kept_readers import borrowed
 from headwater.waiting.lookout import Lookout
 from headwater.waiting.result import WaitResult
 from headwater.waiting.waiter import Asker, Waiter
+
+Wanted = str | os.PathLike[str] | Pipeline | Mapping[str, Any]
 
 log = logging.getLogger(__name__)
 
@@ -143,3 +146,18 @@ def seconds(duration: float | str | timedelta) -> float:
     with contextlib.suppress(ValueError):
         return parse_duration(duration)
     raise Refused(f"{duration!r} is no duration", code="bad_duration", where="timeout", remedy="give e.g. 60s or 5m")
+
+
+def wait_for_cuts(pipelines: Iterable[Wanted], **arguments: Any) -> list[Cut]:
+    """One pinned cut for each of `pipelines`, in their order; or, when all waits have ended, what the first of those
+    that failed has raised (NotFresh, Refused): what was pinned for the others expires as any cut does.
+
+    `arguments` are those of `headwater.wait`, for all; a mapping instead of a pipeline file says what one wants in
+    their place, with its file as `pipeline`. Each source has a log of its own: all cuts hold what was committed before
+    the call, and nothing orders their positions among each other.
+    """
+    each = [{**arguments, **(one if isinstance(one, Mapping) else {"pipeline": one})} for one in pipelines]
+    loaded = [p if isinstance(p := one.pop("pipeline"), Pipeline) else load_pipeline(p) for one in each]
+    with ThreadPoolExecutor(max(1, len(each)), thread_name_prefix="headwater-wait") as pool:
+        waits = [pool.submit(wait_for_cut, known, **own) for known, own in zip(loaded, each, strict=True)]
+    return [wait.result() for wait in waits]

@@ -15,13 +15,13 @@ from headwater.names import TableName, quote_ident
 from headwater.pipeline_file.pipeline import Pipeline, TableEntry
 from headwater.schema import Column, Leaf, TableSchema
 from headwater.source.catalog.columns import column_problems, part_problems, replicated_columns
-from headwater.source.catalog.entries import match_entries
 from headwater.source.catalog.identity import (
     GENERATED_PUBLISHED_SINCE,
     choose_key,
     identity_remedy,
     why_writers_would_fail,
 )
+from headwater.source.catalog.matching import match_entries
 from headwater.source.catalog.meanings import read_meanings
 from headwater.source.catalog.pg_types import read_types
 from headwater.source.catalog.relations import (

@@ -7,21 +7,24 @@ transactional: DDL that is rolled back says nothing. PostgreSQL documentation, "
 
 from __future__ import annotations
 
-from typing import Final
+import contextlib
+from typing import Any, Final
 
 from psycopg import errors as pg
 
 from headwater.errors import Refused
-from headwater.source.connection import Connection, errors_named
+from headwater.log.framing import DDL_PREFIX
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.source.connection import Connection, connect, errors_named
 
 _OF_VALUES: Final = 2 | 4
 """Reasons of a rewrite that make values: a default of a new column, a type. Not SET LOGGED, nor an access method."""
 _TAGS: Final = "'ALTER TABLE', 'DROP TABLE', 'ALTER SCHEMA', 'DROP INDEX', 'ALTER PUBLICATION', 'DROP PUBLICATION'"
 
 
-def statements(prefix: str) -> list[str]:
-    """What installs them, once or again: to be run by a superuser in the source's database. `prefix`: of the message,
-    whose content is the id of a relation that was written anew, or nothing."""
+def statements() -> list[str]:
+    """What installs them, once or again: to be run by a superuser in the source's database. The message's
+    content is the id of a relation that was written anew, or nothing."""
     return [
         "DROP EVENT TRIGGER IF EXISTS headwater_ddl",
         "DROP EVENT TRIGGER IF EXISTS headwater_rewrite",
@@ -34,9 +37,9 @@ def statements(prefix: str) -> list[str]:
 LANGUAGE plpgsql SET search_path = pg_catalog AS $$
 BEGIN
   IF tg_event <> 'table_rewrite' THEN
-    PERFORM pg_logical_emit_message(true, '{prefix}', '');
+    PERFORM pg_logical_emit_message(true, '{DDL_PREFIX}', '');
   ELSIF pg_event_trigger_table_rewrite_reason() & {_OF_VALUES} <> 0 THEN
-    PERFORM pg_logical_emit_message(true, '{prefix}', pg_event_trigger_table_rewrite_oid()::text);
+    PERFORM pg_logical_emit_message(true, '{DDL_PREFIX}', pg_event_trigger_table_rewrite_oid()::text);
   END IF;
 EXCEPTION WHEN OTHERS THEN
   RAISE WARNING 'headwater: %', SQLERRM;  -- nobody's DDL is to fail because of a message
@@ -50,11 +53,11 @@ END $$""",
     ]
 
 
-def install(connection: Connection, prefix: str) -> None:
+def install(connection: Connection) -> None:
     """Run the statements, all or none of them. Refused to a role that may not."""
     try:
         with errors_named("source"), connection.transaction():
-            for statement in statements(prefix):
+            for statement in statements():
                 connection.execute(statement)
     except (Refused, pg.InsufficientPrivilege) as reason:
         raise Refused(
@@ -63,3 +66,13 @@ def install(connection: Connection, prefix: str) -> None:
             where=f"database {connection.info.dbname}",
             remedy="a superuser runs what headwater check PIPELINE.yaml --install-ddl-markers prints",
         ) from None
+
+
+def ddl_markers(pipeline: Pipeline, *, told: bool) -> dict[str, Any]:
+    """`headwater check --install-ddl-markers`: the SQL, which is run only if `told`."""
+    if told:
+        with contextlib.closing(connect(pipeline.conninfo(), application_name="headwater check")) as connection:
+            install(connection)
+    # All or none: were one to fail, the next would make a trigger with whatever function is there.
+    whole = ["BEGIN", *statements(), "COMMIT"]
+    return {"sql": "".join(f"{statement};\n" for statement in whole), "installed": told}
