@@ -255,6 +255,19 @@ def test_a_stager_that_stands_still_holds_up_no_commit(
     until(lambda: not process.is_alive(), "it is gone")
 
 
+def test_a_stager_that_takes_nothing_is_killed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    stager = _StagerHandle()
+    try:
+        stager.ask(Forget(1))
+        os.kill(stager._process.pid or 0, signal.SIGSTOP)
+        monkeypatch.setattr(staging, "_LONGEST_SECONDS", 0.2)
+        with pytest.raises(OSError):
+            stager.ask(Stage(1, StagingTarget("t" * 1_000_000, "/t", SCHEMA), "", ()))
+        until(lambda: not stager._process.is_alive(), "it is gone")
+    finally:
+        stager.close()
+
+
 def test_what_a_commit_waits_for_goes_before_what_nobody_waits_for() -> None:
     tasks = _Tasks()
     target = StagingTarget("t", "/t", SCHEMA)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -362,7 +363,7 @@ class _StagerHandle:
         self.is_running = False
 
     def ask(self, message: Stage | Finish | Forget) -> StagingAnswer:
-        """EOFError or OSError: it has died. TimeoutError: it does not answer; it is killed."""
+        """EOFError or OSError: it has died. It is killed when it takes nothing, and, TimeoutError, does not answer."""
         if not self.is_running:
             context = multiprocessing.get_context("spawn")
             self._connection, theirs = context.Pipe()
@@ -370,11 +371,18 @@ class _StagerHandle:
             self._process.start()
             theirs.close()
             self.is_running = True
-        self._connection.send(message)
         seconds = _LONGEST_SECONDS
         if not isinstance(message, Forget):
             seconds += sum(block.changes for block in message.blocks) / _SLOWEST
-        if not self._connection.poll(seconds):
+        began = time.monotonic()
+        # A process that stands still does not empty its pipe either: its end is what lets `send` go.
+        end = threading.Timer(seconds, self._process.kill)
+        end.start()
+        try:
+            self._connection.send(message)
+        finally:
+            end.cancel()
+        if not self._connection.poll(max(0.0, began + seconds - time.monotonic())):
             self._process.kill()
             raise TimeoutError(f"no answer for {seconds:.0f} s")
         answer: StagingAnswer = self._connection.recv()
