@@ -13,27 +13,24 @@ import logging
 import threading
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from headwater.columns.hidden import hiding
 from headwater.columns.log_format import may_be_binary, refuse_late_text
-from headwater.errors import LostLease, Refused, SlotGap, Transient
+from headwater.errors import Refused
 from headwater.failpoints import reach
 from headwater.gate import lease
 from headwater.gate.check import APPLICATION_NAME
 from headwater.gate.mending import mend_lake, mended_registry
-from headwater.gate.same_source import history_of
-from headwater.gate.wal_ceiling import REMEDY, CeilingWatch, giving_up
+from headwater.gate.wal_ceiling import CeilingWatch, giving_up
 from headwater.lake.durability import Durability, sync_lake
 from headwater.lake.ledger import Ledger
-from headwater.lake.registry import PipelineRecord, Registry
 from headwater.load.handover import Handovers
 from headwater.log.large import STAGE_FROM
 from headwater.log.spill import SpillStore
 from headwater.pipeline_file.pipeline import Pipeline
-from headwater.position import Position, format_lsn, parse_lsn
+from headwater.position import Position, parse_lsn
 from headwater.replicate.beside.following import Following
 from headwater.replicate.catalog_watch import CatalogWatch
 from headwater.replicate.loop import Driver, Totals, report
@@ -42,15 +39,15 @@ from headwater.replicate.preapply.decide import Staging
 from headwater.replicate.publisher import Publisher
 from headwater.replicate.reader.handle import LogReader, ReaderOptions
 from headwater.replicate.tables.tables import Tables
-from headwater.replicate.takeover.new_source import same_or_followed, take_tables
+from headwater.replicate.takeover.continuity import continuity, follow
+from headwater.replicate.takeover.new_source import same_or_followed
 from headwater.replicate.takeover.succession import SuccessorWatch
 from headwater.replicate.takeover.warm_up import Turn, taking_over
-from headwater.source.connection import Connection, Session, connect, identify
+from headwater.source.connection import Connection, Session, connect
 from headwater.source.problems import refuse_errors
 from headwater.source.publication.publication import inserts_name
 from headwater.source.samples import emit_marker, take_sample
 from headwater.source.settings import server_problems
-from headwater.source.slot import gap_behind, read_slot
 from headwater.spark.session import job_session
 
 log = logging.getLogger(__name__)
@@ -102,7 +99,7 @@ def replicate(
             if turn.ended is not None:
                 return report(Totals(), ledger, registry.tables, turn.ended)
             deadline = _deadline(max_seconds)
-        start = _continuity(connection, pipeline, registry.pipeline, ledger)
+        start = continuity(connection, pipeline, registry.pipeline, ledger)
         # Settings change under a running pipeline: as a synchronous standby we would hold up the source's commits.
         refuse_errors(server_problems(connection, pipeline.source.slot, [APPLICATION_NAME]))
         options = ReaderOptions(
@@ -146,7 +143,7 @@ def replicate(
             durability = Durability(root, partial(_confirm, reader))
             durability.start(ledger.newest.position.lsn if ledger.newest is not None else 0)
             held.callback(durability.close)
-            _follow(connection, pipeline, ledger, registry, position, start)
+            follow(connection, pipeline, ledger, registry, position, start)
             registry.upgrade()  # a driver of an older Headwater, which would end now, is out already
             reach("replicate.after_generation")
             preapply.begin(ledger.generation, reader.spill_folder, lambda: _is_behind(pipeline, reader))
@@ -215,66 +212,6 @@ def _is_behind(pipeline: Pipeline, reader: LogReader) -> bool:
     waiting, limits = reader.waiting(), pipeline.replicate
     changes, size = sum(chunk.changes for chunk in waiting), sum(chunk.size for chunk in waiting)
     return changes > limits.max_rows or size > limits.max_bytes
-
-
-def _follow(
-    connection: Connection, pipeline: Pipeline, ledger: Ledger, registry: Registry, position: Position, start: int
-) -> None:
-    """Take a timeline that was found to go on where the lake stands for the lake's own. The ledger first: a driver that
-    is killed in between finds the same again."""
-    known = registry.pipeline
-    assert known is not None
-    moves = known.timeline != position.timeline
-    if moves:
-        # A driver of the old source may have worked until now: from here on none does, and what was found counts only
-        # if it still holds.
-        take_tables(pipeline, registry, ledger)
-        same_or_followed(connection, pipeline, registry, ledger)
-        reached = max(known.start_lsn, ledger.newest.position.lsn if ledger.newest is not None else 0)
-        if reached != start:
-            raise Transient(
-                f"the lake went on to {format_lsn(reached)} while this driver started at {format_lsn(start)}",
-                where="source.connection",
-                remedy="run replicate again",
-            )
-    newest = ledger.newest
-    if newest is not None and not newest.position.same_log(position):
-        at = position.at(newest.position.lsn)
-        ledger.publish(at, {}, all_tables=newest.tables, source_time=None, sample=None, stages={})
-    history = history_of(pipeline, identify(connection))
-    if moves or history != known.history:
-        # A table that is suspended may stand past the switch: as another incarnation it has no position.
-        silent = [r for r in registry.tables.values() if r.state == "suspended" and not r.is_followed] if moves else []
-        later = [replace(record, incarnation=record.incarnation + 1) for record in silent]
-        registry.write(replace(known, timeline=position.timeline, history=history), *later)
-
-
-def _continuity(connection: Connection, pipeline: Pipeline, known: PipelineRecord, ledger: Ledger) -> int:
-    """Where to go on: the ledger's position; SlotGap when the slot cannot deliver what follows it."""
-    where = f"replication slot {pipeline.source.slot}"
-    slot = read_slot(connection, pipeline.source.slot)
-    newest = ledger.newest.position.lsn if ledger.newest else 0
-    start = max(newest, known.start_lsn)
-    gap = gap_behind(slot, start)
-    if slot is None or slot.loss:
-        raise SlotGap(gap, where=where, remedy=REMEDY)
-    if slot.plugin != "pgoutput" or slot.database != connection.info.dbname:
-        raise SlotGap(
-            f"the slot belongs to plugin {slot.plugin} and database {slot.database}",
-            code="foreign_slot",
-            where=where,
-            remedy="name another slot in source.slot",
-        )
-    if slot.active:
-        raise LostLease(
-            f"the slot is in use by server process {slot.active_pid}: another replicate is running",
-            code="already_running",
-            where=where,
-            remedy="stop the other one, or wait until it ends",
-        )
-    if gap:
-        raise SlotGap(gap, where=where, remedy=REMEDY)
-    return start
 
 
 def _target(connection: Connection, until: str | None, position: Position) -> int | None:
