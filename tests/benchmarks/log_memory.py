@@ -6,6 +6,7 @@ Inserts, then updates of as many rows, on 36-byte text keys, each one transactio
 rows unless set). The same on keys that begin and end alike. A tenth as many rows with large values (5 kB): moved to
 other keys, which leaves the values out of the log, then inserted and moved in one transaction. One row, changed
 half as often. The reference is a transaction of 20,000 rows in the same run: growth is the peak above its peak.
+HEADWATER_BENCH_ONLY: a word that the steps' names have that are wanted.
 `anonymous`: what the process itself holds; `resident`: with the pages of mapped files, which the system may take back.
 """
 
@@ -29,6 +30,7 @@ from headwater.position import parse_lsn
 from headwater.replicate.replicate import replicate
 
 ROWS = int(os.environ.get("HEADWATER_BENCH_ROWS", "1000000"))
+ONLY = os.environ.get("HEADWATER_BENCH_ONLY", "")
 SMALL = 20_000
 INSERT = (
     "insert into t select lpad(g::text, 36, '0'), g, repeat('n', 60), now() from generate_series({first}, {last}) g"
@@ -40,7 +42,6 @@ TABLES = (
     "alter table large alter body set storage external",
     "create table hot (id bigint primary key, n int)",
     "insert into hot values (1, 0)",
-    f"insert into large select g, 0, repeat(md5(g::text), 160) from generate_series(1, {ROWS // 10}) g",
     # By its place: to find the newest of thousands of versions takes longer with each.
     "create procedure heat(times int) language plpgsql as $$ declare place tid; begin "
     "select ctid into place from hot; "
@@ -48,6 +49,7 @@ TABLES = (
     "update hot set n = i where ctid = place returning ctid into place; "
     "end loop; end $$",
 )
+FILL_LARGE = f"insert into large select g, 0, repeat(md5(g::text), 160) from generate_series(1, {ROWS // 10}) g"
 ALIKE = (
     f"insert into alike select 'customer-' || lpad(g::text, 8, '0') || '-eu-west-1', g, 'n' "
     f"from generate_series(1, {ROWS}) g"
@@ -57,6 +59,7 @@ INSERT_AND_MOVE = (
     f"insert into large select -g, 0, repeat(md5(g::text), 160) from generate_series(1, {ROWS // 10}) g; "
     + MOVE.format(which="< 0")
 )
+MOVES_STORED = "moves that keep stored values"
 UPDATE = "update t set n = n + 1 where id > lpad('{first}', 36, '0')"
 
 
@@ -120,6 +123,8 @@ def main() -> None:
         for statement in TABLES:
             execute(source, statement)
         execute(source, INSERT.format(first=1, last=SMALL))
+        if ONLY in MOVES_STORED:
+            execute(source, FILL_LARGE)
         wanted = pipeline(Path(scratch), source, "public.t", "public.alike", "public.large", "public.hot")
         load(wanted)
         root, stop = wanted.lake_path(), threading.Event()
@@ -135,11 +140,11 @@ def main() -> None:
             ("updates", UPDATE.format(first=2 * SMALL), ROWS),
             ("inserts of keys alike", ALIKE, ROWS),
             ("updates of keys alike", "update alike set n = n + 1", ROWS),
-            ("moves that keep stored values", MOVE.format(which="> 0"), ROWS // 10),
+            (MOVES_STORED, MOVE.format(which="> 0"), ROWS // 10),
             ("inserts and moves that keep their values", INSERT_AND_MOVE, ROWS // 10),
             ("changes of one row", f"call heat({ROWS // 2})", ROWS // 2),
         )
-        for name, statement, rows in steps:
+        for name, statement, rows in (step for step in steps if ONLY in step[0] or step[0] == "reference"):
             # What earlier steps have left to the allocators is not this one's.
             pa.default_memory_pool().release_unused()
             ctypes.CDLL("libc.so.6").malloc_trim(0)
