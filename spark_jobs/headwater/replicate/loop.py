@@ -240,7 +240,7 @@ class Driver:
                     where="log connection",
                     remedy="run replicate again; it goes on from the ledger",
                 )
-            time.sleep(_PATIENCE)
+            self._stop.wait(_PATIENCE)
 
     def _is_due(self) -> bool:
         """Batches begin an interval apart (`Pace`). One that somebody waits for, and one that is full, begin at once;

@@ -88,7 +88,7 @@ def submit_conf() -> dict[str, str]:
         "spark.jars": ",".join(jar_paths()),
         _EXTENSIONS: _DELTA_EXTENSION,
         **_CATALOG,
-        # Delta's own may take the place of an entry that somebody else has put there at the same moment.
+        # Delta's own may take the place of an entry that another program has put there at the same moment.
         _LOG_STORE: LOG_STORE,
     }
 
@@ -125,7 +125,7 @@ def _executor_python() -> str:
 
 def for_thread(session: SparkSession) -> SparkSession:
     """A session for a thread of its own."""
-    # Of a session that somebody else made, it has that one's first settings and not those that it was brought to.
+    # Of a session of another program's it has that one's first settings and not those that it was brought to.
     return _with_required(session.newSession())
 
 

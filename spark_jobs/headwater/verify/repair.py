@@ -2,7 +2,7 @@
 lake's, in one commit a table (SAP HANA ATR, algorithm 5: resynchronise only what differs).
 
 A table in step is repaired as by a reload of just these rows. One that is suspended has missed what came since, or
-somebody else wrote to it: it is loaded again, but only what differs from the source's rows is written.
+another program wrote to it: it is loaded again, but only what differs from the source's rows is written.
 """
 
 from __future__ import annotations
