@@ -172,9 +172,9 @@ class Driver:
                 self._begin(batch)
             elif not self._open:
                 self._rest(force=self._reader.reply_wanted)
-                name = self._tables.next_upkeep(self._lanes.is_idle)
+                name = self._tables.upkeep.next(self._lanes.is_idle)
                 if name is not None:
-                    self._lanes.behind(name, partial(self._tables.keep_up, name))
+                    self._lanes.behind(name, partial(self._tables.upkeep.keep_up, name))
 
     def rates(self) -> dict[str, float]:
         """For the position file; from any thread."""
@@ -194,7 +194,7 @@ class Driver:
             return "paused"
         idle = self._reader.idle_position if not self._open else None
         reached = max(self._processed, idle or 0)
-        behind = self._tables.catching_up or self._tables.next_row.must_wait(reached)
+        behind = self._tables.joining.catching_up or self._tables.next_row.must_wait(reached)
         if target is not None and reached >= target and not behind:
             return "until"
         return self._successor.why_stop(target, deadline)
@@ -202,8 +202,8 @@ class Driver:
     def _suspend_found(self) -> None:
         """Suspend what the catalog watch has found: the log itself would never say it."""
         for name, meanings in self._watch.learned().items():
-            self._tables.remember(name, meanings)
-        found = [self._tables.suspend(name, error) for name, error in self._watch.take()]
+            self._tables.columns.remember(name, meanings)
+        found = [self._tables.states.suspend(name, error) for name, error in self._watch.take()]
         if any(found):
             self._publish_states()
             self._publisher.write()
@@ -213,15 +213,16 @@ class Driver:
         with contextlib.suppress(HeadwaterError):  # a source that shuts down is not waited for
             self._ask(self._watch.look)
         for name in list(self._tables.records):
-            self._tables.remember(name)
+            self._tables.columns.remember(name)
 
     def _look_at_others(self) -> None:
         """Somebody else may have written to a table to which nothing comes from the log: its next commit would notice,
         and there may be none for days."""
         for name in self._rounds.due(lambda: list(self._tables.records)):
             # A lane at work looks for itself.
-            if self._tables.is_replicated(name) and self._lanes.is_idle(name) and self._tables.has_news(name):
-                self._lanes.behind(name, partial(self._tables.look_at_others, name))
+            idle = self._tables.states.is_followed(name) and self._lanes.is_idle(name)
+            if idle and self._tables.foreign.has_news(name):
+                self._lanes.behind(name, partial(self._tables.foreign.look_at_others, name))
 
     def _await_server(self) -> None:
         """A driver that has heard nothing from the server may have lost the slot: it commits nothing before it has.
@@ -291,7 +292,7 @@ class Driver:
             self._suspend_found()
         now = time.monotonic()
         self._next_batch = now + self._pace.interval
-        shares = self._tables.shares(batch)
+        shares = self._tables.shares.of(batch)
         epoch = self._open.begin(batch, shares, now)
         self._lanes.submit(epoch.number, shares, batch.transactions())
 
@@ -309,7 +310,7 @@ class Driver:
                 time.sleep(_PATIENCE)
 
     def _apply(self, name: str, share: Share, transactions: Transactions) -> Result:
-        return self._tables.apply(name, share, transactions, self._await_server)
+        return self._tables.shares.apply(name, share, transactions, self._await_server)
 
     def _settle(self) -> None:
         """What the lanes have done; publish what every table holds."""
@@ -373,10 +374,10 @@ class Driver:
         next_row.adopt(lsn)
         if next_row.must_wait(lsn):
             return
-        tables.join_cuts(lsn)
+        tables.joining.join_cuts(lsn)
         reach("replicate.before_ledger")
         publishing = time.monotonic()
-        if tables.refuse_replaced(next_row.touched()):
+        if tables.foreign.suspend_replaced(next_row.touched()):
             self._publish_states()
         written = next_row.touched()
         stages = latency(epoch, publishing, self._publisher.clock_offset) if epoch is not None else {}
@@ -401,9 +402,9 @@ class Driver:
         self._publisher.published(row, tables.records)
         reach("replicate.after_position_file")
         self._durability.published(lsn)
-        tables.tidy(written)
+        tables.upkeep.written(written)
         for name in {table_of(name) for name in written}:
-            self._lanes.behind(name, partial(tables.keep_up, name))
+            self._lanes.behind(name, partial(tables.upkeep.keep_up, name))
 
     def _publish_states(self) -> None:
         self._publisher.states(self._tables.records)

@@ -121,9 +121,9 @@ def replicate(
         successor = SuccessorWatch(pipeline.source.slot)
         load_works = partial(lease.is_held, registry=registry, name=lease.LOAD)
         publisher = Publisher(
-            root, conninfo, position, tables.owners, watch, successor, CeilingWatch(pipeline, load_works)
+            root, conninfo, position, tables.owners.of, watch, successor, CeilingWatch(pipeline, load_works)
         )
-        preapply = Staging(root, pipeline.replicate.spill, tables.stageable)
+        preapply = Staging(root, pipeline.replicate.spill, tables.owners.stageable)
         with (
             LogReader(options, publisher.arrived, pipeline.conninfo, turn.reader, preapply.announced) as reader,
             contextlib.closing(preapply),
