@@ -36,7 +36,7 @@ from headwater.replicate.batches.pace import Pace
 from headwater.replicate.batches.retries import outage, reason_of
 from headwater.replicate.batches.stage_times import ApplyRate, latency
 from headwater.replicate.beside.following import Following
-from headwater.replicate.catalog_watch import CatalogWatch
+from headwater.replicate.catalog_watch.watch import CatalogWatch
 from headwater.replicate.publisher import Publisher
 from headwater.replicate.reader.handle import LogReader
 from headwater.replicate.reader.process import RECONNECT_SECONDS

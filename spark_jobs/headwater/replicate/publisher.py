@@ -26,7 +26,7 @@ from headwater.lake.registry import TableRecord, now_text
 from headwater.log.blocks import Chunk
 from headwater.position import Position
 from headwater.replicate.batches.retries import outage, reason_of
-from headwater.replicate.catalog_watch import CatalogWatch
+from headwater.replicate.catalog_watch.watch import CatalogWatch
 from headwater.replicate.reader.handle import LogReader
 from headwater.replicate.recent_samples import RecentSamples
 from headwater.replicate.takeover.succession import SuccessorWatch

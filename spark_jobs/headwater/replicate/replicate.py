@@ -32,7 +32,7 @@ from headwater.log.spill import SpillStore
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import Position, parse_lsn
 from headwater.replicate.beside.following import Following
-from headwater.replicate.catalog_watch import CatalogWatch
+from headwater.replicate.catalog_watch.watch import CatalogWatch
 from headwater.replicate.loop import Driver, Totals, report
 from headwater.replicate.pausing import await_resumption
 from headwater.replicate.preapply.decide import Staging
