@@ -291,6 +291,8 @@ def test_a_load_whose_session_is_cut_does_not_end_as_if_all_were_kept(shop: Shop
             job.result(120)
         assert record_of(shop.pipeline, NEW).state == "loading"
     with following(shop.pipeline) as running:
+        shop.database.execute("update old set n = n + 1")
+        until(lambda: shop.is_equal(OLD) or running.done(), "the driver follows the log")  # no set-up is in its way
         load_tables(shop.pipeline, NEW)
         until(lambda: record_of(shop.pipeline, NEW).state == "active" or running.done(), "the next load ends it")
         assert_equal(shop.database, shop.pipeline, OLD, NEW)

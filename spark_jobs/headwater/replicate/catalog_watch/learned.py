@@ -20,8 +20,7 @@ class Learned:
         self._lock = threading.Lock()
 
     def take(self) -> dict[str, tuple[tuple[str, str], ...]]:
-        """By table all its meanings, where some came since the last call; a driver that was stopped compares with what
-        the registry has of them."""
+        """By table all its meanings, where some came since the last call."""
         with self._lock:
             new, self._new = self._new, {}
         return new

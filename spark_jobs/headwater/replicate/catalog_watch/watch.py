@@ -47,7 +47,6 @@ class CatalogWatch:
         self._unseen: set[int] = set()  # transactions (32 bit) that told of rewrites, until they are visible
         self._rewrites = Rewrites()
         self._learned = Learned()
-        self.files_seen, self.learned = self._learned.files_seen, self._learned.take
         self._unpublishing = Unpublishing(pipeline.name)
         self._looking = threading.Lock()
         self._again = False
@@ -90,6 +89,16 @@ class CatalogWatch:
         with self._lock:
             found, self._found = self._found, []
         return found
+
+    def learned(self) -> dict[str, tuple[tuple[str, str], ...]]:
+        """By table all its meanings, where some came since the last call; a driver that was stopped compares with what
+        the registry has of them."""
+        return self._learned.take()
+
+    @property
+    def files_seen(self) -> Mapping[int, int]:
+        """By relation the newest files under the columns that are registered: one mapping for good."""
+        return self._learned.files_seen
 
     def _look(self, connection: Connection) -> None:
         records = dict(self._records())

@@ -44,7 +44,9 @@ class TableCommits:
         self._states, self._versions, self._foreign, self._histories = states, states.versions, foreign, histories
         self._applier, self._columns, self._planner, self._staging = applier, columns, planner, staging
 
-    def share(self, name: str, share: Share, transactions: Transactions, still_alive: Callable[[], None]) -> None:
+    def commit_share(
+        self, name: str, share: Share, transactions: Transactions, still_alive: Callable[[], None]
+    ) -> None:
         """What of the share the table does not hold yet, in its history and then in itself."""
         # Before any row is decoded.
         share = self._columns.as_now(name, share, transactions, still_alive)

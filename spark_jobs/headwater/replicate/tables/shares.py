@@ -63,4 +63,4 @@ class Shares:
             share = share.without(unread)
             if not (share.blocks or share.truncates):
                 return Result()
-        return self._attempt(name, partial(self._commits.share, name, share, transactions, still_alive))
+        return self._attempt(name, partial(self._commits.commit_share, name, share, transactions, still_alive))
