@@ -39,8 +39,8 @@ from headwater.log.blocks import Ddl
 from headwater.monitor.status import status
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
-from headwater.replicate import catalog_watch
-from headwater.replicate.catalog_watch import CatalogWatch
+from headwater.replicate.catalog_watch import watch as catalog_watch
+from headwater.replicate.catalog_watch.watch import CatalogWatch
 from headwater.source.catalog.catalog import Catalog, read_catalog
 from headwater.source.connection import Connection, connect
 from headwater.source.publication.publication import add_tables, ensure_publications, published_tables

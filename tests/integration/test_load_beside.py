@@ -38,7 +38,7 @@ from headwater.replicate.batches.batch import Batch, Share
 from headwater.replicate.beside import following as following_jobs
 from headwater.replicate.beside.following import Following
 from headwater.replicate.pausing import pause
-from headwater.replicate.tables.tables import Tables
+from headwater.replicate.tables.shares import Shares
 from headwater.source.connection import connect
 from headwater.source.slot import read_slot
 
@@ -230,13 +230,13 @@ def test_no_cut_is_without_changes_of_a_table_that_another_job_has_just_taken(
     """Whatever the driver enters into the registry itself may show it the other job's state before it follows that."""
     load_tables(shop.pipeline, NEW)
     monkeypatch.setattr(following_jobs, "_PERIOD", 3.0)
-    shares = Tables.shares
+    by_table = Shares.of
 
-    def seen_already(tables: Tables, batch: Batch) -> dict[str, Share]:
-        tables._registry.refresh()
-        return shares(tables, batch)
+    def seen_already(shares: Shares, batch: Batch) -> dict[str, Share]:
+        shares._states.read_again()
+        return by_table(shares, batch)
 
-    monkeypatch.setattr(Tables, "shares", seen_already)
+    monkeypatch.setattr(Shares, "of", seen_already)
     with following(shop.pipeline) as running:
         until(lambda: record_of(shop.pipeline, NEW).state == "active" or running.done(), "the driver follows the log")
         first = read_epoch(shop.pipeline.lake_path())
@@ -291,6 +291,8 @@ def test_a_load_whose_session_is_cut_does_not_end_as_if_all_were_kept(shop: Shop
             job.result(120)
         assert record_of(shop.pipeline, NEW).state == "loading"
     with following(shop.pipeline) as running:
+        shop.database.execute("update old set n = n + 1")
+        until(lambda: shop.is_equal(OLD) or running.done(), "the driver follows the log")  # no set-up is in its way
         load_tables(shop.pipeline, NEW)
         until(lambda: record_of(shop.pipeline, NEW).state == "active" or running.done(), "the next load ends it")
         assert_equal(shop.database, shop.pipeline, OLD, NEW)

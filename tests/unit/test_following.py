@@ -11,13 +11,17 @@ import pytest
 
 from fixtures.lakes import HandLake
 from headwater.delta import storage
+from headwater.lake.ledger import TableVersion
 from headwater.lake.paths import kept_path
 from headwater.lake.registry import Lease, Registry
 from headwater.lake.reload_records import Keeping, Reload, load_name
 from headwater.position import Position
 from headwater.replicate.batches.lanes import Result
 from headwater.replicate.beside.following import Following
+from headwater.replicate.tables.joining import Joining
 from headwater.replicate.tables.keeper import Keeper
+from headwater.replicate.tables.owners import Owners
+from headwater.replicate.tables.states import TableStates
 
 NAME = "public.a"
 
@@ -25,33 +29,25 @@ NAME = "public.a"
 class _Tables(SimpleNamespace):
     """As much of the driver's tables as beginning asks for."""
 
-    def __init__(self, registry: Registry, keeper: Keeper) -> None:
-        super().__init__(records=dict(registry.tables), keeper=keeper, answers={}, catching_up=set())
-
-    def see(self, record: Any) -> None:
-        self.records[record.name] = record
-
-    def adopt(self, record: Any) -> None:
-        self.records[record.name] = record
-
-    def meet_leaves(self, table: str, unknown: object) -> None:
-        pass
-
-    def is_replicated(self, name: str) -> bool:
-        return self.records[name].state in ("active", "catching up")
-
-    def stands_at(self, name: str) -> object:
-        return True
+    def __init__(self, lake: HandLake, registry: Registry, keeper: Keeper) -> None:
+        states = TableStates(lake.root, registry, lake.ledger)
+        nobody: Any = None
+        owners: Any = Owners(states, nobody)
+        owners.meet_leaves = lambda table, unknown: None
+        super().__init__(
+            states=states,
+            records=states.records,
+            owners=owners,
+            joining=Joining(states),
+            keeper=keeper,
+            forget=lambda name: None,
+        )
+        stands = TableVersion(1, 0x100, "active")
+        states.versions.update(dict.fromkeys(registry.tables, stands))
 
     def attempt(self, name: str, work: Any) -> Result:
         work()
         return Result()
-
-    def state_changed(self, name: str) -> None:
-        pass
-
-    def forget(self, name: str) -> None:
-        pass
 
 
 @pytest.mark.parametrize("what", ["a load", "a reload"])
@@ -71,10 +67,10 @@ def test_what_ends_while_a_driver_begins_to_keep_for_it_keeps_its_place(tmp_path
             lake.registry.write(replace(reload, state="given up"))
         registry.refresh()  # as any write does that another job has overtaken
 
-    tables: Any = _Tables(registry, keeper)
+    tables: Any = _Tables(lake, registry, keeper)
     following = Following(lake.root, registry, tables, None, 2, None, ends, lambda: None)  # type: ignore[arg-type]
     if what == "a reload":
-        tables.meet_leaves = lambda *_: ends()
+        tables.owners.meet_leaves = lambda *_: ends()
     left = kept_path(lake.root, "load.of_another_time.1")
     storage.make_folder(left)
     following.begin(0x100)
@@ -107,13 +103,14 @@ def test_a_job_that_got_through_before_it_was_gone_is_not_given_up(tmp_path: Pat
             lake.registry.write(replace(reload, state="read"))
         return False
 
-    tables: Any = _Tables(registry, keeper)
+    tables: Any = _Tables(lake, registry, keeper)
     session: Any = SimpleNamespace(ask=is_alive)
     following = Following(lake.root, registry, tables, session, 2, None, lambda: None, lambda: None)  # type: ignore[arg-type]
     following.begin(0x100)
     lanes: Any = SimpleNamespace(behind=lambda _, errand: errand())
     following.start(lanes, lambda: 0x100)
-    following._give_up_for_the_dead()
+    following._loads.give_up_for_the_dead()
+    following._reloads.give_up_for_the_dead()
     assert keeper.names(NAME) == {name}, "what was kept is needed"
     assert registry.kept[name].state == "keeping"
 
@@ -127,7 +124,7 @@ def test_what_is_kept_for_a_load_of_a_table_that_was_just_catching_up_stays_unti
     lake.registry.write(Keeping(load_name(first), NAME, "keeping", 1, 0x100, first.since))
     registry, keeper = Registry.open(lake.root, "shop"), Keeper(lake.root, 2)
     assert registry is not None
-    tables: Any = _Tables(registry, keeper)
+    tables: Any = _Tables(lake, registry, keeper)
     following = Following(lake.root, registry, tables, None, 2, None, lambda: None, lambda: None)  # type: ignore[arg-type]
     following.begin(0x100)
     waiting: list[Any] = []
@@ -146,7 +143,7 @@ def test_what_is_kept_for_a_load_of_a_table_that_was_just_catching_up_stays_unti
         errand()
     assert keeper.names(NAME) == {load_name(again)}, "that load still reads"
     assert keeper.holds_back(NAME)
-    assert NAME not in tables.catching_up
+    assert NAME not in tables.joining.catching_up
 
 
 def test_a_table_that_is_loaded_while_a_driver_looks_at_its_tables_is_read_before_it_is_written(tmp_path: Path) -> None:
@@ -154,7 +151,7 @@ def test_a_table_that_is_loaded_while_a_driver_looks_at_its_tables_is_read_befor
     before = lake.registry.record(NAME)
     registry, keeper = Registry.open(lake.root, "shop"), Keeper(lake.root, 2)
     assert registry is not None
-    tables: Any = _Tables(registry, keeper)
+    tables: Any = _Tables(lake, registry, keeper)
     forgotten: list[str] = []
     tables.forget = forgotten.append
     following = Following(lake.root, registry, tables, None, 2, None, lambda: None, lambda: None)  # type: ignore[arg-type]
@@ -163,7 +160,7 @@ def test_a_table_that_is_loaded_while_a_driver_looks_at_its_tables_is_read_befor
     registry.refresh()
     following.begin(0x100)
     assert forgotten == [NAME], "where it stood is of before the load"
-    assert NAME in tables.catching_up, "its lane reads where it stands, before the first share"
+    assert NAME in tables.joining.catching_up, "its lane reads where it stands, before the first share"
     assert keeper.holds_back(NAME)
 
 

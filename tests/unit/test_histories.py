@@ -27,6 +27,7 @@ from headwater.lake.registry import TableRecord
 from headwater.log.blocks import Chunk
 from headwater.log.net.history_rows import every_change
 from headwater.replicate.tables.histories import Histories
+from headwater.replicate.tables.versions import TableVersions
 from headwater.schema import TableSchema
 from unit.test_net_effect import Log, Shape, a_row
 
@@ -73,7 +74,7 @@ class Beside:
         return str(Path(self.lake.root) / "public" / f"t{HISTORY}")
 
     def driver(self, known: dict[str, TableVersion] | None = None) -> Histories:
-        histories = Histories("shop", self.lake.root, self.lake.ledger)
+        histories = Histories("shop", self.lake.root, self.lake.ledger, TableVersions())
         applier = Applier(no_spark, Fence(self.lake.ledger.generation_app, self.lake.ledger.generation))
         histories.resume(applier, self.record)
         if known:

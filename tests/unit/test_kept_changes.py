@@ -11,7 +11,7 @@ from headwater.delta import storage
 from headwater.lake.paths import kept_path
 from headwater.log import kept as kept_bytes
 from headwater.log.blocks import Block, Held, Relation, RelationColumn, Transactions, Truncate
-from headwater.replicate.tables.kept_changes import KeptChanges
+from headwater.replicate.tables.keeper import KeptChanges
 
 ORDERS = Relation(7, "public", "orders", "d", (RelationColumn("id", 23, -1, True), RelationColumn("n", 23, -1, False)))
 LINES = Relation(8, "public", "lines", "f", ())

@@ -36,7 +36,7 @@ def staged_path(root: str) -> str:
 
 
 def kept_path(root: str, name: str) -> str:
-    """What a driver keeps for the reload or load `name`: see `headwater.replicate.tables.kept_changes`."""
+    """What a driver keeps for the reload or load `name`: see `headwater.replicate.tables.keeper`."""
     return join(root, CONTROL, "kept", name)
 
 

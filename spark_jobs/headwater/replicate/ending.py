@@ -30,7 +30,7 @@ def why_stop(run: Run) -> str | None:
         return "paused"
     idle = run.reader.idle_position if not run.open else None
     reached = max(run.processed, idle or 0)
-    behind = run.tables.catching_up or run.tables.next_row.must_wait(reached)
+    behind = run.tables.joining.catching_up or run.tables.next_row.must_wait(reached)
     if run.target is not None and reached >= run.target and not behind:
         return "until"
     return run.successor.why_stop(run.target, run.deadline)

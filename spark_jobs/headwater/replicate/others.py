@@ -54,14 +54,14 @@ def remember_columns(run: Run) -> None:
     with contextlib.suppress(HeadwaterError):  # a source that shuts down is not waited for
         run.source.ask(run.watch.look)
     for name in list(run.tables.records):
-        run.tables.remember(name)
+        run.tables.columns.remember(name)
 
 
 def _suspend_found(run: Run) -> None:
     """Suspend what the catalog watch has found: the log itself would never say it."""
     for name, meanings in run.watch.learned().items():
-        run.tables.remember(name, meanings)
-    found = [run.tables.suspend(name, error) for name, error in run.watch.take()]
+        run.tables.columns.remember(name, meanings)
+    found = [run.tables.states.suspend(name, error) for name, error in run.watch.take()]
     if any(found):
         run.publisher.states(run.tables.records)
         run.publisher.write()
@@ -72,5 +72,6 @@ def _look_at_tables(run: Run) -> None:
     there may be none for days."""
     for name in run.rounds.due(lambda: list(run.tables.records)):
         # A lane at work looks for itself.
-        if run.tables.is_replicated(name) and run.lanes.is_idle(name) and run.tables.has_news(name):
-            run.lanes.behind(name, partial(run.tables.look_at_others, name))
+        idle = run.tables.states.is_followed(name) and run.lanes.is_idle(name)
+        if idle and run.tables.foreign.has_news(name):
+            run.lanes.behind(name, partial(run.tables.foreign.look_at_others, name))

@@ -83,7 +83,7 @@ def _loop(run: Run) -> str:
         run.handovers.finish_if_due()
         if (batch := run.sealing.next_batch()) is not None:
             look_behind(run, batch)
-            shares = run.tables.shares(batch)
+            shares = run.tables.shares.of(batch)
             epoch = run.open.begin(batch, shares, time.monotonic())
             # In its table's lane each share is netted, planned, and committed together with its position.
             run.lanes.submit(epoch.number, shares, batch.transactions())
@@ -117,10 +117,10 @@ def _publish_row(run: Run, lsn: int, epoch: OpenEpoch | None) -> None:
     next_row.adopt(lsn)
     if next_row.must_wait(lsn):
         return
-    tables.join_cuts(lsn)
+    tables.joining.join_cuts(lsn)
     reach("replicate.before_ledger")
     times = RowTimes(epoch, run.sampler.clock_offset)
-    if tables.refuse_replaced(next_row.touched()):
+    if tables.foreign.suspend_replaced(next_row.touched()):
         run.publisher.states(tables.records)
     written = next_row.touched()
     row = run.ledger.publish(  # 1. the truth

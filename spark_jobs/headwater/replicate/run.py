@@ -24,7 +24,7 @@ from headwater.replicate.batches.lanes import Done, Lanes
 from headwater.replicate.batches.open_epochs import OpenEpoch, OpenEpochs
 from headwater.replicate.batches.stage_times import ApplyRate, RowTimes
 from headwater.replicate.beside.following import Following
-from headwater.replicate.catalog_watch import CatalogWatch
+from headwater.replicate.catalog_watch.watch import CatalogWatch
 from headwater.replicate.publisher import Publisher
 from headwater.replicate.reader.handle import LogReader
 from headwater.replicate.reader.silence import Silence
@@ -146,14 +146,14 @@ class Run:
 
     def keep_up(self, written: Collection[str]) -> None:
         """A row named these tables and histories: their files and checkpoints have a turn in their lanes."""
-        self.tables.tidy(written)
+        self.tables.upkeep.written(written)
         for name in {table_of(name) for name in written}:
-            self.lanes.behind(name, partial(self.tables.keep_up, name))
+            self.lanes.behind(name, partial(self.tables.upkeep.keep_up, name))
 
     def keep_up_idle(self) -> None:
         """Nothing is to be applied: the turn of one whose upkeep waits though nothing came."""
-        if (name := self.tables.next_upkeep(self.lanes.is_idle)) is not None:
-            self.lanes.behind(name, partial(self.tables.keep_up, name))
+        if (name := self.tables.upkeep.next(self.lanes.is_idle)) is not None:
+            self.lanes.behind(name, partial(self.tables.upkeep.keep_up, name))
 
     def report(self, reason: str) -> dict[str, Any]:
         return report(self.totals, self.ledger, self.tables.records, reason, self.successor.handed_over)

@@ -18,7 +18,7 @@ from headwater.gate.wal_ceiling import CeilingWatch
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import Position
 from headwater.replicate.batches.retries import outage, reason_of
-from headwater.replicate.catalog_watch import CatalogWatch
+from headwater.replicate.catalog_watch.watch import CatalogWatch
 from headwater.replicate.pending import Pending
 from headwater.replicate.publisher import Publisher
 from headwater.replicate.reader.handle import LogReader

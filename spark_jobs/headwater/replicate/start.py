@@ -40,7 +40,7 @@ from headwater.replicate.batches.lanes import Lanes
 from headwater.replicate.batches.open_epochs import OpenEpochs
 from headwater.replicate.batches.stage_times import ApplyRate
 from headwater.replicate.beside.following import Following
-from headwater.replicate.catalog_watch import CatalogWatch
+from headwater.replicate.catalog_watch.watch import CatalogWatch
 from headwater.replicate.pausing import await_resumption
 from headwater.replicate.pending import Pending
 from headwater.replicate.preapply.decide import Staging
@@ -136,8 +136,8 @@ def _driving(opened: _Opened) -> Iterator[Run | dict[str, Any]]:
         tables = Tables(pipeline, registry, source, ledger, binary=options.binary)
         watch = CatalogWatch(pipeline, lambda: registry.tables)
         tables.files_seen = watch.files_seen
-        pending = Pending(tables.owners)
-        preapply = Staging(root, pipeline.replicate.spill, tables.stageable)
+        pending = Pending(tables.owners.of)
+        preapply = Staging(root, pipeline.replicate.spill, tables.owners.stageable)
         tables.use(preapply)
         with (
             LogReader(options, pending.arrived, pipeline.conninfo, opened.turn.reader, preapply.announced) as reader,
@@ -169,7 +169,7 @@ def _driving(opened: _Opened) -> Iterator[Run | dict[str, Any]]:
             successor.look(opened.connection)
             sample = take_sample(opened.connection)  # before the target: who has reached that holds all it speaks of
             target = _target(opened)
-            lanes = Lanes(partial(tables.apply, still_alive=silence.refuse), reader.wake)
+            lanes = Lanes(partial(tables.shares.apply, still_alive=silence.refuse), reader.wake)
             open_epochs, speed = OpenEpochs(), ApplyRate(time.monotonic())
             publisher = Publisher(root, ledger, reader, pending, durability, speed, tables.retries, sample)
             ceiling = CeilingWatch(pipeline, partial(lease.is_held, registry=registry, name=lease.LOAD))

@@ -22,9 +22,9 @@ from headwater.load.progress import Report
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.reload.reload import reload
-from headwater.replicate.tables.relations import attached
 from headwater.schema import Leaf, TableSchema
 from headwater.source.catalog.catalog import read_catalog
+from headwater.source.catalog.partitions import attached
 from headwater.source.connection import Connection, connect
 from headwater.source.snapshots import VisibilitySnapshot
 from headwater.verify.source_counts import SourceCounts

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from headwater.apply.applier import damage_named
 from headwater.apply.columns import ColumnChange, evolve, require_possible
 from headwater.apply.direct import Fence
-from headwater.apply.reshape import rebuild, shape_ahead
 from headwater.columns.changes import (
     between,
     changed,
@@ -34,49 +33,55 @@ from headwater.columns.log_format import refuse_late_text
 from headwater.columns.selection import as_registered, registered_columns
 from headwater.columns.widened import Found, refuse_other_values
 from headwater.delta.delta_log import read_snapshot
-from headwater.delta.small_tables import LostRace
-from headwater.errors import BadValue, ForeignWrite, KeepsChanging
+from headwater.errors import BadValue
 from headwater.failpoints import reach
-from headwater.lake.ledger import TableVersion
-from headwater.lake.paths import table_path
 from headwater.lake.registry import TableRecord
 from headwater.log.blocks import Block, Relation, RelationColumn, Transactions, Truncate
 from headwater.log.values.decode import older_value
 from headwater.names import TableName
-from headwater.net_changes import NetChanges
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.replicate.batches.batch import Share
+from headwater.replicate.tables.foreign_writes import ForeignWrites
+from headwater.replicate.tables.histories import Histories
 from headwater.replicate.tables.planning import transactions_that_count
+from headwater.replicate.tables.reshaping import Reshaping
+from headwater.replicate.tables.states import TableStates
 from headwater.schema import TableSchema
 from headwater.source.catalog.catalog import read_catalog
 from headwater.source.catalog.column_facts import ColumnFacts, read_column_facts
 from headwater.source.catalog.relations import one_snapshot
 from headwater.source.connection import connect
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from headwater.replicate.tables.tables import Tables
-
 log = logging.getLogger(__name__)
-
-_TRIES = 5
 
 
 class Evolving:
-    """`binary`: whether the log connection sends values in their binary form."""
+    """From any lane; each table in its own."""
 
-    def __init__(self, pipeline: Pipeline, tables: Tables, fence: Fence, *, binary: bool) -> None:
-        self._pipeline, self._tables, self._fence, self._binary = pipeline, tables, fence, binary
-        self._root = pipeline.lake_path()
-        self._finished: set[tuple[str, int, int]] = set()
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        states: TableStates,
+        foreign: ForeignWrites,
+        histories: Histories,
+        reshaping: Reshaping,
+        fence: Fence,
+        files_seen: Mapping[int, int],
+        *,
+        binary: bool,
+    ) -> None:
+        """`files_seen`: by relation the newest files that the catalog showed under the columns that are registered.
+        `binary`: whether the log connection sends values in their binary form."""
+        self._pipeline, self._states, self._foreign, self._histories = pipeline, states, foreign, histories
+        self._reshaping, self._fence, self._files_seen, self._binary = reshaping, fence, files_seen, binary
+        self._finished: dict[str, tuple[int, int, int]] = {}  # by table what of it was seen to be finished
 
     def as_now(self, name: str, share: Share, transactions: Transactions, still_alive: Callable[[], None]) -> Share:
         """`share` with every change in the table's newest columns, which the lake's table then has as well.
 
         SchemaChanged for what it cannot follow; the table is as it was.
         """
-        record = self._tables.records[name]
+        record = self._states.records[name]
         relations = {block.relation for block in share.blocks}
         for relation in relations:
             refuse_other_table(record, relation)
@@ -85,9 +90,9 @@ class Evolving:
             newest = relations
         else:
             newest = self._follow(name, share, transactions, still_alive)
-            share = replace(share, blocks=[_renamed(self._tables.records[name], block) for block in share.blocks])
+            share = replace(share, blocks=[_renamed(self._states.records[name], block) for block in share.blocks])
         for relation in newest:
-            refuse_lost_key(self._tables.records[name], relation)
+            refuse_lost_key(self._states.records[name], relation)
         return share
 
     def _follow(
@@ -97,7 +102,7 @@ class Evolving:
         newest: set[Relation] = set()
         blocks, truncates = self._that_count(name, share, transactions)
         for index, (block, first_lsn, last_lsn) in enumerate(blocks):
-            record = self._tables.records[name]
+            record = self._states.records[name]
             if has_columns(record.schema, block.relation):
                 newest.add(block.relation)
             elif newest or last_lsn > record.schemas[-1][0] or not _knew(record, block.relation):
@@ -118,17 +123,16 @@ class Evolving:
         )
         if any(((other.sequence > emptied) & (other.sequence < first)).any() for other in before):
             return False
-        path, stands = table_path(self._root, record.path), self._stands(record)
-        return emptied >= 0 or not read_snapshot(path, stands.version).files
+        version = self._states.versions[record.name].version
+        return emptied >= 0 or not read_snapshot(self._states.folder(record), version).files
 
     def _that_count(
         self, name: str, share: Share, transactions: Transactions
     ) -> tuple[list[tuple[Block, int, int]], list[Truncate]]:
         """Each block with changes that the table does not hold, with the commits of the first and last of these; and
         the truncates that count."""
-        stands = self._tables.stands_at(name)
-        assert stands is not None, "a table that is applied to was read"
-        counts = transactions_that_count(self._tables.records[name], transactions, stands.applied_lsn)
+        applied_lsn = self._states.versions[name].applied_lsn
+        counts = transactions_that_count(self._states.records[name], transactions, applied_lsn)
         found = []
         blocks, truncates = share.that_count(transactions, counts)
         for block, mask in blocks:
@@ -148,12 +152,11 @@ class Evolving:
             what = differences(record.schema, relation)
             raise changed(record, f"its columns changed at the source ({what}), and on_schema_change says suspend")
         now, facts = self._catalog(record, relation)
-        schema = evolved(record, relation, now, facts, self._tables.files_seen, empty=empty)
-        path, stands = table_path(self._root, record.path), self._tables.stands_at(record.name)
-        assert stands is not None, "a table that is applied to was read"
+        schema = evolved(record, relation, now, facts, self._files_seen, empty=empty)
+        folder, version = self._states.folder(record), self._states.versions[record.name].version
         to = _columns(record, record.schema, schema, len(record.schemas) + 1)
-        with _suspending(record, table_path(self._root, record.path)):
-            require_possible(path, stands.version, record.name, to)
+        with _suspending(record, folder):
+            require_possible(folder, version, record.name, to)
         still_alive()
 
         def followed(old: TableRecord) -> TableRecord | None:
@@ -164,18 +167,18 @@ class Evolving:
             came = tuple(leaf for leaf in old.schema.leaves if leaf.relation_id not in known)
             return replace(old, schemas=(*old.schemas, (lsn, schema.with_leaves((*schema.leaves, *came)))))
 
-        self._tables.change(record.name, followed)
-        if self._tables.records[record.name].incarnation != record.incarnation:
+        self._states.change(record.name, followed)
+        if self._states.records[record.name].incarnation != record.incarnation:
             raise changed(record, "it is being loaded anew")  # whose state it is now: nothing of the share is applied
         log.info("%s: follows its source: %s", record.name, described(record.schema, schema))
         self.finish(record.name, still_alive)
         # What follows cannot be read: the next run asks for text.
-        refuse_late_text({record.name: self._tables.records[record.name]}, binary=self._binary)
+        refuse_late_text({record.name: self._states.records[record.name]}, binary=self._binary)
 
     def refuse_other_values(self, name: str, transactions: Transactions, found: Found) -> None:
         """SchemaChanged when a column that these transactions, which the table holds by now, made wider had other
         values made of those that it had. Also for who did not follow it himself, but died between that and here."""
-        record = self._tables.records[name]
+        record = self._states.records[name]
         widened = {
             column.attnum
             for (_, before), (since, after) in pairwise(record.schemas)
@@ -186,80 +189,46 @@ class Evolving:
         if columns:
             refuse_other_values(self._pipeline, record, columns, transactions.xid, found)
 
-    def rebuild(
-        self,
-        record: TableRecord,
-        schema: TableSchema,
-        content: Callable[[int], NetChanges],
-        still_alive: Callable[[], None],
-    ) -> int | None:
-        """As `Tables.rebuild`. Lake, registry, in this order: only the lake's commit says when it is so, and what a
-        driver has committed before it died is found there."""
-        app_id, number = record.app_id(self._pipeline.name), len(record.schemas) + 1
-        gone = 0
-
-        def commit(path: str, version: int) -> int:
-            nonlocal gone
-            rows = (part.rows for part in content(self._stands(record).applied_lsn).in_parts())
-            after, gone = rebuild(path, version, record.name, app_id, schema, rows, number, self._fence)
-            return after
-
-        reach("replicate.before_rebuild", record.name)
-        with damage_named(record.name, table_path(self._root, record.path)):
-            self._commit(record, commit, still_alive)
-        reach("replicate.after_rebuild", record.name)
-        self._has_shape(record, schema)
-        return gone
-
-    def _has_shape(self, record: TableRecord, schema: TableSchema) -> None:
-        """The lake's table is in a shape that the registry has yet to learn."""
-        applied_lsn = self._stands(record).applied_lsn
-
-        def learned(old: TableRecord) -> TableRecord | None:
-            if (old.incarnation, len(old.schemas)) != (record.incarnation, len(record.schemas)):
-                return None
-            now = schema.with_leaves(old.schema.leaves)
-            return replace(old, schemas=(*old.schemas, (applied_lsn, now)))
-
-        self._tables.change(record.name, learned)
-        log.info("%s: it is in its new shape", record.name)
-
-    def _learn_shape(self, record: TableRecord) -> None:
-        """What another driver has rebuilt, and died before it said so."""
-        stands = self._tables.stands_at(record.name)
-        shapes = self._tables.shapes_asked(record)
-        if not shapes or stands is None:
-            return
-        path, app_id = table_path(self._root, record.path), record.app_id(self._pipeline.name)
-        with damage_named(record.name, table_path(self._root, record.path)):
-            shape = shape_ahead(path, stands.version, record.name, app_id, len(record.schemas), shapes)
-        if shape is not None:
-            self._has_shape(record, shape)
-
-    def look_again(self, record: TableRecord) -> None:
-        """Others have written to the table: perhaps a driver before this one, that has rebuilt it."""
-        self._finished.discard((record.name, record.incarnation, len(record.schemas)))
-
     def finish(self, name: str, still_alive: Callable[[], None]) -> None:
         """The lake has the columns that the registry names."""
-        record = self._tables.records[name]
-        known = (name, record.incarnation, len(record.schemas))
-        if known in self._finished:
+        record = self._states.records[name]
+        if self._finished.get(name) == self._known(record):
             return
-        self._learn_shape(record)
-        record = self._tables.records[name]
-        known = (name, record.incarnation, len(record.schemas))
+        self._reshaping.learn(record)
+        record = self._states.records[name]
         if len(record.schemas) > 1:
             reach("replicate.before_evolution", name)
             before, after = (schema for _, schema in record.schemas[-2:])
             to = _columns(record, before, after, len(record.schemas))
-            with _suspending(record, table_path(self._root, record.path)):
-                self._tables.histories.evolve(record, still_alive)
+            with _suspending(record, self._states.folder(record)):
+                self._histories.evolve(record, still_alive)
                 app_id = record.app_id(self._pipeline.name)
                 change = partial(evolve, name=name, app_id=app_id, to=to, fence=self._fence)
-                self._commit(record, change, still_alive)
+                self._reshaping.commit(record, change, still_alive)
             reach("replicate.after_evolution", name)
-        self._finished.add(known)
+        self._finished[name] = self._known(record)
+
+    def _known(self, record: TableRecord) -> tuple[int, int, int]:
+        """What holds until a load, a change of columns, or a commit of somebody else: perhaps a driver before this one,
+        that has rebuilt the table."""
+        return record.incarnation, len(record.schemas), self._foreign.met[record.name]
+
+    def remember(self, name: str, meanings: tuple[tuple[str, str], ...] = ()) -> None:
+        """What the next driver is to compare the catalog with: `files_seen`, and `meanings`, if there are new ones."""
+
+        def how(record: TableRecord) -> TableRecord | None:
+            lsn, schema = record.schemas[-1]
+            seen = self._files_seen
+            leaves = tuple(replace(leaf, seen=seen.get(leaf.relation_id, leaf.seen)) for leaf in schema.leaves)
+            known = tuple(sorted(dict((*meanings, *schema.meanings)).items()))
+            if not record.is_followed or (leaves, known) == (schema.leaves, schema.meanings):
+                return None
+            return replace(
+                record, schemas=(*record.schemas[:-1], (lsn, replace(schema, leaves=leaves, meanings=known)))
+            )
+
+        if how(self._states.records[name]) is not None:
+            self._states.change(name, how)
 
     def _catalog(self, record: TableRecord, relation: Relation) -> tuple[TableSchema, ColumnFacts]:
         name = TableName.parse(record.name)
@@ -282,29 +251,6 @@ class Evolving:
             added = [column for column in found.columns if column.attnum not in known]
             leaves = [leaf.relation_id for leaf in found.leaves]
             return found, read_column_facts(connection, found.relation_id, leaves, added)
-
-    def _stands(self, record: TableRecord) -> TableVersion:
-        stands = self._tables.stands_at(record.name)
-        assert stands is not None, "a table that is applied to was read"
-        return stands
-
-    def _commit(self, record: TableRecord, how: Callable[[str, int], int], still_alive: Callable[[], None]) -> None:
-        """`how` commits to the table in a folder, upon a version; the version afterwards."""
-        path = table_path(self._root, record.path)
-        for _ in range(_TRIES):
-            stands = self._stands(record)
-            still_alive()
-            try:
-                version = how(path, stands.version)
-            except LostRace:
-                self._tables.look_again(record)
-                if not self._tables.is_replicated(record.name):
-                    now = self._tables.records[record.name]
-                    raise ForeignWrite(now.reason, where=record.name, remedy=now.remedy) from None
-                continue
-            self._tables.moved_to(record.name, version)
-            return
-        raise KeepsChanging.during(_TRIES, record.name)
 
 
 def _columns(record: TableRecord, before: TableSchema, after: TableSchema, number: int) -> ColumnChange:

@@ -29,6 +29,7 @@ from headwater.lake.ledger import Ledger, TableVersion
 from headwater.lake.paths import table_path
 from headwater.lake.registry import TableRecord
 from headwater.net_changes import NetChanges
+from headwater.replicate.tables.versions import TableVersions
 
 _TRIES = 5
 _BECAUSE = "a history only grows"
@@ -39,11 +40,10 @@ Rows = Callable[[TableRecord, int], pa.Table | None]
 class Histories:
     """Of the tables with `history`. `append` may be called from several threads, for each table from one at a time."""
 
-    def __init__(self, pipeline: str, root: str, ledger: Ledger) -> None:
+    def __init__(self, pipeline: str, root: str, ledger: Ledger, versions: TableVersions) -> None:
         self._pipeline, self._root, self._ledger = pipeline, root, ledger
         self._records: dict[str, TableRecord] = {}
-        self.versions: dict[str, TableVersion] = {}
-        """Where each stands, by its name in ledger rows."""
+        self.versions = versions
 
     def resume(self, applier: Applier, record: TableRecord) -> None:
         """Find out where the history of `record` stands. ForeignWrite when it is gone."""

@@ -1,20 +1,105 @@
-"""What this driver keeps for loads and reloads: whose changes, under which names.
+"""What this driver keeps in the lake for loads and reloads, until it has merged it: whose changes, under which names.
 
 A table that is being loaded is held back: its changes are kept and not applied, until the load has committed and all of
 them are in. One of which a part is being reloaded goes on, and the changes of the part are kept as well.
-`begin`, `keep` and `end` of a table happen in its lane, or before there are lanes.
+
+In the lake, so that the slot may move on, and whatever becomes of the driver. A share is kept before it is committed to
+the table, and so before the epoch that it belongs to is published: what either position covers is all there. If a
+driver died in between, the next one keeps it again under its own generation; who reads goes by positions, so nothing
+counts twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from os.path import join
+from typing import Final
 
 import numpy as np
 
-from headwater.log.blocks import Transactions
+from headwater.delta import storage
+from headwater.lake.paths import kept_path
+from headwater.log.blocks import Block, Rows, Transactions, Truncate
+from headwater.log.kept import KeptShare, is_whole, pieces, share_of
 from headwater.replicate.batches.batch import Share
-from headwater.replicate.tables.kept_changes import KeptChanges
+
+_SUFFIX: Final = ".kept"
+
+
+@dataclass(frozen=True, slots=True)
+class ShareInFiles:
+    """A share that was kept. `counts`: which of its transactions no earlier share holds; `files`: where it lies."""
+
+    share: KeptShare
+    counts: Rows
+    files: tuple[str, ...]
+
+
+class KeptChanges:
+    """What is kept under `name`, by the driver of `generation` from now on. One thread at a time."""
+
+    def __init__(self, root: str, name: str, generation: int) -> None:
+        self._folder = kept_path(root, name)
+        self._generation = generation
+        self._number = 0
+
+    def begin(self) -> None:
+        storage.make_folder(self._folder, mode=0o700)
+        # A driver that was given the same generation twice does not exist, but its files may be those of a retry.
+        mine = [int(name.split("-")[1]) for name in self._names() if int(name.split("-")[0]) == self._generation]
+        self._number = max(mine, default=0)
+
+    def append(
+        self,
+        blocks: Sequence[tuple[Block, Rows]],
+        truncates: Sequence[Truncate],
+        transactions: Transactions,
+        to_lsn: int,
+    ) -> None:
+        """Keep what the masks leave of `blocks`; nothing, if that is nothing."""
+        if not truncates and not any(mask.any() for _, mask in blocks):
+            return
+        self._number += 1
+        for number, piece in enumerate(pieces(blocks, truncates, transactions, to_lsn)):
+            file = join(self._folder, f"{self._generation:012d}-{self._number:09d}-{number:06d}{_SUFFIX}")
+            storage.replace(file, piece)
+            storage.sync_files(file)  # before its row is published: a row that outlives a power cut holds it for kept
+
+    def shares(self, up_to: int | None = None) -> Iterator[ShareInFiles]:
+        """All that is kept, in the log's order. What a driver had begun to keep when it died is left out.
+
+        `up_to`: so far counts what earlier drivers have kept. What lies above it the log delivers again, and it is kept
+        again when its turn has come.
+        """
+        base, reached = 0, 0
+        for kept_as, names in groupby(self._names(), key=lambda name: name.rsplit("-", 1)[0]):
+            files = tuple(join(self._folder, name) for name in names)
+            readers = [partial(storage.read_range, file) for file in files]
+            if not all(is_whole(read, storage.info(file).size) for read, file in zip(readers, files, strict=True)):
+                continue  # the power went while it was written
+            share = share_of(readers, base)
+            if share is None:
+                continue
+            to_lsn, ends = share.to_lsn, share.transactions.end_lsn
+            if up_to is not None and int(kept_as.split("-")[0]) != self._generation:
+                to_lsn = min(to_lsn, up_to)
+            counts: Rows = np.asarray((ends > reached) & (ends <= to_lsn))
+            yield ShareInFiles(share, counts, files)
+            base, reached = share.next, max(reached, to_lsn)
+
+    def remove(self, kept: ShareInFiles) -> None:
+        """It is in the table."""
+        for file in kept.files:
+            storage.delete(file)
+
+    def remove_all(self) -> None:
+        storage.delete_folder(self._folder)
+
+    def _names(self) -> list[str]:
+        return sorted(name for name in storage.names(self._folder) if name.endswith(_SUFFIX))
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +112,8 @@ class _Keep:
 
 
 class Keeper:
+    """`begin`, `keep` and `end` of a table happen in its lane, or before there are lanes."""
+
     def __init__(self, root: str, generation: int) -> None:
         self._root, self._generation = root, generation
         self._by_table: dict[str, dict[str, _Keep]] = {}

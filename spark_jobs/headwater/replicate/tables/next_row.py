@@ -1,7 +1,7 @@
 """What the next ledger row says of every table and every history: version, applied position, state.
 
-Two versions are known of each: where it stands (its lane's, in `headwater.replicate.tables.tables`, which may run
-ahead), and what the next row says of it. Here is the second, and what must be so before a row may be written.
+Two versions are known of each: where it stands (its lane's, in `headwater.replicate.tables.versions`, which may
+run ahead), and what the next row says of it. Here is the second, and what must be so before a row may be written.
 """
 
 from __future__ import annotations

@@ -1,0 +1,42 @@
+"""What a driver answers to loads and reloads (`headwater.lake.reload_records`), and what is open between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from headwater.gate import lease
+from headwater.lake.registry import Registry, now_text
+from headwater.lake.reload_records import Keeping, Reload
+from headwater.source.connection import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """`generation`: the driver's; `session`: at the source, where it shows whether a job lives."""
+
+    registry: Registry
+    session: Session
+    generation: int
+
+    def keeping(self, name: str, table: str, from_lsn: int = 0) -> Keeping:
+        """The answer to the load or reload `name`, not given yet: the table's changes above `from_lsn` are kept."""
+        return Keeping(name, table, "keeping", self.generation, from_lsn, now_text())
+
+    def keep(self, name: str, table: str, from_lsn: int) -> Keeping:
+        """The job hears that its table's changes are kept from now on."""
+        answer = self.keeping(name, table, from_lsn)
+        self.registry.write(answer)
+        return answer
+
+    def open_reloads(self) -> Iterator[Reload]:
+        """Those that wait for this driver."""
+        for reload in list(self.registry.reloads.values()):
+            answer = self.registry.kept.get(reload.name)
+            if reload.state != "given up" and (answer is None or answer.state == "keeping"):
+                yield reload
+
+    def lives(self, job: str) -> bool:
+        """Whether the session of that name at the source is there."""
+        return self.session.ask(partial(lease.is_alive, session=job))

@@ -1,0 +1,1 @@
+"""What the source's catalog says of the tables while a driver runs."""

@@ -1,0 +1,160 @@
+"""Which table the changes of a relation belong to that the driver has not met: a partition that was created or
+attached, a table that was made again, or none of ours.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from headwater.columns.changes import refuse_difference
+from headwater.errors import SchemaChanged
+from headwater.lake.registry import TableRecord, now_text
+from headwater.log.blocks import Relation
+from headwater.names import TableName
+from headwater.replicate.batches.batch import Share
+from headwater.replicate.preapply.process import StagingTarget
+from headwater.replicate.tables.states import TableStates
+from headwater.schema import Leaf
+from headwater.source.catalog.partitions import attached_leaves, new_leaf
+from headwater.source.connection import Session
+
+log = logging.getLogger(__name__)
+
+
+class Owners:
+    def __init__(self, states: TableStates, session: Session) -> None:
+        self._states, self._relations, self._session = states, states.relations, session
+
+    def adopt(self, record: TableRecord) -> None:
+        """The changes of the table's relations belong to it from now on."""
+        self._relations.adopt(record)
+
+    def of(self, relation_ids: Iterable[int]) -> set[str]:
+        """The tables that changes of these relations may belong to. From any thread."""
+        return self._relations.owners(relation_ids)
+
+    def stageable(self, relation: Relation) -> StagingTarget | None:
+        """The table that changes of an open transaction may be staged for. From any thread."""
+        name = self._relations.owner(relation.relation_id)
+        record = self._states.records[name] if name is not None else None
+        if record is None or record.state != "active" or record.schema.soft_delete or record.schema.history:
+            return None
+        try:
+            refuse_difference(record, relation)
+        except SchemaChanged:
+            return None
+        return StagingTarget(record.name, self._states.folder(record), record.schema)
+
+    def owner(self, relation_id: int) -> str | None:
+        """The table of a relation that is known."""
+        return self._relations.owner(relation_id)
+
+    def table_for(self, relation: Relation) -> str | None:
+        """The table that the changes of `relation` belong to; the source is asked once about one that is unknown."""
+        name = self._relations.owner(relation.relation_id)
+        if name is not None:
+            return name
+        again = self._relations.owner_by_name(relation)
+        if again is None:
+            return self._partition_of(relation)
+        self._relations.disown(relation.relation_id)
+        if self._states.is_followed(again):
+            refused = SchemaChanged(
+                "the table was dropped and created again at the source",
+                where=again,
+                remedy=f"headwater load PIPELINE.yaml --table {again} --again",
+            )
+            self._states.suspend(again, refused)
+        return None
+
+    def _partition_of(self, relation: Relation) -> str | None:
+        """The table of which the unknown relation is a partition."""
+        asked = partial(new_leaf, relation_id=relation.relation_id)
+        root, leaf, created = self._session.ask(asked) or (0, None, True)
+        name = self._relations.owner(root)
+        if name is None or leaf is None or not (created or self._awaits(name, leaf)):
+            self._relations.disown(relation.relation_id)
+            return None
+        if not created:
+            return name
+        if self._states.records[name].state == "loading":
+            self._relations.own(relation.relation_id, name)  # the record is the load's: it is entered behind it
+        else:
+            self._adopt(name, leaf)
+        return name
+
+    def _awaits(self, name: str, leaf: Leaf) -> bool:
+        """`leaf` was attached: suspend the table. Whether the rest of it is followed until its attached partitions are
+        reloaded, all that it has by now; of some tables no part can be."""
+        record = self._states.records[name]
+        if not record.is_followed:
+            return False
+        known = [other.relation_id for other in record.schema.leaves]
+        came = self._session.ask(partial(attached_leaves, root=record.schema.relation_id, known=known))
+        kept = record.schema.soft_delete or record.schema.history
+        if kept or leaf.relation_id not in [other.relation_id for other in came]:
+            self._states.suspend(name, _attached(name, leaf))
+            return False
+        leaves = [*(known for known in record.schema.leaves if known.relation_id in record.unread), *came]
+        then = awaiting(record, leaves)
+        error = SchemaChanged(then.reason, where=name, remedy=then.remedy)
+        self._states.suspend(name, error, lambda now: awaiting(now, leaves) if now.is_followed else None)
+        return self._states.is_followed(name)
+
+    def _adopt(self, name: str, leaf: Leaf) -> None:
+        self._states.change(name, lambda record: _with_leaf(record, leaf))
+        log.info("%s: new partition %s.%s", name, leaf.schema, leaf.name)
+
+    def meet_leaves(self, name: str, leaves: Iterable[Leaf]) -> None:
+        """These partitions belong to the table from now on, whatever brought them."""
+        known = {leaf.relation_id for leaf in self._states.records[name].schema.leaves}
+        for leaf in leaves:
+            if leaf.relation_id not in known:
+                self._adopt(name, leaf)
+
+    def meet_leaves_of(self, name: str, share: Share) -> None:
+        """In its lane: partitions that came while the table was loaded."""
+        known = {leaf.relation_id for leaf in self._states.records[name].schema.leaves}
+        for relation in {block.relation for block in share.blocks if block.relation.relation_id not in known}:
+            found = self._session.ask(partial(new_leaf, relation_id=relation.relation_id))
+            if found is None:
+                continue
+            _, leaf, created = found
+            if not created:
+                raise _attached(name, leaf)
+            self._adopt(name, leaf)
+
+
+def awaiting(record: TableRecord, leaves: Sequence[Leaf]) -> TableRecord:
+    """The table suspended until its attached partitions `leaves` are reloaded, and followed meanwhile."""
+    known = {leaf.relation_id for leaf in record.schema.leaves}
+    for leaf in leaves:
+        if leaf.relation_id not in known:
+            record = _with_leaf(record, leaf)
+    named = " ".join(f"--partition {shlex.quote(str(TableName(leaf.schema, leaf.name)))}" for leaf in leaves)
+    remedy = f"headwater reload PIPELINE.yaml --table {shlex.quote(record.name)} {named}"
+    since = record.since if record.unread else now_text()
+    reason = f"{_attached_message(leaves)}; the other partitions are followed"
+    suspended = record.entered("suspended", reason, remedy)
+    return replace(suspended, since=since, unread=tuple(leaf.relation_id for leaf in leaves))
+
+
+def _attached(name: str, leaf: Leaf) -> SchemaChanged:
+    remedy = f"headwater load PIPELINE.yaml --table {name} --again"
+    return SchemaChanged(_attached_message([leaf]), where=name, remedy=remedy)
+
+
+def _attached_message(leaves: Sequence[Leaf]) -> str:
+    """Why a table with these partitions is not in step."""
+    names = ", ".join(str(TableName(leaf.schema, leaf.name)) for leaf in leaves)
+    what, whose = ("partition {} was", "it") if len(leaves) == 1 else ("partitions {} were", "they")
+    return f"the {what.format(names)} attached: the log does not carry the rows {whose} brought"
+
+
+def _with_leaf(record: TableRecord, leaf: Leaf) -> TableRecord:
+    lsn, schema = record.schemas[-1]
+    return replace(record, schemas=(*record.schemas[:-1], (lsn, schema.with_leaves((*schema.leaves, leaf)))))

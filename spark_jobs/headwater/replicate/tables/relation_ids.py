@@ -1,0 +1,63 @@
+"""Which table a relation of the log belongs to, by its id. What becomes of an unknown one is decided in
+`headwater.replicate.tables.owners`.
+
+Whether it still has the columns that the registry knows is `headwater.columns.changes`' business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from headwater.lake.registry import TableRecord
+from headwater.log.blocks import Relation
+
+
+class RelationIds:
+    """The relations of `tables`, which changes below us."""
+
+    def __init__(self, tables: Mapping[str, TableRecord]) -> None:
+        self._tables = tables
+        self._owner: dict[int, str] = {}
+        self._foreign: set[int] = set()
+        for record in tables.values():
+            self.adopt(record)
+
+    def adopt(self, record: TableRecord) -> None:
+        """The changes of the table belong to it from now on."""
+        if record.schemas and record.state != "removed":
+            for leaf in record.schema.leaves:
+                self.own(leaf.relation_id, record.name)
+            self.own(record.schema.relation_id, record.name)
+
+    def own(self, relation_id: int, name: str) -> None:
+        """The relation belongs to the table from now on."""
+        self._owner[relation_id] = name
+        self._foreign.discard(relation_id)
+
+    def owner(self, relation_id: int) -> str | None:
+        """The table that the relation belongs to; None: none of ours, or not known yet."""
+        return self._owner.get(relation_id)
+
+    def owners(self, relation_ids: Iterable[int]) -> set[str]:
+        """The tables that changes of these relations may belong to: of a relation not met before, any of ours."""
+        found: set[str] = set()
+        for relation_id in relation_ids:
+            owner = self._owner.get(relation_id)
+            if owner is not None:
+                found.add(owner)
+            elif relation_id not in self._foreign:
+                return set(self._tables)
+        return found
+
+    def disown(self, relation_id: int) -> None:
+        """The relation was looked up, and is none of ours: the publication holds more than this pipeline."""
+        self._foreign.add(relation_id)
+
+    def owner_by_name(self, relation: Relation) -> str | None:
+        """A table of ours with the name of an unknown relation: it was dropped and made again."""
+        for name, record in self._tables.items():
+            if record.schemas and any(
+                (leaf.schema, leaf.name) == (relation.schema, relation.name) for leaf in record.schema.leaves
+            ):
+                return name
+        return None
