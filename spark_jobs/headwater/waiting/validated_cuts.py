@@ -19,7 +19,7 @@ from headwater.lake.validations import ValidationReader
 from headwater.position import Position
 
 
-class Validations:
+class ValidatedCuts:
     """What was validated in the lake under `root`, for one wait. `lake`: the wait's own reader."""
 
     def __init__(self, root: str, lake: LakeReader) -> None:
