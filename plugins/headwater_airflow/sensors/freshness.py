@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import fields
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import BaseSensorOperator
@@ -137,7 +137,6 @@ class FreshnessSensor(BaseSensorOperator):
         except AirflowFailException:
             count_wait(self.pipeline, {})
             raise
-        began = datetime.now(UTC)
         try:
             conn_id, pipeline = self._pipeline()
             request = request_of(settings, context)
@@ -151,8 +150,7 @@ class FreshnessSensor(BaseSensorOperator):
             return self.execute_complete(context, {**result.to_json(), "exit_status": result.exit_status})
         assert waiter.target is not None
         self.log.info("pipeline %s, not fresh yet, deferred: %s", self.pipeline, waiter.progress)
-        goes_on = replace(request.pinned(waiter.target, waiter.tables), began=began, deadline=began + settings.max_wait)
-        return self._defer(goes_on, conn_id, settings.max_wait)
+        return self._defer(request.pinned(waiter.target, waiter.tables), conn_id, settings.max_wait)
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         """In a worker, at the end of the wait: `event` is the trigger's payload, or what the first look has found."""

@@ -97,6 +97,7 @@ def request_of(settings: Settings, context: Context) -> WaitRequest:
         give_up_early=settings.on_timeout == "fallback",
         validated=settings.validated,
         called=INTERVAL_END if at_end else request.called,
+        began=request.deadline - settings.max_wait,
     )
 
 

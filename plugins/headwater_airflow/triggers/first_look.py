@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import TriggerEvent
@@ -74,8 +72,7 @@ class SensorTrigger(WaitTrigger):
             # Its target says nothing of tables that a pattern has brought in since.
             self.request = request.resumed({**kept, "tables": kept.get("waited_for") or self._asked_for})
         else:
-            began = datetime.now(UTC)
-            self.request = replace(request, began=began, deadline=began + settings.max_wait)
+            self.request = request
             await self._forget_earlier()
         pipeline = await asyncio.to_thread(load_pipeline, self.pipeline)
         self.conn_id = pipeline.source.airflow_connection

@@ -16,10 +16,10 @@ from headwater.lake import freshness
 from headwater.lake.freshness import Look, Outcome, Verdict
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.waiting.lookout import Lookout
-from headwater.waiting.partitions import not_yet_reloaded
 from headwater.waiting.request import WaitRequest
 from headwater.waiting.target import WaitTarget
 from headwater.waiting.visits import SourceVisits
+from headwater.waiting.wanted_partitions import not_yet_reloaded
 
 if TYPE_CHECKING:
     from headwater.lake.ledger import TableVersion

@@ -17,10 +17,10 @@ from headwater.lake.freshness import IN_STEP, Outcome, complete_until
 from headwater.lake.reader import LakeReader
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.source.catalog.standing import Registered
-from headwater.waiting.partitions import ask_parts
 from headwater.waiting.request import WaitRequest
 from headwater.waiting.source_state import SourceState, as_the_source_stands, ask_source, followed
 from headwater.waiting.target import wanted_tables
+from headwater.waiting.wanted_partitions import ask_parts
 
 _CONTINUED = (
     Outcome.TIMED_OUT,

@@ -20,9 +20,9 @@ from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import Position
 from headwater.source.catalog.partitions import NamedPart
 from headwater.waiting.lookout import Lookout
-from headwater.waiting.partitions import as_met, find_parts, refuse_unwanted, unknown_parts
 from headwater.waiting.request import WaitRequest
 from headwater.waiting.visits import SourceVisits
+from headwater.waiting.wanted_partitions import as_met, find_parts, refuse_unwanted, unknown_parts
 
 
 class WaitTarget:
