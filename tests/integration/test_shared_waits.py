@@ -20,8 +20,9 @@ from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.lake import reader as status
 from headwater.lake.cuts import list_pins
-from headwater.lake.freshness import Look, Target
+from headwater.lake.look import Look
 from headwater.lake.position_file import PositionFile, read_position_file
+from headwater.lake.requirements import Target
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.waiting import visits
 from headwater.waiting import waiter as waiter_module

@@ -23,11 +23,11 @@ from fixtures.lakes import HandLake, LogFollower, as_published
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.errors import EXIT_NOT_FRESH, EXIT_REFUSED, EXIT_SUSPENDED, Refused
-from headwater.lake import freshness
 from headwater.lake.cuts import list_pins
 from headwater.lake.freshness import Outcome
 from headwater.lake.ledger import read_epoch
 from headwater.lake.position_file import write_position_file
+from headwater.lake.requirements import Target
 from headwater.monitor.status import status
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
@@ -203,7 +203,7 @@ def test_a_wait_that_began_while_the_source_was_down_is_satisfied_by_what_it_say
     assert waiter.target is not None
     assert "does not answer" in str(waiter.progress)
     # In another process, as after a deferral, the wait is the same.
-    target = freshness.Target.from_json(json.loads(json.dumps(waiter.target.to_json())))
+    target = Target.from_json(json.loads(json.dumps(waiter.target.to_json())))
     assert target == waiter.target
     other = waiter_of(shop.pipeline, target)
     assert other.look() is None

@@ -17,11 +17,12 @@ from fixtures.lakes import HandLake, position_at, utc
 from headwater.errors import Refused
 from headwater.lake import validations
 from headwater.lake.cuts import list_pins
-from headwater.lake.freshness import Look, Outcome, Target, Verdict, verdict
+from headwater.lake.freshness import Outcome, Verdict, verdict
 from headwater.lake.ledger import last_sample
+from headwater.lake.look import Look
 from headwater.lake.paths import validations_path
 from headwater.lake.reader import LakeReader
-from headwater.lake.requirements import AtPosition
+from headwater.lake.requirements import AtPosition, Target
 from headwater.lake.validated import ValidatedEpoch, judged_by_validation
 from headwater.lake.validations import SuiteResult, TableResult, Validation, ValidationReader
 from headwater.maintain.control_tables import keep_validations

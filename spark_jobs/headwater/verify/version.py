@@ -23,11 +23,12 @@ import psycopg
 from headwater.delta.tables import commits_after, current
 from headwater.errors import Transient
 from headwater.lake.cuts import Pin, pin_cut, release_pin, take_cut
-from headwater.lake.freshness import Outcome, Target
+from headwater.lake.freshness import Outcome
 from headwater.lake.ledger import Epoch, read_epoch
 from headwater.lake.paths import table_path
 from headwater.lake.reader import LakeReader
 from headwater.lake.registry import Registry, TableRecord
+from headwater.lake.requirements import Target
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import Position, format_lsn, parse_lsn

@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from headwater.lake.cuts import Cut, Pin, pin_cut, take_cut, time_text, with_parts
-from headwater.lake.freshness import Look, Outcome, Verdict
+from headwater.lake.freshness import Outcome, Verdict
+from headwater.lake.look import Look
 from headwater.lake.wait_log import Waited, record
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.waiting.request import WaitRequest

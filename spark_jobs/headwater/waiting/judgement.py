@@ -13,7 +13,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from headwater.lake import freshness
-from headwater.lake.freshness import Look, Outcome, Verdict
+from headwater.lake.freshness import Outcome, Verdict
+from headwater.lake.look import Look
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.waiting.lookout import Lookout
 from headwater.waiting.request import WaitRequest

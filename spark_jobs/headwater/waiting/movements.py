@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from headwater.lake.cuts import pin_cut, take_cut, time_text
-from headwater.lake.freshness import IN_STEP, Look, complete_until
 from headwater.lake.ledger import Epoch
+from headwater.lake.look import IN_STEP, Look, complete_until
 from headwater.lake.reader import LakeReader
 from headwater.pipeline_file.pipeline import Pipeline
 

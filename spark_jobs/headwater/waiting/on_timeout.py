@@ -13,7 +13,8 @@ from typing import Any
 
 from headwater.errors import Refused, Transient
 from headwater.lake.cuts import AT_SOURCE, Cut, pin_cut, take_cut, time_text, with_parts
-from headwater.lake.freshness import IN_STEP, Outcome, complete_until
+from headwater.lake.freshness import Outcome
+from headwater.lake.look import IN_STEP, complete_until
 from headwater.lake.reader import LakeReader
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.source.catalog.standing import Registered

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from headwater.errors import Transient
-from headwater.lake import freshness
-from headwater.lake.freshness import Look, Outcome, Verdict
+from headwater.lake.freshness import Outcome, Verdict, refuse_target
+from headwater.lake.look import Look, samples_of
 from headwater.lake.requirements import AsConfigured, AtPosition, MaxStaleness, Since, Target, WantedParts
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
@@ -79,7 +79,7 @@ class WaitTarget:
         if target is None or target.since is None or not target.open:
             return
         if look.file is not None:
-            samples = freshness.samples_of(look.file)
+            samples = samples_of(look.file)
             if not self._ledger_asked and (not samples or samples[0][0] > target.since):
                 self._ledger_asked = True
                 earlier = self._lookout.lake.first_sample(target.since, samples[0] if samples else None)
@@ -112,7 +112,7 @@ class WaitTarget:
 
     def _refusal(self, target: Target) -> Verdict | None:
         source = self._visits.state
-        return freshness.refuse_target(target, source.log, source.position.lsn)
+        return refuse_target(target, source.log, source.position.lsn)
 
     def _as_known(self, end: Position | None) -> Target:
         """`end`: of the source's log; None: it has not answered."""

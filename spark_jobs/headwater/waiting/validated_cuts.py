@@ -12,7 +12,8 @@ from headwater.delta import storage
 from headwater.delta.delta_log import read_snapshot
 from headwater.delta.log_entries import log_path
 from headwater.delta.whole import is_whole
-from headwater.lake.freshness import Look, Verdict
+from headwater.lake.freshness import Verdict
+from headwater.lake.look import Look
 from headwater.lake.reader import LakeReader
 from headwater.lake.validated import Judge, judged_by_validation
 from headwater.lake.validations import ValidationReader

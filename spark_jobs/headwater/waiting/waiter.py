@@ -14,7 +14,8 @@ from datetime import UTC, datetime
 
 from headwater.lake import freshness
 from headwater.lake.cuts import release_pin
-from headwater.lake.freshness import Look, Outcome, Verdict
+from headwater.lake.freshness import Outcome, Verdict
+from headwater.lake.look import Look
 from headwater.lake.position_file import PositionFile
 from headwater.lake.requirements import Target
 from headwater.pipeline_file.pipeline import Pipeline
