@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 from mixed_load import make_mixed_tables, pipeline, report, server
 
-from headwater.lake.requirements import Now
 from headwater.load.load import load
 from headwater.pipeline_file.pipeline import load_pipeline
 from headwater.replicate.replicate import replicate
+from headwater.waiting.request import asked
 from headwater.waiting.waiter import Waiter
 
 COMMITS = int(os.environ.get("HEADWATER_BENCH_COMMITS", "2000000"))
@@ -30,7 +30,7 @@ STABLE = 0.2
 
 def estimates(file: str) -> tuple[list[tuple[float, float, float]], float]:
     """Moments, each with the estimate and with the one of the reference; and when the wait was over."""
-    waiter = Waiter(load_pipeline(file), Now(), timeout=1800, keep=60, owner="benchmark")
+    waiter = Waiter(load_pipeline(file), asked("now", 1800, keep=60, owner="benchmark"))
     began = time.perf_counter()
     first: tuple[float, int] | None = None  # where it was, and when, before it was seen to move
     found = []

@@ -28,8 +28,8 @@ from mixed_load import make_mixed_tables, pipeline, report, server
 
 from headwater.demo.postgres import EmbeddedServer
 from headwater.lake import reader as status
-from headwater.lake.freshness import Target
 from headwater.lake.position_file import PositionFile, read_position_file
+from headwater.lake.requirements import Target
 from headwater.load.load import load
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.waiting.source_state import ask_source

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fixtures.jobs import Job, assert_equal, catch_up, failing, following, lake_rows, load_tables, registry_of, until
+from fixtures.lake_waits import wait
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database, new_database, server_setting
 from headwater.apply.direct import Fence, take
@@ -32,7 +33,6 @@ from headwater.replicate.takeover.new_source import adopt
 from headwater.source.connection import connect, position_now
 from headwater.source.slot import read_slot
 from headwater.verify.verify import verify
-from headwater.waiting.wait import wait
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -35,6 +35,7 @@ from fixtures.jobs import (
     states_of,
     until,
 )
+from fixtures.lake_waits import wait
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.delta import delta_log
@@ -49,7 +50,6 @@ from headwater.reload.reload import reload
 from headwater.spark.session import build_session
 from headwater.verify.verify import verify
 from headwater.waiting.result import WaitResult
-from headwater.waiting.wait import wait
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,12 +18,12 @@ import pytest
 from psycopg import sql
 
 from fixtures.jobs import assert_equal, following, lake_rows, load_tables, source_rows, states_of
+from fixtures.lake_waits import wait
 from fixtures.postgres import Database, server_setting
 from fixtures.waiting import until
 from headwater.cli import main
 from headwater.gate.check import check
 from headwater.pipeline_file.pipeline import load_pipeline
-from headwater.waiting.wait import wait
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

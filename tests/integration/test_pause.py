@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fixtures.jobs import assert_equal, beside, catch_up, following, lake_rows, load_tables, record_of, until
+from fixtures.lake_waits import wait
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.cli import main
@@ -19,7 +20,6 @@ from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.replicate.pausing import pause, resume
 from headwater.replicate.replicate import replicate
-from headwater.waiting.wait import wait
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -37,6 +37,7 @@ from fixtures.great_bank import (
     writing_bulk,
 )
 from fixtures.jobs import Job, assert_equal, catch_up, following, load_tables, states_of
+from fixtures.lake_waits import wait
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Connection, Database, new_database
 from fixtures.power_cut import FILE_SYSTEMS, SYNC, FileSystem, LakeDisk, lake_disk, summary
@@ -53,7 +54,6 @@ from headwater.lake.paths import damaged_path
 from headwater.lake.position_file import read_position_file
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
-from headwater.waiting.wait import wait
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -26,6 +26,7 @@ from fixtures.jobs import (
     registry_of,
     until,
 )
+from fixtures.lake_waits import wait
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.apply.direct import Fence
@@ -47,7 +48,6 @@ from headwater.reload.reload import reload
 from headwater.validate.validate import validate
 from headwater.verify.verify import verify
 from headwater.verify.version import version_holding
-from headwater.waiting.wait import wait
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

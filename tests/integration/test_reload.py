@@ -29,6 +29,7 @@ from fixtures.jobs import (
     registry_of,
     until,
 )
+from fixtures.lake_waits import request
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.cli import main
@@ -452,9 +453,7 @@ def test_a_wait_for_a_partition_gets_what_its_reload_brings_and_minds_no_other(
     assert spark.sql(f"select 1 from {views[SALES]}").count() == len(at_source)
     wanted = {TableName.parse(SALES): [TableName.parse("public.sales_us")]}
     ended = {"outcome": "timed_out"}
-    instead = instead_of_cut(
-        shop.pipeline, ended, "fallback", tables=list(wanted), keep=60, owner="me", partitions=wanted
-    )
+    instead = instead_of_cut(shop.pipeline, ended, "fallback", request(tables=list(wanted), partitions=wanted))
     assert instead is not None
     assert {row["region"] for row in headwater.read(spark, instead)[SALES].collect()} == {"us"}
 

@@ -35,6 +35,7 @@ from fixtures.jobs import (
     states_of,
     until,
 )
+from fixtures.lake_waits import wait
 from fixtures.lakes import HandLake
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
@@ -50,7 +51,6 @@ from headwater.replicate.replicate import replicate
 from headwater.source.connection import connect, identify
 from headwater.source.samples import commit_position
 from headwater.source.stream import LogStream
-from headwater.waiting.wait import wait
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -25,6 +25,7 @@ from fixtures.jobs import (
     registry_of,
     until,
 )
+from fixtures.lake_waits import wait
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.errors import Transient
@@ -34,7 +35,6 @@ from headwater.monitor.overview import PipelineWatch
 from headwater.monitor.status import status
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.replicate.replicate import replicate
-from headwater.waiting.wait import wait
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from psycopg import sql
 
+from fixtures.lake_waits import request
 from fixtures.lakes import HandLake
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.lake import reader as status
 from headwater.lake.cuts import list_pins
-from headwater.lake.freshness import Look, Target
+from headwater.lake.look import Look
 from headwater.lake.position_file import PositionFile, read_position_file
+from headwater.lake.requirements import Target
 from headwater.pipeline_file.pipeline import Pipeline
+from headwater.waiting import visits
 from headwater.waiting import waiter as waiter_module
 from headwater.waiting.lookout import Question, SharedLookout
 from headwater.waiting.result import WaitResult
@@ -186,13 +189,13 @@ def test_a_wait_is_judged_again_when_its_target_was_read_or_a_table_fell_out_of_
     pipeline: Pipeline, lake: HandLake, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiter_module, "_TRUSTED_SECONDS", 600.0)
-    monkeypatch.setattr(waiter_module, "_VISIT_SECONDS", (600.0,))
+    monkeypatch.setattr(visits, "_VISIT_SECONDS", (600.0,))
     begin = target_now(pipeline).lsn
     database.execute("insert into a select generate_series(1, 100)")
     target, lookout = target_now(pipeline), SharedLookout(pipeline)
     assert begin is not None
     assert target.lsn is not None
-    waiter = Waiter(pipeline, target, timeout=600, keep=60, owner="me", ignore_suspended=True, lookout=lookout)
+    waiter = Waiter(pipeline, request(target, timeout=600, ignore_suspended=True), lookout)
 
     def is_judged() -> bool:
         lookout.refresh()
@@ -271,7 +274,7 @@ def test_a_source_that_does_not_answer_holds_no_wait_up_that_the_lake_can_end(
         over.wait(60)
 
     monkeypatch.setattr(SharedLookout, "answer", silent)
-    monkeypatch.setattr(waiter_module, "_ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(visits, "_ANSWER_SECONDS", 0.3)
 
     async def scenario() -> tuple[dict[str, Any], dict[str, Any]]:
         patient = asyncio.create_task(event_of(trigger(pipeline, target)))

@@ -29,6 +29,7 @@ from fixtures.jobs import (
     source_rows,
     until,
 )
+from fixtures.lake_waits import wait
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.cli import main
@@ -42,7 +43,6 @@ from headwater.source.slot import read_slot
 from headwater.source.stream import LogStream
 from headwater.verify.slot_loss import replicate_through_losses
 from headwater.verify.verify import verify
-from headwater.waiting.wait import wait
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

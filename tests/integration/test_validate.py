@@ -15,6 +15,7 @@ import yaml
 
 import headwater
 from fixtures.jobs import catch_up, load_tables
+from fixtures.lake_waits import wait
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database, new_database
 from headwater.cli import main
@@ -29,7 +30,6 @@ from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.validate.validate import validate
 from headwater.waiting.result import WaitResult
-from headwater.waiting.wait import wait
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

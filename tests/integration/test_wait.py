@@ -17,15 +17,17 @@ import pytest
 import time_machine
 
 import headwater
+from fixtures.lake_waits import request, wait
+from fixtures.lake_waits import waiter as waiter_of
 from fixtures.lakes import HandLake, LogFollower, as_published
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.errors import EXIT_NOT_FRESH, EXIT_REFUSED, EXIT_SUSPENDED, Refused
-from headwater.lake import freshness
 from headwater.lake.cuts import list_pins
 from headwater.lake.freshness import Outcome
 from headwater.lake.ledger import read_epoch
 from headwater.lake.position_file import write_position_file
+from headwater.lake.requirements import Target
 from headwater.monitor.status import status
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
@@ -35,8 +37,6 @@ from headwater.source.connection import connect
 from headwater.waiting.on_timeout import instead_of_cut
 from headwater.waiting.result import NotFresh, WaitResult
 from headwater.waiting.source_state import ask_source
-from headwater.waiting.wait import wait
-from headwater.waiting.waiter import Waiter
 
 pytestmark = pytest.mark.postgres
 
@@ -132,7 +132,7 @@ def test_of_six_transactions_around_a_wait_it_sees_those_committed_before_and_wa
             session.execute("insert into orders values (%s)", (number,))
         before.commit()
         unflushed.commit()
-        waiter = Waiter(shop.pipeline, freshness.Now(), timeout=60, keep=60, owner="test")
+        waiter = waiter_of(shop.pipeline)
         result = waiter.look()  # the target is taken here
         # Three are open, one of them for good.
         while result is None:
@@ -198,14 +198,14 @@ def test_a_wait_that_began_while_the_source_was_down_is_satisfied_by_what_it_say
 ) -> None:
     shop.database.execute("insert into orders values (1)")  # committed before the wait, and not in the lake
     shop.database.server.stop()
-    waiter = Waiter(shop.pipeline, freshness.parse_requirement(requirement), timeout=60, keep=60, owner="test")
+    waiter = waiter_of(shop.pipeline, requirement)
     assert waiter.look() is None
     assert waiter.target is not None
     assert "does not answer" in str(waiter.progress)
     # In another process, as after a deferral, the wait is the same.
-    target = freshness.Target.from_json(json.loads(json.dumps(waiter.target.to_json())))
+    target = Target.from_json(json.loads(json.dumps(waiter.target.to_json())))
     assert target == waiter.target
-    other = Waiter(shop.pipeline, target, timeout=60, keep=60, owner="test")
+    other = waiter_of(shop.pipeline, target)
     assert other.look() is None
     shop.database.server.start()
     with shop.follow() as follower:
@@ -326,7 +326,7 @@ def test_a_wait_never_succeeds_on_a_table_that_fell_silent_at_the_source(
 def test_a_table_that_falls_silent_during_the_wait_ends_it_and_a_load_makes_it_whole(shop: Shop) -> None:
     _register(shop)
     shop.database.execute("insert into quiet values (1)")
-    waiter = Waiter(shop.pipeline, freshness.Now(), timeout=60, keep=60, owner="test")
+    waiter = waiter_of(shop.pipeline)
     assert waiter.look() is None
     shop.database.execute("drop table orders", "create table orders (id int primary key)")
     while (result := waiter.look()) is None:
@@ -349,7 +349,7 @@ def test_a_lake_of_another_timeline_than_the_source_is_not_fresh_by_the_sources_
     result = shop.wait("1h", timeout=0.5)
     assert (result.cut, result.outcome) == (None, Outcome.NOT_RUNNING)
     assert "the source's log is not the one that the lake follows" in result.verdict.reason
-    instead = instead_of_cut(shop.pipeline, result.to_json(), "continue", tables=None, keep=60, owner="me")
+    instead = instead_of_cut(shop.pipeline, result.to_json(), "continue", request())
     assert instead is not None
     assert instead["staleness_seconds"] is None
 
@@ -398,7 +398,7 @@ def test_everything_committed_before_a_moment_of_the_sources_clock_is_in_the_cut
 def test_a_moment_still_to_come_is_waited_for_by_the_sources_clock(shop: Shop) -> None:
     moment = _clock(shop) + timedelta(seconds=1.5)
     with shop.follow() as follower:
-        waiter = Waiter(shop.pipeline, freshness.Since(moment), timeout=60, keep=60, owner="test")
+        waiter = waiter_of(shop.pipeline, moment)
         assert waiter.look() is None
         assert "not known to have reached" in waiter.waiting.reason
         shop.database.execute("insert into orders values (1)")
@@ -463,7 +463,7 @@ def test_a_wait_says_how_far_it_is_and_who_holds_a_loaded_table_up(shop: Shop) -
     shop.lake.enter(ORDERS, "catching up")
     with shop.database.connect(autocommit=False) as open_one:
         open_one.execute("insert into quiet values (1)")
-        waiter = Waiter(shop.pipeline, freshness.Now(), timeout=60, keep=60, owner="test")
+        waiter = waiter_of(shop.pipeline)
         assert waiter.look() is None
         assert waiter.look() is None
         assert waiter.progress is not None

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import headwater
+from fixtures.lake_waits import wait
 from fixtures.lakes import HandLake
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
@@ -27,7 +28,6 @@ from headwater.position import Position, format_lsn
 from headwater.source.connection import position_now
 from headwater.waiting.result import WaitResult
 from headwater.waiting.source_state import ask_source
-from headwater.waiting.wait import wait
 
 pytestmark = pytest.mark.postgres
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fixtures.jobs import assert_equal, catch_up, failing, following, lake_rows, load_tables, record_of, registry_of
+from fixtures.lake_waits import wait
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from fixtures.waiting import until
@@ -19,7 +20,6 @@ from headwater.monitor.overview import PipelineWatch
 from headwater.monitor.status import status
 from headwater.pipeline_file.pipeline import BadPipelineFile, Pipeline
 from headwater.source.slot import SlotState
-from headwater.waiting.wait import wait
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headwater.errors import Refused, SourceUnreachable
-from headwater.lake.freshness import Look
+from headwater.lake.look import Look
 from headwater.monitor.examination import Examined
 from headwater.monitor.findings import exit_status, findings
 from headwater.pipeline_file.pipeline import load_pipeline

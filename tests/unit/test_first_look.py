@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -105,9 +105,10 @@ def test_a_triggerer_that_takes_over_resumes_the_wait_and_another_try_begins_ane
         first.cancel()
         second = started(pipeline, run, require="data_interval_end", max_wait=5)
         waiting = asyncio.create_task(last_event(second))
-        while second.deadline != kept["deadline"]:
+        while second._request is None:
             await asyncio.sleep(0.02)
-        assert second.target == kept["target"]
+        resumed = second.request.to_json()
+        assert (resumed["deadline"], resumed["target"]) == (kept["deadline"], kept["target"])
         await asyncio.to_thread(lake.publish, 0x310, A, sample=(utc(11), 0x305))
         return await asyncio.wait_for(waiting, 20)
 
@@ -144,8 +145,29 @@ def test_the_runs_conf_goes_over_the_arguments_there_too(lake: HandLake, pipelin
     trigger = started(pipeline, in_run(conf), require="0/400")
     assert is_success(asyncio.run(last_event(trigger)))
     assert set(xcoms["return_value"]["tables"]) == {B}
-    began, deadline = (datetime.fromisoformat(str(text)) for text in (trigger.began, trigger.deadline))
-    assert deadline - began == timedelta(hours=2)
+    assert trigger.request.began is not None
+    assert trigger.request.deadline - trigger.request.began == timedelta(hours=2)
+
+
+def test_what_the_scheduler_stored_is_read_by_another_version(lake: HandLake, pipeline: str, xcoms: XComs) -> None:
+    from headwater_airflow.triggers.first_look import SensorTrigger
+
+    stored: dict[str, Any] = {
+        "templates": {"pipeline": pipeline, "tables": [A], "require": "0/180", "partitions": None},
+        "max_wait": 300.0,
+        "on_timeout": "fail",
+        "ignore_suspended": False,
+        "keep_cut": 3600.0,
+        "validated": False,
+        "plain": True,
+    }
+    now = started(pipeline, tables=[A], require="0/180", keep_cut="1h")
+    assert now.serialize()[1] == stored
+    templates = {name: stored["templates"][name] for name in ("pipeline", "tables", "require")}
+    older = SensorTrigger(**{**stored, "templates": templates, "given_up_since": "whatever it was"})
+    older.task_instance = now.task_instance
+    assert is_success(asyncio.run(last_event(older)))
+    assert set(xcoms["return_value"]["tables"]) == {A}
 
 
 @pytest.mark.parametrize(

@@ -10,24 +10,10 @@ from hypothesis import strategies as st
 
 from fixtures.lakes import position_at, utc
 from headwater.errors import Refused
-from headwater.lake.freshness import (
-    LOG_RATE,
-    AsConfigured,
-    AtPosition,
-    Look,
-    MaxStaleness,
-    Now,
-    Outcome,
-    ReportedState,
-    Since,
-    Target,
-    at_deadline,
-    hopeless,
-    parse_requirement,
-    refuse_target,
-    verdict,
-)
+from headwater.lake.freshness import LOG_RATE, Outcome, at_deadline, hopeless, refuse_target, verdict
+from headwater.lake.look import Look, ReportedState
 from headwater.lake.position_file import PositionFile
+from headwater.lake.requirements import AsConfigured, AtPosition, MaxStaleness, Now, Since, Target, parse_requirement
 from headwater.position import Position
 
 LOG = ("7", 1)

@@ -8,8 +8,10 @@ from datetime import timedelta
 import pytest
 
 from fixtures.lakes import position_at, utc
-from headwater.lake.freshness import LOG_RATE, Look, ReportedState, Target, verdict
+from headwater.lake.freshness import LOG_RATE, verdict
+from headwater.lake.look import Look, ReportedState
 from headwater.lake.position_file import PositionFile
+from headwater.lake.requirements import Target
 from headwater.source.slot import SlotState
 from headwater.source.snapshots import OpenTransaction
 from headwater.waiting.progress import progress

@@ -92,6 +92,10 @@ def stored_and_restored(trigger: BaseTrigger) -> FreshnessTrigger:
     return cast("FreshnessTrigger", found)
 
 
+def target_of(trigger: FreshnessTrigger) -> dict[str, Any]:
+    return cast("dict[str, Any]", trigger.serialize()[1]["target"])
+
+
 async def events(trigger: BaseTrigger) -> list[dict[str, Any]]:
     return [event.payload async for event in trigger.run()]
 
@@ -138,8 +142,7 @@ def test_a_sensor_for_a_validated_cut_defers_until_one_has_passed(lake: HandLake
 
     task = sensor(pipeline, require=at(lake, 0x180), validated=True)
     trigger = stored_and_restored(deferred(task))
-    assert trigger.target is not None
-    assert trigger.target["validated"] == [A, B]
+    assert target_of(trigger)["validated"] == [A, B]
 
     async def scenario() -> list[dict[str, Any]]:
         waiting = asyncio.ensure_future(events(trigger))
@@ -173,7 +176,7 @@ def test_each_wait_is_in_the_log_of_waits_with_the_time_since_the_task_began(lak
         sensor(pipeline, tables=[A], require=at(lake, 0x180)).execute(CONTEXT)
     task = sensor(pipeline, require=at(lake, 0x300), max_wait=60)
     trigger = stored_and_restored(deferred(task))
-    trigger.began = (datetime.now(UTC) - timedelta(seconds=40)).isoformat()
+    trigger.request = replace(trigger.request, began=datetime.now(UTC) - timedelta(seconds=40))
     lake.publish(0x300, A)
     asyncio.run(events(trigger))
     asyncio.run(events(stored_and_restored(deferred(sensor(pipeline, require=at(lake, 0x400), max_wait="300ms")))))
@@ -316,6 +319,49 @@ def test_the_trigger_carries_the_pinned_target_and_no_secret(lake: HandLake, pip
     assert SECRET not in json.dumps(arguments)
 
 
+STORED: dict[str, Any] = {
+    "pipeline": "/etc/headwater/shop.yaml",
+    "tables": [A, B],
+    "target": {"lsn": "0/300", "timeline": 1, "system_id": "7", "max_staleness": None, "validated": [A]},
+    "deadline": "2026-03-01T12:05:00+00:00",
+    "keep_seconds": 86400.0,
+    "owner": "dag run fresh -1",
+    "conn_id": "shop-source",
+    "ignore_suspended": True,
+    "give_up_early": True,
+    "look_seconds": 0.25,
+    "ends_task": True,
+    "who": "dag.fresh",
+    "requirement": "now",
+    "began": "2026-03-01T12:00:00+00:00",
+    "partitions": {A: ["public.a_1"]},
+}
+"""As Airflow's database holds it: another version of Headwater reads what this one has stored, and the other way."""
+
+
+def test_a_trigger_is_stored_in_the_form_that_every_version_reads() -> None:
+    from headwater_airflow.triggers.freshness import FreshnessTrigger
+
+    assert stored_and_restored(FreshnessTrigger(**STORED)).serialize()[1] == STORED
+    written = FreshnessTrigger(**STORED | {"partitions": {A: "a_1"}})
+    assert written.serialize()[1] == STORED, "as a person wrote it"
+
+
+def test_what_an_older_version_has_stored_is_waited_for(lake: HandLake, pipeline: str) -> None:
+    from headwater_airflow.triggers.freshness import FreshnessTrigger
+
+    first = ("tables", "target", "keep_seconds", "owner", "conn_id", "ignore_suspended", "look_seconds")
+    deadline = (datetime.now(UTC) + timedelta(seconds=20)).isoformat()
+    old = {name: STORED[name] for name in first} | {"pipeline": pipeline, "deadline": deadline, "conn_id": None}
+    old["target"] = {"lsn": "0/300", "timeline": 1, "system_id": "7", "max_staleness": None}
+    trigger = stored_and_restored(FreshnessTrigger(**old, given_up_since="whatever it was"))
+    lake.publish(0x300, A)
+    (event,) = asyncio.run(events(trigger))
+    assert (event["outcome"], event["epoch"], set(event["tables"])) == ("satisfied", 2, {A, B})
+    assert [pin.owner for pin in list_pins(lake.root)] == ["dag run fresh -1"]
+    assert waits_since(lake.root, datetime.now(UTC) - timedelta(hours=1)) == [], "it does not know who asks"
+
+
 def test_the_deadline_is_enforced_inside_the_trigger(lake: HandLake, pipeline: str) -> None:
     from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
@@ -378,7 +424,7 @@ def test_now_without_the_source_is_waited_for_then_fails_the_try_and_shows_no_se
 
     task = sensor(pipeline, max_wait=1)
     trigger = stored_and_restored(deferred(task))
-    assert trigger.target is not None
+    assert target_of(trigger)["now"]
     (event,) = asyncio.run(events(trigger))
     assert (event["outcome"], event["target"], event["exit_status"]) == ("source_unreachable", None, 3)
     ends: list[Callable[[], Any]] = [
@@ -442,8 +488,7 @@ def test_the_conf_of_the_run_goes_over_the_arguments_and_that_of_the_task_over_b
     with pytest.raises(TaskDeferred) as deferral:
         task.execute(in_run({"headwater": {"max_wait": "1h", "tasks": {"fresh": {"max_wait": "2h"}}}}))
     trigger = cast("FreshnessTrigger", deferral.value.trigger)
-    left = datetime.fromisoformat(trigger.deadline) - datetime.now(UTC)
-    assert timedelta(minutes=119) < left <= timedelta(hours=2)
+    assert timedelta(minutes=119) < trigger.request.deadline - datetime.now(UTC) <= timedelta(hours=2)
     late = {"outcome": "timed_out", "reason": "why", "exit_status": 3}
     with pytest.raises(AirflowSkipException):
         task.execute_complete(in_run({"headwater": {"on_timeout": "skip"}}), late)
@@ -482,8 +527,7 @@ def test_the_end_of_the_data_interval_is_waited_for_by_the_sources_clock(lake: H
     with pytest.raises(TaskDeferred) as deferral:
         task.execute(in_run(data_interval_end=utc(11)))
     trigger = stored_and_restored(cast("FreshnessTrigger", deferral.value.trigger))
-    assert trigger.target is not None
-    assert trigger.target["since"] == utc(11).isoformat()
+    assert target_of(trigger)["since"] == utc(11).isoformat()
 
     async def scenario() -> list[dict[str, Any]]:
         waiting = asyncio.ensure_future(events(trigger))
@@ -615,8 +659,8 @@ def test_fallback_is_taken_at_once_when_the_estimate_exceeds_the_wait(lake: Hand
     assert "it would take about 256.0 s" in cut["reason"]
     patient = sensor(pipeline, require=at(lake, 0x300), on_timeout="fallback", max_wait=600)
     trigger = stored_and_restored(deferred(patient))
-    assert trigger.give_up_early
-    assert not deferred(sensor(pipeline, require=at(lake, 0x300), max_wait=200)).give_up_early
+    assert trigger.request.give_up_early
+    assert not deferred(sensor(pipeline, require=at(lake, 0x300), max_wait=200)).request.give_up_early
     # Now it is slower.
     lake.file = replace(lake.file, rates={"apply_bytes_per_second": 0.1})
     lake.read_to(0x200)

@@ -12,15 +12,17 @@ from typing import Any
 import pytest
 import yaml
 
+from fixtures.lake_waits import request, waiter
 from fixtures.lakes import HandLake, position_at, utc
 from headwater.errors import Refused
 from headwater.lake import validations
 from headwater.lake.cuts import list_pins
-from headwater.lake.freshness import Look, Outcome, Target, Verdict, verdict
+from headwater.lake.freshness import Outcome, Verdict, verdict
 from headwater.lake.ledger import last_sample
+from headwater.lake.look import Look
 from headwater.lake.paths import validations_path
 from headwater.lake.reader import LakeReader
-from headwater.lake.requirements import AtPosition
+from headwater.lake.requirements import AtPosition, Target
 from headwater.lake.validated import ValidatedEpoch, judged_by_validation
 from headwater.lake.validations import SuiteResult, TableResult, Validation, ValidationReader
 from headwater.maintain.control_tables import keep_validations
@@ -29,7 +31,6 @@ from headwater.pipeline_file.pipeline import Pipeline, load_pipeline
 from headwater.waiting.on_timeout import instead_of_cut
 from headwater.waiting.result import WaitResult
 from headwater.waiting.wait import wait_for_cut
-from headwater.waiting.waiter import Waiter
 
 A, B = "public.a", "public.b"
 # Nobody listens there: what these tests wait for, they must find in the lake alone.
@@ -102,17 +103,8 @@ def validated(
 
 def look(lake: HandLake, lsn: int, *tables: str, timeout: float = 0.0, **options: Any) -> WaitResult | None:
     requirement = options.pop("requirement", AtPosition(lsn, 1, "7"))
-    names = [TableName.parse(name) for name in tables] or None
-    waiter = Waiter(
-        pipeline_of(lake),
-        requirement,
-        timeout=timeout,
-        keep=60,
-        owner="me",
-        tables=names,
-        **{"validated": True} | options,
-    )
-    return waiter.look()
+    names = [TableName.parse(name) for name in tables]
+    return waiter(pipeline_of(lake), requirement, timeout=timeout, tables=names, **{"validated": True} | options).look()
 
 
 def ended(lake: HandLake, lsn: int, *tables: str, **options: Any) -> WaitResult:
@@ -265,10 +257,9 @@ def test_the_source_is_no_way_around_a_validation(lake: HandLake) -> None:
         wait_for_cut(pipeline_of(lake), validated=True, on_timeout="fallback")
     late = ended(lake, 0x900).to_json()
     assert late["validated"] == [A, B]
-    options: dict[str, Any] = {"tables": None, "keep": 60.0, "owner": "me"}
-    assert instead_of_cut(pipeline_of(lake), late, "fallback", **options) is None
+    assert instead_of_cut(pipeline_of(lake), late, "fallback", request()) is None
     del late["validated"]
-    assert instead_of_cut(pipeline_of(lake), late, "fallback", **options) is not None
+    assert instead_of_cut(pipeline_of(lake), late, "fallback", request()) is not None
 
 
 def test_a_reader_asks_only_for_what_may_still_be_handed_on(lake: HandLake) -> None:

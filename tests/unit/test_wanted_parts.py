@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fixtures.lake_waits import request
 from fixtures.lakes import HandLake
 from headwater.errors import Refused
 from headwater.lake.cuts import list_pins
@@ -18,7 +19,7 @@ from headwater.names import TableName
 from headwater.pipeline_file.pipeline import load_pipeline
 from headwater.schema import Column, Leaf, TableSchema, ValueType
 from headwater.waiting.on_timeout import instead_of_cut
-from headwater.waiting.partitions import parse_partitions
+from headwater.waiting.request import parse_partitions
 from headwater.waiting.wait import wait_for_cut
 from unit.test_first_look import XComs, is_success, last_event, started, xcoms
 from unit.test_sensor import CONTEXT, A, B, at, deferred, events, in_run, lake, pipeline, sensor, stored_and_restored
@@ -150,17 +151,9 @@ def test_reloads_of_a_suspended_table_that_is_ignored_are_not_waited_for(parted:
 
 def test_what_goes_on_instead_is_of_these_partitions_too(parted: HandLake, pipeline: str) -> None:
     loaded = load_pipeline(pipeline)
-    partitions = parse_partitions({A: "a_1"}, None)
+    asked = request(tables=[TableName.parse(A)], partitions=parse_partitions({A: "a_1"}, ()))
     for on_timeout in ("continue", "fallback"):
-        cut = instead_of_cut(
-            loaded,
-            {"outcome": "timed_out"},
-            on_timeout,
-            tables=[TableName.parse(A)],
-            keep=60,
-            owner="me",
-            partitions=partitions,
-        )
+        cut = instead_of_cut(loaded, {"outcome": "timed_out"}, on_timeout, asked)
         assert cut is not None
         assert cut["tables"][A]["partitions"] == {"public.a_1": 11}
 

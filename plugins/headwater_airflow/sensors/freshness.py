@@ -9,24 +9,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from dataclasses import fields
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import BaseSensorOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 from headwater_airflow.hooks.source import connection_environment
-from headwater_airflow.sensors.settings import INTERVAL_END, Settings, duration, for_run
+from headwater_airflow.sensors.settings import Settings, duration, for_run, request_of
 from headwater_airflow.wait_stats import count_wait
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.triggers.base import StartTriggerArgs
 
-    from headwater.names import TableName
     from headwater.pipeline_file.pipeline import Pipeline
-    from headwater.waiting.partitions import Partitions
-    from headwater.waiting.waiter import Waiter
+    from headwater.waiting.request import WaitRequest
 
 # A trigger enforces the deadline itself: Airflow's own, looked at every 15 s, is only for a triggerer that is gone.
 _GRACE = timedelta(minutes=2)
@@ -122,12 +121,8 @@ class FreshnessSensor(BaseSensorOperator):
                 "require": require,
                 "partitions": self.partitions,
             },
-            "max_wait": self._own_settings().max_wait.total_seconds(),
-            "on_timeout": self.on_timeout,
-            "ignore_suspended": self.ignore_suspended,
-            "keep_cut": self.keep_cut.total_seconds(),
-            "validated": self.validated,
             "plain": self._is_plain() and not (before or type(self).execute is not FreshnessSensor.execute),
+            **self._own_settings().untemplated(),
         }
         return StartTriggerArgs(
             "headwater_airflow.triggers.first_look.SensorTrigger", "execute_complete", trigger_kwargs=arguments
@@ -135,16 +130,17 @@ class FreshnessSensor(BaseSensorOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         from headwater.errors import HeadwaterError
+        from headwater.waiting.waiter import Waiter
 
         try:
             settings = self._settings(context)
         except AirflowFailException:
             count_wait(self.pipeline, {})
             raise
-        deadline = datetime.now(UTC) + settings.max_wait
         try:
             conn_id, pipeline = self._pipeline()
-            waiter = self._waiter(pipeline, settings, context)
+            request = request_of(settings, context)
+            waiter = Waiter(pipeline, request)
             result = waiter.look()
         except HeadwaterError as error:
             refused = {**error.to_json(), "exit_status": error.exit_status}
@@ -152,7 +148,9 @@ class FreshnessSensor(BaseSensorOperator):
             raise _failure(refused) from None
         if result is not None:
             return self.execute_complete(context, {**result.to_json(), "exit_status": result.exit_status})
-        return self._defer(waiter, conn_id, deadline, settings, context)
+        assert waiter.target is not None
+        self.log.info("pipeline %s, not fresh yet, deferred: %s", self.pipeline, waiter.progress)
+        return self._defer(request.pinned(waiter.target, waiter.tables), conn_id, settings.max_wait)
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         """In a worker, at the end of the wait: `event` is the trigger's payload, or what the first look has found."""
@@ -160,17 +158,7 @@ class FreshnessSensor(BaseSensorOperator):
         return self._ended(event, context)
 
     def _own_settings(self) -> Settings:
-        assert self.max_wait is not None  # as the base class declares it
-        return Settings(
-            self.tables,
-            self.require,
-            self.max_wait,
-            self.on_timeout,
-            self.ignore_suspended,
-            self.keep_cut,
-            self.validated,
-            self.partitions,
-        )
+        return Settings(**{field.name: getattr(self, field.name) for field in fields(Settings)})
 
     def _settings(self, context: Context) -> Settings:
         try:
@@ -188,55 +176,18 @@ class FreshnessSensor(BaseSensorOperator):
             return None, pipeline
         return conn_id, load_pipeline(self.pipeline, {**os.environ, **connection_environment(conn_id)})
 
-    def _waiter(self, pipeline: Pipeline, settings: Settings, context: Context) -> Waiter:
-        from headwater.lake.freshness import parse_requirement
-        from headwater.waiting.waiter import Asker, Waiter
-
-        requirement = parse_requirement(settings.require)
-        tables, partitions = _wanted(settings)
-        return Waiter(
-            pipeline,
-            requirement,
-            timeout=settings.max_wait.total_seconds(),
-            keep=settings.keep_cut.total_seconds(),
-            owner=owner_of(context),
-            tables=tables,
-            ignore_suspended=settings.ignore_suspended,
-            give_up_early=settings.on_timeout == "fallback",
-            validated=settings.validated,
-            partitions=partitions,
-            asker=Asker(who_of(context), self._called(str(requirement))),
-        )
-
-    def _called(self, requirement: str) -> str:
-        return INTERVAL_END if self.require == INTERVAL_END else requirement
-
-    def _defer(
-        self, waiter: Waiter, conn_id: str | None, deadline: datetime, settings: Settings, context: Context
-    ) -> NoReturn:
+    def _defer(self, request: WaitRequest, conn_id: str | None, max_wait: timedelta) -> NoReturn:
         from headwater_airflow.triggers.freshness import FreshnessTrigger
 
-        assert waiter.target is not None
-        self.log.info("pipeline %s, not fresh yet, deferred: %s", self.pipeline, waiter.progress)
         self.defer(
             trigger=FreshnessTrigger(
                 pipeline=os.path.abspath(self.pipeline),
-                tables=list(waiter.tables or ()),
-                target=waiter.target.to_json(),
-                deadline=deadline.isoformat(),
-                keep_seconds=settings.keep_cut.total_seconds(),
-                owner=owner_of(context),
                 conn_id=conn_id,
-                ignore_suspended=settings.ignore_suspended,
-                give_up_early=settings.on_timeout == "fallback",
                 ends_task=self._ends_without_worker(),
-                who=who_of(context),
-                requirement=waiter.requirement,
-                began=(deadline - settings.max_wait).isoformat(),
-                partitions=settings.partitions if not waiter.target.parts else None,
+                **request.to_json(),
             ),
             method_name="execute_complete",
-            timeout=settings.max_wait + _GRACE,
+            timeout=max_wait + _GRACE,
         )
 
     def _ends_without_worker(self) -> bool:
@@ -268,32 +219,15 @@ class FreshnessSensor(BaseSensorOperator):
         from headwater.errors import HeadwaterError
         from headwater.waiting.on_timeout import instead_of_cut
 
-        tables, partitions = _wanted(settings)
         try:
-            found = instead_of_cut(
-                self._pipeline()[1],
-                event,
-                settings.on_timeout,
-                tables=tables,
-                keep=settings.keep_cut.total_seconds(),
-                owner=owner_of(context),
-                partitions=partitions,
-            )
+            request = request_of(settings, context)
+            found = instead_of_cut(self._pipeline()[1], event, settings.on_timeout, request)
         except HeadwaterError as error:
             self.log.error("%s", sentence(event))
             raise _failure({**error.to_json(), "exit_status": error.exit_status}) from None
         if found is not None:
             self.log.warning("%s; going on %s", sentence(event), found["instead"])
         return found
-
-
-def _wanted(settings: Settings) -> tuple[list[TableName] | None, Partitions]:
-    """The tables and partitions that are named; Refused for a name that is none."""
-    from headwater.waiting.partitions import parse_partitions
-    from headwater.waiting.wait import parse_table
-
-    tables = [parse_table(name) for name in settings.tables] if settings.tables is not None else None
-    return tables, parse_partitions(settings.partitions, tables)
 
 
 def needs_no_worker(task: Any) -> bool:
@@ -308,17 +242,6 @@ def needs_no_worker(task: Any) -> bool:
     told = task.has_on_success_callback or get_listener_manager().has_listeners
     plain = XCom is BaseXCom and task.do_xcom_push and not task.multiple_outputs
     return bool(plain) and not (told or task.outlets or mapped)
-
-
-def who_of(context: Context) -> str:
-    """Who waits, the same for each run."""
-    return f"{context['ti'].dag_id}.{context['ti'].task_id}"
-
-
-def owner_of(context: Context) -> str:
-    """In whose name the cut is pinned."""
-    instance = context["ti"]
-    return f"{instance.dag_id} {instance.run_id} {instance.task_id} {instance.map_index}"
 
 
 def _failure(event: dict[str, Any]) -> AirflowException:

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
@@ -112,13 +111,8 @@ class MovementTrigger(BaseEventTrigger):
 
 
 def pinned(sight: Sight, tables: Sequence[str], wanted: Sequence[str], keep_seconds: float) -> dict[str, Any]:
-    """The cut of `tables`, kept for `keep_seconds`. Refused, code `cannot_pin`, when the lake cannot be written."""
-    from headwater.lake.cuts import pin_cut, time_text
-
-    cut = sight.cut(tables)
-    expiry = datetime.now(UTC) + timedelta(seconds=keep_seconds)
-    pin = pin_cut(sight.root, cut, f"asset event of {', '.join(wanted) or 'all tables'}", expiry)
-    return {**cut, "pin": {"id": pin.id, "expiry": time_text(expiry)}}
+    """The cut of `tables`, kept in the name of an asset of `wanted`. Refused when the lake cannot be written."""
+    return sight.pinned(tables, f"asset event of {', '.join(wanted) or 'all tables'}", keep_seconds)
 
 
 def _movements(file: str) -> Movements:

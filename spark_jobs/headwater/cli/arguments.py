@@ -286,7 +286,7 @@ def _now_or_lsn(text: str) -> str:
 
 
 def _requirement(text: str) -> str:
-    from headwater.lake.freshness import parse_requirement
+    from headwater.lake.requirements import parse_requirement
 
     try:
         parse_requirement(text)

@@ -11,6 +11,7 @@ import shlex
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -141,20 +142,14 @@ def _replicate(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Eve
 
 
 def _wait(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:
-    from headwater.waiting.wait import wait
+    from headwater.waiting.wait import requested_here, wait
 
     if args.partition and len(args.table) != 1:
         raise _usage("--partition goes with one --table", "wait")
     partitions = {table: [_partition(name, table) for name in args.partition] for table in args.table if args.partition}
-    result = wait(
-        pipeline,
-        args.table,
-        args.require,
-        args.timeout,
-        args.ignore_suspended,
-        validated=args.validated,
-        partitions=partitions,
-    )
+    asked = requested_here(pipeline, args.require, args.timeout, args.table)
+    request = replace(asked, partitions=partitions, ignore_suspended=args.ignore_suspended, validated=args.validated)
+    result = wait(pipeline, request)
     return result.to_json(), result.exit_status
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.delta import storage
 from headwater.errors import Refused
-from headwater.lake.freshness import IN_STEP, Look, ReportedState
+from headwater.lake.look import IN_STEP, Look, ReportedState
 from headwater.lake.paths import control_path, loads_path, pins_path, table_uri
 from headwater.names import TableName
 from headwater.position import format_lsn, parse_lsn

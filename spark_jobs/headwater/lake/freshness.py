@@ -14,22 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any
 
 from headwater.errors import EXIT_DONE, EXIT_NOT_FRESH, EXIT_REFUSED, EXIT_SUSPENDED
-from headwater.lake.position_file import PositionFile
-from headwater.lake.requirements import (
-    AsConfigured,
-    AtPosition,
-    MaxStaleness,
-    Now,
-    Requirement,
-    Since,
-    Target,
-    parse_requirement,
-)
+from headwater.lake.look import IN_STEP, Look, ReportedState, complete_until
+from headwater.lake.requirements import Target
 from headwater.position import format_lsn
 
 LOG_RATE = "apply_bytes_per_second"
@@ -38,7 +28,6 @@ position moves through the log in a second while there is something to apply."""
 SOURCE_RATE = "log_bytes_per_second"
 """How fast the source writes its log."""
 
-IN_STEP = "active"
 _DRIFT = timedelta(seconds=1)
 _BEYOND = 1 << 64
 """Above every LSN."""
@@ -77,44 +66,6 @@ _EXIT_STATUS = {
     Outcome.FUTURE_POSITION: EXIT_REFUSED,
     Outcome.NOT_VALIDATED: EXIT_NOT_FRESH,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class ReportedState:
-    """A table as registry and position file together show it. `path` is relative to the lake's root."""
-
-    state: str
-    reason: str = ""
-    remedy: str = ""
-    since: str = ""
-    path: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """What one look at the lake showed. `log`: (system id, timeline) of its LSNs; None when there is no lake yet.
-
-    `paused`: since when nobody may replicate; empty: anybody may.
-    """
-
-    file: PositionFile | None
-    tables: Mapping[str, ReportedState]
-    log: tuple[str, int] | None = None
-    paused: str = ""
-
-    def retrying(self, name: str) -> dict[str, Any] | None:
-        """Since when table `name` fails and is tried again, how often it has failed, and why; None: it does not."""
-        return self.file.retrying.get(name) if self.file is not None else None
-
-    def covered(self, name: str) -> int:
-        """The highest LSN up to which the newest published epoch holds every commit on table `name`."""
-        if self.file is None or self.file.epoch == 0:
-            return 0
-        # `pending` is a commit that may *not* be there: one below it is the last place that is known complete,
-        # unless the epoch itself, which holds everything up to its position, reaches further.
-        pending = self.file.pending.get(name)
-        known = self.file.read_position if pending is None else min(self.file.read_position, pending - 1)
-        return max(known, self.file.position.lsn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,25 +248,6 @@ def _too_stale(
     return ""
 
 
-def complete_until(file: PositionFile, lsn: int, samples: Sequence[tuple[datetime, int]] = ()) -> datetime | None:
-    """The latest moment, by the source's clock, before which every commit ends at or below `lsn`; None: unknown.
-
-    A sample that is later than one of a higher LSN was taken before the clock was set back, and says nothing.
-    """
-    known = sorted([*samples_of(file), *samples], key=lambda sample: (sample[1], sample[0]), reverse=True)
-    lowest = datetime.max.replace(tzinfo=UTC)
-    for time, at in known:
-        if at <= lsn and time <= lowest:
-            return time
-        lowest = min(lowest, time)
-    return None
-
-
-def samples_of(file: PositionFile) -> list[tuple[datetime, int]]:
-    """The driver's samples, oldest first."""
-    return [(datetime.fromisoformat(time), lsn) for time, lsn in file.samples]
-
-
 def _whereabouts(look: Look, name: str) -> str:
     assert look.file is not None
     if name in look.file.pending:
@@ -347,28 +279,3 @@ def _timeline_changed(wanted: tuple[str, int], found: tuple[str, int]) -> Verdic
         f"{reason}: positions of two logs cannot be compared",
         "headwater check; headwater verify",
     )
-
-
-__all__ = [
-    "IN_STEP",
-    "LOG_RATE",
-    "AsConfigured",
-    "AtPosition",
-    "Look",
-    "MaxStaleness",
-    "Now",
-    "Outcome",
-    "ReportedState",
-    "Requirement",
-    "Since",
-    "TableGap",
-    "Target",
-    "Verdict",
-    "at_deadline",
-    "complete_until",
-    "hopeless",
-    "parse_requirement",
-    "refuse_target",
-    "samples_of",
-    "verdict",
-]

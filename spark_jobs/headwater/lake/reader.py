@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from headwater.errors import Transient
-from headwater.lake.freshness import IN_STEP, Look, ReportedState
+from headwater.lake.look import IN_STEP, Look, ReportedState
 from headwater.lake.position_file import PositionFile, read_position_file
 from headwater.position import Position, format_lsn
 

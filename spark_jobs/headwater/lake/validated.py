@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from headwater.lake.freshness import Look, Outcome, Verdict
+from headwater.lake.freshness import Outcome, Verdict
+from headwater.lake.look import Look
 from headwater.position import Position, format_lsn
 
 _SHOWN = 3

@@ -21,8 +21,8 @@ from headwater.delta.small_tables import open_table
 from headwater.errors import HeadwaterError
 from headwater.gate.check import inspect
 from headwater.gate.lease import is_alive
-from headwater.lake.freshness import Look
 from headwater.lake.ledger import Epoch, read_epoch
+from headwater.lake.look import Look
 from headwater.lake.paths import table_path
 from headwater.lake.reader import LakeReader
 from headwater.lake.registry import Lease, PipelineRecord, Registry, TableRecord

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from headwater.lake import freshness
-from headwater.lake.freshness import IN_STEP, Look
+from headwater.lake.look import IN_STEP, Look, complete_until, samples_of
 from headwater.waiting.source_state import SourceState
 
 Lag = tuple[int | None, float | None]
@@ -31,7 +30,7 @@ class Lags:
         file, source = self._look.file, self._source
         if source is None or file is None or lsn is None or not self._same_log:
             return None, None
-        complete = freshness.complete_until(file, lsn, self._samples)
+        complete = complete_until(file, lsn, self._samples)
         return max(0, source.position.lsn - lsn), _seconds_between(complete, source.now())
 
     def least_seconds(self, name: str, applied: int | None) -> float | None:
@@ -40,7 +39,7 @@ class Lags:
         _, seconds = self.of_table(name, applied)
         if seconds is not None or self._source is None or self._look.file is None or not self._same_log:
             return seconds
-        known = [*freshness.samples_of(self._look.file), *self._samples]
+        known = [*samples_of(self._look.file), *self._samples]
         return _seconds_between(min(time for time, _ in known), self._source.now())
 
     def of_table(self, name: str, applied: int | None) -> Lag:

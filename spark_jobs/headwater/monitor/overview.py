@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from headwater.lake.freshness import IN_STEP, Look, ReportedState
 from headwater.lake.load_files import shown_loads
+from headwater.lake.look import IN_STEP, Look, ReportedState
 from headwater.lake.paths import table_path, table_uri
 from headwater.lake.position_file import PositionFile
 from headwater.lake.reader import LakeReader

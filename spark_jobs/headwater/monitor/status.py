@@ -12,8 +12,8 @@ from contextlib import closing
 from typing import Any
 
 from headwater.errors import Transient
-from headwater.lake.freshness import Look, ReportedState
 from headwater.lake.load_files import shown_loads
+from headwater.lake.look import Look, ReportedState
 from headwater.lake.paths import table_path, table_uri
 from headwater.lake.position_file import PositionFile
 from headwater.lake.reader import LakeReader

@@ -23,17 +23,19 @@ import psycopg
 from headwater.delta.tables import commits_after, current
 from headwater.errors import Transient
 from headwater.lake.cuts import Pin, pin_cut, release_pin, take_cut
-from headwater.lake.freshness import Outcome, Target
+from headwater.lake.freshness import Outcome
 from headwater.lake.ledger import Epoch, read_epoch
 from headwater.lake.paths import table_path
 from headwater.lake.reader import LakeReader
 from headwater.lake.registry import Registry, TableRecord
+from headwater.lake.requirements import Target
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import Position, format_lsn, parse_lsn
 from headwater.source.connection import Connection
 from headwater.source.publication.publication import inserts_name
 from headwater.source.slot import read_slot
+from headwater.waiting.request import WaitRequest, deadline_in
 from headwater.waiting.wait import LOOK_SECONDS
 from headwater.waiting.waiter import Waiter
 
@@ -101,14 +103,14 @@ def _as_it_stands(pipeline: Pipeline, record: TableRecord) -> StoredVersion | No
 def _wait(pipeline: Pipeline, connection: Connection, name: str, at: Position, patience: Patience) -> Pin | None:
     """The pinned cut of table `name` that holds `at`; None when its state forbids waiting."""
     owner = f"verify {socket.gethostname()}:{os.getpid()}"
-    waiter = Waiter(
-        pipeline,
-        Target(at.lsn, at.timeline, at.system_id),
-        timeout=patience.timeout,
+    request = WaitRequest(
+        wanted=Target(at.lsn, at.timeline, at.system_id),
+        deadline=deadline_in(patience.timeout),
         keep=_keep(pipeline),
         owner=owner,
-        tables=[TableName.parse(name)],
+        tables=(TableName.parse(name),),
     )
+    waiter = Waiter(pipeline, request)
     alive = time.monotonic()
     next_question = 0.0
     looked_at = -1

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from headwater.errors import HeadwaterError, Transient
-from headwater.lake.freshness import Look
+from headwater.lake.look import Look
 from headwater.lake.reader import LakeReader
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.source.catalog.partitions import NamedPart

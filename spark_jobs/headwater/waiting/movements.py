@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from headwater.lake.cuts import take_cut
-from headwater.lake.freshness import IN_STEP, Look, complete_until
+from headwater.lake.cuts import pin_cut, take_cut, time_text
 from headwater.lake.ledger import Epoch
+from headwater.lake.look import IN_STEP, Look, complete_until
 from headwater.lake.reader import LakeReader
 from headwater.pipeline_file.pipeline import Pipeline
 
@@ -53,8 +53,11 @@ class Sight:
         file = self.look.file
         return complete_until(file, self._covered(tables)) if file is not None else None
 
-    def cut(self, tables: Sequence[str]) -> dict[str, Any]:
-        return take_cut(self.root, self.pipeline, self.look, self.epoch, tables, self._covered(tables))
+    def pinned(self, tables: Sequence[str], owner: str, keep_seconds: float) -> dict[str, Any]:
+        """The cut of `tables`, kept for `keep_seconds`. Refused, code `cannot_pin`, when the lake cannot be written."""
+        cut = take_cut(self.root, self.pipeline, self.look, self.epoch, tables, self._covered(tables))
+        pin = pin_cut(self.root, cut, owner, datetime.now(UTC) + timedelta(seconds=keep_seconds))
+        return {**cut, "pin": {"id": pin.id, "expiry": time_text(pin.expiry)}}
 
     def _covered(self, tables: Sequence[str]) -> int:
         """Up to where the newest epoch holds every commit on all of `tables`."""

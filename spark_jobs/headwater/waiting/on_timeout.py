@@ -7,20 +7,21 @@ versions, and of which `headwater.read` reads every table at the source. Only wh
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from headwater.errors import Refused, Transient
 from headwater.lake.cuts import AT_SOURCE, Cut, pin_cut, take_cut, time_text, with_parts
-from headwater.lake.freshness import IN_STEP, Outcome, complete_until
+from headwater.lake.freshness import Outcome
+from headwater.lake.look import IN_STEP, complete_until
 from headwater.lake.reader import LakeReader
-from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.source.catalog.standing import Registered
-from headwater.waiting.partitions import ask_parts
+from headwater.waiting.request import WaitRequest
 from headwater.waiting.source_state import SourceState, as_the_source_stands, ask_source, followed
-from headwater.waiting.waiter import wanted_tables
+from headwater.waiting.target import wanted_tables
+from headwater.waiting.wanted_partitions import ask_parts
 
 _CONTINUED = (
     Outcome.TIMED_OUT,
@@ -32,42 +33,29 @@ _CONTINUED = (
 # A table that is suspended or loading in the lake is whole at the source.
 _FALLEN_BACK = (Outcome.TIMED_OUT, Outcome.NOT_RUNNING, Outcome.PAUSED, Outcome.SUSPENDED, Outcome.LOADING)
 
-_Partitions = Mapping[TableName, Sequence[TableName]]
 
-
-def instead_of_cut(
-    pipeline: Pipeline,
-    ended: Mapping[str, Any],
-    on_timeout: str,
-    *,
-    tables: Iterable[TableName] | None,
-    keep: float,
-    owner: str,
-    partitions: Mapping[TableName, Sequence[TableName]] | None = None,
-) -> Cut | None:
+def instead_of_cut(pipeline: Pipeline, ended: Mapping[str, Any], on_timeout: str, request: WaitRequest) -> Cut | None:
     """For `on_timeout` continue or fallback: a cut, with `ended` (a wait's JSON) in short and a sentence, `instead`.
 
-    None when the outcome is none that it helps against. `keep` and `owner` as for a wait.
+    None when the outcome is none that it helps against.
     """
     outcome = ended.get("outcome")
     short = {name: ended.get(name) for name in ("outcome", "target", "waited_seconds", "reason")}
     if on_timeout == "continue" and outcome in _CONTINUED:
-        return {**_as_it_stands(pipeline, tables, keep, owner, partitions or {}), **short}
+        return {**_as_it_stands(pipeline, request), **short}
     # Nobody has validated the source: who wants tables validated is not served by it.
     if on_timeout == "fallback" and outcome in _FALLEN_BACK and not ended.get("validated"):
-        return {**_at_the_source(pipeline, tables, partitions or {}), **short}
+        return {**_at_the_source(pipeline, request), **short}
     return None
 
 
-def _as_it_stands(
-    pipeline: Pipeline, tables: Iterable[TableName] | None, keep: float, owner: str, partitions: _Partitions
-) -> Cut:
+def _as_it_stands(pipeline: Pipeline, request: WaitRequest) -> Cut:
     """The newest cut, pinned. `complete_until`: everything committed before that moment is in it, by the source's
     clock; `staleness_seconds`: how long ago that is. Null where it is not known."""
     root = pipeline.lake_path()
     lake = LakeReader(root, pipeline.name)
     look = lake.look()
-    names = wanted_tables(pipeline, tables, look)
+    names = wanted_tables(pipeline, request.tables, look)
 
     def followed_now() -> list[Registered]:
         return followed(lake.registry(), pipeline.source.publication, names)
@@ -86,9 +74,9 @@ def _as_it_stands(
     epoch = lake.epoch(look.file.epoch)
     in_step = [name for name in names if name in look.tables and look.tables[name].state == IN_STEP]
     lsn = min(map(look.covered, in_step), default=epoch.position.lsn)
-    parts = ask_parts(pipeline, lake.registry(), partitions)
+    parts = ask_parts(pipeline, lake.registry(), request.partitions)
     cut = with_parts(take_cut(root, pipeline.name, look, epoch, names, lsn), parts)
-    pin = pin_cut(root, cut, owner, datetime.now(UTC) + timedelta(seconds=keep))
+    pin = pin_cut(root, cut, request.owner, datetime.now(UTC) + timedelta(seconds=request.keep))
     if source is not None and look.log not in (None, source.log):
         source = None  # of another log: neither its clock nor its positions say how old this lake is
     complete = complete_until(look.file, lsn, [source.sample] if source is not None else ())
@@ -103,9 +91,9 @@ def _as_it_stands(
     }
 
 
-def _at_the_source(pipeline: Pipeline, tables: Iterable[TableName] | None, partitions: _Partitions) -> Cut:
+def _at_the_source(pipeline: Pipeline, request: WaitRequest) -> Cut:
     lake = LakeReader(pipeline.lake_path(), pipeline.name)
-    names = wanted_tables(pipeline, tables, lake.look())
+    names = wanted_tables(pipeline, request.tables, lake.look())
     entry = {"path": None, "version": None, "applied_lsn": None, "state": AT_SOURCE}
     cut = {
         "pipeline": pipeline.name,
@@ -116,4 +104,4 @@ def _at_the_source(pipeline: Pipeline, tables: Iterable[TableName] | None, parti
         "fallback": {"pipeline_file": pipeline.file, "repeatable": False},
         "instead": "with the source: whoever reads this cut reads its tables there, as they are then; not repeatable",
     }
-    return with_parts(cut, ask_parts(pipeline, lake.registry(), partitions))
+    return with_parts(cut, ask_parts(pipeline, lake.registry(), request.partitions))

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from headwater.lake.freshness import IN_STEP, LOG_RATE, Look, Target, Verdict, complete_until, samples_of
+from headwater.lake.freshness import LOG_RATE, Verdict
+from headwater.lake.look import IN_STEP, Look, complete_until, samples_of
+from headwater.lake.requirements import Target
 from headwater.position import format_lsn
 from headwater.source.snapshots import OpenTransaction
 from headwater.waiting.source_state import SourceState

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from headwater.errors import Refused
 from headwater.gate.wal_ceiling import REMEDY, give_up_if_beyond
-from headwater.lake.freshness import Look, ReportedState
+from headwater.lake.look import Look, ReportedState
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import Position

@@ -13,19 +13,21 @@ import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Literal
 
 from headwater.errors import Refused
-from headwater.lake import freshness
 from headwater.lake.cuts import Cut
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline, load_pipeline
 from headwater.pipeline_file.quantities import parse_duration
 from headwater.waiting.kept_readers import borrowed
 from headwater.waiting.lookout import Lookout
+from headwater.waiting.on_timeout import instead_of_cut
+from headwater.waiting.request import WaitRequest, asked
 from headwater.waiting.result import WaitResult
-from headwater.waiting.waiter import Asker, Waiter
+from headwater.waiting.waiter import Waiter
 
 Wanted = str | os.PathLike[str] | Pipeline | Mapping[str, Any]
 
@@ -35,35 +37,12 @@ LOOK_SECONDS = 0.05
 _FIRST_WORD_SECONDS, _WORD_SECONDS = 2.0, 30.0
 
 
-def wait(
-    pipeline: Pipeline,
-    tables: Iterable[TableName] | None,
-    require: object,
-    timeout: float,
-    ignore_suspended: bool = False,
-    give_up_early: bool = False,
-    validated: bool = False,
-    partitions: Mapping[TableName, Sequence[TableName]] | None = None,
-) -> WaitResult:
-    """The command `headwater wait`: blocks until the wait has ended, at most about `timeout` seconds. While it waits it
+def wait(pipeline: Pipeline, request: WaitRequest) -> WaitResult:
+    """The command `headwater wait`: blocks until the wait has ended, about at the request's deadline. While it waits it
     says why, in the log."""
-    requirement = freshness.parse_requirement(require)
     with borrowed(pipeline.lake_path(), pipeline.name) as lake:
         lookout = Lookout(pipeline, lake)
-        waiter = Waiter(
-            pipeline,
-            requirement,
-            timeout=timeout,
-            keep=pipeline.lake.keep_cuts,
-            owner=_process(),
-            tables=tables,
-            ignore_suspended=ignore_suspended,
-            give_up_early=give_up_early,
-            validated=validated,
-            partitions=partitions,
-            lookout=lookout,
-            asker=Asker(f"wait on {socket.gethostname()}", str(requirement)),
-        )
+        waiter = Waiter(pipeline, request, lookout)
         next_word = time.monotonic() + _FIRST_WORD_SECONDS
         while (result := waiter.look()) is None:
             if time.monotonic() >= next_word:
@@ -74,8 +53,17 @@ def wait(
     return result
 
 
-def _process() -> str:
-    return f"wait {socket.gethostname()}:{os.getpid()}"
+def requested_here(
+    pipeline: Pipeline,
+    require: object,
+    timeout: float,
+    tables: Iterable[str | TableName] | None = None,
+    partitions: Mapping[str, str | Sequence[str]] | None = None,
+) -> WaitRequest:
+    """What this process asks for, in its own name; see `asked`."""
+    host = socket.gethostname()
+    by = {"owner": f"wait {host}:{os.getpid()}", "who": f"wait on {host}"}
+    return asked(require, timeout, tables, partitions, keep=pipeline.lake.keep_cuts, **by)
 
 
 def wait_for_cut(
@@ -97,9 +85,6 @@ def wait_for_cut(
     only a cut that has passed `headwater validate` is good enough; then not with "fallback": nobody validates the
     source.
     """
-    from headwater.waiting.on_timeout import instead_of_cut
-    from headwater.waiting.partitions import parse_partitions
-
     if on_timeout not in ("fail", "continue", "fallback"):
         raise Refused(
             f"{on_timeout!r} is none of fail, continue, fallback",
@@ -115,28 +100,18 @@ def wait_for_cut(
             remedy="give one of fail, continue; or leave validated out",
         )
     loaded = pipeline if isinstance(pipeline, Pipeline) else load_pipeline(pipeline)
-    names = [parse_table(name) for name in tables or ()]
-    parts = parse_partitions(partitions, names)
-    early = on_timeout == "fallback"
-    result = wait(loaded, names, require, seconds(timeout), ignore_suspended, early, validated, parts)
+    request = requested_here(loaded, require, seconds(timeout), tables, partitions)
+    request = replace(
+        request, ignore_suspended=ignore_suspended, give_up_early=on_timeout == "fallback", validated=validated
+    )
+    result = wait(loaded, request)
     if result.cut is not None:
         return result.cut
-    owner, keep = _process(), loaded.lake.keep_cuts
-    instead = instead_of_cut(
-        loaded, result.to_json(), on_timeout, tables=names, keep=keep, owner=owner, partitions=parts
-    )
+    instead = instead_of_cut(loaded, result.to_json(), on_timeout, request)
     if instead is None:
         raise result.error()
     log.warning("pipeline %s: %s; going on %s", loaded.name, result.error().message, instead["instead"])
     return instead
-
-
-def parse_table(name: str | TableName) -> TableName:
-    """A wanted table's name; Refused when it is none."""
-    try:
-        return name if isinstance(name, TableName) else TableName.parse(name)
-    except ValueError as error:
-        raise Refused(str(error), code="bad_name", where="tables", remedy="write schema.table, as SQL does") from None
 
 
 def seconds(duration: float | str | timedelta) -> float:

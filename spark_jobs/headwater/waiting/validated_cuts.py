@@ -12,14 +12,15 @@ from headwater.delta import storage
 from headwater.delta.delta_log import read_snapshot
 from headwater.delta.log_entries import log_path
 from headwater.delta.whole import is_whole
-from headwater.lake.freshness import Look, Verdict
+from headwater.lake.freshness import Verdict
+from headwater.lake.look import Look
 from headwater.lake.reader import LakeReader
 from headwater.lake.validated import Judge, judged_by_validation
 from headwater.lake.validations import ValidationReader
 from headwater.position import Position
 
 
-class Validations:
+class ValidatedCuts:
     """What was validated in the lake under `root`, for one wait. `lake`: the wait's own reader."""
 
     def __init__(self, root: str, lake: LakeReader) -> None:

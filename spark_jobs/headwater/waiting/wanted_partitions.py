@@ -17,51 +17,15 @@ from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.source.catalog.partitions import Leaves, NamedPart, read_leaves
 from headwater.source.connection import connect
-from headwater.waiting.wait import parse_table
+from headwater.waiting.request import Partitions, not_wanted
 
 if TYPE_CHECKING:
     from headwater.lake.ledger import TableVersion
     from headwater.lake.registry import Registry, TableRecord
     from headwater.lake.reload_records import Reload
 
-Partitions = dict[TableName, list[TableName]]
 
-
-def parse_partitions(
-    partitions: Mapping[str, str | Sequence[str]] | None, tables: Collection[TableName] | None
-) -> Partitions:
-    """The partitions of each table, as SQL names them; without a schema that of the table. Refused for a name that is
-    none, and for a table that is not among those that are waited for."""
-    found: Partitions = {}
-    if not isinstance(partitions, Mapping | None):  # a template that gave something else
-        raise Refused(
-            f"{partitions!r} names no partitions",
-            code="bad_argument",
-            where="partitions",
-            remedy='give them by table, as {"public.orders": ["orders_2026_01"]}',
-        )
-    for table, names in (partitions or {}).items():
-        parent = parse_table(table)
-        if tables and parent not in tables:
-            raise Refused(
-                f"partitions are named of {parent}, which is not among the tables that are waited for",
-                code="bad_argument",
-                where="partitions",
-                remedy="name it in tables, too",
-            )
-        try:
-            texts = [names] if isinstance(names, str) else names
-            parsed = [TableName.parse(name, default_schema=parent.schema) for name in texts]
-        except ValueError as error:
-            raise Refused(str(error), code="bad_name", where="partitions", remedy="write it as SQL does") from None
-        if parsed:
-            found[parent] = parsed
-    return found
-
-
-def unknown_parts(
-    registry: Registry | None, partitions: Mapping[TableName, Sequence[TableName]]
-) -> frozenset[NamedPart]:
+def unknown_parts(registry: Registry | None, partitions: Partitions) -> frozenset[NamedPart]:
     """Those that are no leaf that the lake has met: the source knows what they are. Refused as `find_parts` is."""
     return frozenset(
         NamedPart(record.schema.relation_id, name)
@@ -71,9 +35,7 @@ def unknown_parts(
     )
 
 
-def find_parts(
-    registry: Registry | None, partitions: Mapping[TableName, Sequence[TableName]], at_source: Leaves
-) -> dict[str, WantedParts]:
+def find_parts(registry: Registry | None, partitions: Partitions, at_source: Leaves) -> dict[str, WantedParts]:
     """What the partitions of each table are: leaves that the lake knows, else what the source said of them.
 
     Tables that were not loaded are left out. Refused for what is no partition.
@@ -95,16 +57,11 @@ def find_parts(
     return found
 
 
-def refuse_unwanted(partitions: Mapping[TableName, Sequence[TableName]], wanted: Collection[str]) -> None:
+def refuse_unwanted(partitions: Partitions, wanted: Collection[str]) -> None:
     """Refused for partitions of a table that is not `wanted`: the cut would say nothing of it, and seem enough."""
     for table in partitions:
         if str(table) not in wanted:
-            raise Refused(
-                f"partitions are named of {table}, which is not among the tables that are waited for",
-                code="bad_argument",
-                where="partitions",
-                remedy="see with `headwater status` how the pipeline calls its tables, or leave it out",
-            )
+            raise not_wanted(table, "see with `headwater status` how the pipeline calls its tables, or leave it out")
 
 
 def as_met(registry: Registry | None, parts: Mapping[str, WantedParts]) -> dict[str, WantedParts]:
@@ -120,9 +77,7 @@ def as_met(registry: Registry | None, parts: Mapping[str, WantedParts]) -> dict[
     return found
 
 
-def ask_parts(
-    pipeline: Pipeline, registry: Registry | None, partitions: Mapping[TableName, Sequence[TableName]]
-) -> dict[str, WantedParts]:
+def ask_parts(pipeline: Pipeline, registry: Registry | None, partitions: Partitions) -> dict[str, WantedParts]:
     """`find_parts`, for which the source is asked if need be; Transient when it does not answer."""
     unknown = unknown_parts(registry, partitions)
     if not unknown:
@@ -132,7 +87,7 @@ def ask_parts(
 
 
 def _loaded(
-    registry: Registry | None, partitions: Mapping[TableName, Sequence[TableName]]
+    registry: Registry | None, partitions: Partitions
 ) -> Iterator[tuple[TableRecord, Sequence[TableName], dict[TableName, int]]]:
     """Each table that has been loaded, its partitions that are named, and the leaves that the lake has met."""
     for table, names in partitions.items():
