@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from headwater.key_equality import comparable
 from headwater.log.blocks import BLOCK_BYTES, BLOCK_CHANGES, DELETE, INSERT, Block, Held, Int64, Relation, Rows
-from headwater.log.copying import copied
 from headwater.log.net.decoded import Tuples, key_rows, read_tuples
 from headwater.log.spill import SpillFile, SpillStore
 from headwater.log.values.decode import unchanged_of, with_values_of
@@ -119,17 +118,17 @@ class Dealer:
         whole = np.where(moves, _NOBODY, np.where(new != _NOBODY, new, old))
         for number, part in enumerate(parts):
             if (kept := np.flatnonzero(whole == number)).size:
-                part.add(relation, copied(held, held.starts[kept], held.ends[kept], kept), self._store)
+                part.add(relation, held.copied(held.starts[kept], held.ends[kept], kept), self._store)
             if not moves.any():
                 continue
             # Deletes before inserts, as in an update.
             if (gone := np.flatnonzero(moves & (old == number))).size:
-                piece = _relabelled(copied(held, held.starts[gone], old_ends[gone], gone), DELETE, relation)
+                piece = _relabelled(held.copied(held.starts[gone], old_ends[gone], gone), DELETE, relation)
                 part.add(relation, piece, self._store)
             come = moves & (new == number)
             if (plain := np.flatnonzero(come & ~lacking)).size:
                 # The last bytes of the old tuple make room for the insert's header.
-                piece = copied(held, old_ends[plain] - _HEADER, held.ends[plain], plain)
+                piece = held.copied(old_ends[plain] - _HEADER, held.ends[plain], plain)
                 part.add(relation, _relabelled(piece, INSERT, relation), self._store)
             if (few := np.flatnonzero(come & lacking)).size:
                 part.add(relation, self._completed(relation, held, old_ends, few), self._store)

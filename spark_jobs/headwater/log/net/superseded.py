@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from headwater.log.blocks import DELETE, INSERT, Block, Held
-from headwater.log.copying import copied
 from headwater.log.net.decoded import DecodedChanges, decode_changes
 from headwater.log.net.events import Events
 from headwater.log.net.hash_parts import HashPart
@@ -50,7 +49,7 @@ def thinned(
             held = block.load()
             of_run = mask & np.isin(_order(held), needed, kind="sort")
             if (rows := np.flatnonzero(of_run)).size:
-                into.add(block.relation, copied(held, held.starts[rows], held.ends[rows], rows), store)
+                into.add(block.relation, held.copied(held.starts[rows], held.ends[rows], rows), store)
     into.flush(store)
 
 
