@@ -33,18 +33,18 @@ def thinned(
     into: HashPart,
     describe: Callable[[int], str],
     cuts: Sequence[int],
-    kept: Int64,
+    moves: Int64,
     most: int,
     store: SpillStore,
 ) -> None:
     """Write to `into` what `part` must keep. `cuts`: numbers of TRUNCATEs of some leaves: what is before one and what
-    is after it are told apart; `kept`: those of changes that lie in two parts; `most`: changes of a run."""
+    is after it are told apart; `moves`: those of changes that lie in two parts; `most`: changes of a run."""
     for begin, end in itertools.pairwise(_borders(part.blocks, cuts, most)):
         run = [(block, (block.sequence >= begin) & (block.sequence < end)) for block in part.blocks]
         run = [(block, mask) for block, mask in run if mask.any()]
         decoded = decode_changes(schema, run, describe)
         events = Events.of(schema, decoded)
-        needed = np.sort(events.order[_needed(decoded, events, kept)])
+        needed = np.sort(events.order[_needed(decoded, events, moves)])
         for block, mask in run:
             held = block.load()
             of_run = mask & np.isin(_order(held), needed, kind="sort")
@@ -69,14 +69,14 @@ def _borders(blocks: Sequence[Block], cuts: Sequence[int], most: int) -> Iterato
     yield int(np.iinfo(np.int64).max)
 
 
-def _needed(decoded: DecodedChanges, events: Events, kept: Int64) -> Bool:
+def _needed(decoded: DecodedChanges, events: Events, moves: Int64) -> Bool:
     """Which events are. There is one for each change: a part's updates do not change keys."""
     if (events.came_from >= 0).any():  # but for two keys with the same hash
         return np.ones(len(events.code), dtype=np.bool_)
     by = np.argsort(events.code, kind="stable")
     code, row = events.code[by], events.row[by]
     put = row >= 0
-    needed = np.isin(events.order[by] // 2, kept, kind="sort")
+    needed = np.isin(events.order[by] // 2, moves, kind="sort")
     first = np.ones(len(by), dtype=np.bool_)
     first[1:] = code[1:] != code[:-1]
     begins = first.copy()
