@@ -22,8 +22,8 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from headwater.apply import direct as positional
-from headwater.apply.by_spark import merge, write
+from headwater.apply import direct
+from headwater.apply.by_spark import merge
 from headwater.apply.by_spark.optimize import TurnsOfSpark
 from headwater.apply.direct import Fence
 from headwater.apply.live_table import Keep, LiveTable
@@ -75,7 +75,7 @@ class Applier:
     def why_by_engine(self, record: TableRecord, path: str, version: int) -> str:
         """Why the table at `path` must be written by Spark in `version`; empty when it need not."""
         with damage_named(record.name, path):
-            return positional.obstacle(self._state(path, record, version).snapshot)
+            return direct.obstacle(self._state(path, record, version).snapshot)
 
     def lacks_mark(self, record: TableRecord, path: str, version: int) -> bool:
         """Whether an older driver could still commit to the directly written table: it has not seen our generation."""
@@ -102,7 +102,7 @@ class Applier:
         if plan.by_engine or plan.apply_path == "merge":
             return self._by_engine(plan)
         with damage_named(plan.record.name, plan.path):
-            return positional.apply(self._state(plan.path, plan.record, plan.version), plan, self._fence)
+            return direct.apply(self._state(plan.path, plan.record, plan.version), plan, self._fence)
 
     def keep_up(self, path: str, schema: TableSchema, version: int) -> int:
         """Behind the ledger: what the table at `version` needs besides its changes. Returns its version afterwards."""
@@ -161,7 +161,7 @@ class Applier:
             raise PlanAgain  # staged files are for the direct paths only
         spark = self._session()
         require_exclusive(spark)
-        paths = {"append": write.append, "replace": write.replace, "merge": merge.merge}
+        paths = {"append": merge.append, "replace": merge.replace, "merge": merge.merge}
         shared = join(staged_path(plan.path.removesuffix(plan.record.path)), str(self._fence.generation))
         with _transaction(spark, plan):
             try:
