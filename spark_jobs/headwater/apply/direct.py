@@ -71,7 +71,7 @@ class Fence:
     generation: int
 
 
-def apply(state: LiveTable, plan: Plan, fence: Fence) -> Applied:
+def commit(state: LiveTable, plan: Plan, fence: Fence) -> Applied:
     """Commit `plan` on `state`. PlanAgain when the table does not stand at the planned version (any more)."""
     if state.version != plan.version:
         raise PlanAgain
