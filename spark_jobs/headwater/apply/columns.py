@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from headwater.apply.direct import Fence, obstacle
-from headwater.apply.live_table import deleted_rows
+from headwater.apply.live_files import deleted_rows
 from headwater.delta import delta_log
 from headwater.delta.clustering import run_of
 from headwater.delta.commit_notes import note
