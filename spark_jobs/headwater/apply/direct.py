@@ -70,18 +70,22 @@ class Fence:
     app_id: str
     generation: int
 
+    def refuse_newer(self, snapshot: Snapshot, table: str) -> None:
+        """Fenced when the table has seen a newer one."""
+        seen = snapshot.transactions.get(self.app_id, 0)
+        if seen > self.generation:
+            raise Fenced(
+                f"generation {seen} has taken over from generation {self.generation}",
+                where=table,
+                remedy="nothing: the newer driver goes on",
+            )
+
 
 def commit(state: LiveTable, plan: Plan, fence: Fence) -> Applied:
     """Commit `plan` on `state`. PlanAgain when the table does not stand at the planned version (any more)."""
     if state.version != plan.version:
         raise PlanAgain
-    seen = state.snapshot.transactions.get(fence.app_id, 0)
-    if seen > fence.generation:
-        raise Fenced(
-            f"generation {seen} has taken over from generation {fence.generation}",
-            where=plan.record.name,
-            remedy="nothing: the newer driver goes on",
-        )
+    fence.refuse_newer(state.snapshot, plan.record.name)
     if state.snapshot.transactions.get(plan.app_id, 0) >= plan.to_lsn:
         raise PlanAgain  # the position is in the table already
     work = Work(everything=plan.apply_path == "replace")

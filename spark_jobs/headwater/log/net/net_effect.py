@@ -230,7 +230,7 @@ def _survivors(
     final_row = events.row[shown[touched]]
     present = final_row >= 0
     removed_codes = touched[~present & stored_before]
-    # Survivors in the order of the log, so that whole runs of rows are copied, and none where all survive.
+    # Survivors in the order of the log, so that neighbours are copied together, and none where all survive.
     survives = np.zeros(decoded.rows.num_rows, dtype=np.bool_)
     survives[final_row[present]] = True
     row_numbers = np.flatnonzero(survives)

@@ -1,8 +1,9 @@
 """A part without changes that later ones supersede: what a row that was changed a million times comes to.
 
-The part is gone through in runs of the log, each of which needs no more memory than a part. Of every key a run leaves
-the first change, which says whether a row was stored before, the last one and the last row put, and the newest row with
-each value that later ones left out. A row that went to a key of another part leaves the same of the time before.
+The part is gone through in sections of the log, each of which needs no more memory than a part. Of every key a section
+leaves the first change, which says whether a row was stored before, the last one and the last row put, and the newest
+row with each value that later ones left out. A row that went to a key of another part leaves the same of the time
+before.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
 _SAMPLES = 256
-"""Of the changes of a run, to find where in the log it begins and ends."""
+"""Of the changes of a section, to find where in the log it begins and ends."""
 
 
 def thinned(
@@ -38,17 +39,17 @@ def thinned(
     store: SpillStore,
 ) -> None:
     """Write to `into` what `part` must keep. `cuts`: numbers of TRUNCATEs of some leaves: what is before one and what
-    is after it are told apart; `moves`: those of changes that lie in two parts; `most`: changes of a run."""
+    is after it are told apart; `moves`: those of changes that lie in two parts; `most`: changes of a section."""
     for begin, end in itertools.pairwise(_borders(part.blocks, cuts, most)):
-        run = [(block, (block.sequence >= begin) & (block.sequence < end)) for block in part.blocks]
-        run = [(block, mask) for block, mask in run if mask.any()]
-        decoded = decode_changes(schema, run, describe)
+        section = [(block, (block.sequence >= begin) & (block.sequence < end)) for block in part.blocks]
+        section = [(block, mask) for block, mask in section if mask.any()]
+        decoded = decode_changes(schema, section, describe)
         events = Events.of(schema, decoded)
         needed = np.sort(events.order[_needed(decoded, events, moves)])
-        for block, mask in run:
+        for block, mask in section:
             held = block.load()
-            of_run = mask & np.isin(_order(held), needed, kind="sort")
-            if (rows := np.flatnonzero(of_run)).size:
+            of_section = mask & np.isin(_order(held), needed, kind="sort")
+            if (rows := np.flatnonzero(of_section)).size:
                 into.add(block.relation, held.copied(held.starts[rows], held.ends[rows], rows), store)
     into.flush(store)
 
