@@ -114,7 +114,7 @@ def live(spark: Any, folders: dict[str, Path]) -> None:
             record = TableRecord("public.t", name, "active", schemas=((0, SCHEMAS[name]),))
             began, spent = time.perf_counter(), time.process_time()
             version = DeltaTable(str(folder)).version()
-            applied = appliers[name].apply(
+            applied = appliers[name].commit(
                 Plan(record, str(folder), f"bench/{name}", version, epoch, changes, "positional", "")
             )
             assert not applied.divergence

@@ -148,7 +148,7 @@ class Day:
             plan = Plan(
                 self.records[name], str(folder), f"day/{name}", self.versions[name], second, changes, "positional", ""
             )
-            applied = self.applier.apply(plan)
+            applied = self.applier.commit(plan)
             assert not applied.divergence, applied.example
             self.versions[name] = applied.version
             Clock.stamp(folder, applied.version)

@@ -121,7 +121,7 @@ class Table:
         folder = str(self.folder)
         plan = Plan(self.record, folder, "bench/t", self.version, self.lsn, changes, "positional", "")
         started = time.perf_counter()
-        applied = self.applier.apply(plan)
+        applied = self.applier.commit(plan)
         seconds = time.perf_counter() - started
         assert applied.divergence == 0, applied
         self.version = self.applier.keep_up(folder, self.schema, applied.version)

@@ -89,7 +89,7 @@ class Table:
         if by_engine:
             plan = replace(plan, apply_path="merge")
         wall, cpu = time.perf_counter(), time.process_time()
-        applied = self.applier.apply(plan)
+        applied = self.applier.commit(plan)
         assert applied.divergence == 0, applied
         return time.perf_counter() - wall, time.process_time() - cpu
 

@@ -128,7 +128,7 @@ def test_files_of_a_plan_that_lost_its_race_are_removed(
 
     changes = replace(late.changes, on_disk=Overtaken(SpillStore(str(tmp_path), 1)))
     with pytest.raises(PlanAgain):
-        twins.applier.apply(replace(late, changes=changes))
+        twins.applier.commit(replace(late, changes=changes))
     assert sorted(path.name for path in twins.direct.glob("*.parquet")) == files
 
 
@@ -139,7 +139,7 @@ def test_a_row_without_its_large_value_is_not_repaired_into_a_wrong_one(spark: S
     for folder, path in paths:
         plan = twins.plan(folder, changes, path)
         with pytest.raises(Diverged, match="cannot all be repaired"):
-            twins.applier.apply(plan)
+            twins.applier.commit(plan)
         assert DeltaTable(str(folder)).version() == 0
 
 
@@ -187,7 +187,7 @@ def test_another_commit_in_between_is_never_written_over(spark: SparkSession, tm
     version = DeltaTable(str(twins.direct)).version()
     files = sorted(path.name for path in twins.direct.glob("*.parquet"))
     with pytest.raises(PlanAgain):
-        twins.applier.apply(late)
+        twins.applier.commit(late)
     assert DeltaTable(str(twins.direct)).version() == version
     assert sorted(path.name for path in twins.direct.glob("*.parquet")) == files, "nothing of the late one is left"
 
@@ -208,7 +208,7 @@ def test_upkeep_bounds_the_files_and_keeps_every_row_while_batches_go_on(spark: 
     path, most = str(twins.direct), 0
     for _ in range(120):
         twins.lsn += 1
-        version = twins.applier.apply(twins.plan(twins.direct, twins.batch(), "positional")).version
+        version = twins.applier.commit(twins.plan(twins.direct, twins.batch(), "positional")).version
         twins.applier.keep_up(path, twins.schema, version)
         assert by_delta_rs(twins.direct) == twins.expected()
         most = max(most, len(delta_log.read_snapshot(path).files))
@@ -231,7 +231,7 @@ def test_rows_deleted_while_their_files_are_rewritten_stay_deleted(
     twins.universe = 700  # so many that no file loses all its rows: then nothing would be committed
     for _ in range(20):
         twins.lsn += 1
-        twins.applier.apply(twins.plan(twins.direct, twins.batch(), "positional"))
+        twins.applier.commit(twins.plan(twins.direct, twins.batch(), "positional"))
     path = str(twins.direct)
     state = twins.applier._states[path]
     upkeep = Upkeep(Fence(FENCE, 1))
@@ -240,13 +240,13 @@ def test_rows_deleted_while_their_files_are_rewritten_stay_deleted(
     rewritten.set_result([upkeep.rewrite(path, twins.schema, sources, "a test", state.snapshot.metadata)])
     for _ in range(6):
         twins.lsn += 1
-        twins.applier.apply(twins.plan(twins.direct, twins.batch(), "positional"))
+        twins.applier.commit(twins.plan(twins.direct, twins.batch(), "positional"))
     upkeep.finish(path, state, rewritten)
     assert DeltaTable(path).history(1)[0]["operation"] == "OPTIMIZE"
     assert by_delta_rs(twins.direct) == twins.expected()
     for _ in range(3):
         twins.lsn += 1
-        assert twins.applier.apply(twins.plan(twins.direct, twins.batch(), "positional")).divergence == 0
+        assert twins.applier.commit(twins.plan(twins.direct, twins.batch(), "positional")).divergence == 0
         assert by_delta_rs(twins.direct) == twins.expected()
     upkeep.close()
 
@@ -267,10 +267,10 @@ def test_tables_that_spark_writes_are_compacted_between_two_batches(
             twins.plan(twins.merged, changes, "merge"), by_engine=twins.applier.why_by_engine(*twins.at(path))
         )
         try:
-            applied = twins.applier.apply(plan)
+            applied = twins.applier.commit(plan)
         except PlanAgain:  # an OPTIMIZE came to its end in our turn
             again += 1
-            applied = twins.applier.apply(replace(plan, version=DeltaTable(path).version()))
+            applied = twins.applier.commit(replace(plan, version=DeltaTable(path).version()))
         assert applied.noted == ""
         assert twins.applier.keep_up(path, twins.schema, applied.version) == applied.version
     twins.applier.close()
@@ -287,17 +287,17 @@ def test_a_table_that_a_newer_driver_has_written_is_left_alone(spark: SparkSessi
     twins.write(twins.batch())
     newer = Applier(lambda: spark, Fence(FENCE, 2))
     twins.lsn += 1
-    newer.apply(twins.plan(twins.direct, twins.batch(), "positional"))
+    newer.commit(twins.plan(twins.direct, twins.batch(), "positional"))
     twins.lsn += 1
     with pytest.raises(Fenced, match="generation 2"):
-        twins.applier.apply(twins.plan(twins.direct, twins.batch(), "positional"))
+        twins.applier.commit(twins.plan(twins.direct, twins.batch(), "positional"))
 
 
 def test_a_position_that_the_table_has_passed_is_not_applied_again(spark: SparkSession, tmp_path: Path) -> None:
     twins = make_twins(spark, tmp_path, "bigint", seed=6)
     twins.write(twins.batch())
     with pytest.raises(PlanAgain):
-        twins.applier.apply(twins.plan(twins.direct, twins.batch(), "positional"))
+        twins.applier.commit(twins.plan(twins.direct, twins.batch(), "positional"))
 
 
 def test_a_checkpoint_holds_the_vectors_and_every_reader_goes_on_from_it(spark: SparkSession, tmp_path: Path) -> None:
@@ -331,10 +331,10 @@ def test_a_table_is_marked_with_the_generation_even_by_a_batch_that_comes_to_not
     successor = Applier(lambda: spark, Fence(FENCE, 2))
     assert successor.lacks_mark(twins.record, folder, 0)
     twins.lsn += 1
-    assert successor.apply(twins.plan(twins.direct, nothing, "append")).version == 1
+    assert successor.commit(twins.plan(twins.direct, nothing, "append")).version == 1
     assert not successor.lacks_mark(twins.record, folder, 1)
     with pytest.raises(PlanAgain):
-        twins.applier.apply(late)
+        twins.applier.commit(late)
     assert by_delta_rs(twins.direct) == []
 
 
@@ -346,7 +346,7 @@ def test_a_missing_file_is_this_tables_trouble_and_has_a_name(spark: SparkSessio
     twins.applier = Applier(lambda: spark, Fence(FENCE, 1))
     twins.lsn += 1
     with pytest.raises(ForeignWrite, match=r"missing or damaged.*public\.t|public\.t.*missing or damaged"):
-        twins.applier.apply(twins.plan(twins.direct, twins.batch(), "positional"))
+        twins.applier.commit(twins.plan(twins.direct, twins.batch(), "positional"))
 
 
 def test_rows_are_counted_in_the_file_where_statistics_do_not_tell(spark: SparkSession, tmp_path: Path) -> None:
@@ -429,7 +429,7 @@ def test_a_merge_opens_no_file_that_its_keys_cannot_lie_in(
     changes = twins.changes(rows, [True] * 4, [False] * 4, [None] * 4, [twins.key(mine[5])])
     twins.lsn += 1
     plan = replace(twins.plan(twins.merged, changes, "merge"), by_engine="it shall be")
-    assert twins.applier.apply(plan).divergence == 0
+    assert twins.applier.commit(plan).divergence == 0
     (tmp_path / "away").rename(gone[0])
     assert len(by_delta_rs(twins.merged)) == len(numbers) - 1
 
@@ -444,7 +444,7 @@ def test_a_value_too_long_for_the_name_of_a_folder_is_a_bad_value(spark: SparkSe
     twins = make_twins(spark, tmp_path, "bigint", seed=13, partition_by=("region",))
     rows = [{**twins.row(number), "region": value} for number, value in enumerate(["eu", "ä" * 200])]
     with pytest.raises(BadValue, match="region is too long"):
-        twins.applier.apply(
+        twins.applier.commit(
             twins.plan(twins.direct, twins.changes(rows, [False] * 2, [False] * 2, [None] * 2, []), "append")
         )
     assert not list(twins.direct.rglob("*.parquet")), "nothing of it is left"
@@ -458,7 +458,7 @@ def test_upkeep_gathers_files_of_one_partition_only(
     path = str(twins.direct)
     for _ in range(100):
         twins.lsn += 1
-        version = twins.applier.apply(twins.plan(twins.direct, twins.batch(), "positional")).version
+        version = twins.applier.commit(twins.plan(twins.direct, twins.batch(), "positional")).version
         twins.applier.keep_up(path, twins.schema, version)
     assert by_delta_rs(twins.direct) == twins.expected()
     rounds = [commit for commit in DeltaTable(path).history() if commit["operation"] == "OPTIMIZE"]

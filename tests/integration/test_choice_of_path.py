@@ -66,7 +66,7 @@ def test_a_table_with_a_feature_that_is_not_known_here_goes_by_merge(
         assert (path, reason) == ("merge", because)
         twins.lsn += 1
         plan = replace(twins.plan(folder, batch, path), because=reason, by_engine=because)
-        assert twins.applier.apply(plan).divergence == 0
+        assert twins.applier.commit(plan).divergence == 0
         wanted = [column.name for column in twins.schema.columns]
         rows = spark.read.format("delta").load(str(folder)).select(*wanted).toArrow().to_pylist()
         assert sorted(repr(normal(row)) for row in rows) == twins.expected()

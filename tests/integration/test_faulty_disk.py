@@ -25,7 +25,7 @@ from headwater.delta import storage
 from headwater.delta.delta_log import read_snapshot
 from headwater.delta.log_entries import entries_of, log_path
 from headwater.delta.log_files import look
-from headwater.gate import recovery
+from headwater.gate import recovery, torn_logs
 from headwater.lake.ledger import read_epoch
 from headwater.lake.registry import Registry
 from headwater.maintain.cleanup import clean
@@ -117,7 +117,7 @@ def test_entries_stay_whose_checkpoint_the_disk_did_not_take(disk: FaultyDisk) -
     folder = str(table.folder)
     with pytest.raises(OSError, match="not on the disk"):
         clean(folder, look(folder), table.version, log_from=table.version, orphans_before=None, stop=Event())
-    recovery.drop_torn_checkpoints(folder)
+    torn_logs.drop_torn_checkpoints(folder)
     from_the_disk(disk.path)
     assert len(read_snapshot(folder).files) == 3
 

@@ -173,7 +173,7 @@ def test_upkeep_keeps_marked_rows(spark: SparkSession, tmp_path: Path) -> None:
     for _ in range(60):
         changes = twins.batch()
         twins.lsn += 1
-        applied = twins.applier.apply(twins.plan(twins.direct, changes, "positional"))
+        applied = twins.applier.commit(twins.plan(twins.direct, changes, "positional"))
         assert applied.divergence == 0
         twins.applier.keep_up(path, twins.schema, applied.version)
     assert by_polars(twins.direct) == twins.expected()

@@ -20,7 +20,7 @@ from headwater.delta.delta_log import read_snapshot
 from headwater.delta.log_entries import TornEntry, entries_of, files_of, log_entry, log_path, newest_whole
 from headwater.delta.small_tables import open_table
 from headwater.errors import DamagedLake
-from headwater.gate import recovery
+from headwater.gate import recovery, torn_logs
 from headwater.lake.ledger import Ledger, read_epoch
 from headwater.lake.ledger_follower import FollowedLedger
 from headwater.lake.paths import ledger_path, pins_path, position_file_path, registry_path
@@ -78,12 +78,12 @@ def test_a_torn_entry_at_the_top_was_never_committed(table: HandTable, damage: C
     opened = open_table(folder)
     assert opened is not None
     assert opened.version() == 3
-    loss = recovery.first_loss(folder, 1)
+    loss = torn_logs.first_loss(folder, 1)
     assert loss is not None
     assert (loss.version, loss.newest) == (4, True)
-    recovery.cut_back(folder, loss.version)
+    torn_logs.cut_back(folder, loss.version)
     assert entries_of(storage.names(log_path(folder))) == [0, 1, 2, 3]
-    assert recovery.first_loss(folder, 1) is None
+    assert torn_logs.first_loss(folder, 1) is None
     table.contents.pop()
     table.commit(table.write(3))
     assert read_snapshot(folder).version == 4
@@ -98,10 +98,10 @@ def test_a_torn_entry_below_a_whole_one_is_no_version_without_rows(
     with pytest.raises(TornEntry, match=entry(table, 3).name):
         read_snapshot(folder)
     assert newest_whole(folder) == 2
-    loss = recovery.first_loss(folder, 1)
+    loss = torn_logs.first_loss(folder, 1)
     assert loss is not None
     assert (loss.version, loss.newest) == (3, False)
-    assert recovery.first_loss(folder, 3) is None, "below what was durable nobody looks"
+    assert torn_logs.first_loss(folder, 3) is None, "below what was durable nobody looks"
 
 
 @pytest.mark.parametrize("damage", [*DAMAGES, Path.unlink])
@@ -109,7 +109,7 @@ def test_a_lost_data_file_takes_the_version_that_added_it_and_those_above(
     table: HandTable, damage: Callable[[Path], None]
 ) -> None:
     damage(file_of(table, 3))
-    loss = recovery.first_loss(str(table.folder), 1)
+    loss = torn_logs.first_loss(str(table.folder), 1)
     assert loss is not None
     assert (loss.version, loss.newest) == (3, False)
     assert file_of(table, 3).name in loss.what
@@ -119,8 +119,8 @@ def test_zeros_within_a_file_are_found_where_files_are_read(table: HandTable) ->
     lost = file_of(table, 4)
     content = lost.read_bytes()
     lost.write_bytes(content[:4] + bytes(len(content) // 2) + content[4 + len(content) // 2 :])
-    assert recovery.first_loss(str(table.folder), 1) is None
-    loss = recovery.first_loss(str(table.folder), 1, read=True)
+    assert torn_logs.first_loss(str(table.folder), 1) is None
+    loss = torn_logs.first_loss(str(table.folder), 1, read=True)
     assert loss is not None
     assert loss.version == 4
 
@@ -132,7 +132,7 @@ def test_a_block_of_zeros_within_rows_that_do_not_compress_is_found(table: HandT
     file = table.folder / added.path
     content = file.read_bytes()
     file.write_bytes(content[:409_600] + bytes(4096) + content[413_696:])
-    loss = recovery.first_loss(str(table.folder), 1, read=True)
+    loss = torn_logs.first_loss(str(table.folder), 1, read=True)
     assert loss is not None
     assert loss.version == 5
 
@@ -141,7 +141,7 @@ def test_a_lost_file_that_a_later_version_removed_is_not_missed(table: HandTable
     lost = file_of(table, 4)
     table.commit(whole=lost.name)
     lost.unlink()
-    assert recovery.first_loss(str(table.folder), 1) is None
+    assert torn_logs.first_loss(str(table.folder), 1) is None
 
 
 def test_a_lost_vector_takes_its_version(table: HandTable) -> None:
@@ -150,7 +150,7 @@ def test_a_lost_vector_takes_its_version(table: HandTable) -> None:
     content = vector.read_bytes()
     for lost in (bytes(len(content)), bytes(1) + content[1:], content[:-1]):
         vector.write_bytes(lost)
-        loss = recovery.first_loss(str(table.folder), 1)
+        loss = torn_logs.first_loss(str(table.folder), 1)
         assert loss is not None
         assert loss.version == 5
 
@@ -163,11 +163,11 @@ def test_a_torn_checkpoint_is_none(table: HandTable, damage: Callable[[Path], No
     damage(table.folder / "_delta_log" / f"{4:020d}.checkpoint.parquet")
     if pointer:
         emptied(table.folder / "_delta_log" / "_last_checkpoint")
-    recovery.drop_torn_checkpoints(folder)
+    torn_logs.drop_torn_checkpoints(folder)
     assert not [name for name in table.log_files() if "checkpoint" in name]
     assert read_snapshot(folder).version == 4
     table.checkpoint()
-    recovery.drop_torn_checkpoints(folder)
+    torn_logs.drop_torn_checkpoints(folder)
     assert len([name for name in table.log_files() if "checkpoint" in name]) == 2
 
 
@@ -328,7 +328,7 @@ def test_who_has_followed_rows_that_a_power_cut_took_mixes_them_with_no_others(l
     assert seen is not None
     recent = RecentEpochs(lake.root)
     recent.refresh()
-    recovery.cut_back(ledger_path(lake.root), entries_of(storage.names(log_path(ledger_path(lake.root))))[-1])
+    torn_logs.cut_back(ledger_path(lake.root), entries_of(storage.names(log_path(ledger_path(lake.root))))[-1])
     lake.ledger = Ledger(lake.root, "shop")
     lake.versions[A] = replace(lake.versions[A], version=2, applied_lsn=0x1200)
     lake.publish(0x1280)

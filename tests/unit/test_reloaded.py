@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headwater.apply import replacement as reloaded_module
+from headwater.apply import replacement, unchanged_values
 from headwater.apply.replacement import part_of, under_keys, write_keys
 from headwater.arrow_types import key_schema, lake_schema
 from headwater.lake.paths import reloaded_path
@@ -55,7 +55,8 @@ def updates_of_all_that_keep_their_large_values() -> NetChanges:
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Bytes of every table that waits, or is written."""
-    monkeypatch.setattr(reloaded_module, "_BYTES", 40_000)
+    for module in (replacement, unchanged_values):
+        monkeypatch.setattr(module, "_BYTES", 40_000)
     return []
 
 

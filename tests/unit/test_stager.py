@@ -19,7 +19,7 @@ from deltalake import DeltaTable, QueryBuilder
 from fixtures import pgoutput as pg
 from fixtures.staged import staged_files
 from fixtures.waiting import until
-from headwater.apply import direct as positional
+from headwater.apply import direct
 from headwater.apply.direct import Fence
 from headwater.apply.live_table import LiveTable
 from headwater.apply.plan import Plan
@@ -30,9 +30,10 @@ from headwater.log.blocks import Chunk, Relation
 from headwater.log.framing import Framer
 from headwater.log.large import OpenBlocks, on_their_own
 from headwater.log.spill import SpillFolder, SpillStore
-from headwater.replicate.preapply import decide as staging
-from headwater.replicate.preapply.decide import Staging, _StagerHandle, _Task, _Tasks
+from headwater.replicate.preapply import stager as stager_module
+from headwater.replicate.preapply.decide import Staging, _Task, _Tasks
 from headwater.replicate.preapply.process import Finish, Forget, Stage, StagingTarget
+from headwater.replicate.preapply.stager import Stager
 from headwater.schema import Column, Leaf, TableSchema, ValueType
 
 XID, OTHER = 700, 701
@@ -108,7 +109,7 @@ class Bench:
             folder, record = str(self.root / "t"), TableRecord("public.r1", "t", "active", schemas=((0, SCHEMA),))
             plan = Plan(record, folder, "app", 0, end_lsn, rows.as_changes(SCHEMA), "positional", "a test")
             state = LiveTable(folder, SCHEMA)
-            applied = positional.apply(state, plan, Fence("fence", 1))
+            applied = direct.commit(state, plan, Fence("fence", 1))
             assert (applied.version, applied.divergence) == (1, 0)
         self.staging.release(np.array([xid]))
         until(lambda: not self.staged(), "what was staged is removed")
@@ -232,7 +233,7 @@ def test_what_nobody_has_thought_of_ends_the_staging_and_not_the_commit(
     def fail(*_: object) -> None:
         raise ValueError("nobody has thought of this")
 
-    monkeypatch.setattr(_StagerHandle, "ask", fail)
+    monkeypatch.setattr(Stager, "ask", fail)
     bench.begin(range(1000))
     # Before that a commit finds nothing done, and waits for nothing.
     until(lambda: "nobody has thought of this" in caplog.text, "the thread has failed")
@@ -249,18 +250,18 @@ def test_a_stager_that_stands_still_holds_up_no_commit(
     (process,) = [child for child in multiprocessing.active_children() if child.name == "headwater-stager"]
     assert process.pid is not None
     os.kill(process.pid, signal.SIGSTOP)
-    monkeypatch.setattr(staging, "_LONGEST_SECONDS", 0.2)
+    monkeypatch.setattr(stager_module, "_LONGEST_SECONDS", 0.2)
     assert bench.commit() is None
     assert "the stager process stands still" in caplog.text
     until(lambda: not process.is_alive(), "it is gone")
 
 
 def test_a_stager_that_takes_nothing_is_killed_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    stager = _StagerHandle()
+    stager = Stager()
     try:
         stager.ask(Forget(1))
         os.kill(stager._process.pid or 0, signal.SIGSTOP)
-        monkeypatch.setattr(staging, "_LONGEST_SECONDS", 0.2)
+        monkeypatch.setattr(stager_module, "_LONGEST_SECONDS", 0.2)
         with pytest.raises(OSError):
             stager.ask(Stage(1, StagingTarget("t" * 1_000_000, "/t", SCHEMA), "", ()))
         until(lambda: not stager._process.is_alive(), "it is gone")

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from headwater.apply import direct as positional
+from headwater.apply import direct
 from headwater.apply.direct import Fence
 from headwater.apply.live_table import LiveTable
 from headwater.apply.plan import Plan
@@ -94,7 +94,7 @@ class OtherDriver:
         )
         self._lsn += 1
         plan = Plan(RECORD, self.path, APP, self.state.version, self._lsn, changes, "positional", "a test")
-        assert positional.apply(self.state, plan, FENCE).divergence == 0
+        assert direct.commit(self.state, plan, FENCE).divergence == 0
         self.keys = (self.keys - set(removed)) | set(put)
         self._upkeep.after_commit(self.path, self.state, SCHEMA)
         wait(self._upkeep._running.values())  # committed behind the next batch

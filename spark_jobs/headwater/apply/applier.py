@@ -1,8 +1,9 @@
-"""Applying a plan: one Delta commit per table, carrying rows and applied position together.
+"""Committing a plan: one Delta commit per table, carrying rows and applied position together.
 
-Written directly where the table allows it (`positional`), else by Spark. There every worker thread has a session of
-its own, because the `txn` entry of a commit is a session setting, and a commit that is not exactly the planned
-version + 1 is a lost race: usually nothing was committed and the caller plans again from what is there now.
+Written directly where the table allows it (`headwater.apply.direct`), else by Spark (`headwater.apply.by_spark.merge`).
+There every worker thread has a session of its own, because the `txn` entry of a commit is a session setting, and a
+commit that is not exactly the planned version + 1 is a lost race: usually nothing was committed and the caller plans
+again from what is there now.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from headwater.apply import direct as positional
-from headwater.apply.by_spark import merge, write
+from headwater.apply import direct
+from headwater.apply.by_spark import merge
 from headwater.apply.by_spark.optimize import TurnsOfSpark
 from headwater.apply.direct import Fence
 from headwater.apply.live_table import Keep, LiveTable
@@ -55,7 +56,7 @@ _LAST_COMMIT = "spark.databricks.delta.lastCommitVersionInSession"
 
 
 class Applier:
-    """Applies plans; safe from several threads, each table in one at a time. `spark` is asked for a session when, and
+    """Commits plans; safe from several threads, each table in one at a time. `spark` is asked for a session when, and
     if, a table needs one."""
 
     def __init__(
@@ -75,7 +76,7 @@ class Applier:
     def why_by_engine(self, record: TableRecord, path: str, version: int) -> str:
         """Why the table at `path` must be written by Spark in `version`; empty when it need not."""
         with damage_named(record.name, path):
-            return positional.obstacle(self._state(path, record, version).snapshot)
+            return direct.obstacle(self._state(path, record, version).snapshot)
 
     def lacks_mark(self, record: TableRecord, path: str, version: int) -> bool:
         """Whether an older driver could still commit to the directly written table: it has not seen our generation."""
@@ -96,13 +97,13 @@ class Applier:
         numbers = np.flatnonzero(there)
         return there, ((numbers[here], rows) for here, rows in state.rows_at(places[there], wanted))
 
-    def apply(self, plan: Plan) -> Applied:
+    def commit(self, plan: Plan) -> Applied:
         """Commit `plan`. PlanAgain when another commit came first; ForeignWrite (or Fenced, if it was a newer driver's)
         when one slipped in between."""
         if plan.by_engine or plan.apply_path == "merge":
             return self._by_engine(plan)
         with damage_named(plan.record.name, plan.path):
-            return positional.apply(self._state(plan.path, plan.record, plan.version), plan, self._fence)
+            return direct.commit(self._state(plan.path, plan.record, plan.version), plan, self._fence)
 
     def keep_up(self, path: str, schema: TableSchema, version: int) -> int:
         """Behind the ledger: what the table at `version` needs besides its changes. Returns its version afterwards."""
@@ -161,7 +162,7 @@ class Applier:
             raise PlanAgain  # staged files are for the direct paths only
         spark = self._session()
         require_exclusive(spark)
-        paths = {"append": write.append, "replace": write.replace, "merge": merge.merge}
+        paths = {"append": merge.append, "replace": merge.replace, "merge": merge.merge}
         shared = join(staged_path(plan.path.removesuffix(plan.record.path)), str(self._fence.generation))
         with _transaction(spark, plan):
             try:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from headwater.apply.direct import Fence, obstacle
-from headwater.apply.live_table import deleted_rows
+from headwater.apply.live_files import deleted_rows
 from headwater.delta import delta_log
 from headwater.delta.clustering import run_of
 from headwater.delta.commit_notes import note
@@ -28,7 +28,7 @@ from headwater.delta.metadata import with_features
 from headwater.delta.new_files import discard
 from headwater.delta.small_tables import LostRace
 from headwater.delta.tables import NEEDS_MAPPING, STATISTICS, properties
-from headwater.errors import Fenced, SchemaChanged
+from headwater.errors import SchemaChanged
 from headwater.schema import Column, TableSchema
 
 
@@ -66,13 +66,7 @@ def evolve(folder: str, version: int, name: str, app_id: str, to: ColumnChange, 
     counter = columns_counter(app_id)
     if not (to.added or to.renamed or to.widened) or (to.number and snapshot.transactions.get(counter, 1) >= to.number):
         return version
-    seen = snapshot.transactions.get(fence.app_id, 0)
-    if seen > fence.generation:
-        raise Fenced(
-            f"generation {seen} has taken over from generation {fence.generation}",
-            where=name,
-            remedy="nothing: the newer driver goes on",
-        )
+    fence.refuse_newer(snapshot, name)
     _refuse(snapshot, name, to)
     metadata = _metadata(snapshot, to)
     added: list[DataFile] = []

@@ -15,15 +15,15 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyroaring import BitMap
 
+from headwater.apply.find_rows import Found, Work, find_rows, find_stored
 from headwater.apply.live_table import Added, LiveTable
 from headwater.apply.plan import Applied, Plan, PlanAgain
-from headwater.apply.soft_delete import are_marked, end_deleted, others_marked
+from headwater.apply.soft_delete import end_deleted, others_marked
 from headwater.apply.staged.files import StagedRows
 from headwater.apply.staged.link import link_staged
-from headwater.apply.work import DELETE_MISSED, INSERT_MET, UPDATE_MISSED, Work, examples
+from headwater.apply.unchanged_values import filled_rows, find_sources, need_own_row, not_repairable
 from headwater.delta import clustering, delta_log, layout
 from headwater.delta.deletion_vectors import write_vectors
 from headwater.delta.delta_log import DataFile, Snapshot
@@ -34,14 +34,13 @@ from headwater.delta.index.written_keys import WrittenKeys
 from headwater.delta.log_entries import Action
 from headwater.delta.new_files import Written, discard, write_rows
 from headwater.delta.small_tables import LostRace
-from headwater.errors import Diverged, Fenced
+from headwater.errors import Fenced
 from headwater.net_changes import NetChanges
 from headwater.predicate import OneOf, Predicate
 from headwater.schema import PARTITION_COLUMN
 from headwater.stage_clock import stage
 
 Int64 = npt.NDArray[np.int64]
-Bool = npt.NDArray[np.bool_]
 
 _KNOWN_FEATURES = frozenset(
     {"deletionVectors", "appendOnly", "invariants", "timestampNtz", "columnMapping", *clustering.FEATURES}
@@ -71,18 +70,22 @@ class Fence:
     app_id: str
     generation: int
 
+    def refuse_newer(self, snapshot: Snapshot, table: str) -> None:
+        """Fenced when the table has seen a newer one."""
+        seen = snapshot.transactions.get(self.app_id, 0)
+        if seen > self.generation:
+            raise Fenced(
+                f"generation {seen} has taken over from generation {self.generation}",
+                where=table,
+                remedy="nothing: the newer driver goes on",
+            )
 
-def apply(state: LiveTable, plan: Plan, fence: Fence) -> Applied:
+
+def commit(state: LiveTable, plan: Plan, fence: Fence) -> Applied:
     """Commit `plan` on `state`. PlanAgain when the table does not stand at the planned version (any more)."""
     if state.version != plan.version:
         raise PlanAgain
-    seen = state.snapshot.transactions.get(fence.app_id, 0)
-    if seen > fence.generation:
-        raise Fenced(
-            f"generation {seen} has taken over from generation {fence.generation}",
-            where=plan.record.name,
-            remedy="nothing: the newer driver goes on",
-        )
+    fence.refuse_newer(state.snapshot, plan.record.name)
     if state.snapshot.transactions.get(plan.app_id, 0) >= plan.to_lsn:
         raise PlanAgain  # the position is in the table already
     work = Work(everything=plan.apply_path == "replace")
@@ -137,9 +140,6 @@ def _with_keys(written: list[Written], keys: WrittenKeys | None) -> Iterator[Add
         yield Added(one.file, keys.take(one.numbers) if keys is not None else None)
 
 
-_NOTHING: Int64 = np.zeros(0, dtype=np.int64)
-
-
 def _append(state: LiveTable, plan: Plan, work: Work) -> Iterator[pa.Table]:
     for part in plan.changes.in_parts():
         yield part.rows
@@ -159,21 +159,19 @@ def _replace(state: LiveTable, plan: Plan, work: Work) -> Iterator[pa.Table]:
 
 def _emptied(state: LiveTable, plan: Plan, work: Work) -> Iterator[pa.Table]:
     """A TRUNCATE where deleted rows stay: all rows are written anew, those that the batch leaves alone as deleted."""
-    schema, keys = plan.record.schema, list(plan.record.schema.key)
-    nothing = np.zeros(0, dtype=np.bool_)
-    found: list[tuple[Int64, Bool]] = []
+    schema = plan.record.schema
+    found: list[Found] = []
     for part in plan.changes.in_parts():
         with stage("plan"):
-            puts = state.find(encode(schema, part.rows.select(keys)))
-            missed = part.stored & ((puts == NOWHERE) | are_marked(state, schema, puts))
-        shown = partial(_examples, part, keys, missed, nothing, nothing)
-        work.diverged(int(missed.sum()), shown)
-        found.append((puts, missed))
+            here = find_stored(state, schema, part)
+        work.diverged(here.divergence, partial(here.examples, part, list(schema.key)))
+        found.append(here)
     (moment,) = plan.changes.emptied.values()
-    taken = np.concatenate([np.where(missed, NOWHERE, puts) for puts, missed in found])
+    taken = np.concatenate([np.where(here.update_missed, NOWHERE, here.puts) for here in found])
     yield from others_marked(state, schema, taken, moment)
-    for part, (puts, missed) in zip(plan.changes.in_parts(), found, strict=True):
-        yield from _parts(state, part, _sources(state, plan, part, puts, ~missed), ~missed, [])
+    for part, here in zip(plan.changes.in_parts(), found, strict=True):
+        written = ~here.update_missed
+        yield from filled_rows(state, part, find_sources(state, plan, part, here.puts, written), written, [])
 
 
 def _positional(state: LiveTable, plan: Plan, work: Work) -> Iterator[pa.Table]:
@@ -197,7 +195,7 @@ def _positional_part(
     state: LiveTable, plan: Plan, changes: NetChanges, work: Work, emptied: dict[str, BitMap]
 ) -> Iterator[pa.Table]:
     schema, keys = plan.record.schema, list(plan.record.schema.key)
-    rows, removed = changes.rows, changes.removed
+    rows = changes.rows
     with stage("plan"):
         codes = encode(schema, rows.select(keys)) if keys else None
         adds = codes is not None and only_adds(changes)
@@ -206,23 +204,18 @@ def _positional_part(
             work.wrote(codes)
             yield rows
             return
-        puts = state.find(codes) if codes is not None else np.full(rows.num_rows, NOWHERE, dtype=np.int64)
-        goes = state.find(encode(schema, removed)) if removed.num_rows else _NOTHING
-        lives = (puts != NOWHERE) & ~are_marked(state, schema, puts)
-    update_missed = changes.stored & ~lives
-    # The row that a new one meets in a truncated leaf is the truncated row.
-    insert_met = ~changes.stored & lives & ~state.are_among(puts, emptied)
-    delete_missed = goes == NOWHERE
-    diverged = int(update_missed.sum() + insert_met.sum() + delete_missed.sum())
-    work.diverged(diverged, lambda: _examples(changes, keys, update_missed, insert_met, delete_missed))
+        found = find_rows(state, schema, changes, codes, emptied)
+    puts, goes, diverged = found.puts, found.goes, found.divergence
+    work.diverged(diverged, partial(found.examples, changes, keys))
     written = np.ones(rows.num_rows, dtype=np.bool_)
     if diverged and plan.record.on_divergence == "repair":
         # What was to be deleted and is not there needs no repair.
-        written = ~(update_missed & end_deleted(changes))
-        _refuse_partial(plan, written & update_missed & _partial(changes, keys), work.divergence, work.example)
+        written = ~(found.update_missed & end_deleted(changes))
+        if (written & found.update_missed & need_own_row(changes, keys)).any():
+            raise not_repairable(plan, work.divergence, work.example)
     elif diverged:
         # A row that contradicts the log changes nothing.
-        written = ~(update_missed | insert_met)
+        written = ~(found.update_missed | found.insert_met)
     gone = np.concatenate([puts[written & (puts != NOWHERE)], goes[goes != NOWHERE]])
     work.delete(state, gone)
     proved = adds and not diverged and not len(gone)
@@ -232,7 +225,7 @@ def _positional_part(
         yield rows
         return
     order: list[Int64] = []
-    yield from _parts(state, changes, _sources(state, plan, changes, puts, written), written, order)
+    yield from filled_rows(state, changes, find_sources(state, plan, changes, puts, written), written, order)
     if order and codes is not None:
         work.wrote(codes.take(np.concatenate(order)))
 
@@ -277,84 +270,3 @@ def _rows_gone(state: LiveTable, work: Work) -> int:
     if work.everything:
         return sum((file.rows or 0) - file.deleted for file in live.values())
     return sum(len(rows) - live[name].deleted for name, rows in work.deleted.items())
-
-
-def _sources(state: LiveTable, plan: Plan, changes: NetChanges, puts: Int64, written: Bool) -> Int64:
-    """Where the unchanged large values of each row stand: under its key, or under the key that it had before."""
-    sources = puts.copy()
-    moved = np.flatnonzero(_moved(changes, list(plan.record.schema.key)))
-    if changes.origins is not None and len(moved):
-        origins = state.find(encode(plan.record.schema, changes.origins.take(pa.array(moved))))
-        origins[are_marked(state, plan.record.schema, origins)] = NOWHERE
-        sources[moved] = origins
-    missing = int(((_wants(changes) & written) & (sources == NOWHERE)).sum())
-    if missing:
-        raise Diverged(
-            f"{missing} rows keep values that the log does not carry, and no row is stored that has them",
-            where=plan.record.name,
-            remedy=f"headwater load PIPELINE.yaml --table {plan.record.name} --again",
-        )
-    return sources
-
-
-def _parts(
-    state: LiveTable, changes: NetChanges, sources: Int64, written: Bool, order: list[Int64]
-) -> Iterator[pa.Table]:
-    """The rows to write, in parts; those with unchanged large values by where these stand, a row group at a time."""
-    rows, wants = changes.rows, _wants(changes)
-    whole = np.flatnonzero(written & ~wants)
-    if len(whole):
-        order.append(whole)
-        yield rows.take(pa.array(whole))
-    partial = np.flatnonzero(written & wants)
-    stored_schema = pa.schema([rows.schema.field(name) for name in changes.unchanged])
-    for here, stored in state.rows_at(sources[partial], stored_schema):
-        numbers = partial[here]
-        part = rows.take(pa.array(numbers))
-        for name, mask in changes.unchanged.items():
-            column = pc.if_else(pa.array(mask[numbers]), stored[name], part[name])
-            part = part.set_column(part.column_names.index(name), part.schema.field(name), column)
-        order.append(numbers)
-        yield part
-
-
-def _wants(changes: NetChanges) -> Bool:
-    """Rows with a value that is still to be read from the lake."""
-    wants = np.zeros(changes.rows.num_rows, dtype=np.bool_)
-    for mask in changes.unchanged.values():
-        wants |= mask
-    return wants
-
-
-def _examples(changes: NetChanges, keys: list[str], *masks: Bool) -> list[str]:
-    update_missed, insert_met, delete_missed = masks
-    deleted = end_deleted(changes)
-    missed = (
-        (UPDATE_MISSED, changes.rows, update_missed & ~deleted),
-        (INSERT_MET, changes.rows, insert_met),
-        (DELETE_MISSED, changes.removed, delete_missed),
-        (DELETE_MISSED, changes.rows, update_missed & deleted),
-    )
-    return [text for word, table, mask in missed for text in examples(word, table.select(keys), mask)]
-
-
-def _partial(changes: NetChanges, keys: list[str]) -> Bool:
-    """Rows that need values of the row under their own key, which the log does not carry."""
-    return _wants(changes) & ~_moved(changes, keys)
-
-
-def _moved(changes: NetChanges, keys: list[str]) -> Bool:
-    """Rows that take values from the row under the key that they had before."""
-    if changes.origins is None:
-        return np.zeros(changes.rows.num_rows, dtype=np.bool_)
-    return np.array(changes.origins[keys[0]].is_valid(), dtype=np.bool_)
-
-
-def _refuse_partial(plan: Plan, partial: Bool, count: int, example: str) -> None:
-    if partial.any():
-        raise Diverged(
-            f"{count} rows contradict the lake and cannot all be repaired, because the log does not carry their "
-            f"unchanged large values: {example}",
-            where=plan.record.name,
-            remedy=f"headwater load PIPELINE.yaml --table {plan.record.name} --again",
-        )

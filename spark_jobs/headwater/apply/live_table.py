@@ -1,6 +1,7 @@
-"""A table as its one writer keeps it in memory: live files, deleted rows, and where each key lies.
+"""A table as its one writer keeps it in memory: live files with their deleted rows (`headwater.apply.live_files`), and
+an index of where each key lies (`headwater.delta.index.index`).
 
-`find` leads from keys to live rows, `delete` and `rows_at` work on what was found. All of it is derived from the
+`find` leads from keys to live rows, `deletions` and `rows_at` work on what was found. All of it is derived from the
 table's log and data files and follows them by `advance`; after a lost race it is simply advanced again.
 """
 
@@ -17,13 +18,13 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyroaring import BitMap
 
+from headwater.apply.live_files import LiveFile, LiveFiles, are_among
 from headwater.arrow_types import key_schema
 from headwater.delta.data_files import alive_rows, column_batches, count_rows, read_rows
-from headwater.delta.deletion_vectors import read_vector
 from headwater.delta.delta_log import DataFile, Snapshot, read_snapshot
 from headwater.delta.index.cache import Subject
 from headwater.delta.index.codes import Codes, encode
-from headwater.delta.index.index import NOWHERE, KeyIndex, file_of, place_of, row_of
+from headwater.delta.index.index import NOWHERE, KeyIndex, place_of, row_of
 from headwater.delta.index.kept_index import KeptIndex
 from headwater.delta.layout import Layout, layout_of
 from headwater.delta.log_entries import Action
@@ -34,7 +35,6 @@ from headwater.schema import TableSchema
 Int64 = npt.NDArray[np.int64]
 
 _NO_ROWS = BitMap()
-_FEW = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +53,6 @@ class Added:
     file: DataFile
     codes: Codes | None
     gone: BitMap = _NO_ROWS
-
-
-@dataclass(slots=True)
-class _Live:
-    """A live file: `number` is its name in places, never given twice."""
-
-    number: int
-    file: DataFile
-    deleted: BitMap | None = None  # None: not read yet
 
 
 class LiveTable:
@@ -97,10 +88,8 @@ class LiveTable:
     def _forget(self) -> None:
         """Without files and index; both are derived anew when they are asked for."""
         folder = self._kept.folder if self._kept is not None else lambda: None
-        self._index = KeyIndex(lambda: np.frombuffer(bytes(self._alive), dtype=np.bool_), self._beside, folder)
-        self._live: dict[str, _Live] = {}
-        self._by_number: list[_Live | None] = []
-        self._alive = bytearray()  # the same as ones and zeros
+        self._files = LiveFiles(self.snapshot)
+        self._index = KeyIndex(self._files.alive, self._beside, folder)
         self._indexed = False
 
     @contextmanager
@@ -158,8 +147,8 @@ class LiveTable:
             return
         kept.collect(self._index)
         if at_once or kept.is_due(self.version):
-            files = tuple((live.number, name, live.file.deleted) for name, live in self._live.items())
-            kept.save(self._index, self.version, len(self._by_number), files, self._are_live, beside)
+            files = self._files
+            kept.save(self._index, self.version, files.numbers, files.named, files.are_live, beside)
 
     def close(self) -> None:
         """Let go of what is kept. The state is not used any more."""
@@ -169,22 +158,18 @@ class LiveTable:
 
     def deleted_rows(self, name: str) -> BitMap:
         """Of the live file `name`. Not to be changed."""
-        live = self._live.get(name)
-        if live is not None:
-            return self._deleted(live)
-        return deleted_rows(self.snapshot, self.snapshot.files[name])
+        return self._files.deleted_under(name)
 
     def find(self, codes: Codes) -> Int64:
         """The place of each key's live row, NOWHERE where there is none."""
         self._ensure_index()
         places = self._index.find(codes)
         rows = row_of(places)
-        for number, at in _by_file(places):
-            live = self._by_number[number]
+        for live, at in self._files.by_file(places):
             if live is None:
                 places[at] = NOWHERE
                 continue
-            gone = _among(rows[at], self._deleted(live))
+            gone = are_among(rows[at], self._files.deleted_in(live))
             if gone.any():
                 places[at[gone]] = NOWHERE
         return places
@@ -193,19 +178,15 @@ class LiveTable:
         """By name of each file with rows at `places` or in `more`: its deleted rows with these added."""
         found = {}
         rows = row_of(places).astype(np.uint32)
-        for number, at in _by_file(places):
-            live = self._by_number[number]
-            assert live is not None, "places come from find"
-            found[live.file.name] = self._deleted(live) | BitMap(rows[at])
+        for live, at in self._files.by_live_file(places):
+            found[live.file.name] = self._files.deleted_in(live) | BitMap(rows[at])
         for name, some in more.items():
             found[name] = found.get(name, self.deleted_rows(name)) | some
         return found
 
     def rows_at(self, places: Int64, wanted: pa.Schema) -> Iterator[tuple[Int64, pa.Table]]:
         """The columns `wanted` of the rows at `places`, in parts: which of `places`, and their rows."""
-        for number, at in _by_file(places):
-            live = self._by_number[number]
-            assert live is not None, "places come from find"
+        for live, at in self._files.by_live_file(places):
             for here, rows in read_rows(self._folder, live.file, row_of(places[at]), wanted, self.layout):
                 yield at[here], rows
 
@@ -213,26 +194,24 @@ class LiveTable:
         """By file, the live rows of the predicate, as many as they may be. `schema`: the table's columns."""
         self._ensure_index()
         found, read = {}, columns_read(predicate, schema)
-        for name, live in self._live.items():
+        for live in self._files:
             if not may_match(predicate, live.file, self.layout, read):
                 continue
             rows, first = BitMap(), 0
             for part in column_batches(self._folder, live.file, read, self.layout):
                 rows |= BitMap((np.flatnonzero(matches(predicate, part)) + first).astype(np.uint32))
                 first += part.num_rows
-            rows -= self._deleted(live)
+            rows -= self._files.deleted_in(live)
             if rows:
-                found[name] = rows
+                found[live.file.name] = rows
         return found
 
     def are_among(self, places: Int64, rows: Mapping[str, BitMap]) -> npt.NDArray[np.bool_]:
         """Which of `places` are of these rows, by file."""
         found = np.zeros(len(places), dtype=np.bool_)
-        for number, at in _by_file(places):
-            live = self._by_number[number]
-            assert live is not None, "places come from find"
+        for live, at in self._files.by_live_file(places):
             if live.file.name in rows:
-                found[at] = _among(row_of(places[at]), rows[live.file.name])
+                found[at] = are_among(row_of(places[at]), rows[live.file.name])
         return found
 
     def _ensure_index(self) -> None:
@@ -248,18 +227,11 @@ class LiveTable:
         if found is None:
             return
         manifest, runs = found
-        self._by_number = [None] * manifest.numbers
-        self._alive = bytearray(manifest.numbers)
-        for number, name, deleted in manifest.files:
-            file = self.snapshot.files.get(name)
-            # Rows that were deleted and are not any more: their entries may have been superseded since.
-            if file is not None and file.deleted >= deleted:
-                self._live[name] = self._by_number[number] = _Live(number, file)
-                self._alive[number] = 1
+        self._files.restore(manifest)
         self._index.adopt(runs)
 
     def _put(self, new: Added, codes: Codes) -> None:
-        live = self._register(new.file, new.gone)
+        live = self._files.add(new.file, new.gone)
         rows = np.arange(len(codes), dtype=np.int64)
         if new.gone:
             rows = np.setdiff1d(rows, np.array(new.gone, dtype=np.int64))
@@ -268,20 +240,9 @@ class LiveTable:
 
     def _follow(self, known: Mapping[str, BitMap] = MappingProxyType({})) -> None:
         """Bring files and index in step with the snapshot; in the usual case only vectors have changed, as `known`."""
-        files = self.snapshot.files
-        for name in [name for name in self._live if name not in files]:
-            # Should the same file come back one day, it is a new one here: its entries would be older than others'.
-            number = self._live.pop(name).number
-            self._by_number[number], self._alive[number] = None, 0
-        new = []
-        for name, file in files.items():
-            live = self._live.get(name)
-            if live is None:
-                new.append(self._register(file, None))
-            elif live.file is not file:
-                live.file, live.deleted = file, known.get(name)
+        new = self._files.follow(known)
         if new and self.keys.names:
-            self._read_keys(new)
+            self._index.build(part for live in new for part in self._keys_in(live))
 
     def _count_rows(self) -> None:
         """Statistics may be missing; without the number of rows a file's vector cannot be written."""
@@ -289,54 +250,11 @@ class LiveTable:
         for name in [name for name, file in files.items() if file.rows is None]:
             files[name] = count_rows(self._folder, files[name])
 
-    def _are_live(self, numbers: Int64) -> npt.NDArray[np.bool_]:
-        return np.frombuffer(self._alive, dtype=np.bool_)[numbers]
-
-    def _register(self, file: DataFile, deleted: BitMap | None) -> _Live:
-        live = _Live(len(self._by_number), file, deleted)
-        self._by_number.append(live)
-        self._alive.append(1)
-        self._live[file.name] = live
-        return live
-
-    def _read_keys(self, files: list[_Live]) -> None:
-        self._index.build(part for live in files for part in self._keys_in(live))
-
-    def _keys_in(self, live: _Live) -> Iterator[tuple[Codes, Int64]]:
+    def _keys_in(self, live: LiveFile) -> Iterator[tuple[Codes, Int64]]:
         """The codes of the file's live rows, and their places."""
-        deleted, first = self._deleted(live), 0
+        deleted, first = self._files.deleted_in(live), 0
         for keys in column_batches(self._folder, live.file, self.keys, self.layout):
             rows = alive_rows(first, keys.num_rows, deleted)
             first += keys.num_rows
             part = keys if len(rows) == keys.num_rows else keys.take(pa.array(rows - first + keys.num_rows))
             yield encode(self._schema, part), place_of(live.number, rows)
-
-    def _deleted(self, live: _Live) -> BitMap:
-        if live.deleted is None:
-            live.deleted = deleted_rows(self.snapshot, live.file)
-        return live.deleted
-
-
-def deleted_rows(snapshot: Snapshot, file: DataFile) -> BitMap:
-    """The rows of `file` that its deletion vector marks."""
-    return read_vector(snapshot.folder, file.vector) if file.vector else BitMap()
-
-
-def _among(rows: Int64, some: BitMap) -> npt.NDArray[np.bool_]:
-    """Which of `rows` are among these."""
-    if len(rows) < _FEW:
-        return np.array([row in some for row in rows.tolist()], dtype=np.bool_)
-    both = np.array(BitMap(rows.astype(np.uint32)) & some, dtype=np.int64)
-    found: npt.NDArray[np.bool_] = np.isin(rows, both)
-    return found
-
-
-def _by_file(places: Int64) -> list[tuple[int, Int64]]:
-    """File numbers with the indices of their places; NOWHERE is left out."""
-    known = np.flatnonzero(places != NOWHERE)
-    if not len(known):
-        return []
-    order = known[np.argsort(file_of(places[known]), kind="stable")]
-    numbers, starts = np.unique(file_of(places[order]), return_index=True)
-    ends = [*starts[1:].tolist(), len(order)]
-    return [(n, order[start:end]) for n, start, end in zip(numbers.tolist(), starts.tolist(), ends, strict=True)]

@@ -9,7 +9,6 @@ in two parts, and memory holds numbers for the keys of the kept changes, and a b
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from os.path import join
@@ -20,10 +19,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.apply.unchanged_values import Keep, ReadValues
 from headwater.arrow_types import key_schema, lake_schema
 from headwater.delta import storage
 from headwater.delta.index.codes import encode
-from headwater.delta.index.index import NOWHERE, KeyIndex, KeySet, file_of, place_of, row_of
+from headwater.delta.index.index import NOWHERE, KeyIndex, KeySet, place_of
 from headwater.delta.where_files import matches
 from headwater.errors import Diverged
 from headwater.lake.paths import reloaded_path
@@ -31,19 +31,16 @@ from headwater.net_changes import NetChanges
 from headwater.predicate import Predicate
 from headwater.schema import PARTITION_COLUMN, TableSchema
 
-Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
 _ROWS = 50_000
 _BYTES = 64 << 20
-"""Of rows, and of values, that are in memory at a time."""
+"""Of rows that are in memory at a time."""
 _KEYS = "keys.arrow"
 
 
 Scratch = Callable[[pa.Table], str]
 """Writes rows to a private Parquet file of the local disk; its path. Whoever asks for it removes it."""
-Keep = Callable[[pa.Table], pa.Table]
-"""The same rows, mapped from a private file of the local disk, which goes with them."""
 
 
 def row_files(root: str, name: str) -> list[str]:
@@ -166,15 +163,15 @@ class _Rows:
         )
 
     def __iter__(self) -> Iterator[NetChanges]:
-        taken = _Taken.of(self.schema, self.since, self.keep)
+        since = _Since(self.schema, self.since, self.keep)
         for rows in self._read():
-            left = taken.without_superseded(rows)
+            left = since.without_superseded(rows)
             if left.num_rows:
                 yield self._part(left)
         if self.since is None:
             return
         for part in self.since.in_parts():
-            for filled in taken.filled(part) if part.rows.num_rows else ():
+            for filled in since.filled(part) if part.rows.num_rows else ():
                 if self.where is not None:
                     filled = self._with_rows_around(filled, self.where)
                 elif filled.unchanged and self.whole and not self.leaves:
@@ -223,127 +220,32 @@ def _at_a_time(metadata: Any) -> int:
     return max(1, min(_ROWS, int(metadata.num_rows) * _BYTES // max(size, 1)))
 
 
-class _Taken:
+class _Since:
     """What the changes since have done to the rows that were read: keys that they put or remove, and values that they
     want of them."""
 
-    def __init__(self, schema: TableSchema, keep: Keep) -> None:
+    def __init__(self, schema: TableSchema, changes: NetChanges | None, keep: Keep) -> None:
         self._schema = schema
-        self._keep = keep
         self._superseded = KeyIndex()
-        self._wanted = KeyIndex()
-        self._values: list[pa.Table] = []
-        self._places: Int64 = np.zeros(
-            0, dtype=np.int64
-        )  # per wanted row: which of the tables has its values, and where
-        self._names: list[str] = []
-        self._count = 0
-
-    @classmethod
-    def of(cls, schema: TableSchema, since: NetChanges | None, keep: Keep) -> _Taken:
-        taken = cls(schema, keep)
-        if since is None or not schema.key:
-            return taken
-        keys = list(schema.key)
-        taken._names = sorted(since.unchanged)
-        for part in since.in_parts():
+        self._values = ReadValues(schema, changes.unchanged if changes is not None else (), keep)
+        if changes is None or not schema.key:
+            return
+        for part in changes.in_parts():
             for table in (part.rows, part.removed):
-                codes = encode(schema, table.select(keys))
-                taken._superseded.put(codes, place_of(1, np.arange(len(codes), dtype=np.int64)))
-            sources, at = taken._sources(part)
-            codes = encode(schema, sources)
-            numbers = np.arange(taken._count, taken._count + len(at), dtype=np.int64)
-            taken._count += len(at)
-            taken._wanted.put(codes, place_of(1, numbers))
-        taken._places = np.full(taken._count, NOWHERE, dtype=np.int64)
-        return taken
-
-    def _sources(self, part: NetChanges) -> tuple[pa.Table, Int64]:
-        """The keys under which the rows that want values stood when they were read, and which rows of `part` these
-        are."""
-        wants = np.zeros(part.rows.num_rows, dtype=np.bool_)
-        for mask in part.unchanged.values():
-            wants |= mask
-        at = np.flatnonzero(wants)
-        own = part.rows.select(list(self._schema.key)).take(pa.array(at))
-        if part.origins is None:
-            return own, at
-        origins = part.origins.take(pa.array(at))
-        moved = origins[self._schema.key[0]].is_valid()
-        columns = [pc.if_else(moved, origins[name], own[name]) for name in self._schema.key]
-        return pa.table(columns, schema=own.schema), at
+                codes = encode(schema, table.select(list(schema.key)))
+                self._superseded.put(codes, place_of(1, np.arange(len(codes), dtype=np.int64)))
+            self._values.want(part)
 
     def without_superseded(self, rows: pa.Table) -> pa.Table:
-        """The rows that still stand; the wanted values of the others are noted."""
+        """The rows that still stand; what is wanted of the others is kept."""
         if not self._schema.key:
             return rows
         codes = encode(self._schema, rows.select(list(self._schema.key)))
-        if self._count:
-            places = self._wanted.find(codes)
-            found = np.flatnonzero(places != NOWHERE)
-            if len(found):
-                here = np.arange(len(found), dtype=np.int64)
-                self._places[row_of(places[found])] = place_of(len(self._values), here)
-                self._values.append(self._keep(rows.select(self._names).take(pa.array(found))))
+        self._values.take(codes, rows)
         gone: Bool = self._superseded.find(codes) != NOWHERE
         return rows.filter(pa.array(~gone)) if gone.any() else rows
 
     def filled(self, part: NetChanges) -> Iterator[NetChanges]:
-        """`part` with the values that were found, in pieces that memory holds with them; what is left is for the
-        table's own rows to give."""
-        if not part.unchanged or not self._values:
-            yield part
-            return
-        sources, at = self._sources(part)
-        places = self._places[row_of(self._wanted.find(encode(self._schema, sources)))]
-        at, places = at[places != NOWHERE], places[places != NOWHERE]
-        sizes = np.zeros(part.rows.num_rows)
-        sizes[at] = np.array([table.nbytes / table.num_rows for table in self._values])[file_of(places)]
-        piece = np.cumsum(sizes) // _BYTES
-        borders = [0, *(np.flatnonzero(np.diff(piece)) + 1).tolist(), part.rows.num_rows]
-        for begin, end in itertools.pairwise(borders):
-            here = (at >= begin) & (at < end)
-            yield _with_values(_piece(part, begin, end), at[here] - begin, self._taken(places[here]), self._schema)
-
-    def _taken(self, places: Int64) -> pa.Table:
-        """The values at these places, in their order."""
-        tables = [self._values[0].slice(0, 0)]
-        files = file_of(places)
-        order = np.argsort(files, kind="stable")
-        tables += [self._values[n].take(pa.array(row_of(places[files == n]))) for n in np.unique(files).tolist()]
-        back = np.empty(len(order), dtype=np.int64)
-        back[order] = np.arange(len(order))
-        return pa.concat_tables(tables).take(pa.array(back))
-
-
-def _piece(part: NetChanges, begin: int, end: int) -> NetChanges:
-    return replace(
-        part,
-        rows=part.rows.slice(begin, end - begin),
-        stored=part.stored[begin:end],
-        unchanged={name: mask[begin:end] for name, mask in part.unchanged.items()},
-        origins=part.origins.slice(begin, end - begin) if part.origins is not None else None,
-    )
-
-
-def _with_values(part: NetChanges, at: Int64, values: pa.Table, schema: TableSchema) -> NetChanges:
-    """The rows `at` of `part` with their unchanged values taken from `values`, row by row."""
-    rows, unchanged = part.rows, {}
-    for name, mask in part.unchanged.items():
-        fill = mask[at]
-        source = np.arange(rows.num_rows)
-        source[at[fill]] = rows.num_rows + np.flatnonzero(fill)
-        field = rows.schema.field(name)
-        both = pa.chunked_array([*rows[name].chunks, *values[name].cast(field.type).chunks], field.type)
-        rows = rows.set_column(rows.column_names.index(name), field, both.take(pa.array(source)))
-        left = mask.copy()
-        left[at] = False
-        if left.any():
-            unchanged[name] = left
-    origins = part.origins
-    if origins is not None:
-        stay = np.ones(rows.num_rows, dtype=np.bool_)
-        stay[at] = False
-        columns = [pc.if_else(pa.array(stay), origins[name], None) for name in schema.key]
-        origins = pa.table(columns, schema=origins.schema) if unchanged else None
-    return replace(part, rows=rows, unchanged=unchanged, origins=origins)
+        """`part` of the changes with the values that were found, in pieces that memory holds with them; what is left is
+        for the table's own rows to give."""
+        return self._values.filled(part)

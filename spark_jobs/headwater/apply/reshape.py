@@ -26,7 +26,7 @@ from headwater.delta.log_entries import Action
 from headwater.delta.metadata import becoming, columns_change
 from headwater.delta.new_files import discard, write_rows
 from headwater.delta.small_tables import LostRace
-from headwater.errors import Fenced, ForeignWrite, Refused
+from headwater.errors import ForeignWrite, Refused
 from headwater.schema import TableSchema
 
 
@@ -79,13 +79,7 @@ def rebuild(
     LostRace when another commit came first, Fenced by a newer driver. Refused when the table is not written directly.
     """
     snapshot = read_snapshot(folder, version)
-    seen = snapshot.transactions.get(fence.app_id, 0)
-    if seen > fence.generation:
-        raise Fenced(
-            f"generation {seen} has taken over from generation {fence.generation}",
-            where=name,
-            remedy="nothing: the newer driver goes on",
-        )
+    fence.refuse_newer(snapshot, name)
     if why := obstacle(snapshot):
         raise Refused(
             f"it cannot be rebuilt: {why}",

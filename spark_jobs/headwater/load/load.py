@@ -21,8 +21,7 @@ from headwater.errors import DamagedLake, LostLease, SlotGap, Transient
 from headwater.failpoints import reach
 from headwater.gate import lease
 from headwater.gate.check import check, require_ok
-from headwater.gate.mending import mended_registry
-from headwater.gate.recovery import begin_anew
+from headwater.gate.recovery import begin_anew, mended_registry
 from headwater.gate.same_source import history_of, require_same_source
 from headwater.gate.wal_ceiling import REMEDY, ceiling_problem
 from headwater.lake.cuts import HISTORY

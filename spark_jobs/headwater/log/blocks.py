@@ -14,6 +14,8 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from headwater.log.values.wire import byte_strings
+
 INSERT, UPDATE, DELETE = ord("I"), ord("U"), ord("D")
 
 Message = bytes | memoryview
@@ -92,6 +94,14 @@ class Held:
 
     def part(self, rows: Rows) -> Held:
         return self if rows.all() else Held(self.data, self.starts[rows], self.ends[rows], self.sequence[rows])
+
+    def copied(self, starts: Int64, ends: Int64, rows: Int64) -> Held:
+        """These byte ranges, one behind the other, as a content of its own; they are of the changes `rows`."""
+        values = byte_strings(self.data, starts, ends - starts)
+        _, offsets, data = values.buffers()
+        borders = np.frombuffer(offsets, dtype=np.int32, count=len(values) + 1).astype(np.int64)
+        bytes_: Bytes = np.frombuffer(data, dtype=np.uint8)[borders[0] : borders[-1]]
+        return Held(bytes_, borders[:-1] - borders[0], borders[1:] - borders[0], self.sequence[rows])
 
     @classmethod
     def joined(cls, pieces: Sequence[Held]) -> Held:

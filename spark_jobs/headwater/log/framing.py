@@ -1,91 +1,48 @@
 """From pgoutput messages to chunks of whole transactions.
 
 Protocol: PostgreSQL documentation, "Logical Streaming Replication Protocol" and "Logical Replication Message
-Formats", versions 3 and 4, with streaming of transactions in progress. A run of messages is looked at all at once:
-their bytes are joined, and numpy reads operations, relation ids and positions at fixed offsets; tuples stay bytes.
-Only messages that change what the following ones mean (Relation, Stream Start, Stop, Commit, Abort) are taken one by
-one. Commit order and framing are asserted: a message out of place stops with its position.
+Formats", versions 3 and 4, with streaming of transactions in progress. Messages that came together are looked at all at
+once (`headwater.log.headers`). Only those that change what the following ones mean (Relation, Stream Start, Stop,
+Commit, Abort) are taken one by one. Commit order and framing are asserted: a message out of place stops with its
+position.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from headwater.log import messages as fields
-from headwater.log.blocks import Bytes, Chunk, Ddl, Int64, Message, Transactions
+from headwater.log.blocks import Chunk, Ddl, Int64, Message, Transactions
+from headwater.log.headers import (
+    BEGIN,
+    BEGIN_SIZE,
+    CHANGE,
+    CHANGE_SIZE,
+    COMMIT,
+    COMMIT_SIZE,
+    KINDS,
+    MESSAGE,
+    TRUNCATE,
+    TURN,
+    UNKNOWN,
+    XID,
+    Headers,
+)
 from headwater.log.hiding import Hiding
 from headwater.log.large import Announcement
 from headwater.log.messages import XLOG_HEADER, ProtocolError, unexpected
 from headwater.log.spill import SpillStore
 from headwater.log.transactions import OPEN_BYTES, TransactionManager
-from headwater.log.values.wire import gather
 from headwater.position import format_lsn
 
 __all__ = ["DDL_PREFIX", "MARKER_PREFIX", "XLOG_HEADER", "Framer", "ProtocolError"]
 
 MARKER_PREFIX: Final = "headwater"
 DDL_PREFIX: Final = "headwater.ddl"
-
-_DATA: Final = ord("w")
-_UNKNOWN, _CHANGE, _TRUNCATE, _BEGIN, _COMMIT, _MESSAGE, _IGNORED, _TURN = range(8)
-_KINDS = np.full(256, _UNKNOWN, dtype=np.uint8)
-_KINDS[list(b"IUD")] = _CHANGE
-_KINDS[list(b"OY")] = _IGNORED  # Origin and Type: nothing here depends on them
-_KINDS[list(b"T")] = _TRUNCATE
-_KINDS[list(b"B")] = _BEGIN
-_KINDS[list(b"C")] = _COMMIT
-_KINDS[list(b"M")] = _MESSAGE
-_KINDS[list(b"RSEcA")] = _TURN
-
-# Sizes behind the header of a CopyData message.
-_BEGIN_SIZE: Final = 1 + 8 + 8 + 4
-_COMMIT_SIZE: Final = 1 + 1 + 8 + 8 + 8
-_CHANGE_SIZE: Final = 1 + 4 + 1 + 2
-_XID: Final = 4
-_HEAD: Final = XLOG_HEADER + _COMMIT_SIZE
-"""No field that is read here lies behind this."""
-_LONG: Final = 512
-"""Bytes of an average message from which on copying the heads alone is cheaper."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Messages between two that change the meaning of what follows. `starts`: of the operations, in `joined`."""
-
-    messages: Sequence[Message]
-    joined: Bytes
-    starts: Int64
-    lengths: Int64
-    kinds: npt.NDArray[np.uint8]
-
-    def __len__(self) -> int:
-        return len(self.messages)
-
-    def part(self, begin: int, end: int) -> _Run:
-        return _Run(
-            self.messages[begin:end],
-            self.joined,
-            self.starts[begin:end],
-            self.lengths[begin:end],
-            self.kinds[begin:end],
-        )
-
-    def field(self, rows: Int64, offset: int, dtype: str) -> Int64:
-        """The numbers `offset` bytes behind the operations of `rows`, whose lengths have been checked."""
-        return gather(self.joined, self.starts[rows] + offset, dtype).astype(np.int64)
-
-    def need(self, rows: Int64, size: int, *, exactly: bool) -> None:
-        lengths = self.lengths[rows] - XLOG_HEADER
-        wrong = lengths != size if exactly else lengths < size
-        if wrong.any():
-            row = int(np.argmax(wrong))
-            raise unexpected(self.messages[rows[row]], f"a message of {lengths[row]} bytes instead of {size}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,21 +105,14 @@ class Framer:
         """CopyData 'w' messages, headers included, in the order in which they came."""
         if not messages:
             return
-        lengths = np.fromiter(map(len, messages), dtype=np.int64, count=len(messages))
-        if lengths.min() <= XLOG_HEADER:
-            raise unexpected(messages[int(np.argmin(lengths))], "a message without content")
-        joined, starts = _heads(messages, lengths)
-        foreign = joined[starts - XLOG_HEADER] != _DATA
-        if foreign.any():
-            raise unexpected(messages[int(np.argmax(foreign))], "a message of the connection that is no log data")
-        run = _Run(messages, joined, starts, lengths, _KINDS[joined[starts]])
+        headers = Headers.of(messages)
         at = 0
-        for turn in np.flatnonzero(run.kinds == _TURN).tolist():
-            self._run(run.part(at, turn))
+        for turn in np.flatnonzero(headers.kinds == TURN).tolist():
+            self._between_turns(headers.part(at, turn))
             message = bytes(messages[turn])
             _TURNS[message[XLOG_HEADER]](self, message)
             at = turn + 1
-        self._run(run.part(at, len(messages)) if at else run)
+        self._between_turns(headers.part(at, len(messages)) if at else headers)
         self._manager.bound_memory()
 
     def cut(self) -> Chunk:
@@ -174,66 +124,66 @@ class Framer:
         told, self._manager.announcements = self._manager.announcements, []
         return told
 
-    # Runs
+    # Messages between two that change what the following ones mean
 
-    def _run(self, run: _Run) -> None:
-        if not len(run):
+    def _between_turns(self, headers: Headers) -> None:
+        if not len(headers):
             return
         if self._manager.segment is not None:
-            self._segment_run(run)
+            self._inside_segment(headers)
         else:
-            self._ordinary_run(run)
+            self._outside_segments(headers)
 
-    def _ordinary_run(self, run: _Run) -> None:
+    def _outside_segments(self, headers: Headers) -> None:
         """Begin, Commit and what stands between them. Changes behind the last Commit belong to the open one."""
-        kinds = run.kinds
-        begins, commits = np.flatnonzero(kinds == _BEGIN), np.flatnonzero(kinds == _COMMIT)
+        kinds = headers.kinds
+        begins, commits = np.flatnonzero(kinds == BEGIN), np.flatnonzero(kinds == COMMIT)
         inside = self._begun is not None
         before = np.full(len(kinds), inside, dtype=np.int64)
         if len(begins) or len(commits):
-            steps = (kinds == _BEGIN).astype(np.int64) - (kinds == _COMMIT)
+            steps = (kinds == BEGIN).astype(np.int64) - (kinds == COMMIT)
             before += np.cumsum(steps) - steps
-        self._assert_order(run, before)
-        numbered = kinds <= _TRUNCATE  # nothing unknown is left: changes and truncates
+        self._assert_order(headers, before)
+        numbered = kinds <= TRUNCATE  # nothing unknown is left: changes and truncates
         numbers = self._manager.sequence + np.cumsum(numbered) - numbered
         last_commit = int(commits[-1]) if len(commits) else -1
         if last_commit >= 0 and inside:
             self._manager.ordinary_committed()
-        changes = np.flatnonzero(kinds == _CHANGE)
-        run.need(changes, _CHANGE_SIZE, exactly=False)
-        relation_ids = run.field(changes, 1, ">u4")
+        changes = np.flatnonzero(kinds == CHANGE)
+        headers.need(changes, CHANGE_SIZE, exactly=False)
+        relation_ids = headers.field(changes, 1, ">u4")
         border = int(np.searchsorted(changes, last_commit))
-        self._collect(run, changes[:border], relation_ids[:border], numbers, committed=True)
-        self._collect(run, changes[border:], relation_ids[border:], numbers, committed=False)
-        for row in np.flatnonzero(kinds == _TRUNCATE).tolist():
-            message = fields.truncate(bytes(run.messages[row]), streamed=False)
+        self._collect(headers, changes[:border], relation_ids[:border], numbers, committed=True)
+        self._collect(headers, changes[border:], relation_ids[border:], numbers, committed=False)
+        for row in np.flatnonzero(kinds == TRUNCATE).tolist():
+            message = fields.truncate(bytes(headers.messages[row]), streamed=False)
             self._manager.truncate(message, int(numbers[row]), committed=row < last_commit)
         self._manager.sequence += int(np.count_nonzero(numbered))
         if len(begins) or len(commits):
-            self._transactions(run, begins, commits, numbers)
-        for row in np.flatnonzero(kinds == _MESSAGE).tolist():
-            self._logical_message(bytes(run.messages[row]), outside=not before[row])
+            self._transactions(headers, begins, commits, numbers)
+        for row in np.flatnonzero(kinds == MESSAGE).tolist():
+            self._logical_message(bytes(headers.messages[row]), outside=not before[row])
 
-    def _assert_order(self, run: _Run, before: Int64) -> None:
+    def _assert_order(self, headers: Headers, before: Int64) -> None:
         """`before`: whether a transaction is open before each message (0 or 1 as long as all is well)."""
-        kinds = run.kinds
-        wanted = (kinds == _CHANGE) | (kinds == _TRUNCATE) | (kinds == _COMMIT)
-        wrong = (kinds == _UNKNOWN) | (wanted & (before != 1)) | ((kinds == _BEGIN) & (before != 0))
+        kinds = headers.kinds
+        wanted = (kinds == CHANGE) | (kinds == TRUNCATE) | (kinds == COMMIT)
+        wrong = (kinds == UNKNOWN) | (wanted & (before != 1)) | ((kinds == BEGIN) & (before != 0))
         if not wrong.any():
             return
         row = int(np.argmax(wrong))
-        message, kind = run.messages[row], kinds[row]
-        if kind == _UNKNOWN:
+        message, kind = headers.messages[row], kinds[row]
+        if kind == UNKNOWN:
             raise _unknown(message)
-        if kind == _BEGIN:
+        if kind == BEGIN:
             raise unexpected(message, "a transaction begins inside another")
-        raise unexpected(message, "a commit without a transaction" if kind == _COMMIT else "a change outside of one")
+        raise unexpected(message, "a commit without a transaction" if kind == COMMIT else "a change outside of one")
 
-    def _transactions(self, run: _Run, begins: Int64, commits: Int64, numbers: Int64) -> None:
-        run.need(begins, _BEGIN_SIZE, exactly=True)
-        run.need(commits, _COMMIT_SIZE, exactly=True)
-        xid, lsn = run.field(begins, 17, ">u4"), run.field(begins, 1, ">i8")
-        time, first = run.field(begins, 9, ">i8"), numbers[begins]
+    def _transactions(self, headers: Headers, begins: Int64, commits: Int64, numbers: Int64) -> None:
+        headers.need(begins, BEGIN_SIZE, exactly=True)
+        headers.need(commits, COMMIT_SIZE, exactly=True)
+        xid, lsn = headers.field(begins, 17, ">u4"), headers.field(begins, 1, ">i8")
+        time, first = headers.field(begins, 9, ">i8"), numbers[begins]
         if self._begun is not None:
             b = self._begun
             opened = ((b.xid, xid), (b.commit_lsn, lsn), (b.commit_time, time), (b.first_sequence, first))
@@ -244,53 +194,55 @@ class Framer:
             self._begun = _Begun(int(xid[-1]), int(lsn[-1]), int(time[-1]), int(first[-1]))
         if not count:
             return
-        differs = run.field(commits, 2, ">i8") != lsn[:count]
+        differs = headers.field(commits, 2, ">i8") != lsn[:count]
         if differs.any():
-            raise unexpected(run.messages[commits[int(np.argmax(differs))]], "a commit that its begin did not announce")
-        end_lsn = run.field(commits, 10, ">i8")
+            raise unexpected(
+                headers.messages[commits[int(np.argmax(differs))]], "a commit that its begin did not announce"
+            )
+        end_lsn = headers.field(commits, 10, ">i8")
         falls = np.diff(end_lsn, prepend=self._last_commit) <= 0
         if falls.any():
             row = int(np.argmax(falls))
             raise _out_of_order(
-                run.messages[commits[row]], int(end_lsn[row]), int(end_lsn[row - 1]) if row else self._last_commit
+                headers.messages[commits[row]], int(end_lsn[row]), int(end_lsn[row - 1]) if row else self._last_commit
             )
         self._manager.committed(Transactions(xid[:count], end_lsn, time[:count], first[:count]))
         self._committed_to(int(end_lsn[-1]))
 
-    def _segment_run(self, run: _Run) -> None:
+    def _inside_segment(self, headers: Headers) -> None:
         """Between Stream Start and Stream Stop: every message carries the xid of its (sub)transaction first."""
-        kinds, transaction = run.kinds, self._manager.segment
+        kinds, transaction = headers.kinds, self._manager.segment
         assert transaction is not None
-        wrong = (kinds == _UNKNOWN) | (kinds == _BEGIN) | (kinds == _COMMIT)
+        wrong = (kinds == UNKNOWN) | (kinds == BEGIN) | (kinds == COMMIT)
         if wrong.any():
-            message = run.messages[int(np.argmax(wrong))]
-            known = _KINDS[message[XLOG_HEADER]] != _UNKNOWN
+            message = headers.messages[int(np.argmax(wrong))]
+            known = KINDS[message[XLOG_HEADER]] != UNKNOWN
             raise unexpected(message, "a transaction's border inside a segment") if known else _unknown(message)
-        numbered = np.flatnonzero(kinds <= _TRUNCATE)
-        run.need(numbered, 1 + _XID, exactly=False)
+        numbered = np.flatnonzero(kinds <= TRUNCATE)
+        headers.need(numbered, 1 + XID, exactly=False)
         numbers = np.zeros(len(kinds), dtype=np.int64)
         numbers[numbered] = transaction.next + np.arange(len(numbered))
-        xids = run.field(numbered, 1, ">u4")
+        xids = headers.field(numbered, 1, ">u4")
         if len(xids) and xids[0] == xids.min() == xids.max():
             transaction.saw(int(xids[0]), transaction.next)
         else:
             for xid, index in zip(*np.unique(xids, return_index=True), strict=True):
                 transaction.saw(int(xid), transaction.next + int(index))
         transaction.next += len(numbered)
-        changes = np.flatnonzero(kinds == _CHANGE)
-        run.need(changes, _CHANGE_SIZE + _XID, exactly=False)
-        self._collect(run, changes, run.field(changes, 1 + _XID, ">u4"), numbers, committed=False)
-        for row in np.flatnonzero(kinds == _TRUNCATE).tolist():
-            message_ = fields.truncate(bytes(run.messages[row]), streamed=True)
+        changes = np.flatnonzero(kinds == CHANGE)
+        headers.need(changes, CHANGE_SIZE + XID, exactly=False)
+        self._collect(headers, changes, headers.field(changes, 1 + XID, ">u4"), numbers, committed=False)
+        for row in np.flatnonzero(kinds == TRUNCATE).tolist():
+            message_ = fields.truncate(bytes(headers.messages[row]), streamed=True)
             self._manager.truncate(message_, int(numbers[row]), committed=False)
-        for row in np.flatnonzero(kinds == _MESSAGE).tolist():
-            found = fields.logical_message(bytes(run.messages[row]), streamed=True)
+        for row in np.flatnonzero(kinds == MESSAGE).tolist():
+            found = fields.logical_message(bytes(headers.messages[row]), streamed=True)
             if found.prefix == MARKER_PREFIX:
                 transaction.demand = True
             elif found.prefix == DDL_PREFIX:
                 self._manager.said(Ddl.said(found.content))
 
-    def _collect(self, run: _Run, rows: Int64, relation_ids: Int64, numbers: Int64, *, committed: bool) -> None:
+    def _collect(self, headers: Headers, rows: Int64, relation_ids: Int64, numbers: Int64, *, committed: bool) -> None:
         """Hand the changes at `rows` on, relation by relation."""
         if not len(rows):
             return
@@ -299,14 +251,14 @@ class Framer:
             order = np.argsort(relation_ids, kind="stable")
             rows, relation_ids = rows[order], relation_ids[order]
             borders = [0, *(np.flatnonzero(np.diff(relation_ids)) + 1).tolist(), len(rows)]
-        sizes = np.add.reduceat(run.lengths[rows], borders[:-1]).tolist()
+        sizes = np.add.reduceat(headers.lengths[rows], borders[:-1]).tolist()
         for begin, end, size in zip(borders[:-1], borders[1:], sizes, strict=True):
             members, relation_id = rows[begin:end], int(relation_ids[begin])
             relation = self._manager.relation(relation_id)
             if relation is None:
                 what = f"a change of relation {relation_id}, which was never described"
-                raise unexpected(run.messages[members[0]], what)
-            self._manager.add(relation, _picked(run.messages, members), numbers[members], size, committed=committed)
+                raise unexpected(headers.messages[members[0]], what)
+            self._manager.add(relation, headers.picked(members), numbers[members], size, committed=committed)
 
     # Single messages
 
@@ -362,20 +314,6 @@ class Framer:
     def _committed_to(self, end_lsn: int) -> None:
         self._last_commit = end_lsn
         self.read_position = max(self.read_position, end_lsn)
-
-
-def _heads(messages: Sequence[Message], lengths: Int64) -> tuple[Bytes, Int64]:
-    """What is looked at, in one buffer, and where the operations stand: of long messages only the beginning."""
-    if int(lengths.sum()) > _LONG * len(messages):
-        messages, lengths = [message[:_HEAD] for message in messages], np.minimum(lengths, _HEAD)
-    return np.frombuffer(b"".join(messages), dtype=np.uint8), np.cumsum(lengths) - lengths + XLOG_HEADER
-
-
-def _picked(messages: Sequence[Message], rows: Int64) -> Sequence[Message]:
-    first, last = int(rows[0]), int(rows[-1])
-    if last - first + 1 == len(rows):
-        return messages[first : last + 1]
-    return list(itemgetter(*rows.tolist())(messages))
 
 
 def _unknown(message: Message) -> ProtocolError:

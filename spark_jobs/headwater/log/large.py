@@ -15,7 +15,6 @@ from typing import Final
 import numpy as np
 
 from headwater.log.blocks import Block, Chunk, Int64, Transactions
-from headwater.log.copying import copied
 from headwater.log.spill import Spilled
 
 STAGE_FROM: Final = 32 << 20
@@ -102,4 +101,4 @@ def _blocks(blocks: Sequence[Block], first: int, end: int) -> Iterator[Block]:
             yield block
         elif inside.any():
             rows = np.flatnonzero(inside)
-            yield Block(block.relation, copied(held, held.starts[rows], held.ends[rows], rows))
+            yield Block(block.relation, held.copied(held.starts[rows], held.ends[rows], rows))

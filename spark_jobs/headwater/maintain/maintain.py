@@ -25,7 +25,7 @@ from headwater.delta.log_entries import log_path
 from headwater.delta.small_tables import write_checkpoint
 from headwater.errors import LostLease, Refused, SourceChanged, Transient
 from headwater.gate import lease
-from headwater.gate.mending import mend_lake, mended_registry
+from headwater.gate.recovery import mend_lake, mended_registry
 from headwater.lake import wait_log
 from headwater.lake.cuts import history_name, remove_expired
 from headwater.lake.history import history_record, stored_record

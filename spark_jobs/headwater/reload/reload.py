@@ -22,7 +22,7 @@ from headwater.apply.replacement import row_files, rows_in
 from headwater.delta import storage
 from headwater.errors import Refused, Transient
 from headwater.failpoints import reach
-from headwater.gate.mending import mended_registry
+from headwater.gate.recovery import mended_registry
 from headwater.gate.same_source import require_same_source
 from headwater.lake.paths import registry_path, reloaded_path
 from headwater.lake.registry import Registry, TableRecord, now_text

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from headwater.errors import Refused
-from headwater.gate.mending import mended_registry
+from headwater.gate.recovery import mended_registry
 from headwater.lake.registry import Registry, TableRecord, now_text
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline

@@ -27,7 +27,7 @@ from headwater.errors import Refused
 from headwater.failpoints import reach
 from headwater.gate import lease
 from headwater.gate.check import APPLICATION_NAME
-from headwater.gate.mending import mend_lake, mended_registry
+from headwater.gate.recovery import mend_lake, mended_registry
 from headwater.gate.wal_ceiling import CeilingWatch, giving_up
 from headwater.lake.durability import Durability, sync_lake
 from headwater.lake.ledger import Ledger

@@ -20,7 +20,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from headwater.errors import Refused
-from headwater.gate.mending import mended_registry
+from headwater.gate.recovery import mended_registry
 from headwater.lake.cuts import Cut, Pin, list_pins, pin_cut, read, release_pin, time_text
 from headwater.lake.ledger import last_sample
 from headwater.lake.validations import TableResult, Validation, record

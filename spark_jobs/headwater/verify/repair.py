@@ -232,7 +232,7 @@ def _write_differences(found: Differences, shown: int, spark: SparkSession, targ
         )
         if plan.by_engine:
             raise _Whole(f"Spark writes it: {plan.by_engine}")
-        applier.apply(replace(plan, verified=True))
+        applier.commit(replace(plan, verified=True))
     return found.rows, changes.rows.nbytes
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from headwater.errors import LostLease, SlotGap
 from headwater.gate import lease
-from headwater.gate.mending import mended_registry
+from headwater.gate.recovery import mended_registry
 from headwater.lake.ledger import Ledger
 from headwater.lake.registry import Registry
 from headwater.load.driver_answers import is_running

@@ -24,7 +24,7 @@ from headwater.columns.hidden import key_of
 from headwater.columns.selection import as_registered, registered_columns
 from headwater.errors import Refused, Transient
 from headwater.gate import lease
-from headwater.gate.mending import mended_registry
+from headwater.gate.recovery import mended_registry
 from headwater.gate.same_source import require_same_source
 from headwater.lake.registry import Registry, TableRecord
 from headwater.load.rows_by_key import KeyReader

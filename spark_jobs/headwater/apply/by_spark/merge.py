@@ -1,13 +1,14 @@
-"""The merge path: any table, any feature, by Delta's MERGE with literal key bounds.
+"""The apply paths of Spark: `append` for inserts that cannot collide and `replace` after a truncate, without a look-up;
+`merge` for any table, any feature, by Delta's MERGE with literal key bounds.
 
-Three kinds of source rows: put over a stored row, put as a new row, remove. Delta's row counts must come out as
-the log foretold; where they do not, the table has diverged. Under `suspend` and `report` the clauses' conditions let a
-row that contradicts the log change nothing; under `repair` the log's row is written.
+A MERGE has three kinds of source rows: put over a stored row, put as a new row, remove. Delta's row counts must come
+out as the log foretold; where they do not, the table has diverged. Under `suspend` and `report` the clauses' conditions
+let a row that contradicts the log change nothing; under `repair` the log's row is written.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,9 @@ from pyspark.sql.types import BooleanType, IntegerType, LongType
 
 from headwater.apply.by_spark.frames import frame
 from headwater.apply.by_spark.where_sql import spark_condition
+from headwater.apply.find_rows import DELETE_MISSED, EXAMPLES, INSERT_MET, UPDATE_MISSED
 from headwater.apply.plan import Plan, PlanAgain
+from headwater.apply.unchanged_values import have_moved, not_repairable, with_values
 from headwater.delta.tables import quoted, struct_type
 from headwater.errors import Diverged
 from headwater.net_changes import NetChanges
@@ -30,8 +33,26 @@ from headwater.schema import DELETED, DELETED_AT, DELETED_LSN, PARTITION_COLUMN,
 _OPERATION = "_hw_op"
 _UNCHANGED = "_hw_unchanged_"
 _PUT_STORED, _PUT_NEW, _REMOVE = 1, 2, 3
-_EXAMPLES = 3
 _FEW_VALUES = 50
+
+
+def append(spark: SparkSession, plan: Plan, shared: str) -> tuple[int, str]:
+    """Append the plan's rows. Returns (divergence, example): never any here. `shared`: see `frame`."""
+    return _write(spark, plan, shared, "append")
+
+
+def replace(spark: SparkSession, plan: Plan, shared: str) -> tuple[int, str]:
+    """Make the plan's rows the whole content."""
+    return _write(spark, plan, shared, "overwrite")
+
+
+def _write(spark: SparkSession, plan: Plan, shared: str, mode: str) -> tuple[int, str]:
+    changes, kind = plan.changes, struct_type(plan.record.schema)
+    with frame(spark, changes, kind, lambda part: part.rows, shared) as rows:
+        # A batch in memory is at most max_rows: one file, not one per core.
+        frames = rows.coalesce(1) if changes.on_disk is None else rows
+        frames.write.format("delta").mode(mode).save(plan.path)
+    return 0, ""
 
 
 def merge(spark: SparkSession, plan: Plan, shared: str) -> tuple[int, str]:
@@ -50,23 +71,12 @@ def _merge(spark: SparkSession, plan: Plan, source: DataFrame, unchanged: list[s
     strict = plan.record.on_divergence != "repair"
     diverged, example = (0, "") if strict or not schema.key else _contradictions(spark, plan, source)
     target = DeltaTable.forPath(spark, plan.path).alias("t")
-    names = [field.name for field in struct_type(schema).fields]
-    taken = {name: index for index, name in enumerate(unchanged)}
-    assign: dict[str, Any] = {
-        quoted(name): f"CASE WHEN s.{_UNCHANGED}{taken[name]} THEN t.{quoted(name)} ELSE s.{quoted(name)} END"
-        if name in taken
-        else f"s.{quoted(name)}"
-        for name in names
-    }
-    whole = " AND ".join(f"NOT s.{_UNCHANGED}{index}" for index in taken.values()) or "true"
+    whole = " AND ".join(f"NOT s.{_UNCHANGED}{index}" for index in range(len(unchanged))) or "true"
     builder = (
         target.merge(source.alias("s"), _condition(schema, changes))
         .whenMatchedDelete(f"s.{_OPERATION} = {_REMOVE}")
-        .whenMatchedUpdate(_update_condition(schema, changes, strict=strict), assign)
-        .whenNotMatchedInsert(
-            _insert_condition(schema, whole, strict=strict),
-            {quoted(name): f"s.{quoted(name)}" for name in names},
-        )
+        .whenMatchedUpdate(_update_condition(schema, changes, strict=strict), _values(schema, unchanged))
+        .whenNotMatchedInsert(_insert_condition(schema, whole, strict=strict), _values(schema, ()))
     )
     if changes.emptied:
         for leaf, moment in changes.emptied.items():
@@ -84,6 +94,15 @@ def _merge(spark: SparkSession, plan: Plan, source: DataFrame, unchanged: list[s
     if strict and not changes.truncated_leaves and not _as_foretold(schema, changes, counts):
         diverged, example = _contradictions(spark, plan, source)
     return diverged, example
+
+
+def _values(schema: TableSchema, unchanged: Sequence[str]) -> dict[str, Any]:
+    """What each column is set to: where the log has left a value out, the stored row's stays."""
+    values: dict[str, Any] = {quoted(field.name): f"s.{quoted(field.name)}" for field in struct_type(schema).fields}
+    for index, name in enumerate(unchanged):
+        column = quoted(name)
+        values[column] = f"CASE WHEN s.{_UNCHANGED}{index} THEN t.{column} ELSE s.{column} END"
+    return values
 
 
 def _in_leaves(changes: NetChanges) -> str:
@@ -155,8 +174,8 @@ def _contradictions(spark: SparkSession, plan: Plan, source: DataFrame) -> tuple
     # Counted by Spark: a large batch may contradict the lake in every row.
     unknown = f"partial AND NOT deleted AND (op = {_PUT_STORED} OR op = {_PUT_NEW} AND missing)"
     count, broken = wrong.selectExpr("count(*)", f"count_if({unknown})").collect()[0]
-    words = {_PUT_STORED: "update met no row", _REMOVE: "delete met no row", _PUT_NEW: "insert met a row"}
-    rows = wrong.limit(_EXAMPLES).collect() if count else []
+    words = {_PUT_STORED: UPDATE_MISSED, _REMOVE: DELETE_MISSED, _PUT_NEW: INSERT_MET}
+    rows = wrong.limit(EXAMPLES).collect() if count else []
     shown = [
         f"{words[_REMOVE if row['deleted'] and row['op'] == _PUT_STORED else row['op']]} at key "
         f"({', '.join(str(value) for value in row[4:])})"
@@ -164,12 +183,7 @@ def _contradictions(spark: SparkSession, plan: Plan, source: DataFrame) -> tuple
     ]
     example = "; ".join(shown)
     if plan.record.on_divergence == "repair" and broken:
-        raise Diverged(
-            f"{count} rows contradict the lake and cannot all be repaired, because the log does not carry their "
-            f"unchanged large values: {example}",
-            where=plan.record.name,
-            remedy=f"headwater load PIPELINE.yaml --table {plan.record.name} --again",
-        )
+        raise not_repairable(plan, count, example)
     return count, example
 
 
@@ -235,37 +249,18 @@ def _with_values_of_moved_rows(spark: SparkSession, plan: Plan, changes: NetChan
     schema = plan.record.schema
     names = list(changes.unchanged)
     key_type = struct_type(schema)
-    moved = np.flatnonzero(np.array(changes.origins[schema.key[0]].is_valid()))
-    wanted = changes.origins.take(pa.array(moved)).append_column("_hw_row", pa.array(moved))
+    at = np.flatnonzero(have_moved(changes, list(schema.key)))
+    wanted = changes.origins.take(pa.array(at)).append_column("_hw_row", pa.array(at))
     wanted_type = type(key_type)([key_type[name] for name in schema.key]).add("_hw_row", LongType())
     source = spark.createDataFrame(wanted, schema=wanted_type).alias("s")
     stored = _living(spark, plan).alias("t")
     condition = " AND ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in schema.key)
     found = source.join(stored, expr(condition)).selectExpr("s._hw_row", *(f"t.{quoted(name)}" for name in names))
     values = found.toArrow()
-    if values.num_rows != len(moved):
+    if values.num_rows != len(at):
         raise Diverged(
-            f"{len(moved) - values.num_rows} rows changed their key in the log but are not stored under the old one",
+            f"{len(at) - values.num_rows} rows changed their key in the log but are not stored under the old one",
             where=plan.record.name,
             remedy=f"headwater load PIPELINE.yaml --table {plan.record.name} --again",
         )
-    return _filled(changes, names, values)
-
-
-def _filled(changes: NetChanges, names: list[str], values: pa.Table) -> NetChanges:
-    rows, unchanged = changes.rows, dict(changes.unchanged)
-    at = values["_hw_row"].to_numpy()
-    for name in names:
-        mask = unchanged[name]
-        source = np.arange(rows.num_rows)
-        fill = mask[at]
-        source[at[fill]] = rows.num_rows + np.flatnonzero(fill)
-        field = rows.schema.field(name)
-        both = pa.concat_arrays([*rows[name].chunks, *values[name].cast(field.type).chunks])
-        rows = rows.set_column(rows.column_names.index(name), field, both.take(pa.array(source)))
-        left = mask.copy()
-        left[at] = False
-        unchanged[name] = left
-    return replace(
-        changes, rows=rows, unchanged={name: mask for name, mask in unchanged.items() if mask.any()}, origins=None
-    )
+    return with_values(changes, schema.key, values["_hw_row"].to_numpy(), values)

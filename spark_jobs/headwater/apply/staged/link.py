@@ -13,10 +13,10 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyroaring import BitMap
 
+from headwater.apply.find_rows import DELETE_MISSED, INSERT_MET, UPDATE_MISSED, Work, examples
 from headwater.apply.live_table import Added, LiveTable
 from headwater.apply.plan import Plan
 from headwater.apply.staged.files import StagedFile, StagedFilesGone, StagedRows
-from headwater.apply.work import DELETE_MISSED, INSERT_MET, UPDATE_MISSED, Work, examples
 from headwater.delta import delta_log
 from headwater.delta.deletion_vectors import write_vectors
 from headwater.delta.delta_log import DataFile

@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from headwater.key_equality import comparable
 from headwater.log.blocks import BLOCK_BYTES, BLOCK_CHANGES, DELETE, INSERT, Block, Held, Int64, Relation, Rows
-from headwater.log.copying import copied
 from headwater.log.net.decoded import Tuples, key_rows, read_tuples
+from headwater.log.net.unchanged_values import Moves
 from headwater.log.spill import SpillFile, SpillStore
 from headwater.log.values.decode import unchanged_of, with_values_of
 from headwater.schema import TableSchema
@@ -83,18 +83,12 @@ def new_parts(count: int, store: SpillStore, files: contextlib.ExitStack) -> lis
 
 
 class Dealer:
-    """Deals out the changes of one table, any number of times. `kept`: the updates that moved a row to another key and
-    left values out, so that they are now two changes of the same number; `names`: columns with such values."""
+    """Deals out the changes of one table, any number of times. `moves`: what left values out on its way to another
+    part."""
 
     def __init__(self, schema: TableSchema, describe: Callable[[int], str], store: SpillStore) -> None:
         self._schema, self._describe, self._store = schema, describe, store
-        self._kept: list[Int64] = []
-        self.names: set[str] = set()
-
-    @property
-    def kept(self) -> Int64:
-        """Ascending numbers of changes."""
-        return np.unique(np.concatenate(self._kept)) if self._kept else np.zeros(0, dtype=np.int64)
+        self.moves = Moves()
 
     def deal(self, blocks: Iterable[tuple[Block, Rows]], after: int, parts: Sequence[HashPart], seed: int = 0) -> None:
         """Add the changes numbered above `after` to `parts`."""
@@ -119,17 +113,17 @@ class Dealer:
         whole = np.where(moves, _NOBODY, np.where(new != _NOBODY, new, old))
         for number, part in enumerate(parts):
             if (kept := np.flatnonzero(whole == number)).size:
-                part.add(relation, copied(held, held.starts[kept], held.ends[kept], kept), self._store)
+                part.add(relation, held.copied(held.starts[kept], held.ends[kept], kept), self._store)
             if not moves.any():
                 continue
             # Deletes before inserts, as in an update.
             if (gone := np.flatnonzero(moves & (old == number))).size:
-                piece = _relabelled(copied(held, held.starts[gone], old_ends[gone], gone), DELETE, relation)
+                piece = _relabelled(held.copied(held.starts[gone], old_ends[gone], gone), DELETE, relation)
                 part.add(relation, piece, self._store)
             come = moves & (new == number)
             if (plain := np.flatnonzero(come & ~lacking)).size:
                 # The last bytes of the old tuple make room for the insert's header.
-                piece = copied(held, old_ends[plain] - _HEADER, held.ends[plain], plain)
+                piece = held.copied(old_ends[plain] - _HEADER, held.ends[plain], plain)
                 part.add(relation, _relabelled(piece, INSERT, relation), self._store)
             if (few := np.flatnonzero(come & lacking)).size:
                 part.add(relation, self._completed(relation, held, old_ends, few), self._store)
@@ -152,8 +146,8 @@ class Dealer:
         of_key = np.array([column.name in self._schema.key for column in relation.columns])
         others = left_out & ~of_key
         if others.any():
-            self._kept.append(held.sequence[at[others.any(axis=1)]])
-            self.names |= {relation.columns[place].name for place in np.flatnonzero(others.any(axis=0))}
+            names = {relation.columns[place].name for place in np.flatnonzero(others.any(axis=0))}
+            self.moves.note(held.sequence[at[others.any(axis=1)]], names)
         lacking[at] = (left_out & of_key).any(axis=1)
         return lacking
 

@@ -2,13 +2,13 @@
 
 An update is delete(old key) + insert(new row); per key the last event wins; insert then delete leaves nothing. The
 *first* event of a key says whether a stored row must exist, which is what lets the applier notice divergence.
-Unchanged TOAST values are taken from earlier in the batch, along key changes, else named as "from the stored row".
-Everything is numpy over whole columns.
+Unchanged TOAST values are taken from earlier in the batch, along key changes, else named as "from the stored row"
+(`headwater.log.net.unchanged_values`). Everything is numpy over whole columns.
 
 Changes of large transactions, which lie on disk, are netted in parts by the hash of their keys, and their rows go back
 to disk: memory holds one part. A part that is too large, since few keys have most of the changes, loses those that
-later ones supersede, and is dealt out again if that is not enough. What rows kept when they moved to a key of another
-part all parts tell before the first is netted.
+later ones supersede, and is dealt out again if that is not enough. All parts tell what rows had that moved to a key of
+another part before the first is netted.
 """
 
 from __future__ import annotations
@@ -22,18 +22,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headwater.errors import Diverged
 from headwater.log.blocks import INSERT, Block, Truncate
 from headwater.log.net.decoded import DecodedChanges, decode_changes
 from headwater.log.net.events import PUT_NEW, Events, keys_of
 from headwater.log.net.hash_parts import Dealer, HashPart, new_parts
-from headwater.log.net.kept_values import Stays
-from headwater.log.net.moved_values import MovedValues
 from headwater.log.net.on_disk import PartsOnDisk
 from headwater.log.net.superseded import thinned
+from headwater.log.net.unchanged_values import MovedValues, filled, refuse_lost
 from headwater.log.spill import Spilled, SpillStore
 from headwater.log.values.wire import booleans, fixed
-from headwater.names import TableName
 from headwater.net_changes import Deletions, NetChanges
 from headwater.schema import TableSchema
 from headwater.stage_clock import stage
@@ -48,7 +45,6 @@ PART_BYTES: Final = 32 << 20
 WHOLE_BYTES: Final = 64 << 20
 """Few changes of up to so many bytes are netted at once, as a batch in memory is: dealing them out writes and reads
 all of them once more, which takes five times the seconds of the processor. Netting takes some five times the memory."""
-_NONE: Final[Int64] = np.zeros(0, dtype=np.int64)
 
 
 @stage("net")
@@ -101,14 +97,8 @@ def _net(schema: TableSchema, decoded: DecodedChanges, cuts: _Cuts, moved: Moved
     """`moved`: what the rows had that came from keys of other parts."""
     if cuts.start >= 0:
         decoded = decoded.at(decoded.sequence > cuts.start)
-    if decoded.unchanged and (row := _unchanged_in_inserts(decoded, moved)):
-        # A row filter lets a row into view by an INSERT without the values that its UPDATE left alone. They may have
-        # changed out of view: neither the batch nor a stored row can be trusted to have them.
-        raise Diverged(
-            f"{row} rows that came into view keep values that the log does not carry",
-            where=str(TableName(schema.schema, schema.name)),
-            remedy=f"headwater load PIPELINE.yaml --table {TableName(schema.schema, schema.name)} --again",
-        )
+    if decoded.unchanged:
+        refuse_lost(schema, decoded, moved)
     truncated, changes = cuts.start >= 0, len(decoded.sequence)
     if not schema.key:
         return _insert_only(schema, decoded, changes, truncated=truncated, partial=cuts.partial)
@@ -139,13 +129,20 @@ def _net_in_parts(
         parts = new_parts(count, store, files)
         dealer.deal(blocks, cuts.start, parts)
         small = [one for part in parts for one in _bounded(schema, part, cuts, dealer, describe, store, files)]
-        moved = _moved_values(schema, small, cuts, dealer, describe, store) if len(dealer.kept) else None
+        moved = MovedValues(dealer.moves, store) if len(dealer.moves.numbers) else None
+        if moved is not None:
+            for part in small:
+                _tell_moved(schema, decode_changes(schema, part.content, describe), cuts, moved)
         for part in small:
             # Nothing holds a part's rows while the next one is read.
             done.add(finish(_net(schema, decode_changes(schema, part.content, describe), cuts, moved)))
             part.file.remove()
     changes = sum(int(np.count_nonzero(mask & (block.sequence > cuts.start))) for block, mask in blocks)
     return replace(done.joined(), changes=changes)
+
+
+def _tell_moved(schema: TableSchema, decoded: DecodedChanges, cuts: _Cuts, moved: MovedValues) -> None:
+    moved.tell(schema, decoded, _events(schema, decoded, cuts))
 
 
 def _bounded(
@@ -164,7 +161,7 @@ def _bounded(
     while _is_large(part):
         most = max(1, min(PART_CHANGES, part.changes * PART_BYTES // max(part.size, 1)))
         (thin,) = new_parts(1, store, files)
-        thinned(schema, part, thin, describe, borders, dealer.kept, most, store)
+        thinned(schema, part, thin, describe, borders, dealer.moves.numbers, most, store)
         part.file.remove()
         shrunk = thin.changes <= part.changes // 2
         part = thin
@@ -181,42 +178,6 @@ def _bounded(
 
 def _is_large(part: HashPart) -> bool:
     return part.changes > 2 * PART_CHANGES or part.size > 2 * PART_BYTES
-
-
-def _moved_values(
-    schema: TableSchema,
-    parts: Sequence[HashPart],
-    cuts: _Cuts,
-    dealer: Dealer,
-    describe: Callable[[int], str],
-    store: SpillStore,
-) -> MovedValues:
-    """What the rows had that left a key in an update that left values out."""
-    moved = MovedValues(dealer.kept, dealer.names, store)
-    for part in parts:
-        _tell_moved(schema, decode_changes(schema, part.content, describe), cuts, moved)
-    return moved
-
-
-def _tell_moved(schema: TableSchema, decoded: DecodedChanges, cuts: _Cuts, moved: MovedValues) -> None:
-    events = _events(schema, decoded, cuts)
-    left = np.flatnonzero((events.row < 0) & np.isin(events.order, moved.numbers * 2, kind="sort"))
-    if len(left):
-        lenders = Stays(decoded, events, moved.numbers).lenders(left, moved.names)
-        origins = keys_of(decoded, events, lenders.origin, list(schema.key))
-        moved.add(events.order[left] // 2, lenders, origins, decoded.rows)
-
-
-def _unchanged_in_inserts(decoded: DecodedChanges, moved: MovedValues | None) -> int:
-    """How many inserted rows lack values."""
-    inserts = decoded.operation == INSERT
-    if moved is not None:
-        inserts &= ~np.isin(decoded.sequence, moved.numbers, kind="sort")
-    inserted = decoded.new[inserts]
-    lacking = np.zeros(len(inserted), dtype=np.bool_)
-    for mask in decoded.unchanged.values():
-        lacking |= mask[inserted]
-    return int(lacking.sum())
 
 
 def _insert_only(
@@ -269,7 +230,7 @@ def _survivors(
     final_row = events.row[shown[touched]]
     present = final_row >= 0
     removed_codes = touched[~present & stored_before]
-    # Survivors in the order of the log, so that whole runs of rows are copied, and none where all survive.
+    # Survivors in the order of the log, so that neighbours are copied together, and none where all survive.
     survives = np.zeros(decoded.rows.num_rows, dtype=np.bool_)
     survives[final_row[present]] = True
     row_numbers = np.flatnonzero(survives)
@@ -285,7 +246,7 @@ def _survivors(
     }
     origins = None
     if unchanged:
-        rows, unchanged, origins = _filled(schema, decoded, events, shown[put_codes], rows, unchanged, moved)
+        rows, unchanged, origins = filled(schema, decoded, events, shown[put_codes], rows, unchanged, moved)
     return NetChanges(
         rows=rows,
         stored=stored[put_codes],
@@ -323,62 +284,3 @@ def _deletions(
         removed=events.order[last[removed_codes]] // 2,
         leaves={leaf: sequence for sequence, leaves in reversed(partial) for leaf in leaves},
     )
-
-
-def _filled(
-    schema: TableSchema,
-    decoded: DecodedChanges,
-    events: Events,
-    puts: Int64,
-    rows: pa.Table,
-    unchanged: dict[str, Bool],
-    moved: MovedValues | None,
-) -> tuple[pa.Table, dict[str, Bool], pa.Table | None]:
-    """Give rows, which the events `puts` have put, their unchanged values from earlier in the batch; what remains
-    unchanged is the stored row's. The third: the keys of stored rows, where these are others than the rows' own."""
-    at = np.flatnonzero(np.logical_or.reduce(list(unchanged.values())))
-    lenders = Stays(decoded, events, moved.numbers if moved is not None else _NONE).lenders(puts[at], unchanged)
-    elsewhere = np.flatnonzero(lenders.move >= 0)
-    remaining: dict[str, Bool] = {}
-    for name, mask in unchanged.items():
-        lending = lenders.rows[name]
-        given = mask[at] & (lending >= 0)
-        lent = [decoded.rows[name].take(fixed(pa.int64(), lending[given], None))]
-        to = [at[given]]
-        asking = elsewhere[mask[at[elsewhere]] & ~given[elsewhere]]
-        if moved is not None and len(asking):
-            found, values = moved.values(name, lenders.move[asking])
-            to.append(at[asking[found]])
-            lent.append(values)
-        rows = _with_values(rows, name, np.concatenate(to), lent)
-        left = mask.copy()
-        left[np.concatenate(to)] = False
-        if left.any():
-            remaining[name] = left
-    if not remaining:
-        return rows, remaining, None
-    wanting = np.logical_or.reduce(list(remaining.values()))[at]
-    origin = np.full(rows.num_rows, -1, dtype=np.int64)
-    origin[at[wanting]] = np.where(lenders.move >= 0, -1, lenders.origin)[wanting]
-    origin[origin == events.code[puts]] = -1
-    origins = keys_of(decoded, events, origin, list(schema.key)) if (origin >= 0).any() else None
-    asking = elsewhere[wanting[elsewhere]]
-    if moved is not None and len(asking):
-        keys = rows.select(list(schema.key)).schema
-        if origins is None:
-            origins = pa.table([pa.nulls(rows.num_rows, kind) for kind in keys.types], schema=keys)
-        order, found_keys = moved.origins(lenders.move[asking], keys)
-        for name in keys.names:
-            origins = _with_values(origins, name, at[asking[order]], [found_keys[name]])
-    return rows, remaining, origins
-
-
-def _with_values(rows: pa.Table, name: str, to: Int64, values: Sequence[pa.ChunkedArray]) -> pa.Table:
-    """`rows` with other values in the rows `to` of the column `name`."""
-    if not len(to):
-        return rows
-    field = rows.schema.field(name)
-    source = np.arange(rows.num_rows)
-    source[to] = rows.num_rows + np.arange(len(to))
-    both = pa.concat_arrays([chunk.cast(field.type) for column in (rows[name], *values) for chunk in column.chunks])
-    return rows.set_column(rows.column_names.index(name), field, both.take(fixed(pa.int64(), source, None)))

@@ -1,8 +1,9 @@
 """A part without changes that later ones supersede: what a row that was changed a million times comes to.
 
-The part is gone through in runs of the log, each of which needs no more memory than a part. Of every key a run leaves
-the first change, which says whether a row was stored before, the last one and the last row put, and the newest row with
-each value that later ones left out. A row that went to a key of another part leaves the same of the time before.
+The part is gone through in sections of the log, each of which needs no more memory than a part. Of every key a section
+leaves the first change, which says whether a row was stored before, the last one and the last row put, and the newest
+row with each value that later ones left out. A row that went to a key of another part leaves the same of the time
+before.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from headwater.log.blocks import DELETE, INSERT, Block, Held
-from headwater.log.copying import copied
 from headwater.log.net.decoded import DecodedChanges, decode_changes
 from headwater.log.net.events import Events
 from headwater.log.net.hash_parts import HashPart
@@ -25,7 +25,7 @@ Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
 _SAMPLES = 256
-"""Of the changes of a run, to find where in the log it begins and ends."""
+"""Of the changes of a section, to find where in the log it begins and ends."""
 
 
 def thinned(
@@ -34,23 +34,23 @@ def thinned(
     into: HashPart,
     describe: Callable[[int], str],
     cuts: Sequence[int],
-    kept: Int64,
+    moves: Int64,
     most: int,
     store: SpillStore,
 ) -> None:
     """Write to `into` what `part` must keep. `cuts`: numbers of TRUNCATEs of some leaves: what is before one and what
-    is after it are told apart; `kept`: those of changes that lie in two parts; `most`: changes of a run."""
+    is after it are told apart; `moves`: those of changes that lie in two parts; `most`: changes of a section."""
     for begin, end in itertools.pairwise(_borders(part.blocks, cuts, most)):
-        run = [(block, (block.sequence >= begin) & (block.sequence < end)) for block in part.blocks]
-        run = [(block, mask) for block, mask in run if mask.any()]
-        decoded = decode_changes(schema, run, describe)
+        section = [(block, (block.sequence >= begin) & (block.sequence < end)) for block in part.blocks]
+        section = [(block, mask) for block, mask in section if mask.any()]
+        decoded = decode_changes(schema, section, describe)
         events = Events.of(schema, decoded)
-        needed = np.sort(events.order[_needed(decoded, events, kept)])
-        for block, mask in run:
+        needed = np.sort(events.order[_needed(decoded, events, moves)])
+        for block, mask in section:
             held = block.load()
-            of_run = mask & np.isin(_order(held), needed, kind="sort")
-            if (rows := np.flatnonzero(of_run)).size:
-                into.add(block.relation, copied(held, held.starts[rows], held.ends[rows], rows), store)
+            of_section = mask & np.isin(_order(held), needed, kind="sort")
+            if (rows := np.flatnonzero(of_section)).size:
+                into.add(block.relation, held.copied(held.starts[rows], held.ends[rows], rows), store)
     into.flush(store)
 
 
@@ -70,14 +70,14 @@ def _borders(blocks: Sequence[Block], cuts: Sequence[int], most: int) -> Iterato
     yield int(np.iinfo(np.int64).max)
 
 
-def _needed(decoded: DecodedChanges, events: Events, kept: Int64) -> Bool:
+def _needed(decoded: DecodedChanges, events: Events, moves: Int64) -> Bool:
     """Which events are. There is one for each change: a part's updates do not change keys."""
     if (events.came_from >= 0).any():  # but for two keys with the same hash
         return np.ones(len(events.code), dtype=np.bool_)
     by = np.argsort(events.code, kind="stable")
     code, row = events.code[by], events.row[by]
     put = row >= 0
-    needed = np.isin(events.order[by] // 2, kept, kind="sort")
+    needed = np.isin(events.order[by] // 2, moves, kind="sort")
     first = np.ones(len(by), dtype=np.bool_)
     first[1:] = code[1:] != code[:-1]
     begins = first.copy()

@@ -9,9 +9,7 @@ blocks, which stay on disk until then. So staging may be given up at any moment,
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -25,17 +23,14 @@ from headwater.log.blocks import Block, Int64, Relation
 from headwater.log.large import Announcement, Gone, OpenBlocks, place_of, rolled_back_of
 from headwater.log.net.net_effect import PART_CHANGES
 from headwater.log.spill import Spilled, SpillStore
-from headwater.replicate.preapply.process import Finish, Forget, Stage, StagingAnswer, StagingTarget, main
+from headwater.replicate.preapply.process import Finish, Forget, Stage, StagingAnswer, StagingTarget
+from headwater.replicate.preapply.stager import Stager
 from headwater.schema import TableSchema
 
 log = logging.getLogger(__name__)
 
 _AT_MOST: Final = 4
 """Open transactions that are staged at the same time: each has an index of keys in memory."""
-_LONGEST_SECONDS: Final = 120.0
-_SLOWEST: Final = 5000
-"""A message to the stager is answered within so many seconds, and one more for each `_SLOWEST` changes of it; after
-that it counts as hung. To give it up costs work and no rows."""
 _DISK_SHARE: Final = 0.5
 """Of the spill budget: beyond it everything on disk is left to those who cannot do without."""
 
@@ -307,14 +302,14 @@ class Staging:
     # The worker: one message to the stager at a time
 
     def _work(self) -> None:
-        stager = _StagerHandle()
+        stager = Stager()
         try:
             while (task := self._tasks.take()) is not None:
                 self._run(task, stager)
         finally:
             stager.close()
 
-    def _run(self, task: _Task, stager: _StagerHandle) -> None:
+    def _run(self, task: _Task, stager: Stager) -> None:
         """Whatever becomes of the task, who waits for its answer is given one."""
         try:
             answer = self._answer(task, stager)
@@ -325,7 +320,7 @@ class Staging:
         if task.answer is not None:
             task.answer.set_result(answer)
 
-    def _answer(self, task: _Task, stager: _StagerHandle) -> StagingAnswer:
+    def _answer(self, task: _Task, stager: Stager) -> StagingAnswer:
         message, share = task.message, task.share
         answer = StagingAnswer(refused="it was rolled back")
         if isinstance(message, Forget):
@@ -343,7 +338,7 @@ class Staging:
             answer = StagingAnswer(refused=share.refused)
         return answer
 
-    def _ask(self, stager: _StagerHandle, message: Stage | Finish | Forget) -> StagingAnswer:
+    def _ask(self, stager: Stager, message: Stage | Finish | Forget) -> StagingAnswer:
         if self._off:
             return StagingAnswer(refused=self._off)
         try:
@@ -354,44 +349,3 @@ class Staging:
             self._off = f"the stager process died: {error or type(error).__name__}"
         log.warning("%s; nothing more is staged in this run", self._off)
         return StagingAnswer(refused=self._off)
-
-
-class _StagerHandle:
-    """The stager process, started with the first message."""
-
-    def __init__(self) -> None:
-        self.is_running = False
-
-    def ask(self, message: Stage | Finish | Forget) -> StagingAnswer:
-        """EOFError or OSError: it has died. It is killed when it takes nothing, and, TimeoutError, does not answer."""
-        if not self.is_running:
-            context = multiprocessing.get_context("spawn")
-            self._connection, theirs = context.Pipe()
-            self._process = context.Process(target=main, args=(theirs,), name="headwater-stager", daemon=True)
-            self._process.start()
-            theirs.close()
-            self.is_running = True
-        seconds = _LONGEST_SECONDS
-        if not isinstance(message, Forget):
-            seconds += sum(block.changes for block in message.blocks) / _SLOWEST
-        began = time.monotonic()
-        # A process that stands still does not empty its pipe either: its end is what lets `send` go.
-        end = threading.Timer(seconds, self._process.kill)
-        end.start()
-        try:
-            self._connection.send(message)
-        finally:
-            end.cancel()
-        if not self._connection.poll(max(0.0, began + seconds - time.monotonic())):
-            self._process.kill()
-            raise TimeoutError(f"no answer for {seconds:.0f} s")
-        answer: StagingAnswer = self._connection.recv()
-        return answer
-
-    def close(self) -> None:
-        if self.is_running:
-            self._connection.close()
-            self._process.join(timeout=5)
-            if self._process.is_alive():
-                self._process.kill()
-                self._process.join(timeout=5)  # one that the kernel does not let go ends when it does

@@ -89,7 +89,7 @@ class TableCommits:
             still_alive()
             reach("replicate.before_table_commit", name)
             try:
-                applied = self._applier.apply(plan)
+                applied = self._applier.commit(plan)
             except StagedFilesGone:
                 staged_files_gone()
                 continue

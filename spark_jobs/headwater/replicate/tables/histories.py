@@ -80,7 +80,7 @@ class Histories:
                 return
             still_alive()
             try:
-                applied = self._applier.apply(self._plan(own, version, found, to_lsn))
+                applied = self._applier.commit(self._plan(own, version, found, to_lsn))
             except PlanAgain:
                 self._ledger.check_fence()
                 path = table_path(self._root, own.path)

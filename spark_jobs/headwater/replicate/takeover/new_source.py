@@ -22,7 +22,7 @@ from headwater.errors import LostLease, Refused, SlotGap, SourceChanged
 from headwater.failpoints import reach
 from headwater.gate import lease
 from headwater.gate.check import check, require_ok
-from headwater.gate.mending import mended_registry
+from headwater.gate.recovery import mended_registry
 from headwater.gate.same_source import NEW_SOURCE, described, history_of, require_same_source
 from headwater.gate.wal_ceiling import BY_ITSELF
 from headwater.lake.history import history_record

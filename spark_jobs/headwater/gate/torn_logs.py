@@ -1,0 +1,186 @@
+"""A table's log whose end had not reached the disk when the power went: what of it is whole, and how it is cut back.
+
+What the disk had not got is missing, empty or cut short, in no order: an entry may be torn below a whole one, a data
+file behind a whole entry. What may go is for `headwater.gate.recovery` to say, which knows what was durable.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os.path
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from headwater.delta import entries, storage
+from headwater.delta.deletion_vectors import FILE_VERSION, DamagedVector, read_vector, vector_file
+from headwater.delta.delta_log import read_snapshot
+from headwater.delta.log_entries import Action, checkpoints_of, entries_of, log_entry, log_path, read_actions
+from headwater.delta.log_files import UnknownLog, by_version, look
+
+log = logging.getLogger(__name__)
+
+_POINTER = "_last_checkpoint"
+_PARQUET_MAGIC = b"PAR1"
+_LEAST_PARQUET = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The first version of a log that is not whole. `what`: which file, and how; `newest`: nothing whole lies above."""
+
+    version: int
+    what: str
+    newest: bool
+
+
+def first_loss(folder: str, durable: int, *, read: bool = False) -> Loss | None:
+    """The first version above `durable` that is not whole; None: all are. `read`: all is read from the disk, data files
+    to their ends: behind a power cut these may have their length, and zeros for content."""
+    if not storage.exists(log_entry(folder, durable + 1)) and durable >= 0:
+        return None  # names reach the disk in the order of their making: nothing can be above
+    there = [version for version in entries_of(storage.names(log_path(folder))) if version > durable]
+    whole: list[tuple[int, list[Action]]] = []
+    loss: Loss | None = None
+    if read:
+        storage.forget(*(log_entry(folder, version) for version in there))
+    for version in range(durable + 1, max(there, default=durable) + 1):
+        actions = read_actions(folder, version)
+        if actions is None and not storage.exists(log_entry(folder, version)) and base(folder) >= version:
+            whole = []  # cleaned up: a checkpoint stands for all up to there
+            continue
+        if actions is None:
+            how = "is empty or cut short" if version in there else "is missing"
+            newest = not any(read_actions(folder, above) for above in there if above > version)
+            loss = Loss(version, f"{log_entry(folder, version)} {how}", newest)
+            break
+        whole.append((version, actions))
+    # What is lost of files counts where they are live; below a loss others may be.
+    while (lost := _lost_file(folder, whole, read=read)) is not None:
+        version, what = lost
+        newest = version == whole[-1][0] and (loss is None or loss.newest)
+        loss = Loss(version, what, newest)
+        whole = [(known, actions) for known, actions in whole if known < version]
+    return loss
+
+
+def cut_back(folder: str, version: int) -> None:
+    """Remove `version` and what follows it, newest first: killed in between, it leaves a log without a hole."""
+    for number, name in reversed(by_version(storage.names(log_path(folder)))):
+        if number >= version:
+            storage.delete(log_path(folder, name))
+    pointed = _pointed_at(folder)
+    if pointed is not None and pointed >= version:
+        _drop_pointer(folder)
+    entries.forget(folder)
+    log.warning("%s: version %d and what follows it had not reached the disk, and is taken away", folder, version)
+
+
+def drop_torn_checkpoints(folder: str) -> None:
+    """A checkpoint that is not whole is none. What it stood for is still in the entries below it: these go only when it
+    is on disk."""
+    pointed = _pointed_at(folder)
+    if pointed is None and not storage.exists(log_path(folder, _POINTER)):
+        return  # there is none, or it has been dropped: who reads looks for the newest that is whole
+    if pointed is not None and _is_parquet(log_path(folder, f"{pointed:020d}.checkpoint.parquet")):
+        return
+    found = checkpoints_of(folder, storage.names(log_path(folder)))
+    if pointed in found and all(map(_is_parquet, found[pointed])):
+        return
+    for files in found.values():
+        if not all(map(_is_parquet, files)):
+            for file in files:
+                storage.delete(file)
+    _drop_pointer(folder)
+    log.warning("%s: a checkpoint had not reached the disk, and is taken away", folder)
+
+
+def is_damaged(folder: str) -> bool:
+    """Whether the log of the table in `folder`, if there is one, cannot be read to its end."""
+    try:
+        newest = look(folder).newest
+    except UnknownLog:
+        return False  # for another engine to say
+    except FileNotFoundError:
+        return bool(by_version(storage.names(log_path(folder))))
+    try:
+        return read_snapshot(folder).version < newest
+    except (FileNotFoundError, ValueError, KeyError, TypeError, pa.ArrowException):
+        return True
+
+
+def base(folder: str) -> int:
+    """The newest checkpoint's version; -1: there is none."""
+    return max(checkpoints_of(folder, storage.names(log_path(folder))), default=-1)
+
+
+def _lost_file(folder: str, commits: list[tuple[int, list[Action]]], *, read: bool) -> tuple[int, str] | None:
+    """Of the files that these commits have added, and that are live behind the last of them, the first that is not as
+    its entry says; with the version that added it."""
+    live: dict[str, tuple[int, Action]] = {}
+    for version, actions in commits:
+        for action in actions:
+            if "remove" in action:
+                live.pop(action["remove"]["path"], None)
+        for action in actions:
+            if "add" in action:
+                live[action["add"]["path"]] = version, action["add"]
+    for version, add in sorted(live.values(), key=lambda found: found[0]):
+        if why := _what_is_wrong(folder, add, read=read):
+            return version, why
+    return None
+
+
+def _what_is_wrong(folder: str, add: Mapping[str, Any], *, read: bool) -> str:
+    """With a data file that an entry names, or with its vector; nothing, if they are as it says."""
+    path, size = os.path.join(folder, unquote(add["path"])), int(add["size"])
+    found = _size(path)
+    if found != size:
+        return f"{path} is missing" if found < 0 else f"{path} has {found} bytes, and its entry says {size}"
+    if not _is_parquet(path) or (read and not storage.is_readable(path)):
+        return f"{path} has the right length, and is no data file"
+    try:
+        if vector := add.get("deletionVector"):
+            place = vector_file(folder, vector)
+            if read and place is not None:
+                storage.forget(place)
+            read_vector(folder, vector)
+            if place is not None and storage.read_range(place, 0, 1) != FILE_VERSION:
+                return f"{place} does not begin as a file of deletion vectors"
+    except FileNotFoundError as error:
+        return f"a deletion vector is missing: {error}"
+    except DamagedVector as error:
+        return str(error)
+    return ""
+
+
+def _size(path: str) -> int:
+    try:
+        return storage.info(path).size
+    except FileNotFoundError:
+        return -1
+
+
+def _is_parquet(file: str) -> bool:
+    size = _size(file)
+    if size < _LEAST_PARQUET:
+        return False
+    ends = storage.read_range(file, 0, 4), storage.read_range(file, size - 4, 4)
+    return ends == (_PARQUET_MAGIC, _PARQUET_MAGIC)
+
+
+def _pointed_at(folder: str) -> int | None:
+    """The checkpoint that readers begin at; None: there is no such file, or it is not whole."""
+    try:
+        return int(json.loads(storage.read_text(log_path(folder, _POINTER)))["version"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _drop_pointer(folder: str) -> None:
+    storage.delete(log_path(folder, _POINTER))
+    storage.delete(log_path(folder, f".{_POINTER}.crc"))
