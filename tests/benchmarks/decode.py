@@ -4,8 +4,7 @@
 
 The loop is the reference: what one would write without numpy, giving Arrow arrays of the same values. Both run
 over the same blocks in the same process, on one core; time is the process's CPU time, so that a busy machine
-does not count. The same rows as text, as a connection without `binary` sends them, are decoded beside. One JSON object
-is printed.
+does not count. The same rows as text, as a connection without `binary` sends them, are decoded beside.
 """
 
 from __future__ import annotations

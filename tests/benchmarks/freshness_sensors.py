@@ -137,8 +137,8 @@ def idle(source: EmbeddedServer, wanted: Pipeline, tables: list[str], reads: Rea
         await asyncio.sleep(IDLE_SECONDS)
         seconds = time.perf_counter() - started
         what = f"{sensors:,} deferred sensors that wait on one pipeline"
-        figure(f"{what}: sessions at the source", (sessions(source) - asked) / seconds, "1/s")
-        figure(f"{what}: reads of the position file", (reads.count - read) / seconds, "1/s")
+        figure(f"{what}: sessions at the source", (sessions(source) - asked) / seconds, "sessions/s")
+        figure(f"{what}: reads of the position file", (reads.count - read) / seconds, "reads/s")
         figure(f"{what}: processor", 100 * (time.process_time() - cpu) / seconds, "% of a core")
         figure(f"{what}: memory of each", memory, "KiB")
         for task in tasks:

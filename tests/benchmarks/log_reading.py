@@ -3,7 +3,7 @@
     PYTHONPATH=spark_jobs python tests/benchmarks/log_reading.py [BACKLOG...]
 
 Both read the same backlog with the same options, from slots of the same position, in turns (reference, reader,
-reference, reader), so that neither always finds a cold log; the better of two counts. One JSON line a backlog: changes
+reference, reader), so that neither always finds a cold log; the better of two counts. Figures of a backlog: changes
 and megabytes of the log stream a second, CPU seconds of walsender, reader and driver, peak memory of the reader.
 """
 

@@ -132,8 +132,8 @@ def main() -> None:
                 )
                 figure(f"{what}: commit to readable, p50", statistics.median(delays) if delays else None, "s")
                 figure(f"{what}: commit to readable, p99", p99, "s")
-                figure(f"{what}: batches", len(rows) / SECONDS * 3600, "1/hour")
-                figure(f"{what}: commits of tables", commits / SECONDS * 3600, "1/hour")
+                figure(f"{what}: batches", len(rows) / SECONDS * 3600, "batches/hour")
+                figure(f"{what}: commits of tables", commits / SECONDS * 3600, "commits/hour")
             load_.rate = RATES[0]
             observe(root, load_, 5.0)
             before = newest(root)

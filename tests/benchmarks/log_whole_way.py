@@ -4,7 +4,7 @@
 
 Both read the same backlog with the same options, from slots of the same position, in turns; the better of two counts.
 This process is the driver without its lake: what waits is a batch, within the limits that a pipeline has by default,
-and each table's share is decoded and netted. One JSON line a backlog: changes and megabytes of the log stream a second
+and each table's share is decoded and netted. Figures of a backlog: changes and megabytes of the log stream a second
 beside the reference's, CPU seconds of walsender, reader and decoder per million changes, and the most memory of both.
 """
 
