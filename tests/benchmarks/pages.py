@@ -18,7 +18,7 @@ from pathlib import Path
 
 from figures import KEPT, Figure, kept
 from plot import picture
-from promises import PROMISES
+from promises import PROMISES, Promise
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 FRONT = DOCS / "benchmarks.md"
@@ -55,7 +55,7 @@ def promises() -> Iterator[str]:
     yield "| promise | target | measured | reference |"
     yield "|---|---|---|---|"
     for promise in PROMISES:
-        figure = next(one for one in kept(promise.program) if one.name == promise.figure)
+        figure = _named(promise)
         measured = _value(figure.value, figure.unit)
         yield _row(
             f"[{promise.words}](benchmarks/{promise.page}.md)",
@@ -90,6 +90,13 @@ def chosen(asked: str) -> list[Figure]:
     if not found:
         raise ValueError(f"no figure is kept below {KEPT} for {asked!r}")
     return found
+
+
+def _named(promise: Promise) -> Figure:
+    for one in kept(promise.program):
+        if one.name == promise.figure:
+            return one
+    raise ValueError(f"{KEPT / promise.program}.json has no figure {promise.figure!r}")
 
 
 def _row(*cells: str) -> str:

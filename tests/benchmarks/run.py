@@ -1,7 +1,8 @@
 """`make bench`: every program of this folder that measures, or those that are named, one after the other. What they
 print is shown, and their figures are kept below `kept/`; the pages are made anew after each, so that a run that is
 ended early leaves nothing half done. A program runs at the size that it says at its top unless the environment has
-another: a figure's name tells the size, so one of a small run takes no other's place."""
+another: a figure's name tells the size, so one of a small run takes no other's place. What no program prints any
+more is taken out of its file by hand, `pages.py` makes the pages without it."""
 
 from __future__ import annotations
 
