@@ -82,5 +82,5 @@ soak: setup  ## jobs started together and killed (ROUNDS=100), slices in Airflow
 		tests/end_to_end/test_slices.py tests/integration/test_random_operations.py \
 		$(addprefix tests/unit/test_,net_effect.py marks.py every_change.py)
 
-bench: setup  ## the figures of docs/benchmarks.md, each beside its reference
-	@set -e; for program in tests/benchmarks/bench_*.py tests/benchmarks/freshness_*.py tests/benchmarks/latency_*.py tests/benchmarks/load_*.py tests/benchmarks/log_*.py tests/benchmarks/apply_*.py tests/benchmarks/reload_*.py tests/benchmarks/page_*.py tests/benchmarks/verify_*.py; do echo "== $$program"; $(BIN)/python $$program; done
+bench: setup  ## the figures of docs/benchmarks.md, each beside its reference: measured, kept, and put into the pages
+	$(BIN)/python tests/benchmarks/run.py

@@ -15,12 +15,12 @@ from dataclasses import replace
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
-from mixed_load import report
+from figures import figure
 
 from headwater.apply import small_files as upkeep
 from headwater.apply import whole_table
@@ -53,6 +53,7 @@ COLUMNS = {
 PLAIN = TableSchema(
     1, "public", "t", tuple(Column(n, at, 0, -1, v) for at, (n, v) in enumerate(COLUMNS.items(), 1)), ("id",)
 )
+WHAT, PLAINLY = f"{ROWS:,} rows clustered by customer and day", "not clustered"
 SCHEMAS = {"plain": PLAIN, "clustered": replace(PLAIN, cluster_by=CLUSTER_BY)}
 QUERIES: dict[str, tuple[str, Predicate]] = {
     "customer": ("customer = 777", OneOf("customer", (777,))),
@@ -92,8 +93,8 @@ def main() -> None:
     spark = build_session("clustered", app_name="benchmark of cluster_by")
     with tempfile.TemporaryDirectory(prefix="headwater-bench-") as root:
         folders = {name: Path(root, name) for name in SCHEMAS}
-        for name, schema in SCHEMAS.items():
-            report("load", table=name, seconds=round(load(folders[name], schema), 2), rows=ROWS)
+        loaded = {name: load(folders[name], schema) for name, schema in SCHEMAS.items()}
+        figure(f"{WHAT}: load", loaded["clustered"], "s", PLAINLY, loaded["plain"])
         asked(spark, folders, "loaded")
         live(spark, folders)
         asked(spark, folders, f"after {EPOCHS} epochs")
@@ -123,8 +124,9 @@ def live(spark: Any, folders: dict[str, Path]) -> None:
             cpu[name] += time.process_time() - spent
     for name in folders:
         appliers[name].close()
-        report("epochs", table=name, median_ms=round(statistics.median(seconds[name]) * 1000, 1))
-    report("epochs", process_seconds_of_both=round(sum(cpu.values()), 1), epochs=EPOCHS)
+    clustered, plain = (statistics.median(seconds[name]) * 1000 for name in ("clustered", "plain"))
+    figure(f"{WHAT}: one epoch of {UPDATES:,} updates, median of {EPOCHS}", clustered, "ms", PLAINLY, plain)
+    figure(f"{WHAT}: processor of {EPOCHS} epochs", cpu["clustered"], "s", PLAINLY, cpu["plain"])
 
 
 def asked(spark: Any, folders: dict[str, Path], when: str) -> None:
@@ -133,21 +135,28 @@ def asked(spark: Any, folders: dict[str, Path], when: str) -> None:
         assert len(set(answers.values())) == 1, answers
         rust = side_by_side([partial(by_delta_rs, folder, condition) for folder in folders.values()])
         java = side_by_side([partial(by_spark, spark, folder, condition) for folder in folders.values()])
-        for name, by_rust, by_java in zip(folders, rust, java, strict=True):
-            snapshot = read_snapshot(str(folders[name]))
-            layout, read = layout_of(snapshot.metadata), columns_read(predicate, lake_schema(PLAIN))
-            files = list(snapshot.files.values())
-            report(
-                "query",
-                when=when,
-                by=column,
-                table=name,
-                files=len(files),
-                runs=len({clustering.run_of(file.name) or file.name for file in files}),
-                files_read=sum(may_match(predicate, file, layout, read) for file in files),
-                delta_rs_ms=round(by_rust * 1000, 1),
-                spark_ms=round(by_java * 1000, 1),
-            )
+        question = f"{WHAT}: rows of one {column}, {when}"
+        for engine, times in (("delta-rs", rust), ("Spark", java)):
+            plain, clustered = (taken * 1000 for taken in times)
+            figure(f"{question}, by {engine}", clustered, "ms", PLAINLY, plain)
+        plain_files, files = (files_of(folder, predicate) for folder in folders.values())
+        figure(f"{question}: files that may hold them", files.asked, "files", PLAINLY, plain_files.asked)
+        figure(f"{question}: files", files.all, "files", PLAINLY, plain_files.all)
+        figure(f"{question}: runs of them", files.runs, "runs", PLAINLY, plain_files.runs)
+
+
+class Files(NamedTuple):
+    all: int
+    runs: int
+    asked: int  # those whose bounds let them hold a row that is asked for
+
+
+def files_of(folder: Path, predicate: Predicate) -> Files:
+    snapshot = read_snapshot(str(folder))
+    layout, read = layout_of(snapshot.metadata), columns_read(predicate, lake_schema(PLAIN))
+    files = list(snapshot.files.values())
+    runs = {clustering.run_of(file.name) or file.name for file in files}
+    return Files(len(files), len(runs), sum(may_match(predicate, file, layout, read) for file in files))
 
 
 def by_delta_rs(folder: Path, condition: str) -> tuple[int, int]:

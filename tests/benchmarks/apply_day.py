@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 from bench_apply import PAYLOAD
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
-from mixed_load import report
+from figures import figure
 from pyroaring import BitMap
 
 from headwater.apply import small_files as upkeep
@@ -55,6 +55,7 @@ KEEP_CUTS = 3600.0
 CLEAN_EVERY = 300
 REPORT_EVERY = 1000
 KEPT, REFERENCE = "public.kept", "public.reference"
+WORDS = {KEPT: "the table", REFERENCE: "the table that is never cleaned", "ledger": "the ledger"}
 BEGIN = datetime(2024, 5, 1, tzinfo=UTC)
 
 
@@ -183,7 +184,10 @@ class Day:
 
     def report(self, second: int) -> None:
         for name, folder in {**self.folders, "ledger": Path(ledger_path(str(self.root)))}.items():
-            report("day", epoch=second, table=name, **counted(folder))
+            for what, count in counted(folder).items():
+                unit = "MB" if what == "megabytes" else "files"
+                shown = what.replace("_", " ")
+                figure(f"{shown} of {WORDS[name]} after {second:,} epochs, {ROWS:,} rows", count, unit)
 
 
 def counted(folder: Path) -> dict[str, int]:
@@ -234,27 +238,20 @@ def queries(day: Day, spark: Any) -> None:
     write_deltalake(str(fresh), pa.table(rows))
     folder = day.folders[KEPT]
     snapshot = read_snapshot(str(folder)).files.values()
-    shape = {
-        "files": len(snapshot),
-        "deleted": sum(f.deleted for f in snapshot),
-        "rows": sum(f.rows or 0 for f in snapshot),
-    }
+    deleted = sum(file.deleted for file in snapshot)
+    figure(f"files after {EPOCHS:,} epochs on {ROWS:,} rows", len(snapshot), "files")
+    figure(f"deleted rows in them after {EPOCHS:,} epochs on {ROWS:,} rows", deleted, "rows")
     marked = day.root / "marked"
-    mark(spark, marked, pa.table(rows), shape["deleted"])
+    mark(spark, marked, pa.table(rows), deleted)
     asked = (("delta-rs", by_delta_rs), ("delta-rs, opening alone", opening), ("Spark", lambda f: by_spark(spark, f)))
     for engine, ask in asked:
         found, reference, engines_own = side_by_side([ask(folder), ask(fresh), ask(marked)])
-        report(
-            "query",
-            engine=engine,
-            seconds=found,
-            reference="freshly compacted",
-            reference_seconds=reference,
-            ratio=round(found / reference, 2),
-            compacted_as_many_deleted_seconds=engines_own,
-            ratio_of_that=round(engines_own / reference, 2),
-            **shape,
+        compacted, what = (
+            "the same rows freshly written",
+            f"a query of {ROWS:,} rows after {EPOCHS:,} epochs, by {engine}",
         )
+        figure(what, found, "s", compacted, reference)
+        figure(f"{what}: freshly written with as many rows deleted", engines_own, "s", compacted, reference)
 
 
 def mark(spark: Any, folder: Path, rows: pa.Table, deleted: int) -> None:
@@ -292,7 +289,8 @@ def cold_start(day: Day) -> None:
         for folder in folders:
             read_snapshot(folder)
         loaded = time.perf_counter() - began
-        report("cold start", table=name, tables=TABLES, open_by_delta_rs=round(opened, 2), snapshots=round(loaded, 2))
+        what = f"opening {TABLES:,} logs of {EPOCHS:,} epochs of {WORDS[name]}"
+        figure(f"{what}, by delta-rs", opened, "s", "our own snapshots", loaded)
 
 
 def main() -> None:
@@ -307,17 +305,14 @@ def main() -> None:
             if second % REPORT_EVERY == 0 or second == EPOCHS:
                 day.report(second)
         day.applier.close()
-        report(
-            "cost",
-            epochs=EPOCHS,
-            cpu_seconds_per_epoch=round((time.process_time() - spent) / EPOCHS, 4),
-            epoch_seconds_of_two_tables=round(statistics.median(day.apply_seconds), 4),
-            clean_up_seconds_each=round(statistics.median(day.clean_seconds[-5:]), 3),
-            share_of_a_second_per_epoch=round(sum(day.clean_seconds) / EPOCHS, 5),
-            ledger_bytes_per_row=round(
-                sum(f.stat().st_size for f in Path(ledger_path(scratch)).glob("*.parquet")) / EPOCHS
-            ),
-        )
+        what, one_each = f"{EPOCHS:,} epochs on {ROWS:,} rows", statistics.median(day.apply_seconds)
+        figure(f"{what}: one epoch over two tables, ledger row and upkeep included", one_each, "s")
+        figure(f"{what}: processor of one epoch", (time.process_time() - spent) / EPOCHS, "s")
+        if day.clean_seconds:
+            figure(f"{what}: one clean-up of {CLEAN_EVERY}", statistics.median(day.clean_seconds[-5:]), "s")
+        figure(f"{what}: clean-up's share of the time that they stand for", sum(day.clean_seconds) / EPOCHS * 100, "%")
+        ledger = sum(f.stat().st_size for f in Path(ledger_path(scratch)).glob("*.parquet"))
+        figure(f"{what}: the ledger on disk", ledger / EPOCHS, "bytes/row")
         queries(day, spark)
         cold_start(day)
 

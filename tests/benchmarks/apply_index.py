@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from direct_tables import make_table
-from mixed_load import report
+from figures import figure
 
 from headwater.apply.applier import Applier
 from headwater.apply.direct import Fence
@@ -160,23 +160,16 @@ def measure(scratch: Path, kind: str) -> float:
     again = large.apply()
     large.applier.close()
     cost = {rows: statistics.median(table.times) for rows, table in tables.items()}
-    report(
-        "random keys in a large table",
-        rows=ROWS,
-        key=kind,
-        keys=KEYS,
-        seconds=round(cost[ROWS], 4),
-        worst_seconds=round(max(large.times), 3),
-        build_seconds=round(first[ROWS], 1),
-        save_seconds=round(saving, 2),
-        first_batch_after_a_restart_seconds=round(again, 2),
-        index_bytes_per_row=round(kept / (ROWS + SMALL), 1),
-        peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
-        **memory,
-        reference=f"a table of {SMALL} rows",
-        reference_seconds=round(cost[SMALL], 4),
-        times_reference=round(cost[ROWS] / cost[SMALL], 2),
-    )
+    what, small = f"{KEYS:,} random keys in a table of {ROWS:,} rows, {kind}", f"a table of {SMALL:,} rows"
+    figure(what, cost[ROWS] * 1000, "ms", small, cost[SMALL] * 1000)
+    figure(f"{what}: worst", max(large.times) * 1000, "ms")
+    figure(f"{what}: the index built", first[ROWS], "s")
+    figure(f"{what}: the index saved", saving, "s")
+    figure(f"{what}: the index opened again after a restart", again, "s")
+    figure(f"{what}: the index on disk", kept / (ROWS + SMALL), "bytes/row")
+    figure(f"{what}: peak memory", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10, "MiB")
+    figure(f"{what}: memory of its own", memory["own_mib"], "MiB")
+    figure(f"{what}: pages of mapped files", memory["mapped_mib"], "MiB")
     for table in tables.values():
         shutil.rmtree(table.folder)
     return cost[ROWS]
@@ -193,8 +186,10 @@ def main() -> None:
             costs[kind] = measure(Path(scratch), kind)
             shutil.rmtree(cache_folder(), ignore_errors=True)
         if "bigint" in costs:
-            times = {kind: round(cost / costs["bigint"], 2) for kind, cost in costs.items()}
-            report("kinds of keys beside bigint", rows=ROWS, times_bigint=times)
+            for kind, cost in costs.items():
+                what = f"{KEYS:,} random keys in a table of {ROWS:,} rows, {kind} beside bigint"
+                if kind != "bigint":
+                    figure(what, cost * 1000, "ms", "bigint keys", costs["bigint"] * 1000)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,10 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
+
+from figures import figure
 
 from headwater.demo.postgres import EmbeddedServer
 from headwater.position import format_lsn, parse_lsn
@@ -191,30 +193,19 @@ class Reading:
     reader_peak_mb: float = 0.0
     driver_peak_mb: float = 0.0
 
-    def rounded(self) -> dict[str, float]:
-        return {name: round(value, 2) for name, value in asdict(self).items()}
 
-
-def compared(changes: int, size: int, passes: list[Reading], references: list[Reading]) -> dict[str, Any]:
+def compared(what: str, changes: int, size: int, passes: list[Reading], references: list[Reading]) -> None:
     """The best of our passes beside the best of `pg_recvlogical`; `size`: bytes of the log."""
     best, against = (min(readings, key=lambda r: r.seconds) for readings in (passes, references))
-    return {
-        "changes": changes,
-        "log_mb": round(size / 1e6, 1),
-        "changes_per_second": round(changes / best.seconds),
-        "mb_per_second": round(size / best.seconds / 1e6, 1),
-        "reference": "pg_recvlogical",
-        "reference_changes_per_second": round(changes / against.seconds),
-        "share_of_reference": round(against.seconds / best.seconds, 3),
-        "cpu_seconds_per_million": {
-            "walsender": round(best.walsender_cpu / changes * 1e6, 2),
-            "reader": round(best.reader_cpu / changes * 1e6, 2),
-            "driver": round(best.driver_cpu / changes * 1e6, 2),
-            "pg_recvlogical": round(against.reader_cpu / changes * 1e6, 2),
-        },
-        "passes": [reading.rounded() for reading in passes],
-        "references": [reading.rounded() for reading in references],
-    }
+    client, processor, million = "pg_recvlogical", "processor of the", "for a million changes"
+    figure(what, changes / best.seconds, "changes/s", client, changes / against.seconds)
+    figure(f"{what}: log", size / best.seconds / 1e6, "MB/s", client, size / against.seconds / 1e6)
+    theirs = against.reader_cpu / changes * 1e6
+    figure(f"{what}: {processor} walsender {million}", best.walsender_cpu / changes * 1e6, "s")
+    figure(f"{what}: {processor} reader {million}", best.reader_cpu / changes * 1e6, "s", client, theirs)
+    figure(f"{what}: {processor} decoder {million}", best.driver_cpu / changes * 1e6, "s")
+    figure(f"{what}: peak memory of the reader", best.reader_peak_mb, "MB")
+    figure(f"{what}: peak memory of the decoder", best.driver_peak_mb, "MB")
 
 
 def cpu(pid: int) -> float | None:

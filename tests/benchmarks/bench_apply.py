@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
-from mixed_load import report
+from figures import figure
 
 from headwater.apply.applier import Applier
 from headwater.apply.direct import Fence
@@ -111,17 +111,11 @@ def main() -> None:
                 shutil.rmtree(cache_folder(), ignore_errors=True)
                 table.applier = Applier(lambda: spark, Fence("bench/generation", table.lsn))
                 cold, _ = table.apply(count)
-                report(
-                    "upsert",
-                    rows=ROWS,
-                    key=kind,
-                    keys=count,
-                    seconds=round(statistics.median(wall for wall, _ in direct), 3),
-                    cpu_seconds=round(statistics.median(cpu for _, cpu in direct), 3),
-                    without_an_index_seconds=round(cold, 2),
-                    reference="Spark MERGE",
-                    reference_seconds=round(statistics.median(merged), 2),
-                )
+                what = f"{count:,} random keys updated in a table of {ROWS:,} rows, {kind} key"
+                merge = "Spark MERGE"
+                figure(what, statistics.median(wall for wall, _ in direct), "s", merge, statistics.median(merged))
+                figure(f"{what}: processor", statistics.median(cpu for _, cpu in direct), "s")
+                figure(f"{what}: the first batch, which builds the index of keys", cold, "s")
             table.applier.close()
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from mixed_load import report
+from figures import figure
 from pyspark.sql import SparkSession
 
 from headwater.lake.ledger import Ledger, TableVersion
@@ -30,7 +30,7 @@ def timed(commit: Callable[[int], None]) -> dict[str, float]:
         commit(number)
         taken.append((time.perf_counter() - started) * 1000)
     counted = sorted(taken[WARM_UP:])
-    return {"fastest_ms": round(counted[0], 1), "median_ms": round(statistics.median(counted), 1)}
+    return {"fastest": counted[0], "median": statistics.median(counted)}
 
 
 def ledger_row(root: str) -> Callable[[int], None]:
@@ -73,15 +73,13 @@ def spark_append(spark: SparkSession, path: str) -> Callable[[int], None]:
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="headwater-bench-") as scratch:
         spark = build_session()
-        report(
-            "small commit",
-            commits=COMMITS,
-            load_average=round(os.getloadavg()[0], 1),
-            ledger_row_by_delta_rs=timed(ledger_row(os.path.join(scratch, "lake"))),
-            reference="an empty commit by Delta Kernel; a one-row append by Spark",
-            delta_kernel=timed(kernel_commit(spark, os.path.join(scratch, "kernel"))),
-            spark_append=timed(spark_append(spark, os.path.join(scratch, "spark"))),
-        )
+        ours = timed(ledger_row(os.path.join(scratch, "lake")))
+        kernel = timed(kernel_commit(spark, os.path.join(scratch, "kernel")))
+        append = timed(spark_append(spark, os.path.join(scratch, "spark")))
+        for which, value in ours.items():
+            what = f"one ledger row of ten tables, by delta-rs: {which} of {COMMITS}"
+            figure(what, value, "ms", "an empty commit by Delta Kernel", kernel[which])
+            figure(f"{what}, beside Spark", value, "ms", "a one-row append by Spark", append[which])
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from mixed_load import report
+from figures import figure
 from rich.console import Console
 
 from headwater.demo.environment import demo_environment
@@ -71,14 +71,8 @@ def parsing() -> None:
             )
         seconds, dags = parsed(scratch, OURS, scratch)
         reference, _ = parsed(scratch, PLAIN, str(dags))
-    report(
-        "parsing DAGs",
-        pipelines=PIPELINES,
-        dags=dags,
-        seconds=round(seconds, 2),
-        reference="as many DAGs with a SparkSubmitOperator each",
-        reference_seconds=round(reference, 2),
-    )
+    plain = f"{dags} DAGs with a SparkSubmitOperator each"
+    figure(f"parsing the {dags} DAGs of {PIPELINES} pipelines of ten tables", seconds, "s", plain, reference)
 
 
 def first_tasks(events: Path) -> Iterator[float]:
@@ -124,14 +118,9 @@ def starting() -> None:
                 subprocess.run([submit, "--master", "local[2]", str(job)], check=True, capture_output=True)
                 bare.append(first_task_since(began))
             writer.stop()
-    report(
-        "start of a DAG run to the first task of its Spark job",
-        times=TIMES,
-        median_seconds=round(statistics.median(ours), 2),
-        longest_seconds=round(max(ours), 2),
-        reference="bare spark-submit of one job, beside the same Airflow",
-        reference_seconds=round(statistics.median(bare), 2),
-    )
+    what, submitted = f"start of a DAG run to the first task of its Spark job, {TIMES} times", "a bare spark-submit"
+    figure(f"{what}: median", statistics.median(ours), "s", submitted, statistics.median(bare))
+    figure(f"{what}: longest", max(ours), "s", submitted, statistics.median(bare))
 
 
 if __name__ == "__main__":

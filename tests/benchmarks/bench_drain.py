@@ -12,7 +12,8 @@ import threading
 import time
 from pathlib import Path
 
-from mixed_load import assert_equal, make_mixed_tables, pipeline, report, server
+from figures import figure
+from mixed_load import assert_equal, make_mixed_tables, pipeline, server
 
 from headwater.demo.postgres import EmbeddedServer
 from headwater.load.load import load
@@ -81,18 +82,11 @@ def main() -> None:
         result = replicate(wanted, "now", None, threading.Event())
         whole, cpu = time.perf_counter() - started, cpu_seconds() - cpu
         assert_equal(source, wanted, tables)
-        report(
-            "drain",
-            changes=CHANGES,
-            epochs=result["epochs"],
-            cpu_seconds_per_100k_changes=round(cpu / CHANGES * 100_000, 2),
-            changes_per_second=round(CHANGES / whole),
-            reader_alone_changes_per_second=round(CHANGES / reading),
-            reference="pg_recvlogical",
-            reference_changes_per_second=round(CHANGES / reference),
-            share_of_reference=round(reference / whole, 3),
-            reader_share_of_reference=round(reference / reading, 3),
-        )
+        what, client = f"draining {CHANGES:,} single-row commits over {len(tables)} tables", "pg_recvlogical"
+        figure(what, CHANGES / whole, "changes/s", client, CHANGES / reference)
+        figure(f"{what}: the reader alone", CHANGES / reading, "changes/s", client, CHANGES / reference)
+        figure(f"{what}: processor of driver and reader for 100,000 changes", cpu / CHANGES * 100_000, "s")
+        figure(f"{what}: epochs", result["epochs"], "epochs")
 
 
 if __name__ == "__main__":

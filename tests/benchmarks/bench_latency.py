@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 
 import psycopg
-from mixed_load import TABLES, make_mixed_tables, pipeline, report, server
+from figures import figure
+from mixed_load import TABLES, make_mixed_tables, pipeline, server
 
 from headwater.demo.postgres import EmbeddedServer
 from headwater.lake.position_file import read_position_file
@@ -23,7 +24,7 @@ from headwater.position import parse_lsn
 from headwater.replicate.replicate import replicate
 from headwater.spark.session import build_session
 
-SECONDS = float(os.environ.get("HEADWATER_BENCH_SECONDS", "120"))
+SECONDS = float(os.environ.get("HEADWATER_BENCH_SECONDS", "60"))
 RATE = int(os.environ.get("HEADWATER_BENCH_RATE", "1000"))
 STEP = 0.1
 
@@ -95,18 +96,12 @@ def main() -> None:
             spark.createDataFrame([(1,)], "id int").write.format("delta").mode("append").save(f"{scratch}/bare")
             appends.append(time.perf_counter() - started)
         half = delays[len(delays) // 2 :]  # the JVM is warm by then
-        report(
-            "commit to published",
-            changes_per_second=RATE,
-            tables=TABLES,
-            seconds=SECONDS,
-            written=written,
-            published=len(delays) * int(RATE * STEP),
-            p50_seconds=round(statistics.median(half), 2) if half else None,
-            p99_seconds=round(statistics.quantiles(half, n=100)[98], 2) if len(half) > 1 else None,
-            reference="one-row Delta append by Spark, median",
-            reference_seconds=round(statistics.median(appends), 3),
-        )
+        what = f"commit to readable, {RATE:,} changes/s over {TABLES} tables, {SECONDS:.0f} s"
+        append, bare = "a one-row Delta append by Spark", statistics.median(appends)
+        p99 = statistics.quantiles(half, n=100)[98] if len(half) > 1 else None
+        figure(f"{what}: p50", statistics.median(half) if half else None, "s", append, bare)
+        figure(f"{what}: p99", p99, "s", append, bare)
+        figure(f"{what}: changes published", len(delays) * int(RATE * STEP), "changes", "changes written", written)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from mixed_load import pipeline, report, server
+from figures import figure
+from mixed_load import pipeline, server
 from pyspark.sql import SparkSession
 
 from headwater.load.load import load
@@ -47,19 +48,14 @@ def main() -> None:
         started = time.perf_counter()
         _reencode(spark, folder, "wide")
         again = time.perf_counter() - started
-        report(
-            "bulk load",
-            rows=result["rows"],
-            columns=10,
-            partition_by=PARTITION_BY,
-            files=len(list((folder / "lake" / "public" / "wide").rglob("*.parquet"))),
-            load_seconds=round(seconds, 2),
-            copy_and_commit_seconds=result["seconds"],
-            rows_per_second=round(ROWS / seconds),
-            reference="re-encoding Delta to Delta",
-            reference_seconds=round(again, 2),
-            times_reference=round(seconds / again, 2),
-        )
+        by = f", partitioned by {' and '.join(PARTITION_BY)}" if PARTITION_BY else ""
+        what = f"bulk load of {ROWS:,} rows x 10 columns{by}"
+        again_by = "re-encoding the same rows Delta to Delta"
+        files = len(list((folder / "lake" / "public" / "wide").rglob("*.parquet")))
+        figure(what, seconds, "s", again_by, again)
+        figure(f"{what}: speed", ROWS / seconds, "rows/s", again_by, ROWS / again)
+        figure(f"{what}: copy and commit alone", result["seconds"], "s")
+        figure(f"{what}: files", files, "files")
 
 
 def _reencode(spark: SparkSession, folder: Path, table: str) -> None:

@@ -4,7 +4,7 @@ Drivers are processes of their own, as a scheduler starts them. Warm: the next o
 with --take-over. Reference of the same run: cold boundaries, where the next one is started when the last has ended.
 What two drivers at once cost is read from /proc while they overlap.
 
-HEADWATER_BENCH_RATE changes a second (100), HEADWATER_BENCH_BOUNDARIES of each kind (4), HEADWATER_BENCH_ROWS rows of
+HEADWATER_BENCH_RATE changes a second (1,000), HEADWATER_BENCH_BOUNDARIES of each kind (4), HEADWATER_BENCH_ROWS rows of
 each table before (100,000), HEADWATER_BENCH_BY=spark-submit: drivers as Airflow starts them, with a JVM each.
 """
 
@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from bench_latency import STEP, write
-from mixed_load import TABLES, make_mixed_tables, pipeline, report, server
+from figures import figure
+from mixed_load import TABLES, make_mixed_tables, pipeline, server
 
 import headwater
 from headwater.demo.postgres import EmbeddedServer
@@ -35,7 +36,7 @@ from headwater.lake.position_file import read_position_file
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.spark.session import job_conf, submit_environment
 
-RATE = int(os.environ.get("HEADWATER_BENCH_RATE", "100"))
+RATE = int(os.environ.get("HEADWATER_BENCH_RATE", "1000"))
 BOUNDARIES = int(os.environ.get("HEADWATER_BENCH_BOUNDARIES", "4"))
 ROWS = int(os.environ.get("HEADWATER_BENCH_ROWS", "100000"))
 BY = os.environ.get("HEADWATER_BENCH_BY", "python")
@@ -193,23 +194,17 @@ def _measure(
         running.stop()
         running.result()
     seconds = sorted(overlap[2] for overlap in overlaps)
-    report(
-        "commit to published across a slice boundary",
-        by=BY,
-        changes_per_second=RATE,
-        tables=TABLES,
-        rows_per_table=ROWS,
-        boundaries=BOUNDARIES,
-        warm=_figures(boundaries["warm"]),
-        reference="cold boundaries: the next driver is started when the last has ended",
-        cold=_figures(boundaries["cold"]),
-        no_boundary=_figures([quiet]),
-        overlap_seconds=[round(second, 1) for second in seconds],
-        one_driver={"rss_mb": round(alone_memory), "cpu_per_second": round(alone_cpu, 2)},
-        both={
-            "rss_mb": round(max(overlap[0] for overlap in overlaps)),
-            "successor_cpu_seconds": round(statistics.median(overlap[1] for overlap in overlaps), 1),
-        },
+    what = f"commit to readable across a slice boundary, {RATE:,} changes/s over {TABLES} tables, by {BY}"
+    cold, reference = _figures(boundaries["cold"]), "cold boundaries: the next driver starts when the last has ended"
+    for case, found in (("warm", _figures(boundaries["warm"])), ("without a boundary", _figures([quiet]))):
+        for name, value in found.items():
+            figure(f"{what}: {case}, {name}", value, "s", reference, cold[name])
+    figure(f"{what}: two drivers overlap for", statistics.median(seconds), "s")
+    both = max(overlap[0] for overlap in overlaps)
+    figure(f"{what}: resident memory of two drivers", both, "MB", "one driver", alone_memory)
+    spent = statistics.median(overlap[1] for overlap in overlaps)
+    figure(
+        f"{what}: processor of a successor until it has taken over", spent, "s", "one driver, each second", alone_cpu
     )
 
 
@@ -228,11 +223,10 @@ def _figures(windows: list[list[float]]) -> dict[str, float]:
     delays = sorted(delay for window in windows for delay in window)
     worst = [max(window) for window in windows if window]
     return {
-        "steps": len(delays),
-        "p50_seconds": round(statistics.median(delays), 2),
-        "p99_seconds": round(statistics.quantiles(delays, n=100)[98], 2),
-        "median_of_worst_seconds": round(statistics.median(worst), 2),
-        "worst_seconds": round(delays[-1], 2),
+        "p50": statistics.median(delays),
+        "p99": statistics.quantiles(delays, n=100)[98],
+        "median of each boundary's worst": statistics.median(worst),
+        "worst": delays[-1],
     }
 
 

@@ -4,13 +4,11 @@
 
 The loop is the reference: what one would write without numpy, giving Arrow arrays of the same values. Both run
 over the same blocks in the same process, on one core; time is the process's CPU time, so that a busy machine
-does not count. The same rows as text, as a connection without `binary` sends them, are decoded beside. One JSON object
-is printed.
+does not count. The same rows as text, as a connection without `binary` sends them, are decoded beside.
 """
 
 from __future__ import annotations
 
-import json
 import struct
 import time
 import uuid
@@ -21,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from figures import figure
 
 from headwater.arrow_types import arrow_type
 from headwater.log.values.decode import decode_tuples
@@ -160,8 +159,8 @@ def main() -> None:
         expected = reference(buffer.tobytes(), starts.tolist())
         assert all(decoded[name].equals(expected[name]) for name in TYPES), "the two decoders differ"
     texts = text_block(decode_tuples(*blocks[0], COLUMNS).columns)
-    from_text, from_binary = (decode_tuples(*block, COLUMNS).columns for block in (texts, blocks[0]))
-    assert all(from_text[name].equals(from_binary[name]) for name in TYPES), "text and binary differ"
+    texts_decoded, from_binary = (decode_tuples(*block, COLUMNS).columns for block in (texts, blocks[0]))
+    assert all(texts_decoded[name].equals(from_binary[name]) for name in TYPES), "text and binary differ"
 
     def vectorised() -> None:
         for block in range(BLOCKS):
@@ -176,18 +175,13 @@ def main() -> None:
     rate = ROWS * BLOCKS / seconds(vectorised)
     reference_rate = ROWS * REFERENCE_BLOCKS / seconds(loop)
     by_column = {column.name: alone(generator, column) for column in COLUMNS}
-    result = {
-        "benchmark": "decode_tuples",
-        "rows_per_block": ROWS,
-        "columns": len(COLUMNS),
-        "bytes_per_row": round(len(blocks[0][0]) / ROWS, 1),
-        "rows_per_second": round(rate),
-        "from_text_rows_per_second": round(ROWS / seconds(lambda: decode_tuples(*texts, COLUMNS))),
-        "reference_rows_per_second": round(reference_rate),
-        "times_the_reference": round(rate / reference_rate, 1),
-        "ns_per_value_of_one_column": by_column,
-    }
-    print(json.dumps(result, indent=2))
+    what = f"decoding {len(COLUMNS)} ordinary columns, blocks of {ROWS:,} rows, one core"
+    from_text = ROWS / seconds(lambda: decode_tuples(*texts, COLUMNS))
+    figure(what, rate, "rows/s", "a struct loop by row", reference_rate)
+    figure(f"{what}: from text", from_text, "rows/s", "from binary", rate)
+    figure(f"{what}: bytes of a row", len(blocks[0][0]) / ROWS, "bytes")
+    for column, nanoseconds in by_column.items():
+        figure(f"{what}: one value of {column} alone", nanoseconds, "ns")
 
 
 if __name__ == "__main__":

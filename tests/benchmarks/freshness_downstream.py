@@ -23,7 +23,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
-from mixed_load import report
+from figures import figure
 from rich.console import Console
 
 from headwater.demo.airflow_server import example_dags
@@ -156,10 +156,6 @@ def many(demo: Demo, published: Published) -> tuple[list[float], list[float]]:
     return verdicts, ends
 
 
-def quantiles(seconds: list[float]) -> str:
-    return ", ".join(f"{np.quantile(seconds, share):.2f}" for share in (0.5, 0.99))
-
-
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="headwater-bench-") as scratch:
         for file in example_dags().glob("*.py"):
@@ -183,29 +179,24 @@ def main() -> None:
                 until(lambda: "many" in demo.airflow.client.dag_ids())
                 verdicts, ends = many(demo, published)
             writer.stop()
-    report(
-        "published to the ends of sensors that wait together",
-        sensors=SENSORS,
-        to_verdict_p50_p99=quantiles(verdicts),
-        to_task_ended_p50_p99=quantiles(ends),
-        reference="Airflow's own DateTimeSensorAsync, alone, from its moment to its end, median",
-        reference_seconds=round(statistics.median(stages[0] for stages in found["by_airflow"]), 2),
-    )
+    alone = statistics.median(stages[0] for stages in found["by_airflow"])
+    own = "Airflow's DateTimeSensorAsync, alone, from its moment to its end"
+    for to, seconds in (("the verdict", verdicts), ("the end of their tasks", ends)):
+        for share, shown in ((0.5, "p50"), (0.99, "p99")):
+            what = f"{SENSORS} sensors that wait together, from publication to {to}: {shown}"
+            figure(what, float(np.quantile(seconds, share)), "s", own, alone)
     totals = {kind: [sum(stages) for stages in each] for kind, each in found.items()}
     for kind in KINDS[:2]:
-        names = ("published", "sensor_ended", "first_line")
-        medians = (statistics.median(stage) for stage in zip(*found[kind], strict=True))
-        report(
-            "moment to downstream",
-            sensor=kind,
-            times=TIMES,
-            **{f"to_{name}_seconds": round(seconds, 2) for name, seconds in zip(names, medians, strict=True)},
-            median_seconds=round(statistics.median(totals[kind]), 2),
-            longest_seconds=round(max(totals[kind]), 2),
-            reference="Airflow's own DateTimeSensorAsync, from its moment, median",
-            reference_seconds=round(statistics.median(totals["by_airflow"]), 2),
-            reference_to_sensor_ended_seconds=round(statistics.median(s[0] for s in found["by_airflow"]), 2),
-        )
+        shown = kind.replace("_", " ")
+        what = f"everything committed before a moment, from the moment to the next task's first line, {shown}"
+        sensor = "Airflow's DateTimeSensorAsync for such a moment"
+        theirs = statistics.median(totals["by_airflow"])
+        figure(f"{what}: median of {TIMES}", statistics.median(totals[kind]), "s", sensor, theirs)
+        figure(f"{what}: longest of {TIMES}", max(totals[kind]), "s", sensor, theirs)
+        published_after, ended_after, begun_after = (statistics.median(s) for s in zip(*found[kind], strict=True))
+        figure(f"{what}: the cut's epoch is published after", published_after, "s")
+        figure(f"{what}: then the sensor's task ends after", ended_after, "s", sensor, alone)
+        figure(f"{what}: then the next task's first line after", begun_after, "s")
 
 
 if __name__ == "__main__":

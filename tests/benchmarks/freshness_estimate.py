@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 
 import numpy as np
-from mixed_load import make_mixed_tables, pipeline, report, server
+from figures import figure
+from mixed_load import make_mixed_tables, pipeline, server
 
 from headwater.load.load import load
 from headwater.pipeline_file.pipeline import load_pipeline
@@ -66,16 +67,14 @@ def main() -> None:
     left = end - moments
     judged = (moments > STABLE * end) & (left > 1)
     off, reference = (np.abs(guess - left)[judged] / left[judged] for guess in (ours, by_average))
-    report(
-        "estimates of a wait",
-        seconds=round(end, 1),
-        estimates=int(judged.sum()),
-        median_off=round(float(np.median(off)), 3),
-        ninth_decile_off=round(float(np.quantile(off, 0.9)), 3),
-        reference="by the average speed so far",
-        reference_median_off=round(float(np.median(reference)), 3),
-        reference_ninth_decile_off=round(float(np.quantile(reference, 0.9)), 3),
+    what, average = (
+        f"a wait's estimate while {COMMITS:,} commits are caught up with, off by",
+        "the average speed so far",
     )
+    figure(f"{what}: median", float(np.median(off)) * 100, "%", average, float(np.median(reference)) * 100)
+    nine = (float(np.quantile(each, 0.9)) * 100 for each in (off, reference))
+    figure(f"{what}: nine of ten within", next(nine), "%", average, next(nine))
+    figure(f"catching up with {COMMITS:,} commits", end, "s")
 
 
 if __name__ == "__main__":

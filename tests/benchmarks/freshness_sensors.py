@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mixed_load import make_mixed_tables, pipeline, report, server
+from figures import figure
+from mixed_load import make_mixed_tables, pipeline, server
 
 from headwater.demo.postgres import EmbeddedServer
 from headwater.lake import reader as status
@@ -117,14 +118,10 @@ def fresh(wanted: Pipeline, tables: list[str]) -> None:
 
     found = asyncio.run(scenario())
     low, high = np.quantile(found[1:], [0.5, 0.99])
-    report(
-        "freshness_sensors",
-        step="fresh already",
-        triggers=FRESH,
-        first_ms=round(1000 * found[0], 1),
-        p50_ms=round(1000 * low, 1),
-        p99_ms=round(1000 * high, 1),
-    )
+    what = f"a trigger whose target has passed, {FRESH} one after the other"
+    figure(f"{what}: the first", 1000 * found[0], "ms")
+    figure(f"{what}: p50", 1000 * low, "ms")
+    figure(f"{what}: p99", 1000 * high, "ms")
 
 
 def idle(source: EmbeddedServer, wanted: Pipeline, tables: list[str], reads: Reads, sensors: int) -> None:
@@ -139,15 +136,11 @@ def idle(source: EmbeddedServer, wanted: Pipeline, tables: list[str], reads: Rea
         asked, read, cpu, started = sessions(source), reads.count, time.process_time(), time.perf_counter()
         await asyncio.sleep(IDLE_SECONDS)
         seconds = time.perf_counter() - started
-        report(
-            "freshness_sensors",
-            step="waiting",
-            sensors=sensors,
-            source_sessions_per_second=round((sessions(source) - asked) / seconds, 2),
-            position_reads_per_second=round((reads.count - read) / seconds, 2),
-            cpu_percent_of_a_core=round(100 * (time.process_time() - cpu) / seconds, 1),
-            kib_per_sensor=round(memory, 1),
-        )
+        what = f"{sensors:,} deferred sensors that wait on one pipeline"
+        figure(f"{what}: sessions at the source", (sessions(source) - asked) / seconds, "sessions/s")
+        figure(f"{what}: reads of the position file", (reads.count - read) / seconds, "reads/s")
+        figure(f"{what}: processor", 100 * (time.process_time() - cpu) / seconds, "% of a core")
+        figure(f"{what}: memory of each", memory, "KiB")
         for task in tasks:
             task.cancel()
 
@@ -186,9 +179,10 @@ def drain(
     return found["end"] - found["first"], wakes
 
 
-def report_woken(step: str, wakes: list[float]) -> None:
-    low, high = (round(float(value), 3) for value in np.percentile(wakes, [50, 99]))
-    report("freshness_sensors", step=step, sensors=len(wakes), wake_p50_seconds=low, wake_p99_seconds=high)
+def report_woken(by: str, rounds: list[list[float]]) -> None:
+    what, (low, high) = f"{SENSORS:,} sensors woken at once, by {by}", np.percentile(rounds, [50, 99])
+    for share, value in (("p50", low), ("p99", high), ("the last", np.max(rounds))):
+        figure(f"{what}: {share}", float(value), "s")
 
 
 def main() -> None:
@@ -206,22 +200,24 @@ def main() -> None:
         idle(source, wanted, tables, reads, 1)
         idle(source, wanted, tables, reads, SENSORS)
         drain(source, wanted, tables, 0)  # and what was written for the idle ones
-        for _ in range(ROUNDS):
-            report_woken("woken by a few changes", drain(source, wanted, tables, SENSORS, 100)[1])
+        few = [drain(source, wanted, tables, SENSORS, 100)[1] for _ in range(ROUNDS)]
+        report_woken("a few changes", few)
+        backlog: list[list[float]] = []
         seconds: dict[int, list[float]] = {0: [], SENSORS: []}
         for _ in range(ROUNDS):
             for sensors in (0, SENSORS):
                 took, wakes = drain(source, wanted, tables, sensors)
                 seconds[sensors].append(took)
                 if wakes:
-                    report_woken("woken by a backlog", wakes)
-        report(
-            "freshness_sensors",
-            step="drain",
-            sensors=SENSORS,
-            changes_per_second=round(CHANGES / float(np.median(seconds[SENSORS]))),
-            reference="no sensor",
-            reference_changes_per_second=round(CHANGES / float(np.median(seconds[0]))),
+                    backlog.append(wakes)
+        report_woken("a backlog", backlog)
+        rate, free = (CHANGES / float(np.median(seconds[waiting])) for waiting in (SENSORS, 0))
+        figure(
+            f"a backlog of {CHANGES:,} changes drained while {SENSORS:,} sensors wait",
+            rate,
+            "changes/s",
+            "no sensor",
+            free,
         )
 
 

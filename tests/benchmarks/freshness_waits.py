@@ -23,7 +23,8 @@ from pathlib import Path
 import numpy as np
 import psycopg
 from bench_latency import write
-from mixed_load import make_mixed_tables, pipeline, report, server
+from figures import figure
+from mixed_load import make_mixed_tables, pipeline, server
 
 from headwater import commit_position, scan, wait
 from headwater.demo.postgres import EmbeddedServer
@@ -122,32 +123,21 @@ def main() -> None:
 
 def measure(source: EmbeddedServer, file: str, tables: list[str], waiting: Pool) -> None:
     alone = waiting.apply(waits, (file, tables, 1, min(SECONDS, 10)))
-    reference = {
-        "reference": "one reader, nobody writes",
-        "reference_mean_seconds": round(float(np.mean(alone)), 3),
-    }
     with writing(source, RATE):
         found = waiting.apply(waits, (file, tables, READERS, SECONDS))
-    report(
-        "waits for now under write load",
-        readers=READERS,
-        waits=len(found),
-        changes_per_second=RATE,
-        mean_seconds=round(float(np.mean(found)), 2),
-        p99_seconds=round(float(np.quantile(found, 0.99)), 2),
-        **reference,
+    what, alone_reads = (
+        f"{READERS} readers wait for now and read, beside {RATE:,} commits/s",
+        "one reader, nobody writes: mean",
     )
+    figure(f"{what}: mean", float(np.mean(found)), "s", alone_reads, float(np.mean(alone)))
+    figure(f"{what}: p99", float(np.quantile(found, 0.99)), "s", alone_reads, float(np.mean(alone)))
+    figure(f"{what}: waits that ended", len(found), "waits")
     with writing(source, RATE // 10):
         stale, found = waiting.apply(markers, (file, WAITS))
-    report(
-        "markers",
-        waits=WAITS,
-        stale=stale,
-        changes_per_second=RATE // 10,
-        mean_seconds=round(float(np.mean(found)), 2),
-        p99_seconds=round(float(np.quantile(found, 0.99)), 2),
-        **reference,
-    )
+    what = f"{WAITS:,} markers committed and waited for, beside {RATE // 10:,} commits/s"
+    figure(f"{what}: missing in the cut", stale, "markers")
+    figure(f"{what}: mean", float(np.mean(found)), "s", alone_reads, float(np.mean(alone)))
+    figure(f"{what}: p99", float(np.quantile(found, 0.99)), "s", alone_reads, float(np.mean(alone)))
 
 
 if __name__ == "__main__":

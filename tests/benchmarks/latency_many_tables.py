@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 from bench_latency import STEP, at_rate
-from mixed_load import pipeline, report, server
+from figures import figure
+from mixed_load import pipeline, server
 
 from headwater.demo.postgres import EmbeddedServer
 from headwater.lake.position_file import read_position_file
@@ -77,19 +78,14 @@ def main() -> None:
         driver.join()
         settled = found[len(found) // 4 :]  # every table's first batch builds its index
         moments, delays = (np.array(column) for column in zip(*settled, strict=True))
-        report(
-            "commit to published, many tables",
-            changes_per_second=round(written / SECONDS),
-            tables=TABLES,
-            seconds=SECONDS,
-            published_per_second=round(len(found) * int(RATE * STEP) / SECONDS),
-            p50_seconds=round(float(np.median(delays)), 2),
-            p99_seconds=round(float(np.quantile(delays, 0.99)), 2),
-            slope_seconds_per_hour=round(float(np.polyfit(moments, delays, 1)[0]) * 3600, 2),
-            median_of_each_fifth=[round(float(np.median(part)), 2) for part in np.array_split(delays, 5)],
-            reference="a tenth of the rate, median",
-            reference_seconds=round(statistics.median(delay for _, delay in quiet[len(quiet) // 2 :]), 2),
-        )
+        what = f"commit to readable, {RATE:,} changes/s over {TABLES} tables, {SECONDS:.0f} s"
+        tenth, slow = statistics.median(delay for _, delay in quiet[len(quiet) // 2 :]), "a tenth of the rate: p50"
+        figure(f"{what}: p50", float(np.median(delays)), "s", slow, tenth)
+        figure(f"{what}: p99", float(np.quantile(delays, 0.99)), "s", slow, tenth)
+        figure(f"{what}: slope of the lag", float(np.polyfit(moments, delays, 1)[0]) * 3600, "s/hour")
+        for number, part in enumerate(np.array_split(delays, 5), 1):
+            figure(f"{what}: p50 of fifth {number}", float(np.median(part)), "s")
+        figure(f"{what}: published", len(found) * int(RATE * STEP) / SECONDS, "changes/s", "written", written / SECONDS)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,14 @@ columns; HEADWATER_BENCH_CONNECTIONS reading connections (2).
 from __future__ import annotations
 
 import os
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from mixed_load import pipeline, report, server
+from figures import figure
+from mixed_load import pipeline, server
 
 from headwater.delta import storage
 from headwater.load.load import load
@@ -78,21 +80,18 @@ def main() -> None:
         started = time.perf_counter()
         load(wanted, [TableName("public", table) for table in sizes], again=True)
         together = time.perf_counter() - started
-        report(
-            "load of many tables",
-            tables=len(sizes),
-            rows=sum(sizes.values()),
-            connections=CONNECTIONS,
-            seconds=round(together, 2),
-            small_alone_seconds=round(seconds["small"], 2),
-            large_alone_seconds=round(seconds["large"], 2),
-            small_again_seconds=[seconds for seconds, _ in both[::2]],
-            small_again_syncs_of_lake_and_files_and_their_seconds=[spent for _, spent in both[::2]],
-            small_again_without_syncs_seconds=[seconds for seconds, _ in both[1::2]],
-            reference="as many rows in one table",
-            reference_seconds=round(seconds["single"], 2),
-            times_reference=round(together / seconds["single"], 2),
+        what, single = (
+            f"load of {TABLES} tables of {SMALL:,} rows and one of {ROWS:,}, {CONNECTIONS} connections",
+            "as many rows in one table",
         )
+        figure(what, together, "s", single, seconds["single"])
+        figure(f"{what}: the small ones alone", seconds["small"], "s", single, seconds["single"])
+        figure(f"{what}: the large one alone", seconds["large"], "s", single, seconds["single"])
+        synced, unsynced = (statistics.median(taken for taken, _ in runs) for runs in (both[::2], both[1::2]))
+        figure(f"{what}: the small ones loaded again", synced, "s", "without any sync", unsynced)
+        last = both[2][1]
+        figure(f"{what}: syncs of lake and files when loaded again", last[0] + last[2], "syncs")
+        figure(f"{what}: seconds of threads in these syncs", last[1] + last[3], "s")
 
 
 if __name__ == "__main__":

@@ -8,8 +8,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from figures import figure
 from log_sealing import Load, driver
-from mixed_load import make_mixed_tables, pipeline, report, server
+from mixed_load import make_mixed_tables, pipeline, server
 
 from headwater.lake.position_file import read_position_file
 from headwater.load.load import load
@@ -48,17 +49,13 @@ def main() -> None:
                         break
             seconds = now - began
             written = load_.marks[-1][0] - behind[0][0]
-            report(
-                "catching up",
-                changes_per_second=RATE,
-                outage_seconds=round(began - stopped, 1),
-                seconds_to_catch_up=round(seconds, 1),
-                log_bytes_applied=written,
-                applied_to_written_rate=round((seconds + began - stopped) / seconds, 2),
-                estimates=estimates[:: max(1, len(estimates) // 8)],
-                reference="the source's rate, bytes of log a second",
-                reference_bytes_per_second=round(written / (now - behind[0][1])),
-            )
+            what = f"catching up after a stop of {OUTAGE:.0f} s while {RATE:,} changes/s go on"
+            applied = written / seconds
+            figure(what, seconds, "s", "the stop", began - stopped)
+            figure(f"{what}: log applied", applied / 1e6, "MB/s", "log written", written / (now - behind[0][1]) / 1e6)
+            figure(f"{what}: rate", (seconds + began - stopped) / seconds, "times the source's rate")
+            for after, left, bottleneck in estimates[:: max(1, len(estimates) // 8)]:
+                print(f"after {after} s: {left} s to go, held up by {bottleneck}")
 
 
 if __name__ == "__main__":

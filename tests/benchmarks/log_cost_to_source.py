@@ -23,10 +23,10 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from backlogs import WORK_MEM, WalsenderCpu, cpu
-from mixed_load import pipeline, report, server
+from figures import figure
+from mixed_load import pipeline, server
 
 from headwater.demo.postgres import EmbeddedServer
 from headwater.load.load import load
@@ -146,6 +146,13 @@ CASES: dict[str, Callable[[EmbeddedServer, Pipeline], contextlib.AbstractContext
     "headwater": beside_headwater,
 }
 
+CASES_IN_WORDS = {
+    "alone": "alone",
+    "idle slot": "beside an idle slot",
+    "pg_recvlogical": "beside pg_recvlogical",
+    "headwater": "beside Headwater",
+}
+
 
 def _drained(source: EmbeddedServer, beside: Beside, look: Callable[[], None]) -> float:
     """Wait until the slot has confirmed what the log holds now; the seconds that took."""
@@ -205,25 +212,26 @@ def _number(pattern: str, text: str) -> str:
     return found[1]
 
 
-def figures(case: str, rounds: list[Round], alone_tps: float, idle_tps: float) -> dict[str, Any]:
+def figures(case: str, rounds: list[Round], alone_tps: float, idle_tps: float) -> None:
     tps = statistics.median(one.transactions_per_second for one in rounds)
     changes = sum(one.changes for one in rounds)
 
     def per_million(values: list[float]) -> float:
-        return round(sum(values) / changes * 1_000_000, 2)
+        return sum(values) / changes * 1_000_000
 
-    return {
-        "case": case,
-        "transactions_per_second": round(tps),
-        "each": [round(one.transactions_per_second) for one in rounds],
-        "share_of_alone": round(tps / alone_tps, 3),
-        "share_of_idle_slot": round(tps / idle_tps, 3),
-        "walsender_cpu_per_million_changes": per_million([one.walsender_cpu for one in rounds]),
-        "client_cpu_per_million_changes": per_million([one.client_cpu for one in rounds]),
-        "spilled_bytes_per_million_changes": per_million([float(one.spilled) for one in rounds]),
-        "streamed_bytes_per_million_changes": per_million([float(one.streamed) for one in rounds]),
-        "behind_at_the_end_seconds": [round(one.behind_seconds, 1) for one in rounds],
-    }
+    reference, tps_of_it = (
+        ("pgbench alone", alone_tps) if case in ("alone", "idle slot") else ("beside an idle slot", idle_tps)
+    )
+    what, million = f"pgbench, four clients, {CASES_IN_WORDS[case]}", "for a million changes"
+    figure(f"{what}: median of {len(rounds)} rounds", tps, "transactions/s", reference, tps_of_it)
+    figure(f"{what}: slowest round", min(one.transactions_per_second for one in rounds), "transactions/s")
+    figure(f"{what}: fastest round", max(one.transactions_per_second for one in rounds), "transactions/s")
+    if case != "alone":
+        figure(f"{what}: processor of the walsender {million}", per_million([r.walsender_cpu for r in rounds]), "s")
+        figure(f"{what}: processor of the client {million}", per_million([r.client_cpu for r in rounds]), "s")
+        figure(f"{what}: spilled at the source {million}", per_million([float(r.spilled) for r in rounds]), "bytes")
+        figure(f"{what}: streamed {million}", per_million([float(r.streamed) for r in rounds]), "bytes")
+        figure(f"{what}: longest time to drain at the end", max(r.behind_seconds for r in rounds), "s")
 
 
 def main() -> None:
@@ -241,7 +249,7 @@ def main() -> None:
                 rounds[case].append(one_round(source, wanted, case))
         medians = {case: statistics.median(r.transactions_per_second for r in done) for case, done in rounds.items()}
         for case, done in rounds.items():
-            report("log_cost_to_source", **figures(case, done, medians["alone"], medians["idle slot"]))
+            figures(case, done, medians["alone"], medians["idle slot"])
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from decode import COLUMNS, ROWS, TYPES, make_block, seconds
-from mixed_load import report
+from figures import figure
 
 from headwater.log.blocks import Block, Held, Relation, RelationColumn
 from headwater.log.net.net_effect import net_effect
@@ -108,30 +108,23 @@ def repeated(step: Callable[[], None], times: int) -> None:
         step()
 
 
-def measure(changes: Changes, tables: int = 1) -> dict[str, Any]:
+def measure(what: str, changes: Changes, tables: int = 1) -> None:
     """`tables`: as many like that one are netted one after the other."""
     count = changes.count * tables
     whole, decoding, replaying = (
         seconds(partial(repeated, step, tables)) for step in (changes.net, changes.decode, changes.replay)
     )
-    return {
-        "tables": tables,
-        "blocks": len(changes.blocks),
-        "changes_of_a_block": changes.rows,
-        "columns": len(TYPES),
-        "changes_per_second": round(count / whole),
-        "block_by_block_decoded_per_second": round(count / decoding),
-        "reference": "replay into a dict, keys only",
-        "reference_per_second": round(count / replaying),
-    }
+    replay, columns = "keys alone replayed into a dict", f"{len(TYPES)} columns"
+    figure(f"net effect of {what}, {columns}", count / whole, "changes/s", replay, count / replaying)
+    figure(f"decoding of {what}, {columns}", count / decoding, "changes/s", replay, count / replaying)
 
 
 def main() -> None:
     for key, shown in (("bigint", "bigint"), ("text", "text of 36 bytes")):
         for mix in ("inserts", "updates", "20/60/20"):
-            report("log_decode", changes=mix, key=shown, **measure(Changes(mix, key)))
+            measure(f"{mix}, {shown} keys, blocks of 10,000", Changes(mix, key))
         small = Changes("20/60/20", key, rows=300, blocks=7)
-        report("log_decode", changes="20/60/20 in small blocks", key=shown, **measure(small, tables=10))
+        measure(f"20/60/20, {shown} keys, blocks of 300 of ten tables", small, tables=10)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ from pathlib import Path
 
 import pyarrow as pa
 from backlogs import cpu
-from mixed_load import pipeline, report, server
+from figures import figure
+from mixed_load import pipeline, server
 
 from headwater.demo.postgres import EmbeddedServer
 from headwater.lake.position_file import read_position_file
@@ -155,20 +156,15 @@ def main() -> None:
             seconds = round(time.perf_counter() - started, 1)
             found = {who: peaks.read() for who, peaks in watched.items()}
             before = before or found
-            growth = {
-                f"{who}_{kind}_growth_mb": round(found[who][at] - before[who][at])
-                for who in found
-                for at, kind in enumerate(("anonymous", "resident"))
-            }
-            report(
-                "log_memory",
-                step=name,
-                rows=rows,
-                commit_to_published_seconds=seconds,
-                driver_resident_mb=round(found["driver"][1]),
-                **growth,
-                reader_cpu_seconds=cpu(pid),
-            )
+            what = f"one transaction of {rows:,} {name}"
+            for who in found:
+                for at, kind in enumerate(("of its own", "with pages of mapped files")):
+                    figure(f"{what}: growth of the {who}, {kind}", found[who][at] - before[who][at], "MB")
+            together = sum(found[who][1] - before[who][1] for who in found)
+            figure(f"{what}: growth of reader and driver together, with pages of mapped files", together, "MB")
+            figure(f"{what}: commit to readable", seconds, "s")
+            figure(f"{what}: the driver whole", found["driver"][1], "MB")
+            figure(f"{what}: processor of the reader so far", cpu(pid), "s")
         stop.set()
         driver.join()
 

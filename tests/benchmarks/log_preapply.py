@@ -19,7 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mixed_load import pipeline, report, server
+from figures import figure
+from mixed_load import pipeline, server
 
 from headwater.demo.postgres import EmbeddedServer
 from headwater.lake.paths import staged_path
@@ -125,16 +126,11 @@ def main() -> None:
                 first += rows
             for kind in ("inserts", "updates"):
                 with_it, without = found[True][kind], found[False][kind]
-                report(
-                    "log_preapply",
-                    kind=kind,
-                    rows=rows,
-                    **with_it,
-                    reference="without staging",
-                    reference_seconds=without["seconds"],
-                    reference_beside_p50=without["beside_p50"],
-                    reference_beside_p99=without["beside_p99"],
-                )
+                what, plain = f"one transaction of {rows:,} {kind}, staged while it is open", "not staged"
+                figure(f"{what}: commit to readable", with_it["seconds"], "s", plain, without["seconds"])
+                figure(f"{what}: commits beside it, p50", with_it["beside_p50"], "s", plain, without["beside_p50"])
+                figure(f"{what}: commits beside it, p99", with_it["beside_p99"], "s", plain, without["beside_p99"])
+                figure(f"{what}: staged files", with_it["staged_mb"], "MB")
 
 
 if __name__ == "__main__":

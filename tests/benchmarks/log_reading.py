@@ -3,7 +3,7 @@
     PYTHONPATH=spark_jobs python tests/benchmarks/log_reading.py [BACKLOG...]
 
 Both read the same backlog with the same options, from slots of the same position, in turns (reference, reader,
-reference, reader), so that neither always finds a cold log; the better of two counts. One JSON line a backlog: changes
+reference, reader), so that neither always finds a cold log; the better of two counts. Figures of a backlog: changes
 and megabytes of the log stream a second, CPU seconds of walsender, reader and driver, peak memory of the reader.
 """
 
@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
 
 from backlogs import PUBLICATIONS, Inserts, Reading, WalsenderCpu, compared, cpu, peak, reference, written
-from mixed_load import report, server
+from mixed_load import server
 
 from headwater.demo.postgres import EmbeddedServer
 from headwater.replicate.reader.handle import LogReader, ReaderOptions
@@ -57,7 +56,7 @@ def read(source: EmbeddedServer, slot: str, start: int, end: int) -> tuple[Readi
     return Reading(seconds, server_cpu.seconds, spent, time.process_time() - own, most), changes, size
 
 
-def measure(source: EmbeddedServer, backlog: Inserts) -> dict[str, Any]:
+def measure(source: EmbeddedServer, backlog: Inserts) -> None:
     slots = [f"{kind}_{number}" for number in range(ROUNDS) for kind in ("reference", "reader")]
     references: list[Reading] = []
     readings: list[Reading] = []
@@ -67,7 +66,7 @@ def measure(source: EmbeddedServer, backlog: Inserts) -> dict[str, Any]:
             references.append(reference(source, f"reference_{number}", end))
             reading, changes, size = read(source, f"reader_{number}", start, end)
             readings.append(reading)
-    return {"workload": backlog.name, **compared(changes, size, readings, references)}
+    compared(f"reading and framing, {backlog.name}", changes, size, readings, references)
 
 
 def main() -> None:
@@ -75,7 +74,7 @@ def main() -> None:
     with server() as source:
         for backlog in BACKLOGS:
             if not wanted or any(text in backlog.name for text in wanted):
-                report("log_reading", **measure(source, backlog))
+                measure(source, backlog)
 
 
 if __name__ == "__main__":

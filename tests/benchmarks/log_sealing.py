@@ -18,7 +18,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from mixed_load import make_mixed_tables, pipeline, report, server
+from figures import figure
+from mixed_load import make_mixed_tables, pipeline, server
 
 from headwater.delta.small_tables import open_table, select
 from headwater.demo.postgres import EmbeddedServer
@@ -119,29 +120,29 @@ def main() -> None:
                 rows = [row for row in epochs_since(root, before) if row["stages"]]
                 commits = sum(len([t for t in dict(row["tables"]).values() if t["touched"]]) for row in rows)
                 inside = [sum(dict(row["stages"]).values()) for row in rows[int(len(rows) * _SETTLED) :]]
-                report(
-                    "sealing",
-                    changes_per_second=rate,
-                    p50_seconds=round(statistics.median(delays), 3) if delays else None,
-                    p99_seconds=round(statistics.quantiles(delays, n=100)[98], 3) if len(delays) > 1 else None,
-                    mean_seconds=round(statistics.fmean(delays), 3) if delays else None,
-                    reference="mean of the stages' sums in the ledger",
-                    reference_seconds=round(statistics.fmean(inside), 3) if inside else None,
-                    batches_per_hour=round(len(rows) / SECONDS * 3600),
-                    table_commits_per_hour=round(commits / SECONDS * 3600),
+                what, inside_mean = f"sealing at {rate:,} changes/s", statistics.fmean(inside) if inside else None
+                stages = "mean of the stages' sums in the ledger"
+                p99 = statistics.quantiles(delays, n=100)[98] if len(delays) > 1 else None
+                figure(
+                    f"{what}: commit to readable, mean",
+                    statistics.fmean(delays) if delays else None,
+                    "s",
+                    stages,
+                    inside_mean,
                 )
+                figure(f"{what}: commit to readable, p50", statistics.median(delays) if delays else None, "s")
+                figure(f"{what}: commit to readable, p99", p99, "s")
+                figure(f"{what}: batches", len(rows) / SECONDS * 3600, "batches/hour")
+                figure(f"{what}: commits of tables", commits / SECONDS * 3600, "commits/hour")
             load_.rate = RATES[0]
             observe(root, load_, 5.0)
             before = newest(root)
             load_.rate = RATES[-1]
             observe(root, load_, 15.0)
             moments = [row["applied_at"].timestamp() for row in epochs_since(root, before)]
-            report(
-                "step",
-                from_changes_per_second=RATES[0],
-                to_changes_per_second=RATES[-1],
-                seconds_between_rows=[round(after - earlier, 2) for earlier, after in pairwise(moments)][:20],
-            )
+            between = [after - earlier for earlier, after in pairwise(moments)][:20]
+            step = f"a step from {RATES[0]:,} to {RATES[-1]:,} changes/s"
+            figure(f"{step}: longest time between two epochs", max(between, default=None), "s")
 
 
 if __name__ == "__main__":

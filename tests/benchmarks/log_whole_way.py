@@ -4,7 +4,7 @@
 
 Both read the same backlog with the same options, from slots of the same position, in turns; the better of two counts.
 This process is the driver without its lake: what waits is a batch, within the limits that a pipeline has by default,
-and each table's share is decoded and netted. One JSON line a backlog: changes and megabytes of the log stream a second
+and each table's share is decoded and netted. Figures of a backlog: changes and megabytes of the log stream a second
 beside the reference's, CPU seconds of walsender, reader and decoder per million changes, and the most memory of both.
 """
 
@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from backlogs import (
@@ -33,7 +32,7 @@ from backlogs import (
     reference,
     written,
 )
-from mixed_load import pipeline, report, server
+from mixed_load import pipeline, server
 
 from headwater.demo.postgres import EmbeddedServer
 from headwater.log.blocks import Block
@@ -114,7 +113,7 @@ def net(
     return reading, batches
 
 
-def measure(source: EmbeddedServer, backlog: Backlog) -> dict[str, Any]:
+def measure(source: EmbeddedServer, backlog: Backlog) -> None:
     slots = [f"{kind}_{number}" for number in range(ROUNDS) for kind in ("reference", "reader")]
     references: list[Reading] = []
     passes: list[Reading] = []
@@ -124,8 +123,7 @@ def measure(source: EmbeddedServer, backlog: Backlog) -> dict[str, Any]:
             references.append(reference(source, f"reference_{number}", end))
             reading, done = net(source, f"reader_{number}", start, end, schemas)
             passes.append(reading)
-    figures = compared(done.changes, done.size, passes, references)
-    return {"backlog": backlog.name, "batches": done.batches, "rows": done.rows, **figures}
+    compared(f"log to netted rows, {backlog.name}", done.changes, done.size, passes, references)
 
 
 def main() -> None:
@@ -133,7 +131,7 @@ def main() -> None:
     with server() as source:
         for backlog in BACKLOGS:
             if not wanted or any(text in backlog.name for text in wanted):
-                report("log_whole_way", **measure(source, backlog))
+                measure(source, backlog)
 
 
 if __name__ == "__main__":

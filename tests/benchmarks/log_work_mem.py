@@ -9,7 +9,8 @@ server's own default, 64 MB. `spilled`: what the server wrote to its disk becaus
 from __future__ import annotations
 
 from backlogs import Inserts, Reading, reference, written
-from mixed_load import report, server
+from figures import figure
+from mixed_load import server
 
 SETTINGS = ("64kB", "512kB", "4MB", "64MB")
 WORKLOAD = Inserts("100 B, 10 columns", 100, 10)
@@ -32,18 +33,12 @@ def main() -> None:
     for setting, both in readings.items():
         streams, streamed, spilled = statistics[slots[setting, 0]]
         best = min(reading.walsender_cpu for reading in both)
-        report(
-            "log_work_mem",
-            setting=setting,
-            rows=WORKLOAD.rows,
-            walsender_cpu_seconds=round(best, 2),
-            seconds=round(min(reading.seconds for reading in both), 2),
-            segments=streams,
-            streamed_mb=round(streamed / 1e6, 1),
-            spilled_mb=round(spilled / 1e6, 1),
-            reference="64MB",
-            times_the_reference=round(best / default, 2),
-        )
+        what = f"logical_decoding_work_mem of {setting}, one transaction of {WORKLOAD.rows:,} rows"
+        figure(f"{what}: processor of the walsender", best, "s", "64MB", default)
+        figure(f"{what}: to the end", min(reading.seconds for reading in both), "s")
+        figure(f"{what}: segments", streams, "segments")
+        figure(f"{what}: streamed", streamed / 1e6, "MB")
+        figure(f"{what}: spilled at the source", spilled / 1e6, "MB")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""What the benchmarks share: an embedded PostgreSQL, the tables of the mixed load, and one JSON line per figure."""
+"""What the benchmarks share: an embedded PostgreSQL and the tables of the mixed load."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,7 +101,3 @@ def assert_equal(source: EmbeddedServer, wanted: Pipeline, names: list[str]) -> 
         lake = QueryBuilder().register("t", DeltaTable(table_path(wanted.lake_path(), name.replace(".", "/"))))
         found = pa.table(lake.execute("select * from t order by id").read_all()).select(columns).to_pylist()
         assert [tuple(row.values()) for row in found] == rows, name
-
-
-def report(benchmark: str, **figures: Any) -> None:
-    print(json.dumps({"benchmark": benchmark, **figures}), flush=True)

@@ -24,7 +24,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mixed_load import report, server
+from figures import figure
+from mixed_load import server
 
 from headwater.demo.postgres import EmbeddedServer
 from headwater.pipeline_file.pipeline import Pipeline, load_pipeline
@@ -35,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 TABLES = int(os.environ.get("HEADWATER_BENCH_TABLES", "500"))
 EPOCHS = int(os.environ.get("HEADWATER_BENCH_EPOCHS", "120"))
+WHAT, STATIC = f"the page of a pipeline with {TABLES} tables, {EPOCHS} epochs in the ledger", "a static file"
 ROUNDS = 7
 
 
@@ -159,31 +161,28 @@ def main() -> None:
             from headwater_airflow.page.app import create_app
             from headwater_airflow.page.watches import Watches
 
-            figures: dict[str, Any] = {"tables": TABLES, "epochs": EPOCHS}
             app = FastAPI()
             app.mount("/headwater", create_app(Watches(lambda: str(folder))))
             headers = {"Authorization": f"Bearer {token}"}
             with serve(app) as address, httpx.Client(base_url=f"{address}/headwater/", headers=headers) as client:
                 timed(client, "static/x/page.js")
+                static = statistics.median(timed(client, "static/x/page.js") for _ in range(ROUNDS))
                 for name, path in (
-                    ("all_pipelines", "api/pipelines"),
-                    ("pipeline", "api/pipelines/bench"),
-                    ("table", "api/pipelines/bench/tables/public.m7"),
-                    ("metrics", "metrics"),
-                    ("static_file", "static/x/page.js"),
+                    ("all pipelines", "api/pipelines"),
+                    ("the pipeline", "api/pipelines/bench"),
+                    ("a table", "api/pipelines/bench/tables/public.m7"),
+                    ("the metrics", "metrics"),
                 ):
-                    first = timed(client, path)
+                    answer = f"{WHAT}: the server's answer for {name}"
+                    figure(f"{answer}, the first time", timed(client, path), "s", STATIC, static)
                     later = statistics.median(timed(client, path) for _ in range(ROUNDS))
-                    figures[name] = {"first_seconds": round(first, 3), "later_seconds": round(later, 3)}
-                figures["pipeline_bytes"] = len(client.get("api/pipelines/bench").content)
+                    figure(f"{answer}, later", later, "s", STATIC, static)
+                size = len(client.get("api/pipelines/bench").content)
+                figure(f"{WHAT}: size of the answer for the pipeline", size / 1000, "kB")
             app = FastAPI()
             app.mount("/headwater", create_app(Watches(lambda: str(folder))))
             with serve(app) as address:
                 shown = in_browser(address, token)
-            figures["browser"] = {
-                "first_seconds": round(shown[0], 3),
-                "later_seconds": round(statistics.median(shown[1:]), 3),
-            }
         began = time.perf_counter()
         done = subprocess.run(
             [sys.executable, "-m", "headwater.cli", "status", str(file), "--json"],
@@ -192,8 +191,10 @@ def main() -> None:
             check=False,
         )
         assert len(json.loads(done.stdout)["tables"]) == TABLES, done.stderr
-        figures["status_command_seconds"] = round(time.perf_counter() - began, 3)
-    report("page_load", **figures)
+        command = time.perf_counter() - began
+    status = "headwater status"
+    figure(f"{WHAT}: in a browser, the first visit", shown[0], "s", status, command)
+    figure(f"{WHAT}: in a browser, later", statistics.median(shown[1:]), "s", status, command)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ import threading
 import time
 from pathlib import Path
 
-from mixed_load import pipeline, report, server
+from figures import figure
+from mixed_load import pipeline, server
 
 from headwater.load.load import load
 from headwater.monitor.status import status
@@ -64,15 +65,9 @@ def main() -> None:
         finally:
             stop.set()
             driver.join()
-    report(
-        "reload of a part",
-        rows=size,
-        partition_seconds=round(seconds["partition"], 2),
-        predicate_seconds=round(seconds["predicate"], 2),
-        reference=f"the whole table of {size * PARTS} rows",
-        reference_seconds=round(seconds["whole"], 2),
-        times_reference=round(max(seconds["partition"], seconds["predicate"]) / seconds["whole"], 3),
-    )
+    whole = f"the whole table of {size * PARTS:,} rows"
+    for what in ("partition", "predicate"):
+        figure(f"{size:,} rows reloaded beside a driver, by {what}", seconds[what], "s", whole, seconds["whole"])
 
 
 if __name__ == "__main__":

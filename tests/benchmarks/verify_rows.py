@@ -17,7 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from mixed_load import pipeline, report, server
+from figures import figure
+from mixed_load import pipeline, server
 
 from headwater.demo.postgres import EmbeddedServer
 from headwater.lake.paths import table_path
@@ -111,17 +112,11 @@ def main() -> None:
         for _ in range(ROUNDS):
             measured("differs", verified, wanted, 1)
     scans = seconds["copy"] + seconds["scan"]
-    report(
-        "verify",
-        rows=ROWS,
-        seconds=round(seconds["equal"], 2),
-        one_row_differs_seconds=round(seconds["differs"], 2),
-        read_seconds=round(seconds["read"], 2),
-        reference="COPY to nowhere, and a scan of the Delta table",
-        reference_seconds=[round(seconds["copy"], 2), round(seconds["scan"], 2)],
-        times_reference=round(seconds["equal"] / scans, 2),
-        times_read_and_scan=round(seconds["equal"] / (seconds["read"] + seconds["scan"]), 2),
-    )
+    what, once = f"verify of {ROWS:,} rows x 10 columns", "COPY to nowhere, and a scan of the Delta table"
+    figure(f"{what} that agree", seconds["equal"], "s", once, scans)
+    figure(f"{what}, one of which differs", seconds["differs"], "s", once, scans)
+    read = "the source's rows read and decoded, and that scan"
+    figure(f"{what} that agree, beside decoding", seconds["equal"], "s", read, seconds["read"] + seconds["scan"])
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import importlib
 import itertools
 import os
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -169,6 +170,30 @@ def test_the_page_of_what_others_write_has_a_row_for_each_case_of_its_test() -> 
     told = {cells[0]: cells[1] for cells in rows if cells[1] in ("accepted", "suspended")}
     assert len(told) == len(rows) - page.count("\n| what you do |")
     assert told == _cases(ROOT / "tests" / "integration" / "test_foreign_writes.py")
+
+
+def test_where_to_look_is_a_file_that_holds_what_to_look_for() -> None:
+    rows = _table_after("## Where is it?", ROOT / "docs" / "architecture.md")
+    assert len(rows) >= 10
+    for question, where, what in rows:
+        files = [ROOT / name for name in _FILE.findall(where)]
+        names = re.findall(r"`([\w.]+)`", what)
+        found = {(file, name) for file in files for name in names if _defines(file, name.split("."))}
+        assert {file for file, _ in found} == set(files), question
+        assert {name for _, name in found} == set(names), question
+
+
+def test_the_picture_of_the_rooms_is_the_one_that_import_linter_holds() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    picture = page.partition("## Rooms and import direction")[2].split("```")[1]
+    floors = [re.split(r"\s{2,}", line)[0] for line in picture.strip().splitlines()]
+    layers = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    held = layers["contracts"][0]["layers"]
+    rooms = floors[:-1]
+    assert floors[-1] == "(ground)"
+    assert rooms == held[: len(rooms)]
+    ground = {name for floor in held[len(rooms) :] for name in floor.split(" | ")}
+    assert all((ROOT / "spark_jobs" / "headwater" / f"{name}.py").is_file() for name in ground)
 
 
 def _cases(path: Path) -> dict[str, str]:
