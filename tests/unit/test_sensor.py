@@ -179,7 +179,7 @@ def test_each_wait_is_in_the_log_of_waits_with_the_time_since_the_task_began(lak
     trigger.request = replace(trigger.request, began=datetime.now(UTC) - timedelta(seconds=40))
     lake.publish(0x300, A)
     asyncio.run(events(trigger))
-    asyncio.run(events(stored_and_restored(deferred(sensor(pipeline, require=at(lake, 0x400), max_wait="300ms")))))
+    asyncio.run(events(stored_and_restored(deferred(sensor(pipeline, require=at(lake, 0x400), max_wait="1s")))))
     found = waits_since(lake.root, datetime.now(UTC) - timedelta(hours=1))
     assert {(one.who, one.requirement) for one in found} == {("dag.fresh", "a position")}
     by_tables = {one.tables: one for one in found}
