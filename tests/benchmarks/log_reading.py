@@ -38,7 +38,7 @@ def read(source: EmbeddedServer, slot: str, start: int, end: int) -> tuple[Readi
     own = time.process_time()
     with LogReader(options) as reader:
         started = time.perf_counter()
-        pid = reader._process.pid or 0
+        pid = reader.pid
         before = cpu(pid) or 0.0  # what starting Python and importing numpy costs is no part of reading
         looked = started
         while reader.read_position < end or reader.idle_position is None:

@@ -99,7 +99,7 @@ def net(
         gc.collect()
         forget_peak()
         batches = Batches(reader, schemas)
-        pid = reader._process.pid or 0
+        pid = reader.pid
         before = cpu(pid) or 0.0  # what starting Python and importing numpy costs is no part of reading
         own, started = time.process_time(), time.perf_counter()
         while reader.read_position < end or reader.idle_position is None:

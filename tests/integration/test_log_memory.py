@@ -32,13 +32,13 @@ def source(database: Database) -> Iterator[Source]:
 
 def peak(reader: LogReader) -> int:
     """The most memory that the process has ever held, in bytes."""
-    lines = Path(f"/proc/{reader._process.pid}/status").read_text().splitlines()
+    lines = Path(f"/proc/{reader.pid}/status").read_text().splitlines()
     (line,) = [line for line in lines if line.startswith("VmHWM")]
     return int(line.split()[1]) << 10
 
 
 def spilled(reader: LogReader) -> int:
-    return sum(path.stat().st_size for path in Path(reader._folder.path).iterdir())
+    return sum(path.stat().st_size for path in Path(reader.spill_folder).iterdir())
 
 
 def fill(source: Source, first: int, rows: int) -> None:
@@ -62,7 +62,7 @@ def test_a_large_transaction_passes_the_reader_in_bounded_memory(source: Source)
         chunks.clear()
         gc.collect()
         until(lambda: spilled(reader) == 0, "the file is gone")
-        folder = reader._folder.path
+        folder = reader.spill_folder
     assert not Path(folder).exists()
 
 

@@ -17,6 +17,7 @@ from fixtures.postgres import Database, new_database
 from headwater.demo.postgres import EmbeddedServer
 from headwater.errors import SlotGap, SourceUnreachable
 from headwater.log.blocks import Chunk
+from headwater.replicate.reader.child import ReaderProcess
 from headwater.replicate.reader.handle import LogReader
 from headwater.source.connection import connect
 from headwater.source.slot import create_slot, drop_slot
@@ -252,13 +253,13 @@ def test_a_driver_that_was_silent_finds_the_slot_free_for_others_and_then_its_ow
 ) -> None:
     awake = threading.Event()
     awake.set()
-    send = LogReader._send
+    tell = ReaderProcess.tell
 
-    def send_awake(reader: LogReader, word: str, value: object) -> None:
+    def tell_awake(process: ReaderProcess, word: str, value: object = None) -> None:
         if awake.is_set() or word != "alive":
-            send(reader, word, value)
+            tell(process, word, value)
 
-    monkeypatch.setattr(LogReader, "_send", send_awake)
+    monkeypatch.setattr(ReaderProcess, "tell", tell_awake)
     with LogReader(replace(source.options(), driver_silence=2.0)) as reader:
         source.database.execute("insert into t values (1, 'before')")
         found = read_to(reader, source.position())

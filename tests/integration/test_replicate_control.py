@@ -45,7 +45,7 @@ from headwater.lake.position_file import PositionFile, read_position_file
 from headwater.monitor.status import status
 from headwater.pipeline_file.pipeline import Pipeline, load_pipeline
 from headwater.position import Position, format_lsn, parse_lsn
-from headwater.replicate import publisher
+from headwater.replicate import sampler
 from headwater.replicate.replicate import replicate
 from headwater.source.connection import connect, identify
 from headwater.source.samples import commit_position
@@ -441,7 +441,7 @@ def test_a_driver_that_begins_behind_says_how_far(database: Database, tmp_path: 
 def test_a_run_that_is_over_at_once_leaves_word_of_the_sources_clock(
     database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publisher, "_PERIOD", 60.0)
+    monkeypatch.setattr(sampler, "_PERIOD", 60.0)
     database.execute("create table orders (id int primary key)", "insert into orders values (1)")
     database.allow_publishing()
     pipeline = write_pipeline(tmp_path, database, "public.orders")

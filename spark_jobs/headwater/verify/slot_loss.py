@@ -20,8 +20,8 @@ from headwater.lake.registry import Registry
 from headwater.load.driver_answers import is_running
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
-from headwater.replicate.loop import Totals, report
 from headwater.replicate.replicate import replicate
+from headwater.replicate.run import Totals, report
 from headwater.replicate.takeover.new_source import waits_behind_gap
 from headwater.source.connection import connect
 from headwater.verify.verify import verify

@@ -91,6 +91,20 @@ def latency(epoch: OpenEpoch, published: float, clock_offset: float | None) -> d
     return {name: round(max(0.0, times[name]), 6) for name in LATENCY if name in times}
 
 
+class RowTimes:
+    """Where the time of an epoch goes while its row is written; begins now. `stages`: as `latency`, empty for the row
+    of an idle log, which has no epoch."""
+
+    def __init__(self, epoch: OpenEpoch | None, clock_offset: float | None) -> None:
+        self.epoch = epoch
+        self._began = time.monotonic()
+        self.stages = latency(epoch, self._began, clock_offset) if epoch is not None else {}
+
+    def written(self, now: float) -> None:
+        """Its row, at `now`: what that took belongs to `publish`, which the row itself cannot say."""
+        self.stages["publish"] += now - self._began
+
+
 class ApplyRate:
     """How fast the published position moves through the source's log, over the last ten seconds in which there was
     something to apply: of a driver that is behind that is all of its time, what lies between two batches included."""

@@ -1,18 +1,15 @@
-"""The driver's side of the reader process: holds the chunks that arrive, confirms, stops.
+"""The driver's side of the reader: holds the chunks that arrive, confirms, stops.
 
-The process itself is `headwater.replicate.reader.process`; what it spills lies in a folder that belongs to the driver.
+The process itself is `headwater.replicate.reader.process`; who starts and ends it, `headwater.replicate.reader.child`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import multiprocessing
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from headwater.errors import SourceUnreachable
 from headwater.failpoints import reach
@@ -20,8 +17,9 @@ from headwater.log.blocks import Chunk
 from headwater.log.hiding import Hiding
 from headwater.log.large import Announcement, Gone, OpenBlocks, on_their_own
 from headwater.log.packing import PackedChunk, Unpacker
-from headwater.log.spill import SpillFolder, spill_files
+from headwater.log.spill import spill_files
 from headwater.replicate.batches.stage_times import BusyShares
+from headwater.replicate.reader.child import ReaderProcess
 from headwater.replicate.reader.pipe import ChunkReceiver
 from headwater.replicate.reader.process import (
     DRIVER_SILENCE,
@@ -33,56 +31,11 @@ from headwater.replicate.reader.process import (
     ReaderOptions,
     Spent,
     Started,
-    main,
 )
 
-__all__ = ["LogReader", "ReaderOptions", "ReaderProcess"]
+__all__ = ["LogReader", "ReaderOptions"]
 
 log = logging.getLogger(__name__)
-
-
-class ReaderProcess:
-    """The process before it is told what to read: its start costs a second, which may be over when the slot comes
-    free."""
-
-    def __init__(self) -> None:
-        self.folder = SpillFolder()
-        self.folder.__enter__()
-        context = multiprocessing.get_context("spawn")
-        self.data, data = context.Pipe()
-        control, self.control = context.Pipe(duplex=False)
-        self.process = context.Process(
-            target=main, args=(self.folder.path, data, control), name="headwater-reader", daemon=True
-        )
-        self.process.start()
-        for end in (data, control):
-            end.close()
-        self._ended = False
-
-    @property
-    def is_awake(self) -> bool:
-        """Its first word has come, which is for whoever reads the pipe."""
-        return self.is_alive and self.data.poll(0)
-
-    @property
-    def is_alive(self) -> bool:
-        return self.process.is_alive()
-
-    def discard(self) -> None:
-        """It is not needed (any more)."""
-        self.control.close()  # it finds the end of the pipe, and ends
-        self.end()
-
-    def end(self) -> None:
-        """Wait for its end, which it has been told; at last kill it. Once is enough."""
-        if self._ended:
-            return
-        self._ended = True
-        self.process.join(timeout=5)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join(timeout=5)
-        self.folder.__exit__()
 
 
 class LogReader:
@@ -98,7 +51,7 @@ class LogReader:
     def __init__(
         self,
         options: ReaderOptions,
-        on_arrival: Any = None,
+        on_arrival: Callable[[Chunk], None] | None = None,
         conninfo: Callable[[], str] | None = None,
         process: ReaderProcess | None = None,
         on_open: Callable[[Announcement], None] | None = None,
@@ -114,8 +67,6 @@ class LogReader:
         self._started = False
         self._told_to_hide = self._hides = 0
         self._hiding_lock = threading.Lock()
-        self._closing = threading.Event()
-        self._send_lock = threading.Lock()
         self.read_position = options.start_lsn
         self.heard = time.monotonic()
         self.reply_wanted = False
@@ -124,13 +75,9 @@ class LogReader:
         self._woken = False
 
     def __enter__(self) -> LogReader:
-        self._own = self._prepared or ReaderProcess()
-        self._process, self._folder = self._own.process, self._own.folder
-        self._data, self._control = self._own.data, self._own.control
-        with contextlib.suppress(OSError):  # a process that is gone is noticed where its words are awaited
-            self._control.send(self._options)
+        self._child = self._prepared or ReaderProcess()
+        self._child.read(self._options)
         threading.Thread(target=self._receive, name="headwater-receiver", daemon=True).start()
-        threading.Thread(target=self._beat, name="headwater-heartbeat", daemon=True).start()
         try:
             with self._changed:
                 answered = self._changed.wait_for(lambda: self._started or self._ended is not None, timeout=60)
@@ -143,13 +90,12 @@ class LogReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._send("stop", None)
-        self._own.end()
-        self._closing.set()
+        self._child.tell("stop")
+        self._child.end()
 
     def release(self) -> None:
         """Give the slot back and return at once: nothing more will be taken or confirmed."""
-        self._send("stop", None)
+        self._child.tell("stop")
 
     def wait(self, seconds: float) -> None:
         """Until a chunk, a wish of the server, the end, a `wake`, or `seconds` have passed."""
@@ -177,9 +123,14 @@ class LogReader:
             return list(self._chunks)
 
     @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._child.pid
+
+    @property
     def spill_folder(self) -> str:
         """Where what is too large for memory lies, as long as the block lasts."""
-        return self._folder.path
+        return self._child.folder
 
     @property
     def idle_position(self) -> int | None:
@@ -192,18 +143,18 @@ class LogReader:
         return self._ended is not None
 
     def taken(self, size: int) -> None:
-        self._send("taken", size)
+        self._child.tell("taken", size)
 
     def confirm(self, lsn: int) -> None:
         """Only ever behind the ledger."""
         self.reply_wanted = False
-        self._send("confirm", lsn)
+        self._child.tell("confirm", lsn)
 
     def hide(self, hiding: Hiding) -> None:
         """Returns when it holds for whatever the log brings from now on; one call after the other."""
         with self._hiding_lock:
             self._told_to_hide += 1
-            self._send("hide", (self._told_to_hide, hiding))
+            self._child.tell("hide", (self._told_to_hide, hiding))
             with self._changed:
                 self._changed.wait_for(
                     lambda: self._hides == self._told_to_hide or self._ended is not None, timeout=DRIVER_SILENCE
@@ -214,19 +165,11 @@ class LogReader:
 
     def server_is_going(self) -> None:
         """The server is shutting down: confirm what is left within the patience, else drop the connection."""
-        self._send("server is going", None)
-
-    def _send(self, word: str, value: Any) -> None:
-        with self._send_lock, contextlib.suppress(OSError):
-            self._control.send((word, value))
-
-    def _beat(self) -> None:
-        while not self._closing.wait(1.0):
-            self._send("alive", None)
+        self._child.tell("server is going")
 
     def _receive(self) -> None:
         ended = Ended(SourceUnreachable("the log reader process died", where="reader", remedy="run replicate again"))
-        receiver, unpacker = ChunkReceiver(self._data), Unpacker()
+        receiver, unpacker = ChunkReceiver(self._child.data), Unpacker()
         try:
             while True:
                 item = receiver.receive()
@@ -289,7 +232,7 @@ class LogReader:
         except Exception:
             log.warning("the connection string cannot be read anew: the reader goes on with the one it had")
             now = self._options.conninfo
-        self._send("conninfo", now)
+        self._child.tell("conninfo", now)
 
     def raise_if_ended(self) -> None:
         """The reader's last word as an error, if it has spoken it."""

@@ -58,7 +58,7 @@ from headwater.replicate.tables.relations import (
     with_leaf,
 )
 from headwater.schema import Leaf, TableSchema
-from headwater.source.connection import Connection, Session
+from headwater.source.connection import Session
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,6 @@ class Tables:
         self.files_seen: Mapping[int, int] = MappingProxyType({})
         """By relation the newest files that the catalog showed under the columns that are registered."""
         self._rejoining: set[str] = set()  # tables that were put right by what no row knows of yet
-        self.silence_limit = session.ask(_silence_limit)
 
     @property
     def records(self) -> dict[str, TableRecord]:
@@ -806,10 +805,3 @@ class Tables:
 def _attached(name: str, leaf: Leaf) -> SchemaChanged:
     remedy = f"headwater load PIPELINE.yaml --table {name} --again"
     return SchemaChanged(attached_message([leaf]), where=name, remedy=remedy)
-
-
-def _silence_limit(connection: Connection) -> float:
-    """Half of wal_sender_timeout, after which the server may give the slot to somebody else; 30 s if it is off."""
-    row = connection.execute("select setting::int from pg_settings where name = 'wal_sender_timeout'").fetchone()
-    milliseconds = int(row[0]) if row else 0
-    return milliseconds / 2000 if milliseconds else 30.0

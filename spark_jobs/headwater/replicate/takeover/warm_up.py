@@ -18,7 +18,7 @@ from headwater.lake.ledger import Ledger
 from headwater.lake.paths import table_path
 from headwater.lake.registry import Registry
 from headwater.pipeline_file.pipeline import Pipeline
-from headwater.replicate.reader.handle import ReaderProcess
+from headwater.replicate.reader.child import ReaderProcess
 from headwater.replicate.takeover.succession import Successor, await_slot
 
 log = logging.getLogger(__name__)

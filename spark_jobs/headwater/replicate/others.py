@@ -1,0 +1,76 @@
+"""What a running driver does because others did something: jobs that wrote into the registry, somebody who changed the
+source's catalog, somebody who wrote to a table."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from functools import partial
+from typing import Final
+
+from headwater.errors import HeadwaterError, Transient
+from headwater.replicate.batches.batch import Batch
+from headwater.replicate.reader.process import RECONNECT_SECONDS
+from headwater.replicate.run import Run
+
+log = logging.getLogger(__name__)
+
+_PATIENCE: Final = 0.2
+
+
+def obey(run: Run) -> None:
+    """At every turn of the loop; each of these looks only when its time has come."""
+    _suspend_found(run)
+    _look_at_tables(run)
+    if run.following.follow_if_due():
+        run.publisher.states(run.tables.records)
+
+
+def look_behind(run: Run, batch: Batch) -> None:
+    """What the catalog says of DDL in the batch, before its rows are decoded.
+
+    As often as it takes to reach the catalog, for as long as the reader would try: the batch is not applied without a
+    look, and its rows come again if the driver ends here.
+    """
+    if (ddl := batch.ddl) is None:
+        return
+    look = partial(run.watch.look_behind, ddl, batch.transactions().xid.tolist())
+    deadline = time.monotonic() + RECONNECT_SECONDS
+    while True:
+        try:
+            run.source.ask(look)
+            break
+        except Transient as reason:
+            if time.monotonic() > deadline:
+                raise
+            log.warning("the source's catalog could not be read behind DDL, trying again: %s", reason)
+            time.sleep(_PATIENCE)
+    _suspend_found(run)
+
+
+def remember_columns(run: Run) -> None:
+    """At the end: what was there before any column that the next driver finds."""
+    with contextlib.suppress(HeadwaterError):  # a source that shuts down is not waited for
+        run.source.ask(run.watch.look)
+    for name in list(run.tables.records):
+        run.tables.remember(name)
+
+
+def _suspend_found(run: Run) -> None:
+    """Suspend what the catalog watch has found: the log itself would never say it."""
+    for name, meanings in run.watch.learned().items():
+        run.tables.remember(name, meanings)
+    found = [run.tables.suspend(name, error) for name, error in run.watch.take()]
+    if any(found):
+        run.publisher.states(run.tables.records)
+        run.publisher.write()
+
+
+def _look_at_tables(run: Run) -> None:
+    """Somebody else may have written to a table to which nothing comes from the log: its next commit would notice, and
+    there may be none for days."""
+    for name in run.rounds.due(lambda: list(run.tables.records)):
+        # A lane at work looks for itself.
+        if run.tables.is_replicated(name) and run.lanes.is_idle(name) and run.tables.has_news(name):
+            run.lanes.behind(name, partial(run.tables.look_at_others, name))

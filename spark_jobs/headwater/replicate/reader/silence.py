@@ -1,0 +1,48 @@
+"""Whether the slot may be somebody else's by now: a driver that has heard nothing from the server commits nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Final
+
+from headwater.errors import Transient
+from headwater.replicate.reader.handle import LogReader
+from headwater.replicate.reader.process import RECONNECT_SECONDS
+from headwater.source.connection import Connection
+
+_PATIENCE: Final = 0.2
+
+
+class Silence:
+    """`limit`: seconds without a word of the server after which it may give the slot to somebody else
+    (`silence_limit`). `stop`: the run is to end."""
+
+    def __init__(self, reader: LogReader, limit: float, stop: threading.Event) -> None:
+        self._reader, self._limit, self._stop = reader, limit, stop
+
+    def refuse(self) -> None:
+        """A driver that has heard nothing from the server may have lost the slot: it commits nothing before it has.
+
+        Where this process itself stood still (SIGSTOP, a frozen machine) the next answer comes at once, or the reader
+        connects anew. Whether somebody took the driver's place meanwhile the ledger's fence says. After as long as a
+        reader would try, silence is an error. From any thread.
+        """
+        deadline = time.monotonic() + RECONNECT_SECONDS
+        while (silence := time.monotonic() - self._reader.heard) > self._limit:
+            self._reader.raise_if_ended()
+            if time.monotonic() > deadline or self._stop.is_set():
+                raise Transient(
+                    f"the server has not answered for {silence:.0f} s: the slot may be another driver's by now",
+                    code="silent_source",
+                    where="log connection",
+                    remedy="run replicate again; it goes on from the ledger",
+                )
+            self._stop.wait(_PATIENCE)
+
+
+def silence_limit(connection: Connection) -> float:
+    """Half of wal_sender_timeout, after which the server may give the slot to somebody else; 30 s if it is off."""
+    row = connection.execute("select setting::int from pg_settings where name = 'wal_sender_timeout'").fetchone()
+    milliseconds = int(row[0]) if row else 0
+    return milliseconds / 2000 if milliseconds else 30.0

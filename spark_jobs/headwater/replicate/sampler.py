@@ -1,0 +1,128 @@
+"""What a running driver asks the source once a second, in a thread of its own.
+
+(clock, insert LSN), whether its catalog has changed under a table, how much of its log it keeps for us, and whether
+another driver wants to take over. The same session tells a shutdown of the server early: it is ended before the
+walsenders are, and the log connection must not hold the shutdown up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterator
+
+from headwater.errors import Fenced, HeadwaterError, SourceChanged
+from headwater.gate.wal_ceiling import CeilingWatch
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.position import Position
+from headwater.replicate.batches.retries import outage, reason_of
+from headwater.replicate.catalog_watch import CatalogWatch
+from headwater.replicate.pending import Pending
+from headwater.replicate.publisher import Publisher
+from headwater.replicate.reader.handle import LogReader
+from headwater.replicate.takeover.succession import SuccessorWatch
+from headwater.source.connection import Connection, connect, primary_position
+from headwater.source.samples import emit_marker, take_sample
+
+log = logging.getLogger(__name__)
+
+_PERIOD = 1.0
+_LAGGING = 3.0  # seconds that an idle log may stand below a sample before a marker is written
+
+
+class Sampler:
+    """`log_of`: which log the driver reads."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        log_of: Position,
+        reader: LogReader,
+        pending: Pending,
+        publisher: Publisher,
+        watch: CatalogWatch,
+        successor: SuccessorWatch,
+        ceiling: CeilingWatch,
+    ) -> None:
+        self._pipeline, self._log_of = pipeline, log_of
+        self._reader, self._pending, self._publisher = reader, pending, publisher
+        self._watch, self._successor, self._ceiling = watch, successor, ceiling
+        self._stop = threading.Event()
+        self._behind_since: float | None = None
+        self.clock_offset: float | None = None
+        """The source's clock, in seconds since 1970, less our monotonic one."""
+        self.failure: HeadwaterError | None = None
+        """Why the driver must end."""
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        thread = threading.Thread(target=self._run, name="headwater-sampler", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            thread.join(timeout=10)
+
+    def _run(self) -> None:
+        connection: Connection | None = None
+        try:
+            while not self._stop.wait(_PERIOD):
+                try:
+                    if connection is None:
+                        connection = self._connect()
+                    self._sample(connection)
+                    self._watch.poll(connection)
+                    self._successor.look(connection)
+                    self.failure = self.failure or self._ceiling.look(connection)
+                except Exception as error:
+                    log.warning("the source does not answer the sampler: %s", error)
+                    self._successor.look_away()
+                    # A server that shuts down ends this session first; one that is only slow keeps it.
+                    if connection is None or connection.closed:
+                        connection = None
+                        self._reader.server_is_going()
+                self._publisher.write()
+        except Fenced as error:
+            self.failure = error
+        except Exception as error:
+            self.failure = outage(
+                f"the position file cannot be written: {reason_of(error)}", self._pipeline.lake_path()
+            )
+        finally:
+            if connection is not None:
+                connection.close()
+
+    def _connect(self) -> Connection:
+        """To the source that the driver reads. By the same address another server may answer by now, which was promoted
+        while the log's connection lives on: its clock beside its positions is no sample of this lake's log."""
+        connection = connect(self._pipeline.conninfo(), application_name="headwater sampler", statement_timeout=5)
+        try:
+            found = primary_position(connection)
+            if not found.same_log(self._log_of):
+                raise SourceChanged(
+                    f"system {found.system_id} timeline {found.timeline} answers, and the log that is read is of "
+                    f"system {self._log_of.system_id} timeline {self._log_of.timeline}",
+                    where="source.connection",
+                    remedy="run replicate again: it says what has to be done",
+                )
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _sample(self, connection: Connection) -> None:
+        before = time.monotonic()
+        sample = take_sample(connection)
+        self.clock_offset = sample.time.timestamp() - (before + time.monotonic()) / 2
+        self._publisher.sampled(sample)
+        if sample.lsn <= self._reader.read_position or self._pending.since():
+            self._behind_since = None
+        elif self._behind_since is None:
+            self._behind_since = time.monotonic()
+        elif time.monotonic() - self._behind_since > _LAGGING:
+            # The insert position may stand past a page header or an unflushed commit, where an idle log never comes.
+            emit_marker(connection)
+            self._behind_since = None

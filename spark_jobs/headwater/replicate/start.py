@@ -1,0 +1,272 @@
+"""From a pipeline file to a driver that may write: what is made ready, and why in this order.
+
+1. What a power cut has left half done goes, before anything of the lake is read.
+2. A source that is another one, or unfit, is refused before anything is changed.
+3. The slot is taken: another `replicate` that has it means exit 1. From here on only one driver is at work.
+4. The generation is raised, which is the fence: whoever thought to be the driver before commits nothing any more.
+5. The lake is synced: what earlier drivers have published is durable, and no generation is given twice.
+6. Only then the tables are read: nobody else changes them now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from headwater.columns.hidden import hiding
+from headwater.columns.log_format import may_be_binary, refuse_late_text
+from headwater.errors import Refused
+from headwater.failpoints import reach
+from headwater.gate import lease
+from headwater.gate.check import APPLICATION_NAME
+from headwater.gate.recovery import mend_lake, mended_registry
+from headwater.gate.wal_ceiling import CeilingWatch, giving_up
+from headwater.lake.durability import Durability, sync_lake
+from headwater.lake.ledger import Ledger
+from headwater.lake.registry import Registry
+from headwater.load.handover import Handovers
+from headwater.log.spill import SpillStore
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.position import Position, parse_lsn
+from headwater.replicate.batches.lanes import Lanes
+from headwater.replicate.batches.open_epochs import OpenEpochs
+from headwater.replicate.batches.stage_times import ApplyRate
+from headwater.replicate.beside.following import Following
+from headwater.replicate.catalog_watch import CatalogWatch
+from headwater.replicate.pausing import await_resumption
+from headwater.replicate.pending import Pending
+from headwater.replicate.preapply.decide import Staging
+from headwater.replicate.publisher import Publisher
+from headwater.replicate.reader.handle import LogReader, ReaderOptions
+from headwater.replicate.reader.silence import Silence, silence_limit
+from headwater.replicate.run import Run, Totals, Wish, report
+from headwater.replicate.sampler import Sampler
+from headwater.replicate.sealing import Sealing
+from headwater.replicate.tables.tables import Tables
+from headwater.replicate.takeover.continuity import continuity, follow
+from headwater.replicate.takeover.new_source import same_or_followed
+from headwater.replicate.takeover.succession import SuccessorWatch
+from headwater.replicate.takeover.warm_up import Turn, taking_over
+from headwater.source.connection import Connection, Session, connect
+from headwater.source.problems import refuse_errors
+from headwater.source.publication.publication import inserts_name
+from headwater.source.samples import emit_marker, take_sample
+from headwater.source.settings import server_problems
+from headwater.spark.session import job_session
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What is known when the slot may be taken. `damaged`: tables and histories that are, and why; `turn`: how this
+    driver came to the slot; `spark`: a session, for whoever needs one."""
+
+    pipeline: Pipeline
+    wish: Wish
+    deadline: float | None
+    connection: Connection
+    registry: Registry
+    ledger: Ledger
+    server_version: int
+    log_of: Position
+    damaged: Mapping[str, str]
+    turn: Turn
+    spark: Callable[[], SparkSession]
+
+    @property
+    def root(self) -> str:
+        return self.pipeline.lake_path()
+
+    def over(self, reason: str) -> dict[str, Any]:
+        """The report of a run that has done nothing."""
+        return report(Totals(), self.ledger, self.registry.tables, reason)
+
+
+@contextlib.contextmanager
+def start(pipeline: Pipeline, wish: Wish) -> Iterator[Run | dict[str, Any]]:
+    """The run, inside the block; or the report of one that was over before it began: paused all the time, not its turn
+    in time, stopped while it got ready."""
+    deadline, registry = wish.deadline(), _loaded(pipeline)
+    spark = functools.cache(partial(job_session, pipeline.name, "replicate"))
+    with ExitStack() as held:
+        connection = connect(pipeline.conninfo(), application_name="headwater replicate")
+        held.callback(connection.close)
+        damaged = mend_lake(connection, pipeline, registry)
+        ledger = Ledger(pipeline.lake_path(), pipeline.name)
+        source = same_or_followed(connection, pipeline, registry, ledger)
+        log_of = Position(source.system_id, source.timeline, 0)
+        opened = _Opened(
+            pipeline, wish, deadline, connection, registry, ledger, source.version, log_of, damaged, Turn(), spark
+        )
+        ended = await_resumption(registry, wish.until, deadline, wish.stop)
+        if ended is None:
+            held.enter_context(giving_up(pipeline))
+        if ended is None and wish.take_over:
+            # A successor that would be refused must not end a driver that works.
+            _refuse_unfit(opened)
+            turn = held.enter_context(taking_over(pipeline, registry, ledger, spark, wish.stop, deadline))
+            opened, ended = replace(opened, turn=turn, deadline=wish.deadline()), turn.ended
+        if ended is not None:
+            yield opened.over(ended)
+        else:
+            yield held.enter_context(_driving(opened))
+
+
+@contextlib.contextmanager
+def _driving(opened: _Opened) -> Iterator[Run | dict[str, Any]]:
+    """From taking the slot on."""
+    pipeline, registry, ledger, root = opened.pipeline, opened.registry, opened.ledger, opened.root
+    known = registry.pipeline
+    assert known is not None  # or the start was refused
+    begin = continuity(opened.connection, pipeline, known, ledger)
+    # Settings change under a running pipeline: as a synchronous standby we would hold up the source's commits.
+    _refuse_unfit(opened)
+    options = _reader_options(opened, begin)
+    with (
+        contextlib.closing(Session(pipeline.conninfo, opened.connection, "headwater replicate")) as source,
+        ExitStack() as behind,
+    ):
+        tables = Tables(pipeline, registry, source, ledger, binary=options.binary)
+        watch = CatalogWatch(pipeline, lambda: registry.tables)
+        tables.files_seen = watch.files_seen
+        pending = Pending(tables.owners)
+        preapply = Staging(root, pipeline.replicate.spill, tables.stageable)
+        tables.use(preapply)
+        with (
+            LogReader(options, pending.arrived, pipeline.conninfo, opened.turn.reader, preapply.announced) as reader,
+            contextlib.closing(preapply),
+        ):
+            hide = partial(_hide, reader, pipeline, registry)
+            _fence(opened, begin, hide, binary=options.binary)
+            durability = Durability(root, partial(_confirm, reader))
+            durability.start(ledger.newest.position.lsn if ledger.newest is not None else 0)
+            behind.callback(durability.close)  # once the slot is free: a lake that hangs does not keep it
+            follow(opened.connection, pipeline, ledger, registry, opened.log_of, begin)
+            registry.upgrade()  # a driver of an older Headwater, which would end now, is out already
+            reach("replicate.after_generation")
+            preapply.begin(ledger.generation, reader.spill_folder, partial(_is_behind, reader, pipeline))
+            handovers = Handovers(source, registry)
+            handovers.finish()
+            silence = Silence(reader, source.ask(silence_limit), opened.wish.stop)
+            spill = SpillStore(reader.spill_folder, pipeline.replicate.spill)
+            following = Following(root, registry, tables, source, ledger.generation, spill, hide, silence.refuse)
+            # Reading every table's history takes its time: not for a run that is to end.
+            stop = opened.wish.stop
+            if stop.is_set() or not tables.resume(opened.spark, opened.turn.tables, stop.wait, opened.damaged):
+                yield opened.over("signal")
+                return
+            successor = SuccessorWatch(pipeline.source.slot)
+            # What fell silent while no driver ran is known before anything is said to be in step again.
+            watch.look(opened.connection)
+            # To be ready took its time: a short slice may be over before the sampler looks for the first time.
+            successor.look(opened.connection)
+            sample = take_sample(opened.connection)  # before the target: who has reached that holds all it speaks of
+            target = _target(opened)
+            lanes = Lanes(partial(tables.apply, still_alive=silence.refuse), reader.wake)
+            open_epochs, speed = OpenEpochs(), ApplyRate(time.monotonic())
+            publisher = Publisher(root, ledger, reader, pending, durability, speed, tables.retries, sample)
+            ceiling = CeilingWatch(pipeline, partial(lease.is_held, registry=registry, name=lease.LOAD))
+            sampler = Sampler(pipeline, opened.log_of, reader, pending, publisher, watch, successor, ceiling)
+            run = Run(
+                root=root,
+                log_of=opened.log_of,
+                reader=reader,
+                silence=silence,
+                tables=tables,
+                lanes=lanes,
+                open=open_epochs,
+                sealing=Sealing(pipeline.replicate, reader, lanes, open_epochs),
+                ledger=ledger,
+                publisher=publisher,
+                sampler=sampler,
+                durability=durability,
+                source=source,
+                watch=watch,
+                following=following,
+                handovers=handovers,
+                successor=successor,
+                speed=speed,
+                target=target,
+                deadline=opened.deadline,
+                stop=stop,
+                processed=ledger.newest.position.lsn if ledger.newest else 0,
+            )
+            with contextlib.closing(tables), sampler.running():
+                yield run
+
+
+def _loaded(pipeline: Pipeline) -> Registry:
+    registry = mended_registry(pipeline)
+    if registry is None or registry.pipeline is None or not any(r.holds_rows for r in registry.tables.values()):
+        raise Refused(
+            "no table is loaded",
+            code="nothing_loaded",
+            where=f"pipeline {pipeline.name}",
+            remedy="headwater load PIPELINE.yaml",
+        )
+    return registry
+
+
+def _refuse_unfit(opened: _Opened) -> None:
+    refuse_errors(server_problems(opened.connection, opened.pipeline.source.slot, [APPLICATION_NAME]))
+
+
+def _reader_options(opened: _Opened, begin: int) -> ReaderOptions:
+    source, limits = opened.pipeline.source, opened.pipeline.replicate
+    return ReaderOptions(
+        opened.pipeline.conninfo(),
+        source.slot,
+        (source.publication, inserts_name(source.publication)),
+        begin,
+        opened.server_version,
+        limits.memory,
+        limits.spill,
+        binary=may_be_binary(opened.registry.tables),
+        announce_from=opened.wish.stage_from,
+        hiding=None,
+    )
+
+
+def _fence(opened: _Opened, begin: int, hide: Callable[[], None], *, binary: bool) -> None:
+    """The slot is ours: nobody else writes from now on, and what is there is on disk."""
+    opened.turn.begins()
+    # Reads the registry again: what a load or a reload asks for is known before the first batch.
+    lease.refuse_if_held(opened.connection, opened.registry, lease.SET_UP)
+    refuse_late_text(opened.registry.tables, binary=binary)
+    hide()
+    opened.ledger.begin_generation(opened.log_of.at(begin))
+    # No generation is given twice, and what earlier drivers have published is durable from here on.
+    sync_lake(opened.root)
+
+
+def _confirm(reader: LogReader, lsn: int) -> None:
+    reach("replicate.before_confirm")
+    reader.confirm(lsn)
+    reach("replicate.after_confirm")
+
+
+def _hide(reader: LogReader, pipeline: Pipeline, registry: Registry) -> None:
+    reader.hide(hiding(pipeline, registry.tables.values()))
+
+
+def _is_behind(reader: LogReader, pipeline: Pipeline) -> bool:
+    """Whether more waits than a batch takes."""
+    waiting, limits = reader.waiting(), pipeline.replicate
+    changes, size = sum(chunk.changes for chunk in waiting), sum(chunk.size for chunk in waiting)
+    return changes > limits.max_rows or size > limits.max_bytes
+
+
+def _target(opened: _Opened) -> int | None:
+    until = opened.wish.until
+    if until is None:
+        return None
+    # The marker is written after the slot was taken: the log will certainly pass it.
+    marker = emit_marker(opened.connection)
+    return marker if until == "now" else parse_lsn(until)
