@@ -79,12 +79,11 @@ def find_stored(state: LiveTable, schema: TableSchema, changes: NetChanges) -> F
 
 @dataclass(slots=True)
 class Work:
-    """What is to be committed beside the new rows, as it is found part by part: `deleted` rows by file, `gone` of them
-    by this plan, or `everything`; `written`: keys of the new rows, where a look-up will want them."""
+    """What is to be committed beside the new rows, as it is found part by part: `deleted` rows by file, or
+    `everything`; `written`: keys of the new rows, where a look-up will want them."""
 
     everything: bool
     deleted: dict[str, BitMap] = field(default_factory=dict)
-    gone: int = 0
     written: WrittenKeys | None = None
     divergence: int = 0
     shown: list[str] = field(default_factory=list)
@@ -111,7 +110,6 @@ class Work:
             self.deleted[name] = self.deleted.get(name, some) | some
 
     def delete(self, state: LiveTable, places: Int64) -> None:
-        self.gone += len(places)
         for name, rows in state.deletions(places).items():
             self.deleted[name] = self.deleted.get(name, rows) | rows
 

@@ -112,8 +112,8 @@ class Dealer:
         lacking = self._lacking(relation, held, old_ends, moves) if moves.any() else moves
         whole = np.where(moves, _NOBODY, np.where(new != _NOBODY, new, old))
         for number, part in enumerate(parts):
-            if (kept := np.flatnonzero(whole == number)).size:
-                part.add(relation, held.copied(held.starts[kept], held.ends[kept], kept), self._store)
+            if (stay := np.flatnonzero(whole == number)).size:
+                part.add(relation, held.copied(held.starts[stay], held.ends[stay], stay), self._store)
             if not moves.any():
                 continue
             # Deletes before inserts, as in an update.
