@@ -2,9 +2,10 @@
 
 PYTHON ?= python3.11
 BIN := .venv/bin
-# Two workers for two cores. A file's tests stay together, so that each worker starts at most one Spark session and
-# one PostgreSQL server, both only when a test asks for them; tests/conftest.py puts the files in order.
-WORKERS ?= 2
+# Three workers for two cores: a third of their time they wait, for a server, a poll, a process that ends. A worker starts
+# at most one Spark session and one PostgreSQL server, both only when a test asks for them; tests/conftest.py puts the
+# files in order.
+WORKERS ?= 3
 PYTEST_ARGS ?=
 SEEDS ?= 20
 ROUNDS ?= 100
@@ -20,7 +21,7 @@ ON_16 := $(addprefix tests/integration/test_,source_slots.py types_against_postg
 ON_17 := $(addprefix tests/integration/test_,source_slots.py log_streaming.py log_rollbacks.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dist demo up down check docs test test-18 test-17 test-16 test-15 soak bench
+.PHONY: help setup dist demo up down check docs quick test classes test-18 test-17 test-16 test-15 soak bench
 
 # What must be there before anything is fetched: one sentence, or nothing.
 missing = $(shell $(PYTHON) -c 'import sys; raise SystemExit(sys.version_info[:2] != (3, 11))' 2>/dev/null \
@@ -58,19 +59,25 @@ docs: setup  ## the documentation as a site in site/, which needs no network; an
 	$(BIN)/python -m uv pip install --python $(BIN)/python --quiet --require-hashes -r requirements/docs.txt
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
+quick: check  ## check, then the unit tests: for the loop of a developer, in three minutes
+	$(PYTEST) tests/unit
+
 test: check  ## check, then all tests; those that speak to the server once more on 17, on 16, and on 15 where it is installed
 	@$(MAKE) --no-print-directory --keep-going test-18 test-17 test-16 test-15
 
-test-18:
+classes: setup
+	@$(BIN)/python tests/fixtures/class_archive.py
+
+test-18: classes
 	$(PYTEST)
 
-test-17:
+test-17: classes
 	HEADWATER_TEST_POSTGRES=17 $(PYTEST) $(ON_17)
 
-test-16:
+test-16: classes
 	HEADWATER_TEST_POSTGRES=16 $(PYTEST) $(ON_16)
 
-test-15:
+test-15: classes
 	@if [ -x /usr/lib/postgresql/15/bin/postgres ]; then set -x; HEADWATER_TEST_POSTGRES=15 $(PYTEST) $(ON_15); \
 	else echo "PostgreSQL 15 is not installed: its part of the tests is left out"; fi
 
