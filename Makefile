@@ -11,14 +11,14 @@ SEEDS ?= 20
 ROUNDS ?= 100
 CUTS ?= 200
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=25 $(PYTEST_ARGS)
+# Tests by their names, whatever room they are in.
+named = $(foreach name,$(1),$(or $(wildcard tests/*/test_$(name).py tests/*/*/test_$(name).py),$(error no test_$(name).py)))
 # Where versions differ: catalogs, markers, binary forms, hand-over. The rest does not ask for the version.
-ON_15 := $(addprefix tests/integration/test_,source_connection.py source_positions.py source_snapshots.py source_slots.py \
-	catalog.py publication.py selection.py check.py init.py types_against_postgresql.py wait.py handover.py never_early.py \
-	log_streaming.py log_reconnect.py log_rollbacks.py)
+ON_15 = $(call named,source_connection source_positions source_snapshots source_slots catalog publication selection check init \
+	types_against_postgresql wait handover never_early log_streaming log_reconnect log_rollbacks)
 # The protocol's version 4 came with 16, failover slots with 17.
-ON_16 := $(addprefix tests/integration/test_,source_slots.py types_against_postgresql.py log_streaming.py log_reconnect.py \
-	log_rollbacks.py)
-ON_17 := $(addprefix tests/integration/test_,source_slots.py log_streaming.py log_rollbacks.py)
+ON_16 = $(call named,source_slots types_against_postgresql log_streaming log_reconnect log_rollbacks)
+ON_17 = $(call named,source_slots log_streaming log_rollbacks)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup dist demo up down check docs quick test classes test-18 test-17 test-16 test-15 soak bench
@@ -63,13 +63,16 @@ quick: check  ## check, then the unit tests: for the loop of a developer, in thr
 	$(PYTEST) tests/unit
 
 test: check  ## check, then all tests; those that speak to the server once more on 17, on 16, and on 15 where it is installed
-	@$(MAKE) --no-print-directory --keep-going test-18 test-17 test-16 test-15
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 test-18 test-17 test-16 test-15
 
 classes: setup
 	@$(BIN)/python tests/fixtures/class_archive.py
 
 test-18: classes
 	$(PYTEST)
+
+# Beside test-18 under `make test`, one after the other.
+test-17 test-16 test-15: WORKERS = 1
 
 test-17: classes
 	HEADWATER_TEST_POSTGRES=17 $(PYTEST) $(ON_17)
@@ -84,10 +87,9 @@ test-15: classes
 soak: setup  ## jobs started together and killed (ROUNDS=100), slices in Airflow, random operations and logs: SEEDS=20 seeds, or the one of SEED=; power cuts: CUTS=200
 	$(BIN)/python tests/soak/drivers_together.py --rounds $(ROUNDS) $(if $(SEED),--only $(SEED))
 	HEADWATER_SOAK=1 HEADWATER_SOAK_SEEDS=$(CUTS) $(if $(SEED),HEADWATER_SEED=$(SEED)) $(BIN)/python -m pytest $(PYTEST_ARGS) \
-		tests/integration/test_power_cut.py
+		$(call named,power_cut)
 	HEADWATER_SOAK=1 HEADWATER_SOAK_SEEDS=$(SEEDS) $(if $(SEED),HEADWATER_SEED=$(SEED)) $(BIN)/python -m pytest $(PYTEST_ARGS) \
-		tests/end_to_end/test_slices.py tests/integration/test_random_operations.py \
-		$(addprefix tests/unit/test_,net_effect.py marks.py every_change.py)
+		$(call named,slices random_operations net_effect marks every_change)
 
 bench: setup  ## the figures of docs/benchmarks.md, each beside its reference
 	@set -e; for program in tests/benchmarks/bench_*.py tests/benchmarks/freshness_*.py tests/benchmarks/latency_*.py tests/benchmarks/load_*.py tests/benchmarks/log_*.py tests/benchmarks/apply_*.py tests/benchmarks/reload_*.py tests/benchmarks/page_*.py tests/benchmarks/verify_*.py; do echo "== $$program"; $(BIN)/python $$program; done

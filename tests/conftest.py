@@ -40,19 +40,25 @@ _AIRFLOWS = "tests/end_to_end/"
 _INDEPENDENT = ("test_apply_paths.py", "test_choice_of_path.py")
 _LONGEST = [
     "test_power_cut",
-    "test_apply_paths",
-    "test_preapply",
     "test_maintain",
     "test_crash_safety",
+    "test_apply_paths",
+    "test_foreign_writes",
+    "test_take_over",
     "test_clean_stop",
     "test_choice_of_path",
-    "test_take_over",
-    "test_foreign_writes",
     "test_marked_rows",
+    "test_preapply",
+    "test_slot_loss",
+    "test_faulty_disk",
+    "test_load_partitions",
+    "test_partitions",
+    "test_key_equality",
     "test_server_shutdown",
     "test_verify",
     "test_replicate_control",
     "test_toast",
+    "test_reload",
 ]
 
 
