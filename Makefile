@@ -2,25 +2,26 @@
 
 PYTHON ?= python3.11
 BIN := .venv/bin
-# Two workers for two cores. A file's tests stay together, so that each worker starts at most one Spark session and
-# one PostgreSQL server, both only when a test asks for them; tests/conftest.py puts the files in order.
-WORKERS ?= 2
+# Three workers for two cores: a third of their time they wait, for a server, a poll, a process that ends. A worker starts
+# at most one Spark session and one PostgreSQL server, both only when a test asks for them; tests/conftest.py puts the
+# files in order.
+WORKERS ?= 3
 PYTEST_ARGS ?=
 SEEDS ?= 20
 ROUNDS ?= 100
 CUTS ?= 200
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=25 $(PYTEST_ARGS)
+# Tests by their names, whatever room they are in.
+named = $(foreach name,$(1),$(or $(wildcard tests/*/test_$(name).py tests/*/*/test_$(name).py),$(error no test_$(name).py)))
 # Where versions differ: catalogs, markers, binary forms, hand-over. The rest does not ask for the version.
-ON_15 := $(addprefix tests/integration/test_,source_connection.py source_positions.py source_snapshots.py source_slots.py \
-	catalog.py publication.py selection.py check.py init.py types_against_postgresql.py wait.py handover.py never_early.py \
-	log_streaming.py log_reconnect.py log_rollbacks.py)
+ON_15 = $(call named,source_connection source_positions source_snapshots source_slots catalog publication selection check init \
+	types_against_postgresql wait handover never_early log_streaming log_reconnect log_rollbacks)
 # The protocol's version 4 came with 16, failover slots with 17.
-ON_16 := $(addprefix tests/integration/test_,source_slots.py types_against_postgresql.py log_streaming.py log_reconnect.py \
-	log_rollbacks.py)
-ON_17 := $(addprefix tests/integration/test_,source_slots.py log_streaming.py log_rollbacks.py)
+ON_16 = $(call named,source_slots types_against_postgresql log_streaming log_reconnect log_rollbacks)
+ON_17 = $(call named,source_slots log_streaming log_rollbacks)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dist demo up down check docs test test-18 test-17 test-16 test-15 soak bench
+.PHONY: help setup dist demo up down check docs quick test classes test-18 test-17 test-16 test-15 soak bench
 
 # What must be there before anything is fetched: one sentence, or nothing.
 missing = $(shell $(PYTHON) -c 'import sys; raise SystemExit(sys.version_info[:2] != (3, 11))' 2>/dev/null \
@@ -58,29 +59,37 @@ docs: setup  ## the documentation as a site in site/, which needs no network; an
 	$(BIN)/python -m uv pip install --python $(BIN)/python --quiet --require-hashes -r requirements/docs.txt
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-test: check  ## check, then all tests; those that speak to the server once more on 17, on 16, and on 15 where it is installed
-	@$(MAKE) --no-print-directory --keep-going test-18 test-17 test-16 test-15
+quick: check  ## check, then the unit tests: for the loop of a developer, in three minutes
+	$(PYTEST) tests/unit
 
-test-18:
+test: check  ## check, then all tests; those that speak to the server once more on 17, on 16, and on 15 where it is installed
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 test-18 test-17 test-16 test-15
+
+classes: setup
+	@$(BIN)/python tests/fixtures/class_archive.py
+
+test-18: classes
 	$(PYTEST)
 
-test-17:
+# Beside test-18 under `make test`, one after the other.
+test-17 test-16 test-15: WORKERS = 1
+
+test-17: classes
 	HEADWATER_TEST_POSTGRES=17 $(PYTEST) $(ON_17)
 
-test-16:
+test-16: classes
 	HEADWATER_TEST_POSTGRES=16 $(PYTEST) $(ON_16)
 
-test-15:
+test-15: classes
 	@if [ -x /usr/lib/postgresql/15/bin/postgres ]; then set -x; HEADWATER_TEST_POSTGRES=15 $(PYTEST) $(ON_15); \
 	else echo "PostgreSQL 15 is not installed: its part of the tests is left out"; fi
 
 soak: setup  ## jobs started together and killed (ROUNDS=100), slices in Airflow, random operations and logs: SEEDS=20 seeds, or the one of SEED=; power cuts: CUTS=200
 	$(BIN)/python tests/soak/drivers_together.py --rounds $(ROUNDS) $(if $(SEED),--only $(SEED))
 	HEADWATER_SOAK=1 HEADWATER_SOAK_SEEDS=$(CUTS) $(if $(SEED),HEADWATER_SEED=$(SEED)) $(BIN)/python -m pytest $(PYTEST_ARGS) \
-		tests/integration/test_power_cut.py
+		$(call named,power_cut)
 	HEADWATER_SOAK=1 HEADWATER_SOAK_SEEDS=$(SEEDS) $(if $(SEED),HEADWATER_SEED=$(SEED)) $(BIN)/python -m pytest $(PYTEST_ARGS) \
-		tests/end_to_end/test_slices.py tests/integration/test_random_operations.py \
-		$(addprefix tests/unit/test_,net_effect.py marks.py every_change.py)
+		$(call named,slices random_operations net_effect marks every_change)
 
 bench: setup  ## the figures of docs/benchmarks.md, each beside its reference: measured, kept, and put into the pages
 	$(BIN)/python tests/benchmarks/run.py

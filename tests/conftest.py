@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
+from fixtures.class_archive import use_class_archive
+from fixtures.quick_start import start_processes_quickly
 from headwater.spark.session import SHORT_LIVED_JVM
 
 os.environ.setdefault("JDK_JAVA_OPTIONS", SHORT_LIVED_JVM)
@@ -16,6 +21,12 @@ os.environ.setdefault(
     "--conf spark.sql.codegen.wholeStage=false --conf spark.sql.codegen.factoryMode=NO_CODEGEN pyspark-shell",
 )
 
+# Hundreds of processes import the engine: half of that is compiling, where an environment forbids to keep the result.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+start_processes_quickly()
+use_class_archive()
+
 pytest_plugins = [
     "fixtures.airflow_files",
     "fixtures.browser",
@@ -25,29 +36,49 @@ pytest_plugins = [
     "fixtures.spark",
 ]
 
+_AIRFLOWS = "tests/end_to_end/"
+_INDEPENDENT = ("test_apply_paths.py", "test_choice_of_path.py")
 _LONGEST = [
-    "test_slices",
-    "test_apply_paths",
-    "test_airflow",
     "test_power_cut",
-    "test_preapply",
     "test_maintain",
     "test_crash_safety",
+    "test_apply_paths",
+    "test_foreign_writes",
+    "test_take_over",
     "test_clean_stop",
     "test_choice_of_path",
-    "test_take_over",
-    "test_foreign_writes",
-    "test_killed_services",
     "test_marked_rows",
+    "test_preapply",
+    "test_slot_loss",
+    "test_faulty_disk",
+    "test_load_partitions",
+    "test_partitions",
+    "test_key_equality",
     "test_server_shutdown",
     "test_verify",
     "test_replicate_control",
     "test_toast",
+    "test_reload",
 ]
 
 
+class _ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
+    """A file's tests stay together, so that what they share is made once. But all that start an Airflow run one after
+    the other, as it keeps a core busy; and where the tests of a long file share nothing, each may go anywhere."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        if nodeid.startswith(_AIRFLOWS):
+            return _AIRFLOWS
+        file = nodeid.partition("::")[0]
+        return nodeid if file.endswith(_INDEPENDENT) else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByFile | None:
+    return _ByFile(config, log) if config.getoption("dist") == "loadfile" else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first: with a file to each process, one that begins late would keep all others waiting. But not
-    the two that start an Airflow at the same time."""
+    """What starts an Airflow and the longest files first: one that begins late would keep all others waiting."""
     rank = {name: number for number, name in enumerate(_LONGEST)}
-    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+    items.sort(key=lambda item: (not item.nodeid.startswith(_AIRFLOWS), rank.get(item.path.stem, len(rank))))

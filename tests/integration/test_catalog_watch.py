@@ -30,6 +30,7 @@ from fixtures.jobs import (
     until,
 )
 from fixtures.lakes import as_published
+from fixtures.loaded import loaded_pipeline
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.cli import main
@@ -481,8 +482,7 @@ def shop(shared_database: Database, spark: SparkSession, tmp_path_factory: pytes
         database.execute(
             f"create table {name} (id int primary key, n int)", f"insert into {name} values (1, 1), (2, 2)"
         )
-    pipeline = write_pipeline(tmp_path_factory.mktemp("watch"), database, HEALTHY, *HARMED)
-    load_tables(pipeline)
+    pipeline = loaded_pipeline(tmp_path_factory.mktemp("watch"), database, HEALTHY, *HARMED)
     with following(pipeline) as running:
 
         def states() -> set[str]:
@@ -539,8 +539,7 @@ def test_a_label_that_was_renamed_while_no_driver_ran_suspends_its_table_before_
         "create table felt (id int primary key, m mood)",
         "insert into felt values (1, 'glad'), (2, 'sad')",
     )
-    pipeline = write_pipeline(tmp_path, database, "public.felt")
-    load_tables(pipeline)
+    pipeline = loaded_pipeline(tmp_path, database, "public.felt")
     database.execute("alter type mood add value 'odd'", "insert into felt values (3, 'odd')")
     assert states_of(catch_up(pipeline)) == {"public.felt": "active"}
     database.execute("alter type mood rename value 'odd' to 'strange'", "insert into felt values (4, 'strange')")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.jobs import Job, assert_equal, load_tables, until
+from fixtures.loaded import loaded_pipeline
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.lake.ledger import read_generation
@@ -68,8 +69,7 @@ def test_a_running_driver_goes_on_with_the_password_that_the_password_file_holds
 ) -> None:
     file = _password_file(tmp_path, FIRST)
     server = f"host=127.0.0.1 port={orders.server.port} dbname={orders.name} user={orders.role}"
-    pipeline = write_pipeline(tmp_path, orders, TABLE, source={"connection": f"{server} passfile={file}"})
-    load_tables(pipeline)
+    pipeline = loaded_pipeline(tmp_path, orders, TABLE, source={"connection": f"{server} passfile={file}"})
     with Job(pipeline, "replicate") as job:
         _await(job, pipeline, _commit(orders, 2))
         generation = read_generation(pipeline.lake_path(), pipeline.name)

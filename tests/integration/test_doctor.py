@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fixtures.jobs import Job, catch_up, following, load_tables
-from fixtures.pipelines import write_pipeline
+from fixtures.loaded import pipeline_in_step
 from fixtures.postgres import Database
 from fixtures.waiting import until
 from headwater.cli import main
@@ -76,9 +76,7 @@ def loaded(
     for name in (ORDERS, LINES):
         shared_database.execute(f"create table {name} (id int primary key, n int)", f"insert into {name} values (1, 1)")
     shared_database.execute("create table unheard (note text)")
-    pipeline = write_pipeline(tmp_path_factory.mktemp("doctor"), shared_database, ORDERS, LINES)
-    load_tables(pipeline)
-    catch_up(pipeline)
+    pipeline = pipeline_in_step(tmp_path_factory.mktemp("doctor"), shared_database, ORDERS, LINES)
     return shared_database, pipeline
 
 

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from fixtures.jobs import assert_equal, catch_up, lake_path_of, lake_rows, load_tables, record_of
+from fixtures.jobs import assert_equal, catch_up, lake_path_of, lake_rows, record_of
+from fixtures.loaded import pipeline_in_step
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.load.rows_by_key import KeyReader
@@ -40,10 +41,7 @@ def damage(spark: SparkSession, pipeline: Pipeline, table: str, statement: str) 
 
 def loaded(folder: Path, database: Database, *tables: str | dict[str, Any]) -> Pipeline:
     database.allow_publishing()
-    pipeline = write_pipeline(folder, database, *tables)
-    load_tables(pipeline)
-    catch_up(pipeline)
-    return pipeline
+    return pipeline_in_step(folder, database, *tables)
 
 
 def test_keys_that_the_source_takes_for_equal_are_repaired_as_the_lakes_own_texts(

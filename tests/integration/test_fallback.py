@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 import headwater
-from fixtures.jobs import catch_up, in_thread, load_tables
-from fixtures.pipelines import write_pipeline
+from fixtures.jobs import in_thread
+from fixtures.loaded import pipeline_in_step
 from fixtures.postgres import Database
 from headwater.errors import Refused
 from headwater.lake.cuts import Cut
@@ -35,10 +35,7 @@ def pipeline(database: Database, tmp_path: Path, spark: SparkSession) -> Pipelin
         "create table parted_1 partition of parted for values from ('2024-01-01') to ('2025-01-01')",
         "insert into parted select g, '2024-05-05' from generate_series(1, 7) g",
     )
-    wanted = write_pipeline(tmp_path, database, ACCOUNTS, {"name": MARKED, "soft_delete": True}, PARTED)
-    load_tables(wanted)
-    catch_up(wanted)
-    return wanted
+    return pipeline_in_step(tmp_path, database, ACCOUNTS, {"name": MARKED, "soft_delete": True}, PARTED)
 
 
 def fallen_back(pipeline: Pipeline, database: Database) -> Cut:

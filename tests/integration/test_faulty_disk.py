@@ -16,9 +16,9 @@ import pytest
 
 from fixtures.faulty_disk import FaultyDisk, faulty_disk
 from fixtures.hand_tables import HandTable
-from fixtures.jobs import Job, assert_equal, catch_up, lake_rows, load_tables, until
+from fixtures.jobs import Job, assert_equal, catch_up, lake_rows, until
 from fixtures.lakes import HandLake, position_at
-from fixtures.pipelines import write_pipeline
+from fixtures.loaded import loaded_pipeline
 from fixtures.postgres import Database
 from fixtures.power_cut import CannotCut
 from headwater.delta import storage
@@ -128,8 +128,7 @@ def test_a_driver_whose_disk_failed_ends_and_the_next_one_brings_again_what_is_n
 ) -> None:
     database.allow_publishing()
     database.execute("create table notes (id int primary key, note text)")
-    pipeline = write_pipeline(disk.path, database, "public.notes")
-    load_tables(pipeline)
+    pipeline = loaded_pipeline(disk.path, database, "public.notes")
     with Job(pipeline, "replicate") as job:
         database.execute("insert into notes values (0, 'before')")
         until(lambda: lake_rows(pipeline, "public.notes") or job.process.poll() is not None, "the driver works")

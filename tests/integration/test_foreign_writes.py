@@ -29,14 +29,13 @@ from fixtures.jobs import (
     following,
     lake_path_of,
     lake_rows,
-    load_tables,
     record_of,
     registry_of,
     states_of,
     until,
 )
 from fixtures.lake_waits import wait
-from fixtures.pipelines import write_pipeline
+from fixtures.loaded import loaded_pipeline
 from fixtures.postgres import Database
 from headwater.delta import delta_log
 from headwater.delta.log_entries import log_entry
@@ -270,8 +269,7 @@ def lake(shared_database: Database, spark: SparkSession, tmp_path_factory: pytes
             for name, case in tables.items()
         )
     )
-    pipeline = write_pipeline(tmp_path_factory.mktemp("shop"), database, *tables)
-    load_tables(pipeline)
+    pipeline = loaded_pipeline(tmp_path_factory.mktemp("shop"), database, *tables)
     database.execute(*(f"update {name} set n = n + 100 where id < 4" for name in tables))
     assert set(states_of(catch_up(pipeline)).values()) == {"active"}
     other = spark.newSession()

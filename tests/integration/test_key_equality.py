@@ -16,8 +16,8 @@ from psycopg import sql
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from fixtures.jobs import catch_up, lake_rows, load_tables, states_of
-from fixtures.pipelines import write_pipeline
+from fixtures.jobs import catch_up, lake_rows, states_of
+from fixtures.loaded import loaded_pipeline
 from fixtures.postgres import Database
 from headwater.arrow_types import key_schema
 from headwater.delta.index.codes import encode
@@ -234,8 +234,7 @@ def test_rows_are_followed_from_a_key_to_one_that_is_equal_at_the_source(databas
             f"alter table {name} alter big set storage external",
             *(f"insert into {name} values ('{key}', 0, repeat('{at}', 5000))" for at, key in enumerate(keys)),
         )
-    pipeline = write_pipeline(tmp_path, database, *(f"public.{name}" for name in TABLES))
-    load_tables(pipeline)
+    pipeline = loaded_pipeline(tmp_path, database, *(f"public.{name}" for name in TABLES))
     for name, (_, _, keys, others) in TABLES.items():
         moves = zip(keys, others, strict=True)
         database.execute(

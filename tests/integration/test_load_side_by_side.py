@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fixtures.jobs import Hold, armed, assert_equal, catch_up, in_thread, lake_path_of, load_tables, record_of, until
+from fixtures.loaded import loaded_pipeline
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater import failpoints
@@ -100,8 +101,7 @@ def test_a_small_table_is_made_as_spark_would_make_it(
         "insert into plain values (1, now(), now(), 1.5, array['x', null], 'eu')",
     )
     options = {"partition_by": [partition_by]} if partition_by else {}
-    pipeline = write_pipeline(tmp_path, database, {"name": "public.plain", **options})
-    load_tables(pipeline)
+    pipeline = loaded_pipeline(tmp_path, database, {"name": "public.plain", **options})
     record = record_of(pipeline, "public.plain")
     by_spark = str(tmp_path / "by_spark")
     lake_tables.create(spark, by_spark, record.schema, pipeline.lake.keep_cuts)
@@ -125,8 +125,7 @@ def test_a_small_table_is_loaded_again_over_what_somebody_else_has_made_of_it(
 ) -> None:
     database.allow_publishing()
     database.execute("create table plain (id int primary key)", "insert into plain values (1), (2)")
-    pipeline = write_pipeline(tmp_path, database, "public.plain")
-    load_tables(pipeline)
+    pipeline = loaded_pipeline(tmp_path, database, "public.plain")
     folder = lake_path_of(pipeline, "public.plain")
     with armed(tmp_path, "load.before_commit") as hold:
         job = in_thread(lambda: load_tables(pipeline, again=True))

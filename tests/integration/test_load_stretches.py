@@ -21,6 +21,7 @@ from fixtures.jobs import (
     load_tables,
     record_of,
 )
+from fixtures.loaded import loaded_pipeline
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater import failpoints
@@ -189,8 +190,7 @@ def test_a_load_that_was_killed_beside_a_driver_goes_on_and_is_exact(
         f"alter table {TABLE} alter note set storage plain",
         f"insert into {TABLE} select i, repeat(md5(i::text), 230) from generate_series(1, 9000) i",
     )
-    first = write_pipeline(tmp_path, database, "public.other")
-    load_tables(first)
+    first = loaded_pipeline(tmp_path, database, "public.other")
     with following(first):
         pipeline = write_pipeline(tmp_path, database, "public.other", TABLE)
         with Job(pipeline, "load", failpoint="load.after_stretches=kill", spark=spark) as job:

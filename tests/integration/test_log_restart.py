@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fixtures.bank import TABLES, Writer, assert_cuts_consistent, create_bank
-from fixtures.jobs import assert_equal, catch_up, in_thread, load_tables, until
-from fixtures.pipelines import write_pipeline
+from fixtures.jobs import assert_equal, in_thread, until
+from fixtures.loaded import pipeline_in_step
 from fixtures.postgres import Database, new_database
 from headwater.demo.postgres import EmbeddedServer
 from headwater.lake.ledger import read_all
@@ -38,9 +38,7 @@ def bank(
     with new_database(server) as database:
         create_bank(database)
         database.allow_publishing()
-        pipeline = write_pipeline(tmp_path_factory.mktemp("bank"), database, *TABLES)
-        load_tables(pipeline)
-        catch_up(pipeline)
+        pipeline = pipeline_in_step(tmp_path_factory.mktemp("bank"), database, *TABLES)
         yield database, pipeline
 
 

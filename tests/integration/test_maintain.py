@@ -38,7 +38,7 @@ from fixtures.jobs import (
     registry_of,
     until,
 )
-from fixtures.pipelines import write_pipeline
+from fixtures.loaded import loaded_pipeline, pipeline_in_step
 from fixtures.postgres import new_database
 from headwater.cli import main
 from headwater.delta.delta_log import read_snapshot
@@ -67,9 +67,7 @@ def bank(
     with new_database(postgres) as database, database.connect() as connection:
         create_bank(database)
         database.allow_publishing()
-        pipeline = write_pipeline(tmp_path, database, *ENTRIES, lake={"keep_cuts": "100ms"})
-        load_tables(pipeline)
-        catch_up(pipeline)
+        pipeline = pipeline_in_step(tmp_path, database, *ENTRIES, lake={"keep_cuts": "100ms"})
         yield Bank(database, pipeline, tmp_path, Writer(connection, seed=7))
 
 
@@ -231,8 +229,7 @@ def test_a_load_does_not_begin_while_files_are_being_rewritten_nor_the_other_way
 def test_a_table_that_is_loaded_and_not_replicated_yet_keeps_its_history(bank: Bank) -> None:
     bank.database.execute("create table late (id int primary key)", "insert into late values (1)")
     bank.database.allow_publishing()
-    pipeline = write_pipeline(bank.folder, bank.database, *ENTRIES, "public.late", lake={"keep_cuts": "100ms"})
-    load_tables(pipeline)
+    pipeline = loaded_pipeline(bank.folder, bank.database, *ENTRIES, "public.late", lake={"keep_cuts": "100ms"})
     result = maintain(pipeline)
     assert "run replicate first" in result["tables"]["public.late"]["skipped"]
     catch_up(pipeline)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fixtures.jobs import catch_up, following, lake_rows, load_tables
+from fixtures.loaded import pipeline_in_step
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.lake.cuts import list_pins
@@ -54,10 +55,7 @@ def pipeline(database: Database, spark: SparkSession, tmp_path: Path) -> Pipelin
     database.allow_publishing()
     for name in (ONE, OTHER):
         database.execute(f"create table {name} (id int primary key, n int)", f"insert into {name} values (1, 1)")
-    pipeline = write_pipeline(tmp_path, database, ONE, OTHER)
-    load_tables(pipeline)
-    catch_up(pipeline)
-    return pipeline
+    return pipeline_in_step(tmp_path, database, ONE, OTHER)
 
 
 def alarm(pipeline: Pipeline, *tables: str, store: Store, remind_every: float = 0) -> LatenessTrigger:

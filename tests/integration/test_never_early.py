@@ -11,8 +11,8 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
-from fixtures.jobs import in_thread, load_tables, until
-from fixtures.pipelines import write_pipeline
+from fixtures.jobs import in_thread, until
+from fixtures.loaded import loaded_pipeline
 from fixtures.postgres import Database
 from headwater import commit_position, read, wait
 from headwater.lake.position_file import read_position_file
@@ -33,8 +33,7 @@ def pipeline(database: Database, tmp_path: Path, spark: SparkSession) -> Iterato
         "create table transfers (id bigint generated always as identity primary key, source int, target int,"
         " marker text)",
     )
-    wanted = write_pipeline(tmp_path, database, *TABLES)
-    load_tables(wanted)
+    wanted = loaded_pipeline(tmp_path, database, *TABLES)
     stop = threading.Event()
     driver = in_thread(lambda: replicate(wanted, None, None, stop))
     until(lambda: driver.done() or read_position_file(wanted.lake_path()), "the driver publishes")

@@ -24,11 +24,10 @@ from fixtures.jobs import (
     following,
     in_thread,
     lake_rows,
-    load_tables,
     record_of,
     until,
 )
-from fixtures.pipelines import write_pipeline
+from fixtures.loaded import loaded_pipeline, pipeline_in_step
 from fixtures.postgres import Database
 from headwater.lake.ledger import read_epoch
 from headwater.monitor.status import status
@@ -71,8 +70,7 @@ def shop(shared_database: Database, spark: SparkSession, tmp_path_factory: pytes
             f"create table {name}_eu partition of {name} for values in ('eu')",
             f"insert into {name} values (1, 'eu', 1), (2, 'eu', 2)",
         )
-    pipeline = write_pipeline(tmp_path_factory.mktemp("partitions"), shared_database, SALES, NESTED, WHOLE)
-    load_tables(pipeline)
+    pipeline = loaded_pipeline(tmp_path_factory.mktemp("partitions"), shared_database, SALES, NESTED, WHOLE)
     with following(pipeline) as running:
         until(lambda: record_of(pipeline, SALES).state == "active" or running.done(), "the driver follows the log")
         yield Shop(shared_database, pipeline, running)
@@ -183,9 +181,7 @@ def test_a_driver_that_dies_over_the_reload_leaves_the_table_to_the_next_one(
         "create table whole_eu partition of whole for values in ('eu')",
         "insert into whole select i, 'eu', i from generate_series(1, 20) i",
     )
-    pipeline = write_pipeline(tmp_path, database, WHOLE)
-    load_tables(pipeline)
-    catch_up(pipeline)
+    pipeline = pipeline_in_step(tmp_path, database, WHOLE)
     database.execute(
         "create table whole_old (id int not null, region text not null, n int, primary key (id, region))",
         "insert into whole_old select i, 'old', i from generate_series(1, 20) i",

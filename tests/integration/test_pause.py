@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fixtures.jobs import assert_equal, beside, catch_up, following, lake_rows, load_tables, record_of, until
+from fixtures.jobs import assert_equal, beside, catch_up, following, lake_rows, record_of, until
 from fixtures.lake_waits import wait
-from fixtures.pipelines import write_pipeline
+from fixtures.loaded import pipeline_in_step
 from fixtures.postgres import Database
 from headwater.cli import main
 from headwater.errors import Refused
@@ -34,10 +34,7 @@ def pipeline(database: Database, spark: SparkSession, tmp_path: Path) -> Pipelin
     database.allow_publishing()
     for name in (ORDERS, LINES):
         database.execute(f"create table {name} (id int primary key, n int)", f"insert into {name} values (1, 1)")
-    made = write_pipeline(tmp_path, database, ORDERS, LINES)
-    load_tables(made)
-    catch_up(made)
-    return made
+    return pipeline_in_step(tmp_path, database, ORDERS, LINES)
 
 
 def test_a_paused_pipeline_stands_still_and_goes_on_where_it_ended(database: Database, pipeline: Pipeline) -> None:

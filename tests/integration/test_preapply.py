@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fixtures.jobs import Job, assert_equal, beside, lake_path_of, load_tables, until
-from fixtures.pipelines import write_pipeline
+from fixtures.jobs import Job, assert_equal, beside, lake_path_of, until
+from fixtures.loaded import loaded_pipeline
 from fixtures.postgres import Database, new_database
 from fixtures.staged import staged_files
 from headwater.delta import storage
@@ -115,8 +115,7 @@ def made(
         database.allow_publishing()
         folder = tmp_path_factory.mktemp("preapply")
         inserts = {"name": "public.log", "insert_only": True}
-        pipeline = write_pipeline(folder, database, "public.one", "public.two", "public.parts", inserts)
-        load_tables(pipeline)
+        pipeline = loaded_pipeline(folder, database, "public.one", "public.two", "public.parts", inserts)
         yield database, pipeline
 
 

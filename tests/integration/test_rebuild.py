@@ -27,6 +27,7 @@ from fixtures.jobs import (
     until,
 )
 from fixtures.lake_waits import wait
+from fixtures.loaded import loaded_pipeline
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.apply.direct import Fence
@@ -268,8 +269,7 @@ def test_a_partitioned_table_takes_another_type_of_its_key_and_keeps_its_odd_nam
         "insert into tree select i, date '2026-01-01' + i % 50, i from generate_series(1, 80) i",
     )
     tree = "public.tree"
-    pipeline = write_pipeline(tmp_path, database, tree)
-    load_tables(pipeline)
+    pipeline = loaded_pipeline(tmp_path, database, tree)
     with following(pipeline) as running:
         until(lambda: running.done() or status(pipeline)["running"], "the driver runs")
         database.execute("delete from tree where id < 5", "update tree set n = -n where id > 70")

@@ -30,6 +30,7 @@ from fixtures.jobs import (
     until,
 )
 from fixtures.lake_waits import request
+from fixtures.loaded import loaded_pipeline, pipeline_in_step
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.cli import main
@@ -102,8 +103,7 @@ def shop(shared_database: Database, spark: SparkSession, tmp_path_factory: pytes
     )
     for leaf in ("tree_low_0", "tree_low_1", "tree_high", "tree_rest_0", "tree_rest_1"):
         shared_database.execute(f"alter table {leaf} alter note set storage external")
-    pipeline = write_pipeline(tmp_path_factory.mktemp("reload"), shared_database, SALES, PLAIN, TREE)
-    load_tables(pipeline)
+    pipeline = loaded_pipeline(tmp_path_factory.mktemp("reload"), shared_database, SALES, PLAIN, TREE)
     with following(pipeline) as running:
         until(lambda: record_of(pipeline, SALES).state == "active" or running.done(), "the driver follows the log")
         yield Shop(shared_database, pipeline, running)
@@ -311,8 +311,7 @@ def test_a_driver_that_dies_over_a_reload_leaves_it_to_the_next_one(
     database.execute(
         "create table plain (id int primary key, n int)", "insert into plain select i, i from generate_series(1, 50) i"
     )
-    pipeline = write_pipeline(tmp_path, database, PLAIN)
-    load_tables(pipeline)
+    pipeline = loaded_pipeline(tmp_path, database, PLAIN)
     with (
         armed(tmp_path, "reload.after_capture") as hold,
         Job(pipeline, "replicate", failpoint=failpoint, spark=spark) as driver,
@@ -414,9 +413,7 @@ def test_without_a_driver_a_reload_runs_one_until_it_is_published(
     database.execute(
         "create table plain (id int primary key, n int)", "insert into plain select i, i from generate_series(1, 50) i"
     )
-    pipeline = write_pipeline(tmp_path, database, PLAIN)
-    load_tables(pipeline)
-    catch_up(pipeline)
+    pipeline = pipeline_in_step(tmp_path, database, PLAIN)
     database.execute("update plain set n = -n")
     assert main(["reload", pipeline.file, "--table", PLAIN, "--json"]) == 0
     assert_equal(database, pipeline, PLAIN)

@@ -12,6 +12,7 @@ from deltalake import DeltaTable
 from psycopg import errors as pg
 
 from fixtures.jobs import assert_equal, catch_up, following, lake_path_of, lake_rows, load_tables, record_of
+from fixtures.loaded import pipeline_in_step
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from fixtures.waiting import until
@@ -50,10 +51,7 @@ def pipeline(database: Database, spark: SparkSession, tmp_path: Path) -> Pipelin
     database.allow_publishing()
     database.execute(*SOURCE)
     events, marked = {"name": EVENTS, "insert_only": True}, {"name": MARKED, "soft_delete": True}
-    made = write_pipeline(tmp_path, database, PLAIN, PARTED, events, marked)
-    load_tables(made)
-    catch_up(made)
-    return made
+    return pipeline_in_step(tmp_path, database, PLAIN, PARTED, events, marked)
 
 
 def changed(pipeline: Pipeline, *names: str, propose: bool = False) -> dict[str, dict[str, Any]]:

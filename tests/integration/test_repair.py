@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from deltalake import DeltaTable
 
-from fixtures.jobs import assert_equal, catch_up, following, lake_path_of, load_tables, record_of, until
-from fixtures.pipelines import write_pipeline
+from fixtures.jobs import assert_equal, catch_up, following, lake_path_of, record_of, until
+from fixtures.loaded import pipeline_in_step
 from fixtures.postgres import Database
 from headwater.cli import main
 from headwater.delta.tables import read_commit
@@ -69,9 +69,7 @@ class Shop:
 def shop(database: Database, spark: SparkSession, tmp_path: Path) -> Shop:
     database.allow_publishing()
     database.execute(*SOURCE)
-    pipeline = write_pipeline(tmp_path, database, PEOPLE, PAIRS, PARTED)
-    load_tables(pipeline)
-    catch_up(pipeline)
+    pipeline = pipeline_in_step(tmp_path, database, PEOPLE, PAIRS, PARTED)
     return Shop(database, pipeline, spark)
 
 

@@ -37,6 +37,7 @@ from fixtures.jobs import (
 )
 from fixtures.lake_waits import wait
 from fixtures.lakes import HandLake
+from fixtures.loaded import loaded_pipeline, pipeline_in_step
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.errors import LostLease, Refused, SlotGap, SourceChanged
@@ -112,8 +113,7 @@ def shop(shared_database: Database, spark: SparkSession, tmp_path_factory: pytes
         "public.texts": {"on_bad_value": "string"},
     }
     entries = [{"name": name, **options[name]} if name in options else name for name in (*HEALTHY, *SUSPENDED)]
-    pipeline = write_pipeline(tmp_path_factory.mktemp("shop"), database, *entries)
-    load_tables(pipeline)
+    pipeline = loaded_pipeline(tmp_path_factory.mktemp("shop"), database, *entries)
     database.execute(*(f"update {name} set n = n + 100 where id < 4" for name in plain))
     assert set(states_of(catch_up(pipeline)).values()) == {"active"}
     _harm(database, pipeline, spark)
@@ -418,8 +418,7 @@ def test_replicate_without_a_loaded_table_is_refused(database: Database, tmp_pat
 def test_a_driver_that_begins_behind_says_how_far(database: Database, tmp_path: Path, spark: SparkSession) -> None:
     database.execute("create table late (id int primary key)")
     database.allow_publishing()
-    pipeline = write_pipeline(tmp_path, database, "public.late")
-    load_tables(pipeline)
+    pipeline = loaded_pipeline(tmp_path, database, "public.late")
 
     def file() -> PositionFile | None:
         return read_position_file(pipeline.lake_path())
@@ -444,9 +443,7 @@ def test_a_run_that_is_over_at_once_leaves_word_of_the_sources_clock(
     monkeypatch.setattr(sampler, "_PERIOD", 60.0)
     database.execute("create table orders (id int primary key)", "insert into orders values (1)")
     database.allow_publishing()
-    pipeline = write_pipeline(tmp_path, database, "public.orders")
-    load_tables(pipeline)
-    catch_up(pipeline)
+    pipeline = pipeline_in_step(tmp_path, database, "public.orders")
     database.execute("insert into orders values (2)")  # what the source says now proves nothing of the lake
     result = wait(pipeline, None, "1h", 0)
     assert result.outcome is freshness.Outcome.SATISFIED, result

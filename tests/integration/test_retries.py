@@ -21,12 +21,11 @@ from fixtures.jobs import (
     in_thread,
     lake_path_of,
     lake_rows,
-    load_tables,
     registry_of,
     until,
 )
 from fixtures.lake_waits import wait
-from fixtures.pipelines import write_pipeline
+from fixtures.loaded import pipeline_in_step
 from fixtures.postgres import Database
 from headwater.errors import Transient
 from headwater.lake.ledger import read_epoch
@@ -49,10 +48,7 @@ def pipeline_of(folder: Path, database: Database, seconds: float, *, history: bo
     database.execute(*(f"create table {name} (id int primary key, n int)" for name in (SICK, WELL)))
     database.execute(*(f"insert into {name} select i, i from generate_series(1, 3) i" for name in (SICK, WELL)))
     sick = {"name": SICK, "history": history}
-    pipeline = write_pipeline(folder, database, sick, WELL, replicate={"retry_seconds": seconds})
-    load_tables(pipeline)
-    catch_up(pipeline)
-    return pipeline
+    return pipeline_in_step(folder, database, sick, WELL, replicate={"retry_seconds": seconds})
 
 
 @contextlib.contextmanager

@@ -24,12 +24,11 @@ from fixtures.jobs import (
     in_thread,
     lake_path_of,
     lake_rows,
-    load_tables,
     record_of,
     registry_of,
     until,
 )
-from fixtures.pipelines import write_pipeline
+from fixtures.loaded import loaded_pipeline
 from fixtures.postgres import Database
 from headwater.errors import Transient
 from headwater.lake.cuts import HISTORY
@@ -350,8 +349,7 @@ def outcome(shared_database: Database, spark: SparkSession, tmp_path_factory: py
     for name in cases:
         database.execute(*_all(cases, "table", name))
     entries = [{"name": f"public.{name}", **case.entry} for name, case in cases.items()]
-    pipeline = write_pipeline(tmp_path_factory.mktemp("lake"), database, *entries)
-    load_tables(pipeline)
+    pipeline = loaded_pipeline(tmp_path_factory.mktemp("lake"), database, *entries)
     for name in cases:
         for statement in _all(cases, "happens", name):
             database.execute(statement)
@@ -437,8 +435,7 @@ def plain(database: Database, spark: SparkSession, tmp_path: Path) -> Plain:
     database.allow_publishing()
     for name in ("plain", "other"):
         database.execute(PLAIN.replace("{}", name), ROWS.replace("{}", name))
-    pipeline = write_pipeline(tmp_path, database, "public.plain", "public.other")
-    load_tables(pipeline)
+    pipeline = loaded_pipeline(tmp_path, database, "public.plain", "public.other")
     return Plain(database, pipeline)
 
 
@@ -583,8 +580,7 @@ def test_an_older_cut_is_read_and_validated_with_the_columns_of_its_time(plain: 
 def test_a_history_has_the_columns_of_its_table(database: Database, spark: SparkSession, tmp_path: Path) -> None:
     database.allow_publishing()
     database.execute(PLAIN.replace("{}", "plain"), ROWS.replace("{}", "plain"))
-    pipeline = write_pipeline(tmp_path, database, {"name": "public.plain", "history": True, "soft_delete": True})
-    load_tables(pipeline)
+    pipeline = loaded_pipeline(tmp_path, database, {"name": "public.plain", "history": True, "soft_delete": True})
     database.execute(
         "update plain set n = 0 where id = 1",
         "alter table plain rename note to remark; alter table plain alter n type bigint, alter id type bigint; "

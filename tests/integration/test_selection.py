@@ -11,6 +11,7 @@ from deltalake import DeltaTable
 
 import headwater
 from fixtures.jobs import catch_up, following, lake_path_of, lake_rows, load_tables, record_of, source_rows
+from fixtures.loaded import pipeline_in_step
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from fixtures.waiting import until
@@ -79,10 +80,7 @@ def source(database: Database, spark: SparkSession) -> Database:
 
 
 def replicated(folder: Path, source: Database, *tables: str | dict[str, Any]) -> Pipeline:
-    made = write_pipeline(folder, source, *tables)
-    load_tables(made)
-    catch_up(made)
-    return made
+    return pipeline_in_step(folder, source, *tables)
 
 
 @pytest.fixture

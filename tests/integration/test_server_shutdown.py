@@ -15,8 +15,8 @@ import psycopg
 import pytest
 
 from fixtures.bank import TABLES, Writer, assert_cuts_consistent, create_bank
-from fixtures.jobs import armed, assert_equal, catch_up, in_thread, load_tables, until
-from fixtures.pipelines import write_pipeline
+from fixtures.jobs import armed, assert_equal, catch_up, in_thread, until
+from fixtures.loaded import pipeline_in_step
 from fixtures.postgres import Database, new_database
 from headwater.demo.postgres import EmbeddedServer
 from headwater.errors import Transient
@@ -80,9 +80,7 @@ def bank(
     ):
         create_bank(database)
         database.allow_publishing()
-        pipeline = write_pipeline(tmp_path_factory.mktemp("bank"), database, *TABLES)
-        load_tables(pipeline)
-        catch_up(pipeline)
+        pipeline = pipeline_in_step(tmp_path_factory.mktemp("bank"), database, *TABLES)
         yield Bank(server, database, pipeline)
 
 

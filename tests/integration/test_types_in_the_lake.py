@@ -14,6 +14,7 @@ from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import SparkSession
 
 from fixtures.jobs import catch_up, load_tables, record_of
+from fixtures.loaded import pipeline_in_step
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from fixtures.type_values import EXTENSIONS, GOOD, ONLY_TEXT, PREPARE, PREPARE_ONLY_TEXT
@@ -122,9 +123,7 @@ def test_verify_tells_each_value_of_every_type_from_the_others_and_finds_it_equa
     database.execute(*PREPARE, f"create table everything (id int primary key, {declared})")
     for number, values in enumerate(zip(*_literals(types), strict=True)):
         database.execute(f"insert into everything values ({number}, {', '.join(values)})")
-    pipeline = write_pipeline(tmp_path, database, "public.everything")
-    load_tables(pipeline)
-    catch_up(pipeline)
+    pipeline = pipeline_in_step(tmp_path, database, "public.everything")
     table = verify(pipeline)["tables"]["public.everything"]
     assert (table["different"], table["missing"], table["extra"], table["compared"]) == (0, 0, 0, True)
 

@@ -16,7 +16,7 @@ import yaml
 import headwater
 from fixtures.jobs import catch_up, load_tables
 from fixtures.lake_waits import wait
-from fixtures.pipelines import write_pipeline
+from fixtures.loaded import pipeline_in_step
 from fixtures.postgres import Database, new_database
 from headwater.cli import main
 from headwater.delta.small_tables import open_table, select
@@ -96,9 +96,7 @@ def shop(postgres: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory, spa
     with new_database(postgres) as database:
         database.execute(*SOURCE)
         database.allow_publishing()
-        pipeline = write_pipeline(tmp_path_factory.mktemp("shop"), database, ORDERS, PARTED)
-        load_tables(pipeline)
-        catch_up(pipeline)
+        pipeline = pipeline_in_step(tmp_path_factory.mktemp("shop"), database, ORDERS, PARTED)
         yield Shop(database, pipeline)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fixtures.jobs import beside, following, in_thread, until
+from fixtures.loaded import pipeline_in_step
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database, new_database
 from headwater.cli import main
@@ -89,9 +90,7 @@ def origin(
     with new_database(postgres) as database:
         database.execute(*SOURCE)
         database.allow_publishing()
-        pipeline = write_pipeline(folder, database, *TABLES)
-        load(pipeline)
-        until_now(pipeline)
+        pipeline = pipeline_in_step(folder, database, *TABLES)
         yield database, Path(pipeline.lake_path())
 
 
@@ -234,9 +233,7 @@ def test_one_row_of_many_is_found_with_its_key_and_no_row_is_read_twice_at_the_s
         "insert into people select md5(i::text), i from generate_series(1, 30000) i",
         "analyze people",
     )
-    pipeline = write_pipeline(tmp_path, database, PEOPLE)
-    load(pipeline)
-    until_now(pipeline)
+    pipeline = pipeline_in_step(tmp_path, database, PEOPLE)
     lake = f"delta.`{pipeline.lake_path()}/public/people`"
     spark.sql(f"update {lake} set n = -n where n = 17")
     spark.sql(f"update {lake} set n = 19 - n where n in (9, 10)")  # as if the two had changed places
@@ -262,9 +259,7 @@ def test_the_server_ends_a_snapshot_that_was_held_too_long_and_verify_takes_anot
     caplog.set_level(logging.INFO, "headwater")
     database.allow_publishing()
     database.execute("create table people (id int primary key)", "insert into people values (1)")
-    pipeline = write_pipeline(tmp_path, database, PEOPLE, load={"max_snapshot_age": "5s"})
-    load(pipeline)
-    until_now(pipeline)
+    pipeline = pipeline_in_step(tmp_path, database, PEOPLE, load={"max_snapshot_age": "5s"})
     database.execute("insert into people values (2)")
     # It waits for the lake, and holds a snapshot.
     job = in_thread(lambda: verify(pipeline, patience=Patience(timeout=120, without_driver=120)))
@@ -291,9 +286,7 @@ def test_it_works_while_the_source_writes_and_still_sees_a_true_difference(
         "create table events (kind text, number int)",
     )
     database.allow_publishing()
-    pipeline = write_pipeline(tmp_path, database, PEOPLE, {"name": EVENTS, "insert_only": True})
-    load(pipeline)
-    until_now(pipeline)
+    pipeline = pipeline_in_step(tmp_path, database, PEOPLE, {"name": EVENTS, "insert_only": True})
     numbers = itertools.count()
 
     def write(stop: threading.Event) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from fixtures.jobs import assert_equal, catch_up, failing, following, lake_rows, load_tables, record_of, registry_of
 from fixtures.lake_waits import wait
+from fixtures.loaded import pipeline_in_step
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from fixtures.waiting import until
@@ -36,10 +37,7 @@ def pipeline(database: Database, spark: SparkSession, tmp_path: Path) -> Pipelin
     for name in (ORDERS, LINES):
         database.execute(f"create table {name} (id int primary key, n int)", f"insert into {name} values (1, 1)")
     database.execute("create table unheard (note text)")
-    made = write_pipeline(tmp_path, database, ORDERS, LINES, source={"wal_ceiling": "32MiB"})
-    load_tables(made)
-    catch_up(made)
-    return made
+    return pipeline_in_step(tmp_path, database, ORDERS, LINES, source={"wal_ceiling": "32MiB"})
 
 
 def write_log(database: Database, mib: int = 48) -> bool:
