@@ -130,7 +130,7 @@ def test_a_lost_race_loses_no_share_of_a_table_that_is_followed_though_it_awaits
             driver.states.suspend(NAME, ERROR)
 
     foreign: Any = SimpleNamespace(look_again=look_again)
-    applier: Any = SimpleNamespace(apply=apply)
+    applier: Any = SimpleNamespace(commit=apply)
     columns: Any = SimpleNamespace(finish=lambda name, still_alive: None)
     nothing: Any = None
     commits = TableCommits(driver.states, foreign, nothing, applier, columns, nothing, nothing)

@@ -28,7 +28,7 @@ def why_stop(run: Run) -> str | None:
         return "signal"
     if run.following.paused:
         return "paused"
-    idle = run.reader.idle_position if not run.open else None
+    idle = run.reader.idle_position if not run.open_epochs else None
     reached = max(run.processed, idle or 0)
     behind = run.tables.joining.catching_up or run.tables.next_row.must_wait(reached)
     if run.target is not None and reached >= run.target and not behind:

@@ -71,7 +71,7 @@ def _loop(run: Run) -> str:
         obey(run)
         _publish(run)
         reason = why_stop(run)
-        if reason is not None and not run.open:
+        if reason is not None and not run.open_epochs:
             _rest(run, force=True)
             return leave(run, reason)
         if reason is not None and run.lanes.only_resting:
@@ -84,10 +84,10 @@ def _loop(run: Run) -> str:
         if (batch := run.sealing.next_batch()) is not None:
             look_behind(run, batch)
             shares = run.tables.shares.of(batch)
-            epoch = run.open.begin(batch, shares, time.monotonic())
+            epoch = run.open_epochs.begin(batch, shares, time.monotonic())
             # In its table's lane each share is netted, planned, and committed together with its position.
             run.lanes.submit(epoch.number, shares, batch.transactions())
-        elif not run.open:
+        elif not run.open_epochs:
             _rest(run, force=run.reader.reply_wanted)
             run.keep_up_idle()
 
@@ -96,7 +96,7 @@ def _publish(run: Run) -> None:
     """What the lanes have done; a row of what every table holds."""
     for done in run.lanes.take_done():
         run.note(done)
-    epoch = run.open.publishable()
+    epoch = run.open_epochs.publishable()
     if epoch is None:
         return
     reach("replicate.after_all_tables")
@@ -105,7 +105,7 @@ def _publish(run: Run) -> None:
         _publish_row(run, epoch.lsn, epoch)
         return
     run.publisher.passed(epoch.lsn)
-    if not run.open:
+    if not run.open_epochs:
         _rest(run, force=False)
     if epoch.demand:
         run.publisher.write()  # somebody waits for exactly this position

@@ -84,7 +84,7 @@ class Run:
     silence: Silence
     tables: Tables
     lanes: Lanes
-    open: OpenEpochs
+    open_epochs: OpenEpochs
     sealing: Sealing
     ledger: Ledger
     publisher: Publisher
@@ -121,7 +121,7 @@ class Run:
             self.tables.next_row.to_come(done.result.versions)
         elif not done.numbers:
             self.tables.next_row.rearranged(done.result.versions)
-        self.open.resolve(done)
+        self.open_epochs.resolve(done)
         if not done.numbers:
             self.following.settled(done.name, done.result)
 

@@ -181,7 +181,7 @@ def _driving(opened: _Opened) -> Iterator[Run | dict[str, Any]]:
                 silence=silence,
                 tables=tables,
                 lanes=lanes,
-                open=open_epochs,
+                open_epochs=open_epochs,
                 sealing=Sealing(pipeline.replicate, reader, lanes, open_epochs),
                 ledger=ledger,
                 publisher=publisher,
