@@ -657,7 +657,7 @@ def test_what_needs_a_person_says_why_and_what_to_do(demo: Demo, pages: Browser,
 
 
 def test_metrics_are_scraped_with_a_token(demo: Demo, story: Story) -> None:
-    """Without one they are not (`tests/unit/test_pages.py`); here everybody is an administrator."""
+    """Without one they are not (`tests/unit/airflow/test_pages.py`); here everybody is an administrator."""
     address = f"{demo.airflow.address}/headwater/metrics"
     with urllib.request.urlopen(f"{demo.airflow.address}/auth/token", timeout=60) as answer:
         token = json.loads(answer.read())["access_token"]

@@ -168,7 +168,7 @@ def test_the_page_of_what_others_write_has_a_row_for_each_case_of_its_test() -> 
     rows = [[c.strip() for c in line.strip("|").split(" | ")] for line in page.splitlines() if line.startswith("| ")]
     told = {cells[0]: cells[1] for cells in rows if cells[1] in ("accepted", "suspended")}
     assert len(told) == len(rows) - page.count("\n| what you do |")
-    assert told == _cases(ROOT / "tests" / "integration" / "test_foreign_writes.py")
+    assert told == _cases(ROOT / "tests" / "integration" / "replicate" / "test_foreign_writes.py")
 
 
 def _cases(path: Path) -> dict[str, str]:

@@ -29,7 +29,7 @@ from headwater.replicate.pausing import pause
 
 pytestmark = pytest.mark.spark
 
-LAKES = Path(__file__).resolve().parents[1] / "fixtures" / "older_lakes"
+LAKES = Path(__file__).resolve().parents[2] / "fixtures" / "older_lakes"
 ROWS = {
     1: (Decimal("1.50"), "note 1"),
     2: (Decimal("3.00"), "changed"),

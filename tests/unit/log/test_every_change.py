@@ -15,7 +15,7 @@ from headwater.log.blocks import Chunk
 from headwater.log.net import history_rows as every_change_module
 from headwater.log.net.history_rows import every_change
 from headwater.schema import PARTITION_COLUMN
-from unit.test_net_effect import NAMES, ROOT, Key, Log, Row, Shape, a_row, in_parts, logs
+from unit.log.test_net_effect import NAMES, ROOT, Key, Log, Row, Shape, a_row, in_parts, logs
 
 
 def history_of(shape: Shape, chunk: Chunk, above: int = 0) -> list[Row]:

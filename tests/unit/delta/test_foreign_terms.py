@@ -1,5 +1,5 @@
 """What another program may change about a table so that what Headwater writes still fits. The rest is in
-tests/integration/test_foreign_writes.py, with the programs themselves."""
+tests/integration/replicate/test_foreign_writes.py, with the programs themselves."""
 
 from __future__ import annotations
 

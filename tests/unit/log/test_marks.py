@@ -20,7 +20,7 @@ from headwater.log.net.net_effect import net_effect
 from headwater.log.net.soft_delete import marked
 from headwater.net_changes import NetChanges
 from headwater.schema import DELETED, DELETED_AT, DELETED_LSN, PARTITION_COLUMN, TableSchema
-from unit.test_net_effect import Key, Log, Row, Shape, a_row, in_parts, logs
+from unit.log.test_net_effect import Key, Log, Row, Shape, a_row, in_parts, logs
 
 Stored = dict[Key, tuple[Row, int | None]]
 """By key the row and, if it is deleted, the LSN of the commit that did it."""

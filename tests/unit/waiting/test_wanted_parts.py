@@ -20,8 +20,20 @@ from headwater.schema import Column, Leaf, TableSchema, ValueType
 from headwater.waiting.on_timeout import instead_of_cut
 from headwater.waiting.partitions import parse_partitions
 from headwater.waiting.wait import wait_for_cut
-from unit.test_first_look import XComs, is_success, last_event, started, xcoms
-from unit.test_sensor import CONTEXT, A, B, at, deferred, events, in_run, lake, pipeline, sensor, stored_and_restored
+from unit.airflow.test_first_look import XComs, is_success, last_event, started, xcoms
+from unit.airflow.test_sensor import (
+    CONTEXT,
+    A,
+    B,
+    at,
+    deferred,
+    events,
+    in_run,
+    lake,
+    pipeline,
+    sensor,
+    stored_and_restored,
+)
 
 pytestmark = pytest.mark.usefixtures("airflow_home")
 __all__ = ["lake", "pipeline", "xcoms"]

@@ -22,7 +22,7 @@ from headwater.monitor.metrics import METRICS
 from headwater.monitor.recent_epochs import RecentEpochs
 from headwater.names import TableName
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 API = "api/pipelines"
 
 

@@ -22,7 +22,7 @@ from headwater.errors import BadConfiguration
 if TYPE_CHECKING:
     from airflow.sdk import DAG
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PASSWORD = "not-to-be-seen"
 ALL_DAGS = {f"shop.{job}" for job in ("load", "replicate", "reload", "validate", "maintain")}
 SOURCE = f"postgresql://someone:{PASSWORD}@127.0.0.1:1/nowhere"

@@ -32,7 +32,7 @@ def task() -> subprocess.Popen[bytes]:
 
 def driver(code: str, task: subprocess.Popen[bytes]) -> subprocess.Popen[str]:
     environment = {**os.environ, PARENT_PID: str(task.pid), PARENT_START: process_start(task.pid) or ""}
-    environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[2] / "spark_jobs")
+    environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[3] / "spark_jobs")
     started = subprocess.Popen(
         [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -28,7 +28,7 @@ from headwater.log.blocks import Chunk
 from headwater.log.net.history_rows import every_change
 from headwater.replicate.tables.histories import Histories
 from headwater.schema import TableSchema
-from unit.test_net_effect import Log, Shape, a_row
+from unit.log.test_net_effect import Log, Shape, a_row
 
 NAME, SHAPE = "public.t", Shape(("id",))
 _TYPES = {"int": "integer", "bigint": "long"}

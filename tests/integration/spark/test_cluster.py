@@ -99,7 +99,7 @@ import sys
 from pathlib import Path
 from headwater.log.net.on_disk import PartsOnDisk
 from headwater.spark.session import build_session
-from integration.test_apply_paths import by_delta_rs, make_twins, on_disk
+from integration.apply.test_apply_paths import by_delta_rs, make_twins, on_disk
 
 def elsewhere(*_):
     raise AssertionError("executors of a cluster do not read the driver's disk")

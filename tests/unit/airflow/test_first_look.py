@@ -13,7 +13,7 @@ import pytest
 
 from fixtures.lakes import HandLake, utc
 from headwater.lake.cuts import list_pins
-from unit.test_sensor import A, B, in_run, lake, pipeline, sensor
+from unit.airflow.test_sensor import A, B, in_run, lake, pipeline, sensor
 
 if TYPE_CHECKING:
     from headwater_airflow.triggers.first_look import SensorTrigger
