@@ -35,8 +35,7 @@ def pause(pipeline: Pipeline, tables: Sequence[TableName] = ()) -> dict[str, Any
 
     def paused(record: TableRecord) -> TableRecord | None:
         remedy = f"headwater resume PIPELINE.yaml --table {record.name}"
-        ours = record.state in ("active", "catching up")
-        return record.entered("suspended", "it was paused by hand", remedy) if ours else None
+        return record.entered("suspended", "it was paused by hand", remedy) if record.is_followed else None
 
     for table in tables:
         registry.change(str(table), paused)

@@ -30,10 +30,12 @@ from fixtures.jobs import (
 from fixtures.loaded import loaded_pipeline, pipeline_in_step
 from fixtures.postgres import Database
 from headwater.lake.ledger import read_epoch
+from headwater.lake.position_file import read_position_file
 from headwater.monitor.status import status
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.reload.reload import reload
+from headwater.replicate.pausing import pause, resume
 from headwater.waiting.result import NotFresh
 
 if TYPE_CHECKING:
@@ -169,6 +171,25 @@ def test_of_two_partitions_that_were_attached_both_have_to_be_reloaded(shop: Sho
     shop.until_equal(WHOLE)
     shop.database.execute("update sales set n = n + 1")
     shop.until_equal(SALES)
+
+
+def test_a_table_that_awaits_a_partition_stands_still_when_it_is_paused(shop: Shop) -> None:
+    _attach(shop, "late")
+    table = TableName.parse(WHOLE)
+    pause(shop.pipeline, [table])
+    assert record_of(shop.pipeline, WHOLE).reason == "it was paused by hand"
+    until(lambda: _paused_in_file(shop) or shop.running.done(), "the driver knows")
+    before = shop.lake(WHOLE)
+    shop.database.execute("insert into whole values (30, 'eu', 30)", "update sales set n = n + 1")
+    shop.until_equal(SALES)
+    assert shop.lake(WHOLE) == before
+    resume(shop.pipeline, [table])
+    shop.until_equal(WHOLE)
+
+
+def _paused_in_file(shop: Shop) -> bool:
+    file = read_position_file(shop.pipeline.lake_path())
+    return file is not None and file.states.get(WHOLE, {}).get("reason") == "it was paused by hand"
 
 
 @pytest.mark.parametrize("failpoint", ["replicate.after_part_commit", "replicate.after_part_answer"])

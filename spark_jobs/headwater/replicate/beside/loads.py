@@ -74,14 +74,14 @@ class LoadsFollowed:
             self._catch_up(name, load_name(self._tables.records[name]))
 
     def follow(self) -> bool:
-        """What the registry says now; True when a table's state has changed."""
+        """What the registry says now; True when a table's state has changed, or the reason for it."""
         changed = False
         for record in list(self._registry.tables.values()):
             if self._is_news(record):
                 self._follow_table(record)
                 changed = True
-            else:
-                self._tables.states.see_details(record.name)
+            elif self._tables.states.see_details(record.name):
+                changed = True
         return changed
 
     def settled(self, name: str) -> None:

@@ -69,12 +69,14 @@ class TableStates:
         with self._entering:  # or a lane's word, since `record` was read, would be undone
             self._records[record.name] = self._registry.tables.get(record.name, record)
 
-    def see_details(self, name: str) -> None:
-        """The same, unless its state is news that is yet to be followed."""
+    def see_details(self, name: str) -> bool:
+        """The same, unless its state is news that is yet to be followed; whether there is another reason for it."""
         with self._entering:
             known, now = self._records.get(name), self._registry.tables.get(name)
-            if known is not None and now is not None and known.phase == now.phase:
-                self._records[name] = now
+            if known is None or now is None or known.phase != now.phase:
+                return False
+            self._records[name] = now
+            return known.reason != now.reason
 
     def check_fence(self) -> None:
         """Fenced when another driver has taken over: before anything that a driver does by what it believes."""
