@@ -46,7 +46,7 @@ _ENTRY: Final = re.compile(r"([0-9]{20})\.json\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class SourceAnswers:
     """What the source said. `problems` as `check` has them, `bound`: on the log that it keeps for a slot, in bytes,
     `alive`: the names of the leases that are held, `listed`: the tables that the file's entries match."""
 
@@ -71,7 +71,7 @@ class Examined:
     known: PipelineRecord | None
     look: Look
     newest: Epoch | None
-    answers: Answers | None
+    answers: SourceAnswers | None
     failure: HeadwaterError | None
     running: bool
     lag: tuple[int | None, float | None]
@@ -124,7 +124,7 @@ def examine(pipeline: Pipeline) -> Examined:
 
 def _ask(
     pipeline: Pipeline, tables: list[Registered], registry: Registry | None
-) -> tuple[Answers | None, HeadwaterError | None]:
+) -> tuple[SourceAnswers | None, HeadwaterError | None]:
     try:
         session = connect(
             pipeline.conninfo(), application_name="headwater doctor", statement_timeout=_STATEMENT_SECONDS
@@ -135,7 +135,7 @@ def _ask(
             alive = frozenset(lease.name for lease in leases if lease.session and is_alive(connection, lease.session))
             listed = frozenset(str(one.relation.name) for one in report.catalog.judged)
             state = read_source_state(connection, pipeline, tables, look_only=True)
-            return Answers(state, report.problems, wal_bound(connection), alive, listed), None
+            return SourceAnswers(state, report.problems, wal_bound(connection), alive, listed), None
     except HeadwaterError as failure:
         return None, failure
 

@@ -16,7 +16,7 @@ from headwater.errors import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_SUSPENDE
 from headwater.gate.lease import LOAD
 from headwater.gate.same_source import REPLICATE_SAYS
 from headwater.gate.wal_ceiling import BY_ITSELF, REMEDY
-from headwater.monitor.examination import Answers, Examined
+from headwater.monitor.examination import Examined, SourceAnswers
 from headwater.pipeline_file.quantities import size_text
 from headwater.position import format_lsn
 from headwater.source.slot import SlotState, loss_of
@@ -234,7 +234,7 @@ def _retained(seen: Examined) -> Iterator[Finding]:
     )
 
 
-def _less_log(seen: Examined, answers: Answers, slot: SlotState) -> str:
+def _less_log(seen: Examined, answers: SourceAnswers, slot: SlotState) -> str:
     """What lets go of the log, by what holds it."""
     if oldest := _holder(answers, slot):
         return _end_of(oldest)
@@ -265,7 +265,7 @@ def _before(slot: SlotState) -> int:
     return slot.confirmed_lsn - slot.restart_lsn if slot.confirmed_lsn and slot.restart_lsn else 0
 
 
-def _holder(answers: Answers, slot: SlotState) -> OpenTransaction | None:
+def _holder(answers: SourceAnswers, slot: SlotState) -> OpenTransaction | None:
     """The oldest transaction that is open, where one holds the log."""
     if _before(slot) < _HELD_BYTES:
         return None

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from headwater.delta.index.codes import Codes
-from headwater.delta.index.runs import Run, RunFile
+from headwater.delta.index.runs import KeyRun, RunFile
 
 ENTRIES = 200_000
 
 
-def resident(run: Run) -> int:
+def resident(run: KeyRun) -> int:
     """kB of the run's mapping that count as memory of this process."""
     address, here = int(run.place.__array_interface__["data"][0]), False
     for line in Path("/proc/self/smaps").read_text().splitlines():

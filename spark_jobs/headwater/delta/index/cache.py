@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from headwater.delta import storage
-from headwater.delta.index.runs import Run, Stored, read_run
+from headwater.delta.index.runs import KeyRun, Stored, read_run
 from headwater.delta.log_entries import log_entry
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class IndexCache:
             os.close(self._lock)
             self._lock = -1
 
-    def read(self, version: int, generation: int) -> tuple[Manifest, list[Run]] | None:
+    def read(self, version: int, generation: int) -> tuple[Manifest, list[KeyRun]] | None:
         """What was saved at or below `version`, if there is no doubt about it."""
         try:
             document = json.loads((self.path / _MANIFEST).read_text(encoding="utf-8"))

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.delta.index.codes import Codes, encode
-from headwater.delta.index.runs import NOWHERE, Abandoned, Bool, Int64, Run, RunFile, merged, remove_runs, sorted_run
+from headwater.delta.index.runs import NOWHERE, Abandoned, Bool, Int64, KeyRun, RunFile, merged, remove_runs, sorted_run
 from headwater.schema import TableSchema
 
 __all__ = ["NOWHERE", "KeyIndex", "KeySet", "file_of", "place_of", "row_of"]
@@ -39,8 +39,8 @@ _AT_ONCE = 1 << 17
 class _Merge:
     """`runs` are being made into one, beside the writer."""
 
-    runs: list[Run]
-    result: Future[Run]
+    runs: list[KeyRun]
+    result: Future[KeyRun]
 
 
 class KeyIndex:
@@ -62,7 +62,7 @@ class KeyIndex:
         self._live = live
         self._beside = beside
         self._folder = folder
-        self._runs: list[Run] = []  # oldest first
+        self._runs: list[KeyRun] = []  # oldest first
         self._merge: _Merge | None = None
         self._pinned: set[str] = set()  # files that the saved state needs, or one that is being saved
         self._closed = False
@@ -85,7 +85,7 @@ class KeyIndex:
     def build(self, parts: Iterable[tuple[Codes, Int64]]) -> None:
         """As one `put` of all parts, of any size: no more than some of them are in memory. No key may occur twice."""
         waiting: list[tuple[Codes, Int64]] = []
-        runs: list[Run] = []
+        runs: list[KeyRun] = []
 
         def as_run() -> None:
             run = sorted_run(Codes.joined([c for c, _ in waiting]), np.concatenate([p for _, p in waiting]))
@@ -127,7 +127,7 @@ class KeyIndex:
                 run.let_pages_go()
         return found
 
-    def capture(self) -> list[Run]:
+    def capture(self) -> list[KeyRun]:
         """All runs as they are now, oldest first, to be saved; their files stay until `saved` or the next capture."""
         self._take_merged()
         self._pinned |= {run.stored.name for run in self._runs if run.stored is not None}
@@ -139,7 +139,7 @@ class KeyIndex:
         self._pinned = names
         self._unlink(gone)
 
-    def adopt(self, runs: list[Run]) -> None:
+    def adopt(self, runs: list[KeyRun]) -> None:
         """Begin with runs that were saved. Nothing may have been put before."""
         self._runs = list(runs)
         self._pinned = self._named()
@@ -161,7 +161,7 @@ class KeyIndex:
         if sum(map(len, waiting)) > _ON_DISK_ABOVE:
             self._runs[-len(waiting) :] = [self._merged(waiting, on_disk=True)]
 
-    def _waiting_in_memory(self) -> list[Run]:
+    def _waiting_in_memory(self) -> list[KeyRun]:
         """The newest runs that are neither on disk nor being merged."""
         first = len(self._runs)
         merging = self._merge.runs if self._merge is not None else []
@@ -228,12 +228,12 @@ class KeyIndex:
 
     def _merged(
         self,
-        runs: list[Run],
+        runs: list[KeyRun],
         *,
         live: Bool | None = None,
         on_disk: bool = False,
         stop: Callable[[], bool] = lambda: False,
-    ) -> Run:
+    ) -> KeyRun:
         known = self._live_now(runs) if live is None else live
         total = sum(len(run) for run in runs)
         sink = None
@@ -255,13 +255,13 @@ class KeyIndex:
                 raise
             return RunFile(None, entries, words)  # somebody removed the folder, or it is full
 
-    def _live_now(self, runs: list[Run]) -> Bool:
+    def _live_now(self, runs: list[KeyRun]) -> Bool:
         if self._live is not None:
             return self._live()
         most = max((int(file_of(run.place).max()) for run in runs if len(run)), default=-1)
         return np.ones(most + 1, dtype=np.bool_)
 
-    def _forget(self, runs: list[Run]) -> None:
+    def _forget(self, runs: list[KeyRun]) -> None:
         self._unlink({run.stored.name for run in runs if run.stored is not None} - self._pinned)
 
     def _unlink(self, names: set[str]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from headwater.delta.index.cache import IndexCache, Manifest, Subject, commit_digest, open_cache
 from headwater.delta.index.index import KeyIndex, file_of
-from headwater.delta.index.runs import Bool, Int64, Run, RunFile, Stored, merged
+from headwater.delta.index.runs import Bool, Int64, KeyRun, RunFile, Stored, merged
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class KeptIndex:
                     self._cache.clear()  # of an index that this one does not go on with
             return str(self._cache.path) if self._cache is not None else None
 
-    def restore(self, version: int) -> tuple[Manifest, list[Run]] | None:
+    def restore(self, version: int) -> tuple[Manifest, list[KeyRun]] | None:
         """The index as it was saved, if the table at `version` has come from there."""
         with self._opening:
             self._cache = self._cache or open_cache(self._subject, make=False)
@@ -109,10 +109,10 @@ class KeptIndex:
         return time.monotonic() - self._saved_at
 
 
-def _all_on_disk(runs: list[Run], folder: str, alive: Bool) -> tuple[Stored, ...]:
+def _all_on_disk(runs: list[KeyRun], folder: str, alive: Bool) -> tuple[Stored, ...]:
     """The runs with those in memory, neighbours as one, written to files as well."""
     found: list[Stored] = []
-    waiting: list[Run] = []
+    waiting: list[KeyRun] = []
 
     def write() -> None:
         if waiting:

@@ -54,7 +54,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Run:
+class KeyRun:
     """Entries ascending by both words of their codes' first; no key twice. `samples`: every 128th first word.
 
     `stored`: its file, if that has a name; unnamed ones end with the mapping, however the process ends.
@@ -123,23 +123,23 @@ class Run:
         return low
 
 
-def run_of(codes: Codes, place: Int64) -> Run:
+def run_of(codes: Codes, place: Int64) -> KeyRun:
     """Of entries that are in order already."""
-    return Run(codes, place, codes.first[::_SAMPLED].copy())
+    return KeyRun(codes, place, codes.first[::_SAMPLED].copy())
 
 
-def sorted_run(codes: Codes, places: Int64) -> Run:
+def sorted_run(codes: Codes, places: Int64) -> KeyRun:
     """No key may occur twice."""
     order = np.argsort(codes.first)
     return run_of(codes.take(order), places[order])
 
 
 def merged(
-    runs: Sequence[Run],
+    runs: Sequence[KeyRun],
     is_live: Callable[[Int64], Bool],
     sink: RunFile | None,
     stop: Callable[[], bool] = lambda: False,
-) -> Run:
+) -> KeyRun:
     """One run of several, oldest first: of a key in more than one of them the newest place, and only what `is_live`.
 
     Into `sink`; None: in memory. Abandoned when `stop` says so.
@@ -166,7 +166,7 @@ def merged(
     return run_of(Codes.joined([codes for codes, _ in parts]), np.concatenate([places for _, places in parts]))
 
 
-def _bounds(runs: Sequence[Run]) -> list[list[tuple[int, int]]]:
+def _bounds(runs: Sequence[KeyRun]) -> list[list[tuple[int, int]]]:
     """Which entries of each run belong to each part; all entries with the same first word to the same one."""
     samples = np.sort(np.concatenate([run.samples for run in runs]))
     cuts = np.unique(samples[_PART // _SAMPLED :: _PART // _SAMPLED])
@@ -231,14 +231,14 @@ class RunFile:
             _write_at(self._file.fileno(), data, (section * self._capacity + self._count) * _WORD)
         self._count += len(places)
 
-    def finish(self) -> Run:
+    def finish(self) -> KeyRun:
         with self._file as file:
             mapping, mapped = _mapped(file)
         name = self._path.name if self._path is not None else ""
         stored = Stored(name, self._count, self._capacity, tuple(self._checksums)) if name else None
         codes, places = _sections_of(mapped, self._capacity, self._count)
         samples = np.concatenate(self._samples) if self._samples else np.zeros(0, dtype=np.uint64)
-        return Run(codes, places, samples, stored, mapping)
+        return KeyRun(codes, places, samples, stored, mapping)
 
     def discard(self) -> None:
         self._file.close()
@@ -252,7 +252,7 @@ def remove_runs(folder: str, names: Iterable[str]) -> None:
         (Path(folder) / name).unlink(missing_ok=True)
 
 
-def read_run(folder: str, stored: Stored) -> Run:
+def read_run(folder: str, stored: Stored) -> KeyRun:
     """The run in a named file. ValueError (or OSError) when it is not what was written."""
     sections = len(stored.checksums)
     with (Path(folder) / stored.name).open("rb") as file:
@@ -266,7 +266,7 @@ def read_run(folder: str, stored: Stored) -> Run:
         if _checksum(words) != checksum:
             raise ValueError(f"{stored.name} is damaged")
     codes, places = _sections_of(mapped, stored.capacity, stored.count)
-    run = Run(codes, places, codes.first[::_SAMPLED].copy(), stored, mapping)
+    run = KeyRun(codes, places, codes.first[::_SAMPLED].copy(), stored, mapping)
     run.let_pages_go()
     return run
 
