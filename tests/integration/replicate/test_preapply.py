@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -254,7 +255,7 @@ def test_a_stager_that_dies_takes_nothing_with_it(lake: Lake) -> None:
     with lake.following(), lake.open_transaction() as connection:
         connection.execute(FILL.format(table="one", first=10_001, last=10_000 + ROWS))
         lake.wait_staged()
-        os.kill(stager(os.getpid()), signal.SIGKILL)
+        os.kill(stager(), signal.SIGKILL)
         connection.execute(FILL.format(table="one", first=40_001, last=40_000 + ROWS))
         connection.commit()
         lake.published()
@@ -299,12 +300,8 @@ def _rows(file: Path) -> int:
     return 0
 
 
-def stager(parent: int) -> int:
-    """The newest process that `parent` has spawned."""
-    found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            fields = status.read_text().rsplit(")", 1)[1].split()
-            if int(fields[1]) == parent and b"spawn_main" in (status.parent / "cmdline").read_bytes():
-                found.append((int(fields[19]), int(status.parent.name)))
-    return max(found)[1]
+def stager() -> int:
+    """The process that works for the driver in this one."""
+    (found,) = [child.pid for child in multiprocessing.active_children() if child.name == "headwater-stager"]
+    assert found is not None
+    return found
