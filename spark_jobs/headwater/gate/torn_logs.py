@@ -51,7 +51,7 @@ def first_loss(folder: str, durable: int, *, read: bool = False) -> Loss | None:
     for version in range(durable + 1, max(there, default=durable) + 1):
         actions = read_actions(folder, version)
         if actions is None and not storage.exists(log_entry(folder, version)) and base(folder) >= version:
-            whole = []  # cleaned up: a checkpoint stands for all up to there
+            whole = []  # removed by clean-up: a checkpoint holds what it said
             continue
         if actions is None:
             how = "is empty or cut short" if version in there else "is missing"

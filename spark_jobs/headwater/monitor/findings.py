@@ -143,7 +143,7 @@ def _slot(seen: Examined) -> Iterator[Finding]:
             code="slot_gap",
             severity="error",
             where=where,
-            message="somebody else has read from the slot or moved it: the changes in between are lost to the lake",
+            message="another program has read from the slot, or moved it: it no longer has the changes in between",
             evidence=f"the slot is confirmed up to {format_lsn(slot.confirmed_lsn)}, past the ledger's {start}",
             remedy=remedy,
         )

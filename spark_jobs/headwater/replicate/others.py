@@ -68,8 +68,8 @@ def _suspend_found(run: Run) -> None:
 
 
 def _look_at_tables(run: Run) -> None:
-    """Somebody else may have written to a table to which nothing comes from the log: its next commit would notice, and
-    there may be none for days."""
+    """Another program may have written to a table whose rows nobody changes at the source: the next commit would
+    notice, and there may be none for days."""
     for name in run.rounds.due(lambda: list(run.tables.records)):
         # A lane at work looks for itself.
         idle = run.tables.states.is_followed(name) and run.lanes.is_idle(name)

@@ -75,8 +75,9 @@ class Totals:
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """`log_of`: which log is read (its LSN means nothing). `processed`: up to there every table holds all. `target`
-    (LSN) and `deadline` (monotonic): when to stop, if anything is said of it. `last_row`: when there was one."""
+    """`log_of`: the source and the timeline whose log is read; its LSN is 0. `processed`: up to there every table holds
+    all. `target` (LSN) and `deadline` (monotonic): when to stop, if anything is said of it. `last_row`: when there was
+    one."""
 
     root: str
     log_of: Position

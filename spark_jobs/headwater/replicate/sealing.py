@@ -36,13 +36,11 @@ class Sealing:
     def _is_due(self) -> bool:
         left = self._next_batch - time.monotonic()
         waiting = self._reader.waiting()
-        limits = self._limits
-        full = self._open.changes >= limits.max_rows or self._open.size >= limits.max_bytes
-        if waiting and (full or self._lanes.crowded):
+        if waiting and (self._is_full(self._open.changes, self._open.size) or self._lanes.crowded):
             self._lanes.wait(_LOOK_SECONDS)
             return False
         wanted = self._reader.reply_wanted or any(chunk.demand for chunk in waiting)
-        if left <= 0 or not waiting or wanted or self._is_full(waiting):
+        if left <= 0 or not waiting or wanted or self._is_full(*self._reader.backlog()):
             return True
         self._lanes.wait(min(left, _LOOK_SECONDS))
         return False
@@ -54,7 +52,7 @@ class Sealing:
         while (chunk := self._next_chunk(batch)) is not None:
             batch.add(chunk)
             self._reader.taken(chunk.size)
-            full = batch.changes >= self._limits.max_rows or batch.size >= self._limits.max_bytes
+            full = self._is_full(batch.changes, batch.size)
             # Up to the newest demand that waits: a batch for each would let the log outrun a slow lake, as waiters
             # repeat their markers faster than a batch can be applied.
             sealed = chunk.demand and not any(waiting.demand for waiting in self._reader.waiting())
@@ -69,6 +67,5 @@ class Sealing:
             return None
         return self._reader.take()
 
-    def _is_full(self, chunks: list[Chunk]) -> bool:
-        changes, size = sum(chunk.changes for chunk in chunks), sum(chunk.size for chunk in chunks)
+    def _is_full(self, changes: int, size: int) -> bool:
         return changes >= self._limits.max_rows or size >= self._limits.max_bytes

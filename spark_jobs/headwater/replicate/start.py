@@ -126,7 +126,7 @@ def _driving(opened: _Opened) -> Iterator[Run | dict[str, Any]]:
     known = registry.pipeline
     assert known is not None  # or the start was refused
     begin = continuity(opened.connection, pipeline, known, ledger)
-    # Settings change under a running pipeline: as a synchronous standby we would hold up the source's commits.
+    # Settings may have changed since the load: as a synchronous standby this driver would hold up the source's commits.
     _refuse_unfit(opened)
     options = _reader_options(opened, begin)
     with (
@@ -258,8 +258,7 @@ def _hide(reader: LogReader, pipeline: Pipeline, registry: Registry) -> None:
 
 def _is_behind(reader: LogReader, pipeline: Pipeline) -> bool:
     """Whether more waits than a batch takes."""
-    waiting, limits = reader.waiting(), pipeline.replicate
-    changes, size = sum(chunk.changes for chunk in waiting), sum(chunk.size for chunk in waiting)
+    (changes, size), limits = reader.backlog(), pipeline.replicate
     return changes > limits.max_rows or size > limits.max_bytes
 
 

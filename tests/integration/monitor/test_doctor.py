@@ -250,7 +250,7 @@ def dropped(patient: Patient) -> None:
 @pytest.mark.usefixtures("advanced")
 def test_a_slot_that_was_moved_by_hand_has_lost_changes(patient: Patient) -> None:
     found = patient.first(2, "slot_gap")
-    assert "somebody else has read from the slot or moved it" in found["message"]
+    assert "another program has read from the slot, or moved it" in found["message"]
     assert "past the ledger's" in found["evidence"]
     assert found["remedy"].startswith(f"headwater verify {patient.file} --repair")
     patient.load_again()

@@ -31,7 +31,6 @@ from fixtures.jobs import (
 )
 from fixtures.lake_waits import request
 from fixtures.loaded import loaded_pipeline, pipeline_in_step
-from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.cli import main
 from headwater.delta import storage
@@ -340,9 +339,8 @@ def test_what_a_driver_kept_before_it_died_comes_once_whether_or_not_the_table_h
     database.execute(
         "create table plain (id int primary key, n int)", "insert into plain select i, i from generate_series(1, 50) i"
     )
-    pipeline = write_pipeline(tmp_path, database, PLAIN)
+    pipeline = loaded_pipeline(tmp_path, database, PLAIN)
     root = pipeline.lake_path()
-    load_tables(pipeline)
 
     def is_followed() -> bool:
         epoch = read_epoch(root)
@@ -382,9 +380,8 @@ def test_a_reload_that_is_killed_changes_nothing_and_stands_in_nobodys_way(
     database.execute(
         "create table plain (id int primary key, n int)", "insert into plain select i, i from generate_series(1, 50) i"
     )
-    pipeline = write_pipeline(tmp_path, database, PLAIN)
+    pipeline = loaded_pipeline(tmp_path, database, PLAIN)
     root = pipeline.lake_path()
-    load_tables(pipeline)
 
     def killed(failpoint: str) -> None:
         with Job(pipeline, "reload", "--table", PLAIN, "--where", "id <= 20", failpoint=failpoint, spark=spark) as job:

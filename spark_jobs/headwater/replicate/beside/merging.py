@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Merging:
-    """One reload, whose rows are read. `position`: up to there at least this driver has brought every table; `spill`:
+    """A reload whose rows have been read. `position`: every table holds at least all up to there; `spill`:
     for what does not fit into memory."""
 
     tables: Tables

@@ -122,6 +122,11 @@ class LogReader:
         with self._changed:
             return list(self._chunks)
 
+    def backlog(self) -> tuple[int, int]:
+        """Changes and bytes of the log that wait to be taken."""
+        waiting = self.waiting()
+        return sum(chunk.changes for chunk in waiting), sum(chunk.size for chunk in waiting)
+
     @property
     def pid(self) -> int:
         """Of the process."""

@@ -1,4 +1,4 @@
-"""Whether the slot may be somebody else's by now: a driver that has heard nothing from the server commits nothing."""
+"""A driver that has heard nothing from the server commits nothing: another driver may have the slot by now."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PATIENCE: Final = 0.2
 
 
 class Silence:
-    """`limit`: seconds without a word of the server after which it may give the slot to somebody else
+    """`limit`: seconds without a word of the server after which it may give the slot to another driver
     (`silence_limit`). `stop`: the run is to end."""
 
     def __init__(self, reader: LogReader, limit: float, stop: threading.Event) -> None:
@@ -42,7 +42,7 @@ class Silence:
 
 
 def silence_limit(connection: Connection) -> float:
-    """Half of wal_sender_timeout, after which the server may give the slot to somebody else; 30 s if it is off."""
+    """Half of wal_sender_timeout, after which the server may give the slot to another driver; 30 s if it is off."""
     row = connection.execute("select setting::int from pg_settings where name = 'wal_sender_timeout'").fetchone()
     milliseconds = int(row[0]) if row else 0
     return milliseconds / 2000 if milliseconds else 30.0
