@@ -22,7 +22,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from psycopg import sql
 from rich.console import Console
 
-from fixtures.airflow_processes import drivers
+from fixtures.airflow_processes import RunningDriver, drivers
 from fixtures.browser import Browser
 from fixtures.lakes import HandLake, position_at
 from headwater.demo.airflow_server import example_dags
@@ -400,19 +400,31 @@ def test_a_cut_that_does_not_meet_its_suite_fails_the_task_at_once_and_names_the
     assert client.task("validated", run, "validate")["try_number"] == 1
 
 
+def slices(demo: Demo) -> list[str]:
+    return [run["dag_run_id"] for run in demo.airflow.client.runs(REPLICATE) if run["state"] == "running"]
+
+
+def the_one_slice(demo: Demo) -> tuple[str, RunningDriver]:
+    """Where one takes over from another there are two, and the newer one may not have begun."""
+    found: list[tuple[str, RunningDriver]] = []
+
+    def is_alone() -> bool:
+        runs, running = slices(demo), drivers(demo, "replicate")
+        if len(runs) == len(running) == 1:
+            found.append((runs[0], running[0]))
+        return bool(found)
+
+    until(is_alone, "one slice runs")
+    return found[0]
+
+
 def test_pausing_the_dag_stops_its_slice_and_unpausing_it_goes_on(demo: Demo, story: Story) -> None:
     client = demo.airflow.client
-
-    def slices() -> list[str]:
-        return [run["dag_run_id"] for run in client.runs(REPLICATE) if run["state"] == "running"]
-
-    # Where one takes over from another there are two, and the newer one may not have begun.
-    until(lambda: len(slices()) == 1 and len(drivers(demo, "replicate")) == 1, "one slice runs")
-    (slice_run,) = slices()
+    slice_run, _ = the_one_slice(demo)
     client.set_paused(REPLICATE, True)
     until(lambda: not drivers(demo, "replicate"), "no slice runs")
     until(lambda: client.tasks(REPLICATE, slice_run)["replicate"] == "up_for_reschedule", "its task waits")
-    assert slices() == [slice_run], "its run is not over"
+    assert slices(demo) == [slice_run], "its run is not over"
     # Now: a scheduler that has met the task while its DAG was paused may count another try when that is over.
     assert "the slice has stopped" in client.log(REPLICATE, slice_run, "replicate")
     client.set_paused(REPLICATE, False)
@@ -430,8 +442,7 @@ def test_a_driver_whose_task_was_killed_ends_by_itself_and_the_retry_goes_on(dem
 
 
 def test_a_slice_goes_on_with_the_password_that_the_connection_has_by_now(demo: Demo, story: Story) -> None:
-    until(lambda: drivers(demo, "replicate"), "a slice runs")
-    (driver,) = drivers(demo, "replicate")
+    _, driver = the_one_slice(demo)
     with demo.server.connect("shop") as connection:
         connection.execute(sql.SQL("alter role headwater password {}").format(sql.Literal(SECOND_PASSWORD)))
         set_connection(demo, "PATCH", SECOND_PASSWORD)
@@ -444,7 +455,7 @@ def test_a_slice_goes_on_with_the_password_that_the_connection_has_by_now(demo: 
         return file is not None and file.position.lsn >= committed.lsn
 
     until(lambda: published() or driver.is_gone, "the change is published")
-    assert drivers(demo, "replicate") == [driver], "the same driver goes on"
+    assert driver in drivers(demo, "replicate"), "the same driver goes on"  # and its successor may have begun
     outcome = story.prove(story.downstream())
     assert outcome.lake == outcome.source
 
