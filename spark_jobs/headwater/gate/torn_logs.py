@@ -100,13 +100,14 @@ def drop_torn_checkpoints(folder: str) -> None:
 
 
 def is_damaged(folder: str) -> bool:
-    """Whether the log of the table in `folder`, if there is one, cannot be read to its end."""
+    """Whether the log of the table in `folder`, if there is one, cannot be read to its end. One without an entry, which
+    a process leaves that died over its first, is no table to Spark, and no place for one either."""
     try:
         newest = look(folder).newest
     except UnknownLog:
         return False  # for another engine to say
     except FileNotFoundError:
-        return bool(by_version(storage.names(log_path(folder))))
+        return storage.is_folder(log_path(folder))
     try:
         return read_snapshot(folder).version < newest
     except (FileNotFoundError, ValueError, KeyError, TypeError, pa.ArrowException):

@@ -246,3 +246,23 @@ def test_verify_counts_a_marked_row_that_lives_as_missing_and_a_living_one_that_
     found = verify(shop.pipeline, [TableName.parse("public.plain")])["tables"]["public.plain"]
     assert (found["rows"], found["missing"], found["extra"], found["different"]) == (2, 1, 1, 0)
     assert found["keys"] == [{"key": {"id": 1}, "kind": "extra"}, {"key": {"id": 3}, "kind": "missing"}]
+
+
+@pytest.mark.parametrize("left", [(), (".a1b2.tmp",), ("00000000000000000000.crc", ".a1b2.tmp")])
+def test_a_load_that_died_over_the_first_entry_of_a_log_is_no_hindrance_to_the_next(
+    database: Database, spark: SparkSession, tmp_path: Path, left: tuple[str, ...]
+) -> None:
+    """Killed, or without power: the log's folder is there and holds no entry. To Spark that is no table, and no place
+    for one either."""
+    database.execute("create table kept (id int primary key, n int)", "insert into kept values (1, 1)")
+    database.allow_publishing()
+    pipeline = write_pipeline(tmp_path, database, {"name": "public.kept", "history": True})
+    for folder in (lake_path_of(pipeline, "public.kept"), lake_path_of(pipeline, "public.kept") + HISTORY):
+        log = Path(folder, "_delta_log")
+        log.mkdir(parents=True)
+        for name in left:
+            (log / name).write_text("{")
+    load_tables(pipeline)
+    database.execute("update kept set n = 2")
+    assert states_of(catch_up(pipeline)) == {"public.kept": "active"}
+    assert lake_rows(pipeline, "public.kept", ["id", "n"]) == [(1, 2)]
