@@ -26,6 +26,7 @@ from headwater.delta.log_entries import (
     LostRace,
     TornEntry,
     files_of,
+    log_entry,
     log_path,
     newest_whole,
     note_written,
@@ -58,13 +59,28 @@ def open_table(path: str) -> DeltaTable | None:
         return None
 
 
-def follow(table: DeltaTable) -> None:
-    """Bring `table` to its newest version. It stays where it is while that is torn."""
-    try:
-        table.update_incremental()
-    except DeltaError:
-        if newest_whole(storage.path_of(table.table_uri)) is None:
+def footing(table: DeltaTable) -> str:
+    """What tells the entry that `table` stands on from another one of its number; empty: it is gone."""
+    return storage.token(log_entry(storage.path_of(table.table_uri), table.version())) or ""
+
+
+def follow(table: DeltaTable, stood_on: str) -> DeltaTable:
+    """`table`, brought to its newest version. It stays where it is while that is torn. `stood_on`: its footing as it
+    was read. With another one, or none, what it stands on was taken by a power cut, or cleaned up: then it is opened
+    anew."""
+    folder = storage.path_of(table.table_uri)
+    if stood_on == footing(table):
+        try:
+            table.update_incremental()
+            return table
+        except DeltaError:
+            if newest_whole(folder) is not None:
+                return table
             raise
+    found = open_table(folder)
+    if found is None:
+        raise DeltaError(f"{folder} is gone")
+    return found
 
 
 def create_table(path: str, schema: pa.Schema) -> DeltaTable:
@@ -188,6 +204,7 @@ __all__ = [
     "compact",
     "create_table",
     "follow",
+    "footing",
     "make_durable",
     "open_table",
     "query",

@@ -34,6 +34,7 @@ from headwater.delta.small_tables import (
     append_once,
     create_table,
     follow,
+    footing,
     make_durable,
     open_table,
     replace_once,
@@ -238,16 +239,11 @@ class Registry:
 
     def refresh(self) -> None:
         with self._lock:
-            before = self._table.version()
-            try:
-                follow(self._table)
-            except DeltaError:
-                # A power cut took the version at which we stood, and we are on another machine.
-                table = open_table(self._folder)
-                if table is None or table.version() >= before:
-                    raise
-                self._table, self._durable = table, -1
-            if self._table.version() != before:
+            table, before = self._table, self._table.version()
+            self._table = follow(table, self._footing)
+            if self._table is not table:
+                self._durable = -1
+            if self._table is not table or self._table.version() != before:
                 self._read()
 
     def record(self, name: str) -> TableRecord:
@@ -309,7 +305,7 @@ class Registry:
     def _commit(self, rows: list[dict[str, Any]]) -> None:
         if len(self._table.file_uris()) <= _COMPACT_ABOVE and self._format == FORMAT_VERSION:
             append_once(self._table, rows, _SCHEMA)
-            self._durable = make_durable(self._table, self._durable)
+            self._durable, self._footing = make_durable(self._table, self._durable), footing(self._table)
             return
         written = {(row["kind"], row["name"]) for row in rows}
         live: Iterable[Record] = [
@@ -321,7 +317,7 @@ class Registry:
         ]
         kept = [self._row(r, self._revisions[_key_of(r)]) for r in live if _key_of(r) not in written]
         replace_once(self._table, kept + rows, _SCHEMA)
-        self._durable = make_durable(self._table, self._durable)
+        self._durable, self._footing = make_durable(self._table, self._durable), footing(self._table)
         if self._format < FORMAT_VERSION:
             log.info("pipeline %s: format %d of the lake is now %d", self._pipeline, self._format, FORMAT_VERSION)
             self._format = FORMAT_VERSION
@@ -342,6 +338,7 @@ class Registry:
         }
 
     def _read(self) -> None:
+        found, self._footing = footing(self._table), ""  # should it fail half way, the next look opens it anew
         revisions: dict[tuple[str, str], int] = {}
         newest = {}
         for row in select(self._table):
@@ -357,6 +354,7 @@ class Registry:
                 del records[name]
         for (kind, _), row in sorted(newest.items()):
             self._keep(_record_of(kind, json.loads(row["document"])))
+        self._footing = found
 
     def _keep(self, record: Record) -> None:
         if isinstance(record, PipelineRecord):

@@ -15,7 +15,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater.delta.small_tables import DeltaTable, LostRace, append_once, create_table, open_table, select
+from headwater.delta.small_tables import (
+    DeltaTable,
+    LostRace,
+    append_once,
+    create_table,
+    follow,
+    footing,
+    open_table,
+    select,
+)
 from headwater.lake.paths import validations_path
 from headwater.lake.validated import Checked, ValidatedEpoch
 from headwater.position import Position
@@ -190,21 +199,19 @@ class ValidationReader:
     def __init__(self, root: str) -> None:
         self._path = validations_path(root)
         self._table: DeltaTable | None = None
-        self._version = -1
+        self._footing, self._version = "", -1
         self._found: list[ValidatedEpoch] = []
 
     def look(self) -> list[ValidatedEpoch]:
         """What was validated, the newest epoch first."""
-        if self._table is None:
-            self._table = open_table(self._path)
-        else:
-            self._table.update_incremental()
-        if self._table is not None and self._table.version() != self._version:
+        table = open_table(self._path) if self._table is None else follow(self._table, self._footing)
+        if table is not None and (table.version() != self._version or table is not self._table):
+            self._table, self._footing = table, footing(table)
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
             kept = f"kept_until > arrow_cast('{now}', 'Timestamp(Microsecond, Some(\"UTC\"))')"
             newest = "epoch = (select max(epoch) from t)"
-            rows = select(self._table, f"{kept} or {newest}", columns=_POLLED)
-            self._version, self._found = self._table.version(), _epochs(rows)
+            rows = select(table, f"{kept} or {newest}", columns=_POLLED)
+            self._version, self._found = table.version(), _epochs(rows)
         return self._found
 
 

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from headwater.delta import storage
+from headwater.delta.log_entries import files_of
 from headwater.errors import LostLease, Refused
 from headwater.lake import registry as registry_module
+from headwater.lake.paths import registry_path
 from headwater.lake.registry import Capture, Lease, PipelineRecord, Registry, TableRecord
 from headwater.schema import Column, Leaf, TableSchema, ValueType
 
@@ -79,6 +81,26 @@ def test_a_reader_sees_the_newest_record_after_a_refresh(tmp_path: Path) -> None
     reader.refresh()
     seen = reader.record("public.orders")
     assert (seen.state, seen.reason, seen.remedy) == ("suspended", "its columns changed", "headwater load")
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_reader_that_has_read_what_a_power_cut_took_reads_what_has_its_number_now(tmp_path: Path, more: int) -> None:
+    writer = Registry.create(str(tmp_path), "shop")
+    writer.write(TABLE)
+    writer.write(TABLE.entered("suspended", "nobody will remember it", ""))
+    reader = Registry.open(str(tmp_path), "shop")
+    assert reader is not None
+    folder = Path(registry_path(str(tmp_path)))
+    for file in map(Path, files_of(str(folder), 2)):
+        file.unlink()
+    after = Registry.open(str(tmp_path), "shop")
+    assert after is not None
+    after.write(replace(TABLE, name="public.customers"))
+    for _ in range(more):
+        after.write(replace(TABLE, name="public.lines"))
+    reader.refresh()
+    assert reader.tables == after.tables
+    assert reader.tables["public.orders"].state == "catching up"
 
 
 def test_where_nothing_was_loaded_there_is_no_registry(tmp_path: Path) -> None:
