@@ -173,7 +173,7 @@ def first_password(demo: Demo) -> str:
 
 @pytest.fixture(scope="module")
 def writer(demo: Demo) -> Iterator[Writer]:
-    writer = Writer(demo.server.connect("shop"), rate=5)
+    writer = Writer(demo.server.connect("shop"), rate=1)
     writer.start()
     yield writer
     writer.stop()

@@ -82,7 +82,7 @@ def services(demo: Demo) -> Iterator[ExitStack]:
 
 @pytest.fixture(scope="module")
 def writer(demo: Demo) -> Iterator[Writer]:
-    writer = Writer(demo.server.connect("shop"), rate=5)
+    writer = Writer(demo.server.connect("shop"), rate=1)
     writer.start()
     yield writer
     writer.stop()

@@ -165,8 +165,8 @@ _JOBS = (
     *("maintain beside", "replicate", "first load", "replicate", "upkeep", "reload", "replicate", "load again beside"),
     *("replicate", "rebuild", "maintain", "upkeep", "load of a new table"),
 )
-_SEEDS = 20
-_COUNT = int(os.environ.get("HEADWATER_SOAK_SEEDS", "200")) if SOAK else _SEEDS
+_EACH_JOB_ONCE = sorted({job: seed for seed, job in reversed([*enumerate(_JOBS)])}.values())
+_TURNS = range(int(os.environ.get("HEADWATER_SOAK_SEEDS", "200"))) if SOAK else _EACH_JOB_ONCE
 _CHECKED_EPOCHS = 40
 """So many of a seed's epochs are read: the newest and some before."""
 
@@ -302,7 +302,7 @@ def newest_epoch(pipeline: Pipeline) -> int:
 
 @pytest.mark.postgres
 @pytest.mark.spark
-@pytest.mark.parametrize("turn", range(_COUNT if "HEADWATER_SEED" not in os.environ else 1))
+@pytest.mark.parametrize("turn", _TURNS if "HEADWATER_SEED" not in os.environ else [0])
 def test_after_a_cut_the_next_start_goes_on_by_itself(
     turn: int, ground: Ground, spark: SparkSession, tmp_path: Path
 ) -> None:
