@@ -6,6 +6,7 @@ which is what the fence needs; a commit takes milliseconds and no JVM (docs/deci
 
 from __future__ import annotations
 
+import uuid
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -30,10 +31,12 @@ from headwater.delta.log_entries import (
     log_path,
     newest_whole,
     note_written,
+    read_lines,
     require_version,
 )
 from headwater.delta.whole import lost_file
 from headwater.errors import Transient
+from headwater.lake_root import is_remote
 
 _CONFIGURATION = {
     # Neither table loses old versions behind our back: headwater.maintain.control_tables decides.
@@ -43,6 +46,8 @@ _CONFIGURATION = {
     "delta.deletedFileRetentionDuration": "interval 1 hours",
     "delta.logRetentionDuration": "interval 1 hours",
 }
+_OWN_ID = "headwaterCommit"
+"""In what a commit says of itself: nobody else's has this value."""
 _NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 """A checkpoint at every hundredth commit would lie on the way of an epoch: it is written beside it."""
 
@@ -54,14 +59,21 @@ def open_table(path: str) -> DeltaTable | None:
     if version == -1:
         return None
     try:
-        return DeltaTable(path, version=version)
+        return open_version(path, version)
     except TableNotFoundError:
         return None
 
 
+def open_version(path: str, version: int | None = None) -> DeltaTable:
+    """The table at `path` as of `version` (None: the newest)."""
+    return DeltaTable(path, version=version, storage_options=storage.delta_rs_options(path))
+
+
 def footing(table: DeltaTable) -> str:
-    """What tells the entry that `table` stands on from another one of its number; empty: it is gone."""
-    return storage.token(log_entry(storage.path_of(table.table_uri), table.version())) or ""
+    """What tells the entry that `table` stands on from another one of its number; empty: it is gone. In a store, where
+    none is ever lost, that is not asked."""
+    folder = storage.path_of(table.table_uri)
+    return "" if is_remote(folder) else storage.token(log_entry(folder, table.version())) or ""
 
 
 def follow(table: DeltaTable, stood_on: str) -> DeltaTable:
@@ -86,7 +98,8 @@ def follow(table: DeltaTable, stood_on: str) -> DeltaTable:
 def create_table(path: str, schema: pa.Schema) -> DeltaTable:
     """Create, or open when somebody was faster."""
     fields = Schema.from_arrow(schema)
-    table = DeltaTable.create(path, fields, mode="ignore", configuration=_CONFIGURATION)
+    options = storage.delta_rs_options(path)
+    table = DeltaTable.create(path, fields, mode="ignore", configuration=_CONFIGURATION, storage_options=options)
     note_written(storage.path_of(path), table.version())
     return table
 
@@ -113,8 +126,10 @@ def _write_once(
     mode: Literal["append", "overwrite"],
     transactions: dict[str, int],
 ) -> None:
-    require_version(storage.path_of(table.table_uri), table.version())
+    folder, own_id = storage.path_of(table.table_uri), str(uuid.uuid4())
+    require_version(folder, table.version())
     properties = CommitProperties(
+        custom_metadata={_OWN_ID: own_id},
         max_commit_retries=0,
         app_transactions=[Transaction(app, version) for app, version in transactions.items()],
     )
@@ -127,8 +142,18 @@ def _write_once(
             post_commithook_properties=_NO_HOOKS,
         )
     except DeltaError as error:
-        raise _lost(table, error) from error
-    note_written(storage.path_of(table.table_uri), table.version())
+        if not _is_ours(folder, table.version() + 1, own_id):
+            raise _lost(table, error) from error
+        table.update_incremental()
+    note_written(folder, table.version())
+
+
+def _is_ours(folder: str, version: int, own_id: str) -> bool:
+    """Whether a commit that failed is there: a store's answer was lost, and its repetition was refused."""
+    try:
+        return any(own_id in line for line in read_lines(folder, version) or () if "commitInfo" in line)
+    except OSError:
+        return False
 
 
 def make_durable(table: DeltaTable, known: int = -1) -> int:
@@ -143,7 +168,9 @@ def make_durable(table: DeltaTable, known: int = -1) -> int:
 def _lost(table: DeltaTable, error: Exception) -> Exception:
     """What an error of a commit means: delta-rs says something else of a race that it lost when it cannot read any more
     what the other one did."""
-    behind = isinstance(error, CommitFailedError) or DeltaTable(table.table_uri).version() > table.version()
+    if isinstance(error, CommitFailedError):
+        return LostRace(str(error))
+    behind = open_version(table.table_uri).version() > table.version()
     return LostRace(str(error)) if behind else error
 
 
@@ -160,7 +187,7 @@ def compact(table: DeltaTable, target_size: int) -> int:
 
 def write_checkpoint(folder: str) -> int:
     """A checkpoint of the newest version of the table in `folder`; returns that version."""
-    table = DeltaTable(folder)
+    table = open_version(folder)
     table.create_checkpoint()
     # Hadoop would compare the new pointer with the checksum of the one that Spark wrote before.
     storage.delete(log_path(folder, "._last_checkpoint.crc"))
@@ -207,6 +234,7 @@ __all__ = [
     "footing",
     "make_durable",
     "open_table",
+    "open_version",
     "query",
     "replace_once",
     "require_version",

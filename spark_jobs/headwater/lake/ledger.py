@@ -17,7 +17,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.delta.small_tables import DeltaTable, LostRace, append_once, create_table, open_table, query, select
+from headwater.delta.small_tables import (
+    DeltaTable,
+    LostRace,
+    append_once,
+    create_table,
+    open_table,
+    open_version,
+    query,
+    select,
+)
 from headwater.errors import Fenced
 from headwater.lake.paths import ledger_path
 from headwater.position import Position
@@ -219,7 +228,7 @@ def read_epoch_up_to(root: str, lsn: int) -> Epoch | None:
 
 def epoch_at_version(root: str, version: int) -> Epoch | None:
     """The newest epoch in `version` of the ledger's table."""
-    return _newest_epoch(DeltaTable(ledger_path(root), version=version)) if version >= 0 else None
+    return _newest_epoch(open_version(ledger_path(root), version)) if version >= 0 else None
 
 
 def read_generation(root: str, pipeline: str) -> int:

@@ -25,7 +25,7 @@ from headwater.errors import Transient
 from headwater.failpoints import reach
 from headwater.lake.paths import registry_path
 from headwater.lake.registry import TableRecord
-from headwater.load.executors import lacking, share_engine
+from headwater.load.executors import lacking, refuse_engine, share_engine
 from headwater.load.ordering import files_in_order, files_in_partitions
 from headwater.load.progress import LoadProgress
 from headwater.load.source_rows import extents, rows_at
@@ -188,6 +188,7 @@ def _copy_by_stretches(
 def _copy_by_engine(spark: SparkSession, target: CopyTarget, units: list[Unit]) -> tuple[int, int]:
     pipeline, record, path, snapshot = target.pipeline, target.record, target.path, target.capture.snapshot_id
     schema, connection = record.schema, target.connection
+    refuse_engine(path, record.name, "its log or its columns' names have rules that are not known here")
     rows = schema.without_marks()
     target.progress.reading(record.name, snapshot, len(units))
     here, read_by = registry_path(pipeline.lake_path()), target.connections

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from headwater.delta import storage
 from headwater.errors import Refused
+from headwater.lake_root import is_remote
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,6 +46,19 @@ def require_folder(folder: str) -> None:
     """For a task that is about to write below `folder`: elsewhere its files would be lost without an error."""
     if not storage.is_folder(folder):
         raise FileNotFoundError(f"{NO_FOLDER}: {folder}")
+
+
+def refuse_engine(place: str, table: str, why: str) -> None:
+    """Refused in an object store, for what only Spark could commit: by its own log store it would write over another's
+    commit there, or ask for a lock that nobody else keeps to."""
+    if is_remote(storage.path_of(place)):
+        raise Refused(
+            f"only Spark could write it ({why}), and Spark does not commit to an object store here",
+            code="not_in_a_store",
+            where=table,
+            remedy="take the property or feature away, if Delta lets you, or give the table's folder another place: "
+            f"headwater load PIPELINE.yaml --table {table} --again makes it anew",
+        )
 
 
 def lacking(text: str) -> Refused | None:

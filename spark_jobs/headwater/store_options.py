@@ -1,0 +1,105 @@
+"""Where the object stores of lakes are and how they are entered: one set of options for obstore, delta-rs and Spark.
+
+What a pipeline file says of its store (`lake.storage`) is kept here for the process, by the lake's root; what it does
+not say comes from the environment, as the libraries read it: `AWS_*`, `AZURE_*`, `GOOGLE_*`, and behind them the
+identity of the machine. A place of a lake that no pipeline file of this process names has the environment's alone.
+
+Secrets are held, never shown: no repr has them.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+RETRIES: Final = 6
+RETRY_SECONDS: Final = 30
+"""For how long a request is repeated by the libraries; what goes on longer is a failure of the batch, which is tried
+again as a whole."""
+_REQUEST_SECONDS: Final = 30
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """`endpoint`: the address of a server that is not the cloud's own; `path_style`: its buckets are parts of paths,
+    not of host names (None: where there is an endpoint); `secrets`: by the names that obstore has for them."""
+
+    endpoint: str = ""
+    region: str = ""
+    path_style: bool | None = None
+    secrets: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+    @property
+    def name(self) -> str:
+        """Tells one set of options from another within a process."""
+        return f"{self.endpoint} {self.region} {self.path_style} {hash(self.secrets)}"
+
+    @property
+    def is_plain_http(self) -> bool:
+        return self.address.startswith("http://")
+
+    @property
+    def address(self) -> str:
+        return self.endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
+
+    def open(self, scheme: str, bucket: str) -> ObjectStore:
+        """The store of `<scheme>://<bucket>`."""
+        from obstore.store import AzureStore, GCSStore, S3Store
+
+        client: Any = {"timeout": f"{_REQUEST_SECONDS}s", "allow_http": self.is_plain_http}
+        retries: Any = {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_SECONDS)}
+        more: Any = {"client_options": client, "retry_config": retries}
+        if scheme == "s3":
+            return S3Store(bucket, config=self._of_s3(), **more)
+        if scheme == "gs":
+            of_google: Any = dict(self.secrets)
+            return GCSStore(bucket, config=of_google, **more)
+        container, _, host = bucket.partition("@")
+        of_azure: Any = {"account_name": host.partition(".")[0], **self._of_azure()}
+        return AzureStore(container, config=of_azure, **more)
+
+    def delta_rs(self) -> dict[str, str]:
+        """The same, as delta-rs is told it."""
+        plain = {"allow_http": "true"} if self.is_plain_http else {}
+        return {
+            **self._of_s3(),
+            **plain,
+            "conditional_put": "etag",
+            "timeout": f"{_REQUEST_SECONDS}s",
+            "max_retries": str(RETRIES),
+            "retry_timeout": f"{RETRY_SECONDS}s",
+        }
+
+    def _of_s3(self) -> Any:
+        by_path = bool(self.address) if self.path_style is None else self.path_style
+        found = {"virtual_hosted_style_request": "false" if by_path else "true", **dict(self.secrets)}
+        if self.address:
+            found["endpoint"] = self.address
+        if self.region:
+            found["region"] = self.region
+        return found
+
+    def _of_azure(self) -> Any:
+        return {**({"endpoint": self.endpoint} if self.endpoint else {}), **dict(self.secrets)}
+
+
+_known: dict[str, StoreOptions] = {}
+_ENVIRONMENT = StoreOptions()
+
+
+def register(root: str, options: StoreOptions) -> None:
+    """A pipeline file says this of its lake."""
+    _known[root] = options
+
+
+def of(place: str) -> StoreOptions:
+    """Those of the lake that `place` lies in."""
+    for root, options in _known.items():
+        if place == root or place.startswith(f"{root}/"):
+            return options
+    return _ENVIRONMENT
