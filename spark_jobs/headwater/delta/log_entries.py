@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from headwater.delta import storage
+from headwater.lake_root import is_remote
 
 Action = dict[str, Any]
 
@@ -122,7 +123,9 @@ def checkpoints_of(folder: str, names: list[str]) -> dict[int, list[str]]:
 
 def newest_whole(folder: str) -> int | None:
     """The version below the first torn entry behind the newest checkpoint, -1: there is none; None: nothing there is
-    torn."""
+    torn, as in a store, which has objects whole or not at all."""
+    if is_remote(storage.path_of(folder)):
+        return None
     try:
         names = storage.names(log_path(folder))
     except NotADirectoryError:
