@@ -226,13 +226,13 @@ def test_where_syncs_go_by_names_what_another_process_has_written_is_synced_befo
 ) -> None:
     monkeypatch.setattr(disk, "_is_synced_as_a_whole", lambda folder: False)
     synced: set[str] = set()
-    real = storage.sync_files
+    real = disk.sync_files
 
-    def sync_files(*places: str) -> None:
-        synced.update(places)
-        real(*places)
+    def sync_files(*paths: str) -> None:
+        synced.update(paths)
+        real(*paths)
 
-    monkeypatch.setattr(storage, "sync_files", sync_files)
+    monkeypatch.setattr(disk, "sync_files", sync_files)
     assert mended(lake) == {}
     ledger = ledger_path(lake.root)
     row = entries_of(storage.names(log_path(ledger)))[-1]
