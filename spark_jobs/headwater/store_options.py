@@ -51,41 +51,39 @@ class StoreOptions:
         """The store of `<scheme>://<bucket>`."""
         from obstore.store import AzureStore, GCSStore, S3Store
 
+        config: Any = self._of(scheme, bucket)
         client: Any = {"timeout": f"{_REQUEST_SECONDS}s", "allow_http": self.is_plain_http}
         retries: Any = {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_SECONDS)}
-        more: Any = {"client_options": client, "retry_config": retries}
         if scheme == "s3":
-            return S3Store(bucket, config=self._of_s3(), **more)
+            return S3Store(bucket, config=config, client_options=client, retry_config=retries)
         if scheme == "gs":
-            of_google: Any = dict(self.secrets)
-            return GCSStore(bucket, config=of_google, **more)
-        container, _, host = bucket.partition("@")
-        of_azure: Any = {"account_name": host.partition(".")[0], **self._of_azure()}
-        return AzureStore(container, config=of_azure, **more)
+            return GCSStore(bucket, config=config, client_options=client, retry_config=retries)
+        container = bucket.partition("@")[0]
+        return AzureStore(container, config=config, client_options=client, retry_config=retries)
 
-    def delta_rs(self) -> dict[str, str]:
-        """The same, as delta-rs is told it."""
-        plain = {"allow_http": "true"} if self.is_plain_http else {}
+    def delta_rs(self, place: str) -> dict[str, str]:
+        """The same for a table at `place`, as delta-rs is told it."""
+        scheme, _, path = place.partition("://")
         return {
-            **self._of_s3(),
-            **plain,
-            "conditional_put": "etag",
+            **self._of(scheme, path.partition("/")[0]),
+            "allow_http": str(self.is_plain_http).lower(),
             "timeout": f"{_REQUEST_SECONDS}s",
             "max_retries": str(RETRIES),
             "retry_timeout": f"{RETRY_SECONDS}s",
         }
 
-    def _of_s3(self) -> Any:
-        by_path = bool(self.address) if self.path_style is None else self.path_style
-        found = {"virtual_hosted_style_request": "false" if by_path else "true", **dict(self.secrets)}
-        if self.address:
-            found["endpoint"] = self.address
-        if self.region:
-            found["region"] = self.region
+    def _of(self, scheme: str, bucket: str) -> dict[str, str]:
+        """In the words that obstore and delta-rs share."""
+        found = dict(self.secrets)
+        if scheme == "s3":
+            by_path = bool(self.address) if self.path_style is None else self.path_style
+            found |= {"conditional_put": "etag", "virtual_hosted_style_request": str(not by_path).lower()}
+            found |= {"region": self.region} if self.region else {}
+            found |= {"endpoint": self.address} if self.address else {}
+        if scheme == "abfss":
+            found["account_name"] = bucket.partition("@")[2].partition(".")[0]
+            found |= {"endpoint": self.endpoint} if self.endpoint else {}
         return found
-
-    def _of_azure(self) -> Any:
-        return {**({"endpoint": self.endpoint} if self.endpoint else {}), **dict(self.secrets)}
 
 
 _known: dict[str, StoreOptions] = {}

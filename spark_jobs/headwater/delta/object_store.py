@@ -324,7 +324,7 @@ def why_not_exclusive(root: str) -> str:
 
 
 def delta_rs_options(place: str) -> dict[str, str]:
-    return store_options.of(place).delta_rs()
+    return store_options.of(place).delta_rs(place)
 
 
 def _at(place: str) -> tuple[ObjectStore, str]:

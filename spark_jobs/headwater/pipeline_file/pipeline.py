@@ -61,7 +61,14 @@ from headwater.pipeline_file.values import (
 from headwater.pipeline_file.yaml import Document, FileProblem, Path
 from headwater.store_options import StoreOptions
 
-_STORE_SECRETS = ("access_key_id", "secret_access_key", "session_token", "account_key", "sas_token")
+_STORE_SECRETS = (
+    "access_key_id",
+    "secret_access_key",
+    "session_token",
+    "account_key",
+    "sas_token",
+    "service_account_key",
+)
 _SECRETS: tuple[Path, ...] = (
     ("source", "connection"),
     ("source", "hash_key"),
@@ -149,6 +156,7 @@ class Storage(_Section):
     session_token: _Secret = None
     account_key: _Secret = None
     sas_token: _Secret = None
+    service_account_key: _Secret = None
     service_account: Annotated[str, _read(text_value, str)] = ""
 
     def options(self) -> StoreOptions:

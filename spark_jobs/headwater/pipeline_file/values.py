@@ -27,7 +27,7 @@ _PLAIN_TYPES = (  # of Spark SQL
     *("string", "boolean", "smallint", "int", "bigint", "float", "double"),
     *("date", "timestamp", "timestamp_ntz", "binary"),
 )
-_ENDPOINT = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?/?\Z")
+_ENDPOINT = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[A-Za-z0-9/_-]*)?\Z")
 _MAX_PIPELINE_NAME = 45  # `headwater_<pipeline>_inserts`, the name of a publication, must fit into 63 bytes
 
 
@@ -161,7 +161,7 @@ def root_value(value: Any) -> str:
 
 def endpoint_value(value: Any) -> str:
     if not _ENDPOINT.match(text_value(value)):
-        raise ValueError("expected http:// or https://, a host, and a port if need be: no user, no path")
+        raise ValueError("expected http:// or https://, a host, and a port if need be: no user, no query")
     return str(value).rstrip("/")
 
 
