@@ -24,10 +24,10 @@ from headwater.errors import Refused, Transient
 from headwater.failpoints import reach
 from headwater.gate.recovery import mended_registry
 from headwater.gate.same_source import require_same_source
-from headwater.lake.paths import registry_path, reloaded_path
+from headwater.lake.paths import reloaded_path
 from headwater.lake.registry import Registry, TableRecord, now_text
 from headwater.lake.reload_records import Reload
-from headwater.load.executors import lacking
+from headwater.load.executors import LakeAccess, lacking
 from headwater.load.load import load
 from headwater.load.ordering import in_order
 from headwater.load.progress import LoadProgress, Report, Show
@@ -175,7 +175,7 @@ class ReadPart:
                 capture.snapshot_id,
                 signatures,
                 units,
-                writes_to=registry_path(root),
+                writes_to=LakeAccess.to(root),
                 where=self._where,
             )
             try:
