@@ -89,8 +89,10 @@ def position_in(folder: str, version: int, prefix: str) -> int | None:
 
 
 def refuse_torn(folder: str, version: int) -> None:
-    """TornEntry when the entry `version` is there, is not whole, and is not the newest."""
+    """TornEntry when the entry `version` is there, is not whole, and is not the newest. None is in a store."""
     entry, above = log_entry(folder, version), log_entry(folder, version + 1)
+    if is_remote(storage.path_of(folder)):
+        return
     if storage.exists(entry) and storage.exists(above) and read_actions(folder, version) is None:
         raise TornEntry(f"{entry} is empty or cut short, and version {version + 1} was built on it")
 

@@ -144,15 +144,17 @@ def test_of_many_writers_of_one_name_exactly_one_succeeds(folder: str) -> None:
 def test_of_two_appends_to_one_version_one_loses_its_race(folder: str) -> None:
     table = small_tables.create_table(f"{folder}/small", ROWS)
     other = small_tables.open_table(f"{folder}/small")
+    assert other is not None
     small_tables.append_once(table, [{"a": 1}], ROWS, {"app": 7})
     with pytest.raises(small_tables.LostRace):
         small_tables.append_once(other, [{"a": 2}], ROWS)
     other = small_tables.follow(other, small_tables.footing(other))
-    assert (small_tables.select(other), other.transaction_version("app")) == ([{"a": 1}], 7)
+    assert (small_tables.rows_of(other), other.transaction_version("app")) == ([{"a": 1}], 7)
     small_tables.append_once(other, [{"a": 2}], ROWS)
     assert small_tables.write_checkpoint(f"{folder}/small") == 2
     found = small_tables.open_table(f"{folder}/small")
-    assert sorted(row["a"] for row in small_tables.select(found)) == [1, 2]
+    assert found is not None
+    assert sorted(row["a"] for row in small_tables.select(found, "a > 0")) == [1, 2]
 
 
 # The network fails
@@ -187,8 +189,9 @@ def test_an_append_whose_answer_was_lost_is_there_once(way: tuple[str, Proxy]) -
         healing.start()
         small_tables.append_once(table, [{"a": number}], ROWS)
         healing.join()
-    found = small_tables.open_version(f"{folder}/small")
-    assert sorted(row["a"] for row in small_tables.select(found)) == [0, 1, 2, 3, 4]
+    found = small_tables.open_table(f"{folder}/small")
+    assert found is not None
+    assert sorted(row["a"] for row in small_tables.rows_of(found)) == [0, 1, 2, 3, 4]
     assert found.version() == table.version() == 5
 
 

@@ -19,7 +19,7 @@ from fixtures.lake_waits import wait
 from fixtures.loaded import pipeline_in_step
 from fixtures.postgres import Database, new_database
 from headwater.cli import main
-from headwater.delta.small_tables import open_table, select
+from headwater.delta.small_tables import open_table, rows_of
 from headwater.demo.postgres import EmbeddedServer
 from headwater.errors import EXIT_DONE, EXIT_REFUSED, EXIT_SUSPENDED, Refused
 from headwater.lake.cuts import list_pins
@@ -88,7 +88,7 @@ class Shop:
     def rows(self) -> list[dict[str, Any]]:
         table = open_table(validations_path(self.pipeline.lake_path()))
         assert table is not None
-        return sorted(select(table), key=lambda row: (row["finished_at"], row["table"], row["suite"]))
+        return sorted(rows_of(table), key=lambda row: (row["finished_at"], row["table"], row["suite"]))
 
 
 @pytest.fixture(scope="module")
