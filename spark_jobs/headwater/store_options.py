@@ -22,6 +22,20 @@ RETRY_SECONDS: Final = 30
 """For how long a request is repeated by the libraries; what goes on longer is a failure of the batch, which is tried
 again as a whole."""
 _REQUEST_SECONDS: Final = 30
+_DEFAULT_REGION: Final = "us-east-1"
+"""Of a server that is not the cloud's own, as obstore has it."""
+_HADOOP_CREDENTIALS: Final = (
+    # Keys that the settings give; then the environment, a web identity, a profile, the container's or the machine's.
+    "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider",
+    "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider",
+    "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider",
+)
+_HADOOP_SECRETS: Final = {
+    "access_key_id": "access.key",
+    "secret_access_key": "secret.key",
+    "session_token": "session.token",
+}
+"""Named so that Spark shows none of them: see `spark.redaction.regex`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +86,35 @@ class StoreOptions:
             "retry_timeout": f"{RETRY_SECONDS}s",
         }
 
+    def hadoop(self, place: str) -> dict[str, str]:
+        """The same, as Hadoop's connector for S3 is told it: of the bucket of `place` alone, so that other buckets that
+        a job reads are entered as the job wants. What is not said here is left to the connector."""
+        found = {
+            "path.style.access": "true" if self._by_path else "false",
+            "aws.credentials.provider": ",".join(_HADOOP_CREDENTIALS),
+            # The default of the connector's version keeps what it knows of an object for a day, under the object's
+            # name, and up to 2 GB of contents in the driver's memory.
+            "input.stream.type": "classic",
+        }
+        if self.address:
+            found["endpoint"] = self.address
+        region = self.region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION", "")
+        if region or self.address:
+            found["endpoint.region"] = region or _DEFAULT_REGION
+        found |= {_HADOOP_SECRETS[name]: value for name, value in self.secrets if name in _HADOOP_SECRETS}
+        bucket = place.partition("://")[2].partition("/")[0]
+        of_bucket = {f"fs.s3a.bucket.{bucket}.{name}": value for name, value in found.items()}
+        return {"fs.s3.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem", **of_bucket}
+
+    @property
+    def _by_path(self) -> bool:
+        return bool(self.address) if self.path_style is None else self.path_style
+
     def _of(self, scheme: str, bucket: str) -> dict[str, str]:
         """In the words that obstore and delta-rs share."""
         found = dict(self.secrets)
         if scheme == "s3":
-            by_path = bool(self.address) if self.path_style is None else self.path_style
-            found |= {"conditional_put": "etag", "virtual_hosted_style_request": str(not by_path).lower()}
+            found |= {"conditional_put": "etag", "virtual_hosted_style_request": str(not self._by_path).lower()}
             found |= {"region": self.region} if self.region else {}
             found |= {"endpoint": self.address} if self.address else {}
         if scheme == "abfss":

@@ -20,6 +20,7 @@ from headwater.delta.clustering import SAMPLED_ROWS, Curve, new_run
 from headwater.delta.delta_log import DataFile
 from headwater.delta.layout import Layout
 from headwater.delta.new_files import write_rows
+from headwater.delta.spark_rows import rows_of_files
 from headwater.delta.tables import quoted, struct_type
 from headwater.load.executors import LakeAccess
 from headwater.schema import TableSchema
@@ -92,7 +93,7 @@ def _rows_of(
     kind = struct_type(schema)
     stored = StructType([StructField(layout.in_files(column.name), column.dataType, True) for column in kind])
     paths = [file.in_folder(folder) for file in files if file.rows]
-    return spark.read.schema(stored).parquet(*paths).toDF(*kind.names)
+    return rows_of_files(spark, stored, paths).toDF(*kind.names)
 
 
 def _written(frame: DataFrame, writer: _Writer) -> list[DataFile]:
