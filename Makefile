@@ -21,7 +21,7 @@ ON_16 = $(call named,source_slots types_against_postgresql log_streaming log_rec
 ON_17 = $(call named,source_slots log_streaming log_rollbacks)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dist demo up down check docs quick test classes test-18 test-17 test-16 test-15 soak bench
+.PHONY: help setup dist demo up down check docs quick test classes servers test-18 test-17 test-16 test-15 soak bench
 
 # What must be there before anything is fetched: one sentence, or nothing.
 missing = $(shell $(PYTHON) -c 'import sys; raise SystemExit(sys.version_info[:2] != (3, 11))' 2>/dev/null \
@@ -68,7 +68,10 @@ test: check  ## check, then all tests; those that speak to the server once more 
 classes: setup
 	@$(BIN)/python tests/fixtures/class_archive.py
 
-test-18: classes
+servers: setup  ## the object stores that tests start, in .servers; needs Go and Node
+	@$(BIN)/python tests/servers/install.py
+
+test-18: classes servers
 	$(PYTEST)
 
 # Beside test-18 under `make test`, one after the other.

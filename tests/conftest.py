@@ -30,6 +30,7 @@ use_class_archive()
 pytest_plugins = [
     "fixtures.airflow_files",
     "fixtures.browser",
+    "fixtures.object_stores",
     "fixtures.pages",
     "fixtures.postgres",
     "fixtures.power_cut",

@@ -12,7 +12,7 @@ import posixpath
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from headwater.lake_root import local_path
+from headwater.lake_root import place_of
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline, load_pipeline
 from headwater.schema import DELETED, DELETED_AT, DELETED_LSN, PARTITION_COLUMN, TableSchema
@@ -82,7 +82,7 @@ def read_cut(cut: Mapping[str, Any]) -> OperatorLineage:
         source = _source(load_pipeline(cut["fallback"]["pipeline_file"]))
         return OperatorLineage(inputs=[_source_table(source, TableName.parse(name)) for name in cut["tables"]])
     there = [table for table in cut["tables"].values() if table["version"] is not None]
-    return OperatorLineage(inputs=[_at_version(_file(local_path(table["path"])), table["version"]) for table in there])
+    return OperatorLineage(inputs=[_at_version(_file(place_of(table["path"])), table["version"]) for table in there])
 
 
 def _schemas(pipeline: Pipeline, tables: Sequence[str]) -> dict[TableName, TableSchema | None]:

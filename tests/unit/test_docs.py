@@ -24,6 +24,7 @@ from headwater.pipeline_file.pipeline import (
     Pipeline,
     Replicate,
     Source,
+    Storage,
     TableEntry,
     load_pipeline,
 )
@@ -103,6 +104,7 @@ def test_every_key_of_the_pipeline_file_is_in_the_reference() -> None:
     sections: dict[str, type[BaseModel]] = {
         "source": Source,
         "lake": Lake,
+        "lake.storage": Storage,
         "load": Load,
         "replicate": Replicate,
         "defaults": Defaults,

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from headwater.delta import storage
+from headwater.lake_root import is_remote
 
 Action = dict[str, Any]
 
@@ -88,8 +89,10 @@ def position_in(folder: str, version: int, prefix: str) -> int | None:
 
 
 def refuse_torn(folder: str, version: int) -> None:
-    """TornEntry when the entry `version` is there, is not whole, and is not the newest."""
+    """TornEntry when the entry `version` is there, is not whole, and is not the newest. None is in a store."""
     entry, above = log_entry(folder, version), log_entry(folder, version + 1)
+    if is_remote(storage.path_of(folder)):
+        return
     if storage.exists(entry) and storage.exists(above) and read_actions(folder, version) is None:
         raise TornEntry(f"{entry} is empty or cut short, and version {version + 1} was built on it")
 
@@ -122,7 +125,9 @@ def checkpoints_of(folder: str, names: list[str]) -> dict[int, list[str]]:
 
 def newest_whole(folder: str) -> int | None:
     """The version below the first torn entry behind the newest checkpoint, -1: there is none; None: nothing there is
-    torn."""
+    torn, as in a store, which has objects whole or not at all."""
+    if is_remote(storage.path_of(folder)):
+        return None
     try:
         names = storage.names(log_path(folder))
     except NotADirectoryError:

@@ -1,27 +1,23 @@
-"""Small Delta tables of our own (ledger, registry): single-commit appends with exclusion, without a JVM.
+"""Small Delta tables of our own (ledger, registry, validations): single-commit appends with exclusion, without a JVM.
 
-delta-rs writes the next version with put-if-absent; with no retries a lost race raises instead of being rebased,
-which is what the fence needs; a commit takes milliseconds and no JVM (docs/decisions/0003).
+They are read and written as tables of rows are (`headwater.delta.delta_log`): a commit is the next entry, put if there
+is none, and a lost race raises, which is what the fence needs. Who follows one reads an entry for each commit of
+others, and asks once where there is none. delta-rs answers what is asked in SQL, and writes checkpoints; it
+reads the log anew for each (docs/decisions/0055).
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import contextlib
+import time
+from typing import Any, Final
 
 import pyarrow as pa
-from deltalake import (
-    CommitProperties,
-    DeltaTable,
-    Field,
-    PostCommitHookProperties,
-    QueryBuilder,
-    Schema,
-    Transaction,
-    write_deltalake,
-)
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake import DeltaTable, Field, QueryBuilder, Schema
 
-from headwater.delta import storage
+from headwater.delta import delta_log, storage
+from headwater.delta.delta_log import DataFile, Snapshot, read_snapshot
+from headwater.delta.layout import PLAIN
 from headwater.delta.log_entries import (
     LostRace,
     TornEntry,
@@ -32,8 +28,10 @@ from headwater.delta.log_entries import (
     note_written,
     require_version,
 )
+from headwater.delta.new_files import discard, write_rows
 from headwater.delta.whole import lost_file
 from headwater.errors import Transient
+from headwater.lake_root import is_remote
 
 _CONFIGURATION = {
     # Neither table loses old versions behind our back: headwater.maintain.control_tables decides.
@@ -43,124 +41,172 @@ _CONFIGURATION = {
     "delta.deletedFileRetentionDuration": "interval 1 hours",
     "delta.logRetentionDuration": "interval 1 hours",
 }
-_NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
-"""A checkpoint at every hundredth commit would lie on the way of an epoch: it is written beside it."""
+_LONG: Final = 1800.0
+"""Seconds after which entries that came meanwhile may have been cleaned up: half of what
+`headwater.maintain.control_tables` keeps."""
 
 
-def open_table(path: str) -> DeltaTable | None:
+class SmallTable:
+    """A table as it was last looked at. From one thread at a time."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot, self._looked = snapshot, time.monotonic()
+
+    @property
+    def folder(self) -> str:
+        return self._snapshot.folder
+
+    @property
+    def files(self) -> list[DataFile]:
+        """The live ones."""
+        return list(self._snapshot.files.values())
+
+    def version(self) -> int:
+        return self._snapshot.version
+
+    def transaction_version(self, app_id: str) -> int | None:
+        return self._snapshot.transactions.get(app_id)
+
+    def look(self) -> None:
+        """Go on to the newest version. It stays where it is while that is torn."""
+        now = time.monotonic()
+        if self._may_be_cleaned_up(now):
+            self._snapshot = read_snapshot(self.folder, newest_whole(self.folder))
+        with contextlib.suppress(TornEntry):
+            self._snapshot.advance()
+        self._looked = now
+
+    def _may_be_cleaned_up(self, now: float) -> bool:
+        """Whether the next entry may have come and gone: none is there then, as if nobody had committed. In a store
+        that is not looked at each time."""
+        if is_remote(self.folder):
+            return now - self._looked > _LONG
+        return not storage.exists(log_entry(self.folder, self.version()))
+
+    def commit(self, rows: pa.Table, transactions: dict[str, int], *, in_place_of_all: bool) -> None:
+        """Put `rows` as exactly the next version, and stand there. LostRace if it is taken."""
+        now, folder = self._snapshot, self.folder
+        added = [written.file for written in write_rows(folder, rows.schema, [rows], PLAIN)]
+        said = {"mode": "Overwrite" if in_place_of_all else "Append"}
+        actions = [
+            delta_log.commit_info("WRITE", said, {"numOutputRows": rows.num_rows}, now.version),
+            *(delta_log.transaction(app, version) for app, version in transactions.items()),
+            *(delta_log.remove(file) for file in (self.files if in_place_of_all else ())),
+            *(delta_log.add(file) for file in added),
+        ]
+        try:
+            delta_log.append(folder, now.version + 1, actions)
+        except LostRace:
+            discard(folder, added)
+            self._looked = -_LONG  # it may be on what was cleaned up
+            raise
+        now.follow(actions)
+
+    def gather(self, files: list[DataFile]) -> int:
+        """Put the rows of `files` into as few new ones, in a commit that changes no row. How many went."""
+        read = [_rows_in(self.folder, file) for file in files]
+        rows = pa.concat_tables(read, promote_options="default")
+        added = [written.file for written in write_rows(self.folder, rows.schema, [rows], PLAIN)]
+        while True:
+            actions = [
+                delta_log.commit_info("OPTIMIZE", {}, {"numRemovedFiles": len(files)}, self.version()),
+                *(delta_log.remove(file, data=False) for file in files),
+                *(delta_log.add(file, data=False) for file in added),
+            ]
+            try:
+                delta_log.append(self.folder, self.version() + 1, actions)
+            except LostRace:
+                self._looked = -_LONG
+                self.look()
+                if not all(file.name in self._snapshot.files for file in files):
+                    discard(self.folder, added)
+                    raise
+            else:
+                self._snapshot.follow(actions)
+                return len(files)
+
+
+def open_table(path: str) -> SmallTable | None:
     """The table at `path`, or None where there is none. Entries that are torn (`headwater.delta.log_entries`) and what
     was built on them do not count."""
-    version = newest_whole(path)
-    if version == -1:
-        return None
+    folder = storage.path_of(path)
+    version = newest_whole(folder)
     try:
-        return DeltaTable(path, version=version)
-    except TableNotFoundError:
+        return None if version == -1 else SmallTable(read_snapshot(folder, version))
+    except FileNotFoundError:
         return None
 
 
-def footing(table: DeltaTable) -> str:
-    """What tells the entry that `table` stands on from another one of its number; empty: it is gone."""
-    return storage.token(log_entry(storage.path_of(table.table_uri), table.version())) or ""
+def open_version(path: str, version: int | None = None) -> DeltaTable:
+    """The table at `path` as of `version` (None: the newest), by delta-rs."""
+    return DeltaTable(path, version=version, storage_options=storage.delta_rs_options(path))
 
 
-def follow(table: DeltaTable, stood_on: str) -> DeltaTable:
+def footing(table: SmallTable) -> str:
+    """What tells the entry that `table` stands on from another one of its number; empty: it is gone. In a store, where
+    none is ever lost, that is not asked."""
+    return "" if is_remote(table.folder) else storage.token(log_entry(table.folder, table.version())) or ""
+
+
+def follow(table: SmallTable, stood_on: str) -> SmallTable:
     """`table`, brought to its newest version. It stays where it is while that is torn. `stood_on`: its footing as it
     was read. With another one, or none, what it stands on was taken by a power cut, or cleaned up: then it is opened
     anew."""
-    folder = storage.path_of(table.table_uri)
     if stood_on == footing(table):
-        try:
-            table.update_incremental()
-            return table
-        except DeltaError:
-            if newest_whole(folder) is not None:
-                return table
-            raise
-    found = open_table(folder)
+        table.look()
+        return table
+    found = open_table(table.folder)
     if found is None:
-        raise DeltaError(f"{folder} is gone")
+        raise FileNotFoundError(f"{table.folder} is gone")
     return found
 
 
-def create_table(path: str, schema: pa.Schema) -> DeltaTable:
+def create_table(path: str, schema: pa.Schema) -> SmallTable:
     """Create, or open when somebody was faster."""
-    fields = Schema.from_arrow(schema)
-    table = DeltaTable.create(path, fields, mode="ignore", configuration=_CONFIGURATION)
-    note_written(storage.path_of(path), table.version())
-    return table
+    found = open_table(path)
+    if found is None:
+        fields, options = Schema.from_arrow(schema), storage.delta_rs_options(path)
+        made = DeltaTable.create(path, fields, mode="ignore", configuration=_CONFIGURATION, storage_options=options)
+        note_written(storage.path_of(path), made.version())
+        found = SmallTable(read_snapshot(storage.path_of(path)))
+    return found
 
 
 def append_once(
-    table: DeltaTable, rows: list[dict[str, Any]], schema: pa.Schema, transactions: dict[str, int] | None = None
+    table: SmallTable, rows: list[dict[str, Any]], schema: pa.Schema, transactions: dict[str, int] | None = None
 ) -> None:
     """Append `rows` as exactly the next version of `table`, with these `txn` entries; LostRace if it is taken.
 
     On success `table` stands at the version it committed.
     """
-    _write_once(table, rows, schema, "append", transactions or {})
+    table.commit(pa.Table.from_pylist(rows, schema=schema), transactions or {}, in_place_of_all=False)
 
 
-def replace_once(table: DeltaTable, rows: list[dict[str, Any]], schema: pa.Schema) -> None:
+def replace_once(table: SmallTable, rows: list[dict[str, Any]], schema: pa.Schema) -> None:
     """Replace the whole content by `rows` as exactly the next version; LostRace if it is taken."""
-    _write_once(table, rows, schema, "overwrite", {})
+    table.commit(pa.Table.from_pylist(rows, schema=schema), {}, in_place_of_all=True)
 
 
-def _write_once(
-    table: DeltaTable,
-    rows: list[dict[str, Any]],
-    schema: pa.Schema,
-    mode: Literal["append", "overwrite"],
-    transactions: dict[str, int],
-) -> None:
-    require_version(storage.path_of(table.table_uri), table.version())
-    properties = CommitProperties(
-        max_commit_retries=0,
-        app_transactions=[Transaction(app, version) for app, version in transactions.items()],
-    )
-    try:
-        write_deltalake(
-            table,
-            pa.Table.from_pylist(rows, schema=schema),
-            mode=mode,
-            commit_properties=properties,
-            post_commithook_properties=_NO_HOOKS,
-        )
-    except DeltaError as error:
-        raise _lost(table, error) from error
-    note_written(storage.path_of(table.table_uri), table.version())
-
-
-def make_durable(table: DeltaTable, known: int = -1) -> int:
+def make_durable(table: SmallTable, known: int = -1) -> int:
     """Return when the version that `table` has just committed survives a power cut, and the one below, whose writer may
     not have got so far; unless that is `known`, by an earlier call. Returns the version."""
-    folder, version = storage.path_of(table.table_uri), int(table.version())
+    folder, version = table.folder, table.version()
+    if is_remote(folder):
+        return version
     versions = (version,) if known == version - 1 else (version - 1, version)
     storage.sync_files(*(file for one in versions for file in files_of(folder, one)))
     return version
 
 
-def _lost(table: DeltaTable, error: Exception) -> Exception:
-    """What an error of a commit means: delta-rs says something else of a race that it lost when it cannot read any more
-    what the other one did."""
-    behind = isinstance(error, CommitFailedError) or DeltaTable(table.table_uri).version() > table.version()
-    return LostRace(str(error)) if behind else error
-
-
-def compact(table: DeltaTable, target_size: int) -> int:
-    """Make files below `target_size` bytes into larger ones; rows and their order stay. Returns how many went. Appends
-    of others in between are no conflict; LostRace when another compaction was faster."""
-    try:
-        found = table.optimize.compact(target_size=target_size, post_commithook_properties=_NO_HOOKS)
-    except CommitFailedError as error:
-        raise LostRace(str(error)) from error
-    note_written(storage.path_of(table.table_uri), table.version())
-    return int(found["numFilesRemoved"])
+def compact(table: SmallTable, target_size: int) -> int:
+    """Make files below `target_size` bytes into larger ones; rows stay. Returns how many went. Appends of others in
+    between are no conflict; LostRace when another compaction was faster."""
+    return table.gather([file for file in table.files if file.size < target_size])
 
 
 def write_checkpoint(folder: str) -> int:
     """A checkpoint of the newest version of the table in `folder`; returns that version."""
-    table = DeltaTable(folder)
+    table = open_version(folder)
     table.create_checkpoint()
     # Hadoop would compare the new pointer with the checksum of the one that Spark wrote before.
     storage.delete(log_path(folder, "._last_checkpoint.crc"))
@@ -170,36 +216,59 @@ def write_checkpoint(folder: str) -> int:
     return version
 
 
-def query(table: DeltaTable, sql: str) -> pa.Table:
+def query(table: SmallTable, sql: str) -> pa.Table:
     """The answer to `sql` about the table `t`, as it stands loaded (file statistics prune)."""
     try:
-        return pa.table(QueryBuilder().register("t", table).execute(sql).read_all())
+        found = open_version(table.folder, table.version())
+        return pa.table(QueryBuilder().register("t", found).execute(sql).read_all())
     except Exception as error:  # the engine tells every failure by this class
-        try:
-            why = lost_file(storage.path_of(table.table_uri), table.version())
-        except (FileNotFoundError, TornEntry) as torn:
-            why = str(torn)
-        if not why:
-            raise
-        raise Transient(
-            f"a file of the lake is missing or damaged: {why}",
-            code="lake_unavailable",
-            where="the lake's control tables",
-            remedy="run headwater replicate PIPELINE.yaml: after a power cut it repairs this, else it says what to do",
-        ) from error
+        raise _named(table, error) from error
 
 
-def select(table: DeltaTable, condition: str = "true", columns: str = "*") -> list[dict[str, Any]]:
+def select(table: SmallTable, condition: str, columns: str = "*") -> list[dict[str, Any]]:
     """The rows of `table` that meet the SQL `condition`, or these `columns` of them."""
     found = query(table, f"select {columns} from t where {condition}")
     rows: list[dict[str, Any]] = found.to_pylist(maps_as_pydicts="strict")
     return rows
 
 
+def rows_of(table: SmallTable) -> list[dict[str, Any]]:
+    """All rows."""
+    found: list[dict[str, Any]] = []
+    try:
+        for file in table.files:
+            found += _rows_in(table.folder, file).to_pylist(maps_as_pydicts="strict")
+    except (OSError, pa.ArrowException) as error:
+        raise _named(table, error) from error
+    return found
+
+
+def _rows_in(folder: str, file: DataFile) -> pa.Table:
+    with storage.parquet_file(file.in_folder(folder)) as opened:
+        return opened.read(use_threads=False)  # most hold one row
+
+
+def _named(table: SmallTable, error: Exception) -> Exception:
+    """What is lost of the table's files, if that is why it cannot be read."""
+    try:
+        why = lost_file(table.folder, table.version())
+    except (FileNotFoundError, TornEntry) as torn:
+        why = str(torn)
+    if not why:
+        return error
+    return Transient(
+        f"a file of the lake is missing or damaged: {why}",
+        code="lake_unavailable",
+        where="the lake's control tables",
+        remedy="run headwater replicate PIPELINE.yaml: after a power cut it repairs this, else it says what to do",
+    )
+
+
 __all__ = [
     "DeltaTable",
     "Field",
     "LostRace",
+    "SmallTable",
     "append_once",
     "compact",
     "create_table",
@@ -207,9 +276,11 @@ __all__ = [
     "footing",
     "make_durable",
     "open_table",
+    "open_version",
     "query",
     "replace_once",
     "require_version",
+    "rows_of",
     "select",
     "write_checkpoint",
 ]

@@ -99,10 +99,14 @@ def require_ok(report: CheckReport) -> None:
 
 
 def lake_problems(root: str) -> list[Problem]:
-    """Whether files can be made below `root`, judged by the nearest folder that exists. Creates nothing."""
-    reason = storage.why_not_writable(root)
-    remedy = "correct lake.root, or give this user the right to write there"
-    return [error("lake_not_writable", "lake.root", reason, remedy)] if reason else []
+    """Whether files can be made below `root`, and commits there exclude each other. Leaves nothing behind."""
+    if reason := storage.why_not_writable(root):
+        remedy = "correct lake.root and lake.storage, or give this user the right to write there"
+        return [error("lake_not_writable", "lake.root", reason, remedy)]
+    if reason := storage.why_not_exclusive(root):
+        remedy = "use a store that takes conditional writes: two drivers would write over each other's commits here"
+        return [error("store_without_conditional_put", "lake.root", reason, remedy)]
+    return []
 
 
 def registry_problems(root: str, pipeline_name: str, catalog: Catalog) -> list[Problem]:

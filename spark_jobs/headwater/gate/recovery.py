@@ -40,6 +40,7 @@ from headwater.lake.paths import (
 )
 from headwater.lake.position_file import read_position_file
 from headwater.lake.registry import Registry, TableRecord
+from headwater.lake_root import is_remote
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.source.connection import Connection
 from headwater.source.slot import read_slot
@@ -62,6 +63,8 @@ def mended_registry(pipeline: Pipeline, connection: Connection | None = None) ->
 def mend_lake(connection: Connection, pipeline: Pipeline, registry: Registry) -> dict[str, str]:
     """What is damaged, by the name of the table or history: why. Nothing is done, and nothing found, beside a driver,
     which has done this at its start, and without a slot, whose position tells what was durable."""
+    if is_remote(pipeline.lake_path()):
+        return {}
     slot = read_slot(connection, pipeline.source.slot)
     if slot is None or slot.active or slot.confirmed_lsn is None or slot.loss:
         return {}
@@ -72,8 +75,8 @@ def mend_control_tables(root: str) -> None:
     """What was being written to registry, ledger and validations when the power went was never told to anybody, and
     goes. Any job may call it, beside any other. Refused when the registry, or what was validated, is damaged."""
     storage.watch_disk(root)
-    if not storage.is_folder(control_path(root)):
-        return
+    if is_remote(root) or not storage.is_folder(control_path(root)):
+        return  # a store loses nothing that it has taken
     for folder in (registry_path(root), ledger_path(root), validations_path(root)):
         # Who wrote them may have been told that the disk did not take them: that ended it, and nobody else knows.
         _forget(folder, entries_of(storage.names(log_path(folder)))[-2:])

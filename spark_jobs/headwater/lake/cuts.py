@@ -19,6 +19,7 @@ from os.path import basename, join
 from typing import TYPE_CHECKING, Any
 
 from headwater.delta import storage
+from headwater.delta.spark_rows import rows_of_table
 from headwater.errors import Refused
 from headwater.lake.look import IN_STEP, Look, ReportedState
 from headwater.lake.paths import control_path, loads_path, pins_path, table_uri
@@ -245,8 +246,7 @@ def read_version(spark: SparkSession, cut: Mapping[str, Any], name: str, table: 
     from pyspark.errors import AnalysisException
 
     try:
-        place = storage.hadoop_place(table["path"])
-        frame = spark.read.format("delta").option("versionAsOf", table["version"]).load(place)
+        frame = rows_of_table(spark, table["path"], table["version"])
         reason = why_gone(cut, table)
         if not reason:
             return frame.where(wanted) if (wanted := partitions_condition(table, "`")) else frame

@@ -1,4 +1,4 @@
-"""The table of all changes beside a table with `history`: where it lies, how a load begins it, how it is read.
+"""The table of all changes beside a table with `history`: where it lies, what its columns are, how it is read.
 
 It lies at the table's own path and `~history`: of a name every `~` is followed by two hexadecimal digits, so no other
 table can lie there. Its applied position has an appId of its own. Loads leave it standing: a row `load` marks a
@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from headwater.delta.commit_notes import USER_METADATA, note
 from headwater.errors import ForeignWrite, Refused, SchemaChanged
-from headwater.history_columns import INCARNATION, LSN, OPERATION, SEQUENCE, history_schema
+from headwater.history_columns import history_schema
 from headwater.lake.cuts import HISTORY, history_name, read_version, refuse_behind
 from headwater.names import TableName
 from headwater.schema import Column, is_wider
@@ -40,23 +39,6 @@ def stored_record(record: TableRecord, snapshot: Snapshot) -> TableRecord:
     return history_record(record, tuple(_columns_of(snapshot)))
 
 
-def prepare(spark: SparkSession, path: str, record: TableRecord) -> None:
-    """Before a load copies anything: the history's table is there and has a column for each of the table's."""
-    from headwater.delta.delta_log import read_snapshot
-    from headwater.delta.tables import create, quoted
-
-    create(spark, path, history_record(record).schema)
-    snapshot = read_snapshot(path)
-    missing, others = lacking(record, snapshot)
-    if others:
-        raise holds_others(record, path, others)
-    if missing:
-        columns = ", ".join(f"{quoted(c.name)} {c.value.lake}" for c in missing)
-        ours = spark.newSession()
-        ours.conf.set(USER_METADATA, note(snapshot.version))  # else it is somebody else's
-        ours.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS ({columns})")
-
-
 def lacking(record: TableRecord, snapshot: Snapshot) -> tuple[tuple[Column, ...], tuple[Column, ...]]:
     """The columns that the history of `record`'s table has to have and does not, and those that it has with another
     type or in another spelling: Delta does not tell case apart."""
@@ -81,15 +63,6 @@ def holds_others(record: TableRecord, path: str, others: Iterable[Column]) -> Sc
         remedy=f"move the folder {path} to another place to begin a new history (or set history: false), then "
         f"headwater load PIPELINE.yaml --table {record.name} --again",
     )
-
-
-def mark_load(spark: SparkSession, path: str, record: TableRecord, app_id: str, lsn: int, confirmed_lsn: int) -> None:
-    """The row `load` of the incarnation that begins at the capture point `lsn`. Its commit carries the slot's confirmed
-    position, as the load's own does: nothing is skipped by it."""
-    row = [("load", lsn, 0, record.incarnation)]
-    kinds = f"{OPERATION} string, {LSN} bigint, {SEQUENCE} bigint, {INCARNATION} bigint"
-    writer = spark.createDataFrame(row, kinds).coalesce(1).write.format("delta").mode("append")
-    writer.option("txnAppId", app_id).option("txnVersion", confirmed_lsn).save(path)
 
 
 def refuse_foreign(path: str, since: int, prefix: str, name: str) -> None:
@@ -142,4 +115,4 @@ def _columns_of(snapshot: Snapshot) -> list[Column]:
     return [Column(f["name"], 0, 0, -1, value_type(f["type"])) for f in fields if f["name"] != "_hw_partition"]
 
 
-__all__ = ["history", "history_record", "mark_load", "prepare", "refuse_foreign", "stored_record"]
+__all__ = ["history", "history_record", "refuse_foreign", "stored_record"]

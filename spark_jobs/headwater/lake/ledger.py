@@ -8,6 +8,7 @@ loses a commit race and finds a higher generation stops for good.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,9 +16,17 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from headwater.delta.small_tables import DeltaTable, LostRace, append_once, create_table, open_table, query, select
+from headwater.delta.delta_log import read_snapshot
+from headwater.delta.small_tables import (
+    LostRace,
+    SmallTable,
+    append_once,
+    create_table,
+    open_table,
+    query,
+    select,
+)
 from headwater.errors import Fenced
 from headwater.lake.paths import ledger_path
 from headwater.position import Position
@@ -106,7 +115,7 @@ class Ledger:
 
     def refresh(self) -> set[str]:
         """Before `begin_generation`: take in what another driver has published since; the tables that it touched."""
-        self._table.update_incremental()
+        self._table.look()
         if self._table.version() == self._read_at:
             return set()
         known = self.newest.epoch if self.newest else 0
@@ -127,7 +136,7 @@ class Ledger:
             try:
                 append_once(self._table, [row], _SCHEMA, {app: generation})
             except LostRace:
-                self._table.update_incremental()
+                self._table.look()
                 continue
             self.generation = generation
             # Rows that a predecessor committed between our first look and the fence are part of the truth.
@@ -166,7 +175,7 @@ class Ledger:
                 break
             except LostRace:
                 self.check_fence()
-                self._table.update_incremental()
+                self._table.look()
                 self._refuse_if_fenced(self._table)
         self._first_of_generation = False
         self.newest = epoch_of(row, all_tables)
@@ -175,10 +184,10 @@ class Ledger:
     def check_fence(self) -> None:
         """Look at the ledger anew: Fenced when a newer generation has begun. From any thread."""
         with self._watching:
-            self._watched.update_incremental()
+            self._watched.look()
             self._refuse_if_fenced(self._watched)
 
-    def _refuse_if_fenced(self, table: DeltaTable) -> None:
+    def _refuse_if_fenced(self, table: SmallTable) -> None:
         current = table.transaction_version(self.generation_app) or 0
         if current != self.generation:
             raise Fenced(
@@ -219,7 +228,7 @@ def read_epoch_up_to(root: str, lsn: int) -> Epoch | None:
 
 def epoch_at_version(root: str, version: int) -> Epoch | None:
     """The newest epoch in `version` of the ledger's table."""
-    return _newest_epoch(DeltaTable(ledger_path(root), version=version)) if version >= 0 else None
+    return _newest_epoch(SmallTable(read_snapshot(ledger_path(root), version))) if version >= 0 else None
 
 
 def read_generation(root: str, pipeline: str) -> int:
@@ -327,21 +336,19 @@ def generation_began(root: str, generation: int) -> datetime | None:
     return rows[0]["applied_at"] if rows else None
 
 
-def _newest_epoch(table: DeltaTable) -> Epoch | None:
+def _newest_epoch(table: SmallTable) -> Epoch | None:
     # File statistics hold every row's epoch: no data file is read to find the newest.
-    actions = pa.table(table.get_add_actions(flatten=True))
-    if "max.epoch" not in actions.column_names:
-        return None
-    newest = pc.max(actions["max.epoch"]).as_py()
+    known = (json.loads(file.stats).get("maxValues", {}).get("epoch") for file in table.files if file.stats)
+    newest = max((epoch for epoch in known if epoch is not None), default=None)
     return None if newest is None else _epoch_at(table, newest)
 
 
-def _touched(table: DeltaTable, after: int) -> set[str]:
+def _touched(table: SmallTable, after: int) -> set[str]:
     rows = select(table, f"kind = 'epoch' and epoch > {after}")
     return {name for row in rows for name, version in tables_of(row).items() if version.touched}
 
 
-def _epoch_at(table: DeltaTable, epoch: int) -> Epoch | None:
+def _epoch_at(table: SmallTable, epoch: int) -> Epoch | None:
     rows = select(table, f"kind = 'epoch' and epoch <= {epoch} and epoch > {epoch - COMPLETE_EVERY}")
     rows.sort(key=lambda row: row["epoch"])
     if not rows or rows[-1]["epoch"] != epoch:

@@ -25,12 +25,11 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 import pyarrow as pa
-from deltalake.exceptions import DeltaError
 
 from headwater.delta.log_entries import log_entry
 from headwater.delta.small_tables import (
-    DeltaTable,
     LostRace,
+    SmallTable,
     append_once,
     create_table,
     follow,
@@ -38,7 +37,7 @@ from headwater.delta.small_tables import (
     make_durable,
     open_table,
     replace_once,
-    select,
+    rows_of,
 )
 from headwater.delta.whole import lost_file
 from headwater.errors import DamagedLake, LostLease, Refused, Transient
@@ -194,7 +193,7 @@ class Registry:
     The mappings are the same objects for good: who holds one sees what a refresh has brought.
     """
 
-    def __init__(self, table: DeltaTable, folder: str, pipeline: str) -> None:
+    def __init__(self, table: SmallTable, folder: str, pipeline: str) -> None:
         self._table, self._folder = table, folder
         self._pipeline = pipeline
         # Tables are applied in parallel, and each may have something to say about its state.
@@ -222,7 +221,7 @@ class Registry:
         try:
             table = open_table(folder)
             return cls(table, folder, pipeline) if table is not None else None
-        except (DeltaError, OSError, pa.ArrowException, Transient) as error:
+        except (OSError, ValueError, pa.ArrowException, Transient) as error:
             why = lost_file(folder)
             if not why:
                 raise
@@ -303,7 +302,7 @@ class Registry:
         return True
 
     def _commit(self, rows: list[dict[str, Any]]) -> None:
-        if len(self._table.file_uris()) <= _COMPACT_ABOVE and self._format == FORMAT_VERSION:
+        if len(self._table.files) <= _COMPACT_ABOVE and self._format == FORMAT_VERSION:
             append_once(self._table, rows, _SCHEMA)
             self._durable, self._footing = make_durable(self._table, self._durable), footing(self._table)
             return
@@ -341,7 +340,7 @@ class Registry:
         found, self._footing = footing(self._table), ""  # should it fail half way, the next look opens it anew
         revisions: dict[tuple[str, str], int] = {}
         newest = {}
-        for row in select(self._table):
+        for row in rows_of(self._table):
             _refuse_foreign(row, self._pipeline)
             key = (row["kind"], row["name"])
             if row["revision"] > revisions.get(key, 0):

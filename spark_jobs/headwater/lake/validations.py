@@ -16,8 +16,8 @@ from typing import Any
 import pyarrow as pa
 
 from headwater.delta.small_tables import (
-    DeltaTable,
     LostRace,
+    SmallTable,
     append_once,
     create_table,
     follow,
@@ -139,7 +139,7 @@ def record(root: str, validation: Validation) -> None:
             append_once(table, rows, _SCHEMA)
             return
         except LostRace:
-            table.update_incremental()
+            table.look()
 
 
 def earlier(root: str, name: str, *, passed_only: bool = False) -> Earlier | None:
@@ -198,7 +198,7 @@ class ValidationReader:
 
     def __init__(self, root: str) -> None:
         self._path = validations_path(root)
-        self._table: DeltaTable | None = None
+        self._table: SmallTable | None = None
         self._footing, self._version = "", -1
         self._found: list[ValidatedEpoch] = []
 

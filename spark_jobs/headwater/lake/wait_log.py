@@ -79,6 +79,7 @@ def remove_old(root: str, now: datetime | None = None) -> None:
     for name in _days(root):
         if name < oldest:
             storage.delete(join(waits_path(root), name))
+            storage.delete_folder(join(waits_path(root), name))  # in a store
 
 
 class WaitLog:
@@ -117,19 +118,14 @@ class _Group:
 
 @dataclass(slots=True)
 class _Day:
-    """What has been read of one file, up to `offset`."""
+    """What has been read of one file, up to `known` (`headwater.delta.storage.lines`)."""
 
-    offset: int = 0
+    known: Any = None
     groups: dict[_Key, _Group] = field(default_factory=dict)
 
     def follow(self, file: str) -> None:
-        size = storage.info(file).size
-        if size <= self.offset:
-            return
-        data = storage.read_range(file, self.offset, size - self.offset)
-        whole = data.rfind(b"\n") + 1
-        self.offset += whole
-        for line in data[:whole].splitlines():
+        data, self.known = storage.lines(file, self.known)
+        for line in data.splitlines():
             try:
                 values = json.loads(line)
                 waited = Waited(**{**values, "tables": tuple(values["tables"])})

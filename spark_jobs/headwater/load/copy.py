@@ -23,9 +23,8 @@ from headwater.delta.partition_values import NameTooLong, too_long
 from headwater.delta.small_tables import LostRace
 from headwater.errors import Transient
 from headwater.failpoints import reach
-from headwater.lake.paths import registry_path
 from headwater.lake.registry import TableRecord
-from headwater.load.executors import lacking, share_engine
+from headwater.load.executors import LakeAccess, lacking, refuse_engine, share_engine
 from headwater.load.ordering import files_in_order, files_in_partitions
 from headwater.load.progress import LoadProgress
 from headwater.load.source_rows import extents, rows_at
@@ -108,7 +107,7 @@ def _size(target: CopyTarget, found: Mapping[int, Extent]) -> int:
     return target.progress.size_of(target.record.name) or sum(extent.bytes for extent in found.values())
 
 
-def _reader(target: CopyTarget, writes_to: str = "") -> UnitReader:
+def _reader(target: CopyTarget, writes_to: LakeAccess | None = None) -> UnitReader:
     schema = target.record.schema.without_marks()
     key = key_of(target.pipeline, schema)
     return UnitReader(
@@ -154,8 +153,8 @@ def _copy_by_stretches(
     ]
     target.progress.reading(record.name, capture.snapshot_id, sum(len(stretch.units) for stretch in stretches))
     share_engine(spark)
-    here = registry_path(root)
-    reader = _reader(target, writes_to=here)
+    lake = LakeAccess.to(root)
+    reader = _reader(target, writes_to=lake)
     layout = whole_table.layout_for(snapshot, record.schema)
     alike = like(reader, record.schema, layout, capture)
     writer = StretchWriter(reader, notes, layout, alike, capture.snapshot.xmin, capture.snapshot.xmax)
@@ -176,7 +175,7 @@ def _copy_by_stretches(
         order = "partition_by" if layout.partition_by else "cluster_by"
         log.info("%s: %d rows are brought into the order of %s", record.name, rows, order)
         lay_out = files_in_partitions if layout.partition_by else files_in_order
-        laid_out = lay_out(spark, target.path, record.schema, layout, loose, here)
+        laid_out = lay_out(spark, target.path, record.schema, layout, loose, lake)
         files = [*(file for file in files if file not in loose), *laid_out]
         reach("load.after_ordering", record.name)
     done = whole_table.put_files(snapshot, record.schema, files, record.app_id(pipeline.name), target.confirmed_lsn)
@@ -188,10 +187,11 @@ def _copy_by_stretches(
 def _copy_by_engine(spark: SparkSession, target: CopyTarget, units: list[Unit]) -> tuple[int, int]:
     pipeline, record, path, snapshot = target.pipeline, target.record, target.path, target.capture.snapshot_id
     schema, connection = record.schema, target.connection
+    refuse_engine(path, record.name, "its log or its columns' names have rules that are not known here")
     rows = schema.without_marks()
     target.progress.reading(record.name, snapshot, len(units))
-    here, read_by = registry_path(pipeline.lake_path()), target.connections
-    frame = rows_at(spark, pipeline, connection, rows, snapshot, target.signatures, units, read_by, here)
+    lake, read_by = LakeAccess.to(pipeline.lake_path()), target.connections
+    frame = rows_at(spark, pipeline, connection, rows, snapshot, target.signatures, units, read_by, lake)
     if schema.soft_delete:
         frame = frame.selectExpr("*", *lake_tables.LIVING)
     lake_tables.create(spark, path, schema, pipeline.lake.keep_cuts)

@@ -10,11 +10,16 @@ from __future__ import annotations
 import os
 import threading
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headwater import store_options
 from headwater.delta import storage
 from headwater.errors import Refused
+from headwater.lake.paths import registry_path
+from headwater.lake_root import is_remote
+from headwater.store_options import StoreOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,10 +46,38 @@ def share_engine(spark: SparkSession) -> None:
         context.addPyFile(archive)
 
 
-def require_folder(folder: str) -> None:
-    """For a task that is about to write below `folder`: elsewhere its files would be lost without an error."""
-    if not storage.is_folder(folder):
-        raise FileNotFoundError(f"{NO_FOLDER}: {folder}")
+@dataclass(frozen=True, slots=True)
+class LakeAccess:
+    """What a task needs to write below `root`, wherever it runs. `options`: of the store that it is in; secret."""
+
+    root: str
+    options: StoreOptions | None
+
+    @classmethod
+    def to(cls, root: str) -> LakeAccess:
+        return cls(root, store_options.of(root) if is_remote(root) else None)
+
+    def enter(self) -> None:
+        """Before the task writes. FileNotFoundError where the lake is not seen: what was written there would be lost
+        without an error."""
+        if self.options is not None:
+            store_options.register(self.root, self.options)
+        here = registry_path(self.root)
+        if not storage.is_folder(here):
+            raise FileNotFoundError(f"{NO_FOLDER}: {here}")
+
+
+def refuse_engine(place: str, table: str, why: str) -> None:
+    """Refused in an object store, for what only Spark could commit: by its own log store it would write over another's
+    commit there, or ask for a lock that nobody else keeps to."""
+    if is_remote(storage.path_of(place)):
+        raise Refused(
+            f"only Spark could write it ({why}), and Spark does not commit to an object store here",
+            code="not_in_a_store",
+            where=table,
+            remedy="take the property or feature away, if Delta lets you, or give the table's folder another place: "
+            f"headwater load PIPELINE.yaml --table {table} --again makes it anew",
+        )
 
 
 def lacking(text: str) -> Refused | None:

@@ -104,7 +104,7 @@ def load(
             if wanted:
                 sizes = _sizes(pipeline, wanted)
                 with LoadProgress(pipeline, held.session, "load", sizes, progress, show) as shown:
-                    spark = job_session(pipeline.name, "load")
+                    spark = job_session(pipeline.name, "load", root)
                     one = TableLoad(
                         pipeline,
                         registry,

@@ -19,10 +19,11 @@ from headwater.delta.log_entries import note_written
 from headwater.errors import LostLease, Refused, SlotGap, TableError, Transient
 from headwater.failpoints import reach
 from headwater.gate.recovery import cure
-from headwater.lake.history import history_record, mark_load, prepare
+from headwater.lake.history import history_record
 from headwater.lake.paths import table_path
 from headwater.lake.registry import Capture, Registry, TableRecord, now_text
 from headwater.lake.reload_records import load_name
+from headwater.load.begin_history import mark_load, prepare
 from headwater.load.copy import Copy, CopyTarget, NotAtThisCapturePoint
 from headwater.load.driver_answers import await_answer
 from headwater.load.progress import LoadProgress, Report
@@ -125,7 +126,7 @@ class TableLoad:
                 cure(pipeline.lake_path(), folder)
                 entries.forget(folder)  # what others have done to it is what a load puts right
             if schema.history:
-                prepare(spark, beside, record)
+                prepare(spark, beside, record, pipeline.lake.keep_cuts)
             target = CopyTarget(
                 pipeline,
                 connection,

@@ -20,8 +20,9 @@ from headwater.delta.clustering import SAMPLED_ROWS, Curve, new_run
 from headwater.delta.delta_log import DataFile
 from headwater.delta.layout import Layout
 from headwater.delta.new_files import write_rows
+from headwater.delta.spark_rows import rows_of_files
 from headwater.delta.tables import quoted, struct_type
-from headwater.load.executors import require_folder
+from headwater.load.executors import LakeAccess
 from headwater.schema import TableSchema
 
 _STRETCH_BYTES: Final = 128 << 20
@@ -63,27 +64,27 @@ class _Placed:
 
 
 def files_in_order(
-    spark: SparkSession, folder: str, schema: TableSchema, layout: Layout, files: Sequence[DataFile], here: str
+    spark: SparkSession, folder: str, schema: TableSchema, layout: Layout, files: Sequence[DataFile], lake: LakeAccess
 ) -> list[DataFile]:
     """The rows of `files`, which are written below `folder` and in no commit yet, as one run of new files there.
-    `here`: a folder that executors must see."""
+    `lake`: what executors write to."""
     rows, size = sum(file.rows or 0 for file in files), sum(file.size for file in files)
     if not rows:
         return list(files)
     ordered = in_order(_rows_of(spark, folder, schema, layout, files), schema.cluster_by, rows, size)
-    return _written(ordered, _Writer(folder, schema, layout, here, new_run()))
+    return _written(ordered, _Writer(folder, schema, layout, lake, new_run()))
 
 
 def files_in_partitions(
-    spark: SparkSession, folder: str, schema: TableSchema, layout: Layout, files: Sequence[DataFile], here: str
+    spark: SparkSession, folder: str, schema: TableSchema, layout: Layout, files: Sequence[DataFile], lake: LakeAccess
 ) -> list[DataFile]:
     """The rows of `files`, which lie unpartitioned below `folder` and are in no commit yet, as new files there, each of
-    one partition of `layout`. `here`: a folder that executors must see."""
+    one partition of `layout`. `lake`: what executors write to."""
     size = sum(file.size for file in files)
     # By the key as well: a partition that is larger than others is shared by several tasks, and its files have bounds.
     by = [*map(quoted, layout.partition_by), *(quoted(name) for name in schema.key if name not in layout.partition_by)]
     dealt = _rows_of(spark, folder, schema, layout, files).repartitionByRange(max(1, round(size / _STRETCH_BYTES)), *by)
-    return _written(dealt.sortWithinPartitions(*by), _Writer(folder, schema, layout, here))
+    return _written(dealt.sortWithinPartitions(*by), _Writer(folder, schema, layout, lake))
 
 
 def _rows_of(
@@ -92,7 +93,7 @@ def _rows_of(
     kind = struct_type(schema)
     stored = StructType([StructField(layout.in_files(column.name), column.dataType, True) for column in kind])
     paths = [file.in_folder(folder) for file in files if file.rows]
-    return spark.read.schema(stored).parquet(*paths).toDF(*kind.names)
+    return rows_of_files(spark, stored, paths).toDF(*kind.names)
 
 
 def _written(frame: DataFrame, writer: _Writer) -> list[DataFile]:
@@ -106,11 +107,11 @@ class _Writer:
     folder: str
     schema: TableSchema
     layout: Layout
-    here: str
+    lake: LakeAccess
     run: str = ""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        require_folder(self.here)
+        self.lake.enter()
         kind = lake_schema(self.schema)
         tables = (as_stored(batch, kind) for batch in batches)
         found: list[dict[str, Any]] = [

@@ -12,7 +12,7 @@ from headwater.columns.selection import as_registered, registered_columns
 from headwater.delta.tables import struct_type
 from headwater.errors import Refused
 from headwater.lake.registry import TableRecord
-from headwater.load.executors import share_engine
+from headwater.load.executors import LakeAccess, share_engine
 from headwater.load.units import BYTES_PER_UNIT, Extent, Unit, UnitReader, cut_units, describe
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.predicate import Predicate
@@ -35,7 +35,7 @@ def rows_at(
     signatures: Mapping[int, Signature],
     units: Sequence[Unit] | None = None,
     connections: int = 0,
-    writes_to: str = "",
+    writes_to: LakeAccess | None = None,
     where: Predicate | None = None,
 ) -> DataFrame:
     """The rows with the columns of `schema`; evaluated while the snapshot is held, or not at all. `units`: of the

@@ -25,7 +25,6 @@ from headwater.delta.data_files import gathered
 from headwater.delta.layout import Layout
 from headwater.delta.new_files import write_rows
 from headwater.lake.paths import table_path
-from headwater.load.executors import require_folder
 from headwater.load.stretch_notes import StretchNote, StretchNotes
 from headwater.load.units import Extent, Sessions, Unit, UnitReader, cut_units, within
 from headwater.schema import Leaf, TableSchema
@@ -115,7 +114,8 @@ class StretchWriter:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """For `mapInArrow`: descriptions of stretches in, one note for each and whether it was there before out."""
-        require_folder(self.reader.writes_to)
+        assert self.reader.writes_to is not None
+        self.reader.writes_to.enter()
         with self.reader.sessions() as sessions:
             for batch in batches:
                 for text in batch.column(0).to_pylist():

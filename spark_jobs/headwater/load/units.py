@@ -20,7 +20,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from headwater.errors import BadValue, HeadwaterError
-from headwater.load.executors import require_folder
+from headwater.load.executors import LakeAccess
 from headwater.log.hiding import hide_columns
 from headwater.log.values.decode import decode_copy_rows, mark_lost_in_partitions
 from headwater.predicate import Predicate
@@ -108,7 +108,7 @@ class Sessions:
 class UnitReader:
     """What a Spark task needs to read units; travels pickled, never as text.
 
-    `writes_to`: a folder that is there if the task sees the lake that it writes to; empty: it writes nothing there.
+    `writes_to`: the lake that the task writes to; None: it writes nothing there.
     `where`: the rows that are read; None: all. `hash_key`: see `headwater.columns.hidden.key_of`.
     """
 
@@ -116,7 +116,7 @@ class UnitReader:
     snapshot_id: str
     schema: TableSchema
     signatures: dict[int, Signature]
-    writes_to: str = ""
+    writes_to: LakeAccess | None = None
     where: Predicate | None = None
     hash_key: bytes = b""
 
@@ -125,8 +125,8 @@ class UnitReader:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """For `mapInArrow`: record batches of unit descriptions in, rows of the table out."""
-        if self.writes_to:
-            require_folder(self.writes_to)
+        if self.writes_to is not None:
+            self.writes_to.enter()
         return self.rows_of(Unit(**json.loads(text)) for batch in batches for text in batch.column(0).to_pylist())
 
     def rows_of(self, units: Iterable[Unit]) -> Generator[pa.RecordBatch, None, None]:

@@ -166,7 +166,7 @@ class _Maintenance:
             with self._no_load():
                 if direct:
                     return compact_directly(folder, record.schema, generation_app(self._pipeline.name)), ""
-                return optimize(job_session(self._pipeline.name, "maintain"), snapshot), ""
+                return optimize(job_session(self._pipeline.name, "maintain", self._root), snapshot), ""
         except LostLease as lost:
             return False, lost.message
 

@@ -174,5 +174,6 @@ def _small(root: str, records: Iterable[TableRecord]) -> dict[str, int]:
 
 
 def _free(root: str) -> dict[str, tuple[str, int]]:
-    """By use: the folder, and what is free there."""
-    return {"lake": (root, storage.free(root)), "spilled changes": spill.free()}
+    """By use: the folder, and what is free there. A lake in a store has no bound."""
+    left = storage.free(root)
+    return {**({"lake": (root, left)} if left is not None else {}), "spilled changes": spill.free()}

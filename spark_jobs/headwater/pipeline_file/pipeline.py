@@ -27,8 +27,9 @@ from pydantic import (
     model_validator,
 )
 
+from headwater import store_options
 from headwater.errors import BadConfiguration, Refused
-from headwater.lake_root import local_path
+from headwater.lake_root import is_remote, place_of
 from headwater.names import TableName, TablePattern
 from headwater.pipeline_file import yaml as yaml_file
 from headwater.pipeline_file.values import (
@@ -39,6 +40,7 @@ from headwater.pipeline_file.values import (
     connection_variable,
     distinct,
     duration_value,
+    endpoint_value,
     hash_key_value,
     is_conninfo,
     lake_type,
@@ -50,13 +52,28 @@ from headwater.pipeline_file.values import (
     positive_size,
     root_value,
     row_filter,
+    secret_value,
     slot_name,
     table_value,
+    text_value,
     truth_value,
 )
 from headwater.pipeline_file.yaml import Document, FileProblem, Path
+from headwater.store_options import StoreOptions
 
-_SECRETS: tuple[Path, ...] = (("source", "connection"), ("source", "hash_key"))
+_STORE_SECRETS = (
+    "access_key_id",
+    "secret_access_key",
+    "session_token",
+    "account_key",
+    "sas_token",
+    "service_account_key",
+)
+_SECRETS: tuple[Path, ...] = (
+    ("source", "connection"),
+    ("source", "hash_key"),
+    *(("lake", "storage", name) for name in _STORE_SECRETS),
+)
 MOST_CLUSTERED = 4
 """Columns of cluster_by: Delta takes no more."""
 _SHORTEST_HASH_KEY = 16
@@ -101,6 +118,7 @@ _Ceiling = Annotated[int | None, _read(positive_size, int | str)]
 _PositiveCount = Annotated[int, _read(positive_count, int | str)]
 _Divergence = Literal["suspend", "repair", "report"]
 _SchemaChange = Literal["evolve", "suspend"]
+_Secret = Annotated[SecretStr | None, _read(secret_value, str)]
 _Freshness = Annotated[float | None, _read(positive_duration, float | str)]
 
 
@@ -127,8 +145,31 @@ class Source(_Section):
         return airflow_id(self.connection_text.get_secret_value())
 
 
+class Storage(_Section):
+    """The object store of the lake, beside what the environment says of it."""
+
+    endpoint: Annotated[str, _read(endpoint_value, str)] = ""
+    region: Annotated[str, _read(text_value, str)] = ""
+    path_style: Annotated[bool | None, _read(truth_value, bool | str)] = None
+    access_key_id: _Secret = None
+    secret_access_key: _Secret = None
+    session_token: _Secret = None
+    account_key: _Secret = None
+    sas_token: _Secret = None
+    service_account_key: _Secret = None
+    service_account: Annotated[str, _read(text_value, str)] = ""
+
+    def options(self) -> StoreOptions:
+        given = {name: getattr(self, name) for name in _STORE_SECRETS}
+        secrets = {name: value.get_secret_value() for name, value in given.items() if value is not None}
+        if self.service_account:
+            secrets["service_account"] = self.service_account
+        return StoreOptions(self.endpoint, self.region, self.path_style, tuple(sorted(secrets.items())))
+
+
 class Lake(_Section):
     root: Annotated[str, _read(root_value, str)]
+    storage: Storage = Field(default_factory=Storage)
     keep_cuts: _PositiveDuration = 3600.0
 
 
@@ -272,8 +313,11 @@ class Pipeline(_Section):
         )
 
     def lake_path(self) -> str:
-        """The lake's root as a path of this machine."""
-        return local_path(self.lake.root)
+        """The lake's root: a path of this machine, or a place in an object store, which this process can enter then."""
+        root = place_of(self.lake.root)
+        if is_remote(root):
+            store_options.register(root, self.lake.storage.options())
+        return root
 
     def entry_for(self, table: TableName) -> TableEntry | None:
         """The entry that speaks of `table`; one that names it comes before patterns, then the first counts."""
@@ -428,7 +472,7 @@ def _report(document: Document, errors: ValidationError) -> None:
         if isinstance(document.value(path[:2]), str) and path[:1] == ("tables",):
             path = path[:2]  # the short form of a table has no key `name`
         message = _message(error, path)
-        secret = path[:2] in _SECRETS or document.value(path) == document.value(())
+        secret = path[:2] in _SECRETS or path[:3] in _SECRETS or document.value(path) == document.value(())
         document.report(path, message if secret else f"{message}; got {document.shown(path)}")
 
 
@@ -456,6 +500,7 @@ def _section(path: Path) -> type[_Section] | None:
     sections: dict[Path, type[_Section]] = {
         ("source",): Source,
         ("lake",): Lake,
+        ("lake", "storage"): Storage,
         ("load",): Load,
         ("replicate",): Replicate,
         ("defaults",): Defaults,

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import SecretStr
 
-from headwater.lake_root import local_path, refuse_escapes
+from headwater.lake_root import place_of, refuse_escapes
 from headwater.names import BadName, TableName, TablePattern, parse_identifier, parse_name_or_pattern
 from headwater.pipeline_file.quantities import parse_duration, parse_size
 
@@ -27,6 +27,7 @@ _PLAIN_TYPES = (  # of Spark SQL
     *("string", "boolean", "smallint", "int", "bigint", "float", "double"),
     *("date", "timestamp", "timestamp_ntz", "binary"),
 )
+_ENDPOINT = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[A-Za-z0-9/_-]*)?\Z")
 _MAX_PIPELINE_NAME = 45  # `headwater_<pipeline>_inserts`, the name of a publication, must fit into 63 bytes
 
 
@@ -153,9 +154,22 @@ def mask_value(value: Any) -> str:
 
 
 def root_value(value: Any) -> str:
-    local_path(text_value(value))
+    place_of(text_value(value))
     refuse_escapes(value)
     return str(value)
+
+
+def endpoint_value(value: Any) -> str:
+    if not _ENDPOINT.match(text_value(value)):
+        raise ValueError("expected http:// or https://, a host, and a port if need be: no user, no query")
+    return str(value).rstrip("/")
+
+
+def secret_value(value: Any) -> SecretStr:
+    """Its errors never show the value."""
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("expected text, as ${VARIABLE} of the environment; not shown")
+    return SecretStr(value)
 
 
 def at_least_one(tables: Any) -> Any:

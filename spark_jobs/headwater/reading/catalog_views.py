@@ -25,6 +25,7 @@ from headwater.lake.cuts import (
     root_of,
 )
 from headwater.names import TableName
+from headwater.spark.stores import enter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -144,6 +145,7 @@ def register(spark: SparkSession, cut: Mapping[str, Any], *, database: str | Non
         spark.sql(f"CREATE DATABASE IF NOT EXISTS {folder}")
     for name, table in named.items():
         path = path_of(cut["tables"][name]["path"])
+        enter(spark, path)
         spark.sql(f"CREATE TABLE IF NOT EXISTS {table} USING delta LOCATION {_quoted(path)}")
         described = {
             row["col_name"]: row["data_type"] for row in spark.sql(f"DESCRIBE TABLE EXTENDED {table}").collect()

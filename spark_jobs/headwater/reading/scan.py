@@ -33,8 +33,9 @@ def scan(
     is no longer kept, and for columns or conditions that delta-rs does not take.
     """
     import pyarrow as pa
-    from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
+
+    from headwater.delta.small_tables import open_version
 
     name = str(table if isinstance(table, TableName) else TableName.parse(table))
     entry = cut["tables"].get(name)
@@ -51,7 +52,7 @@ def scan(
     except ValueError as error:
         raise Refused(str(error), code="bad_argument", where=name, remedy="or read it with headwater.read") from None
     try:
-        opened = DeltaTable(entry["path"], version=entry["version"])
+        opened = open_version(entry["path"], entry["version"])
     except DeltaError as error:
         raise version_gone(cut, name, entry, str(error).splitlines()[0]) from error
     if reason := why_gone(cut, entry):

@@ -22,13 +22,14 @@ from headwater.apply.replacement import row_files, rows_in
 from headwater.apply.reshape import why_not
 from headwater.columns.shape import has_shape, options_for_a_rebuild, reshaped
 from headwater.delta.delta_log import read_snapshot
+from headwater.delta.spark_rows import rows_of_table
 from headwater.delta.tables import current, quoted, struct_type
 from headwater.errors import Refused, Transient
 from headwater.lake.cuts import allow_old_versions, pin_cut, release_pin
 from headwater.lake.paths import reloaded_path, table_path, table_uri
 from headwater.lake.registry import Registry, TableRecord, now_text
 from headwater.lake.reload_records import Reload
-from headwater.load.executors import share_engine
+from headwater.load.executors import LakeAccess, share_engine
 from headwater.load.ordering import in_order
 from headwater.load.progress import Report, Show
 from headwater.load.source_rows import schema_now
@@ -37,6 +38,7 @@ from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import format_lsn
 from headwater.reload.reload import ReadPart, open_registry
 from headwater.reload.replacing import Replacing, driver_beside, refuse_state
+from headwater.reload.row_folder import put_rows
 from headwater.reload.which_rows import part_named
 from headwater.schema import TableSchema
 from headwater.source.catalog.catalog import read_catalog
@@ -173,7 +175,7 @@ class _Rebuild:
         """All rows of the table's newest version, into the reload's folder."""
         root, record = self.pipeline.lake_path(), self.record
         path, app_id = table_path(root, record.path), record.app_id(self.pipeline.name)
-        spark = job_session(self.pipeline.name, "rebuild")
+        spark = job_session(self.pipeline.name, "rebuild", root)
         share_engine(spark)
         with contextlib.ExitStack() as kept:
             found = current(path, app_id)
@@ -183,11 +185,11 @@ class _Rebuild:
             kept.callback(release_pin, root, self._pin(root, version, applied_lsn))
             allow_old_versions(spark)
             self.progress(f"{record.name}: reading version {version} of it, at {format_lsn(applied_lsn)}")
-            frame = spark.read.format("delta").option("versionAsOf", version).load(path)
+            frame = rows_of_table(spark, path, version)
             frame = self._without_empty_texts(frame).select(*map(quoted, struct_type(record.schema).names))
             if self.shape.cluster_by:
                 frame = in_order(frame, self.shape.cluster_by, *_rows_and_bytes(path, version))
-            frame.write.mode("overwrite").option("compression", "snappy").parquet(reloaded_path(root, asked.name))
+            put_rows(frame, reloaded_path(root, asked.name), LakeAccess.to(root))
         rows = sum(count for count, _ in rows_in(row_files(root, asked.name)))
         self.progress(f"{record.name}: {rows} rows read")
         return replace(asked, state="read", since=now_text(), snapshot="", capture_lsn=applied_lsn, rows=rows)

@@ -12,24 +12,20 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from os.path import join
 from typing import Any, Final
 
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
 
 from headwater.apply.replacement import row_files, rows_in
-from headwater.delta import storage
 from headwater.errors import Refused, Transient
 from headwater.failpoints import reach
 from headwater.gate.recovery import mended_registry
 from headwater.gate.same_source import require_same_source
-from headwater.lake.paths import registry_path, reloaded_path
+from headwater.lake.paths import reloaded_path
 from headwater.lake.registry import Registry, TableRecord, now_text
 from headwater.lake.reload_records import Reload
-from headwater.load.executors import lacking
+from headwater.load.executors import LakeAccess, lacking
 from headwater.load.load import load
-from headwater.load.ordering import in_order
 from headwater.load.progress import LoadProgress, Report, Show
 from headwater.load.source_rows import extents, rows_at, schema_now, units_of, units_where
 from headwater.load.units import BAD_VALUE, CHANGED, Unit, bad_value, why_changed
@@ -39,6 +35,7 @@ from headwater.pipeline_file.where_text import parse
 from headwater.position import format_lsn
 from headwater.predicate import Predicate
 from headwater.reload.replacing import Replacing, driver_beside, refuse_kept, refuse_state, refuse_unfit
+from headwater.reload.row_folder import put_rows, put_rows_in_order
 from headwater.reload.which_rows import ReloadScope, part_named, rows_where
 from headwater.schema import Leaf, TableSchema
 from headwater.source.catalog.catalog import signature
@@ -155,8 +152,8 @@ class ReadPart:
 
     def _attempt(self, asked: Reload, shown: LoadProgress) -> Reload:
         root, schema = self.pipeline.lake_path(), self.shape or self.record.schema
-        spark = job_session(self.pipeline.name, "reload")
-        folder = reloaded_path(root, asked.name)
+        spark = job_session(self.pipeline.name, "reload", root)
+        folder, lake = reloaded_path(root, asked.name), LakeAccess.to(root)
         with capture_point(self.pipeline.conninfo(), self.pipeline.load.max_snapshot_age) as capture:
             emit_marker(self.connection)  # what is seen must outlive a crash of the server
             # The partitions of now are all that the snapshot can have seen; younger ones are empty to it.
@@ -175,14 +172,14 @@ class ReadPart:
                 capture.snapshot_id,
                 signatures,
                 units,
-                writes_to=registry_path(root),
+                writes_to=lake,
                 where=self._where,
             )
             try:
                 if schema.cluster_by and self.part.whole:
-                    _write_in_order(spark, frame, folder, schema)
+                    put_rows_in_order(frame, folder, lake, schema.cluster_by)
                 else:
-                    _write(frame, folder)
+                    put_rows(frame, folder, lake)
             except PySparkException as error:
                 if CHANGED in str(error):
                     raise _Changed(why_changed(str(error))) from error
@@ -236,23 +233,6 @@ class ReadPart:
         return tuple(
             leaf for leaf in leaves if (leaf.relation_id in wanted if wanted else leaf.relation_id not in unread)
         )
-
-
-def _write(frame: DataFrame, folder: str) -> None:
-    frame.write.mode("overwrite").option("compression", "snappy").parquet(folder)
-
-
-def _write_in_order(spark: SparkSession, frame: DataFrame, folder: str, schema: TableSchema) -> None:
-    """The rows of `frame`, which are read once, along the curve of the table's clustering."""
-    aside = join(folder, "as-read")
-    storage.delete_folder(folder)  # an attempt before this one may have written to it
-    _write(frame, aside)
-    found = rows_in([join(aside, name) for name in storage.names(aside) if name.endswith(".parquet")])
-    rows = spark.read.schema(frame.schema).parquet(aside)
-    size = sum(size for _, size in found)
-    rows = in_order(rows, schema.cluster_by, sum(count for count, _ in found), size)
-    rows.write.mode("append").option("compression", "snappy").parquet(folder)
-    storage.delete_folder(aside)
 
 
 class _Changed(Exception):

@@ -94,7 +94,7 @@ def start(pipeline: Pipeline, wish: Wish) -> Iterator[Run | dict[str, Any]]:
     """The run, inside the block; or the report of one that was over before it began: paused all the time, not its turn
     in time, stopped while it got ready."""
     deadline, registry = wish.deadline(), _loaded(pipeline)
-    spark = functools.cache(partial(job_session, pipeline.name, "replicate"))
+    spark = functools.cache(partial(job_session, pipeline.name, "replicate", pipeline.lake_path()))
     with ExitStack() as held:
         connection = connect(pipeline.conninfo(), application_name="headwater replicate")
         held.callback(connection.close)

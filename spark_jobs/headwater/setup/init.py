@@ -199,8 +199,13 @@ def _lake(wishes: Wishes, questions: Questions | None) -> str:
     if wishes.lake or wishes.only_sql:
         return wishes.lake or "file:///"  # of which the SQL says nothing
     if questions is None:
-        raise _missing("--lake", "a folder, as file:///data/lake or as an absolute path")
-    return questions.ask("Lake (file:/// and an absolute path)", root_value, f"file://{os.getcwd()}/lake")
+        raise _missing(
+            "--lake",
+            "a folder, as file:///data/lake or as an absolute path, or a place in a store, as s3://bucket/prefix",
+        )
+    return questions.ask(
+        "Lake (file:/// and an absolute path, or s3://bucket/prefix)", root_value, f"file://{os.getcwd()}/lake"
+    )
 
 
 def _tables(wishes: Wishes, questions: Questions | None) -> Tables:

@@ -1,5 +1,6 @@
 """The jars that Delta Lake adds to Spark: named and pinned here, fetched once by `python -m headwater.jars`; and one of
-our own, made from its source by the same command (docs/decisions/0045).
+our own, made from its sources by the same command (docs/decisions/0045). With `--s3` also those by which Spark reads
+in S3 (`s3_jars.txt` beside this module, docs/decisions/0055).
 
 PySpark brings all that these four need at run time. Resolving Delta with its declared dependencies would fetch 33
 jars (87 MB), most of them second copies of what Spark has; its Unity Catalog jars are not loaded unless such a
@@ -9,14 +10,16 @@ Spark job (`spark.jars.ivySettings` in spark-defaults.conf).
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import hashlib
 import os
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +60,12 @@ JARS = (
 
 LOG_STORE = "headwater.LinkLogStore"
 """The class by which Spark puts entries into a table's log without ever taking another one's place."""
-_SOURCE = Path(__file__).resolve().parents[1] / "LinkLogStore.java"
+STORE_LOG_STORE = "headwater.PutLogStore"
+"""The same in S3."""
+_SOURCES = tuple(
+    Path(__file__).resolve().parents[1] / f"{name.rpartition('.')[2]}.java" for name in (LOG_STORE, STORE_LOG_STORE)
+)
+_S3_JARS = Path(__file__).with_name("s3_jars.txt")
 _EARLIEST = (1980, 1, 1, 0, 0, 0)
 
 
@@ -72,9 +80,17 @@ def jars_folder(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(cache) / "headwater" / "jars"
 
 
+@cache
+def s3_jars() -> tuple[Jar, ...]:
+    """Hadoop's connector for S3, with what it needs."""
+    lines = _S3_JARS.read_text(encoding="utf-8").splitlines()
+    return tuple(Jar(*line.split()) for line in lines if line and not line.startswith("#"))
+
+
 def log_store_jar() -> str:
-    """The file name of our own jar: another one as soon as its source is."""
-    return f"headwater-log-store-{hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:12]}.jar"
+    """The file name of our own jar: another one as soon as its sources are."""
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in _SOURCES)).hexdigest()
+    return f"headwater-log-store-{digest[:12]}.jar"
 
 
 def jar_paths() -> list[str]:
@@ -89,6 +105,13 @@ def jar_paths() -> list[str]:
             remedy="run `make setup` in a checkout, else `python -m headwater.jars`",
         )
     return [str(path) for path in paths]
+
+
+def s3_jar_paths() -> list[str]:
+    """The paths of the jars for S3; none, unless all have been fetched."""
+    folder = jars_folder()
+    paths = [folder / jar.file_name for jar in s3_jars()]
+    return [str(path) for path in paths] if all(path.is_file() for path in paths) else []
 
 
 def fetch(jars: Iterable[Jar] = JARS) -> list[str]:
@@ -162,17 +185,19 @@ def _resolve(jvm: Any, jars: Iterable[Jar]) -> list[Path]:
 
 
 def _make_log_store(jvm: Any, needed: Iterable[Path], jar: Path) -> None:
-    """Compiles our log store against the jars `needed`. By Janino, which Spark has for its own generated code: a JDK
+    """Compiles our log stores against the jars `needed`. By Janino, which Spark has for its own generated code: a JDK
     need not be there."""
     none = jvm.java.lang.reflect.Array.newInstance(jvm.java.lang.Class.forName("java.net.URL"), 0)  # no list for py4j
     parent = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     loader = jvm.org.apache.spark.util.MutableURLClassLoader(none, parent)
     for path in needed:
         loader.addURL(jvm.java.net.URL(path.as_uri()))
-    compiler = jvm.org.codehaus.janino.SimpleCompiler()
-    compiler.setParentClassLoader(loader)
-    compiler.cook(_SOURCE.read_text(encoding="utf-8"))
-    classes = compiler.getBytecodes()
+    classes: dict[str, Any] = {}
+    for source in _SOURCES:
+        compiler = jvm.org.codehaus.janino.SimpleCompiler()
+        compiler.setParentClassLoader(loader)
+        compiler.cook(source.read_text(encoding="utf-8"))
+        classes |= compiler.getBytecodes()
     with zipfile.ZipFile(jar, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in sorted(classes):
             # The same jar at every making.
@@ -180,9 +205,12 @@ def _make_log_store(jvm: Any, needed: Iterable[Path], jar: Path) -> None:
             archive.writestr(entry, bytes(classes[name]))
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m headwater.jars", description="Fetches what Spark needs.")
+    parser.add_argument("--s3", action="store_true", help="also what Spark needs to read a lake in S3 (13 MB)")
+    wanted = parser.parse_args(arguments)
     try:
-        fetched = fetch()
+        fetched = fetch((*JARS, *s3_jars()) if wanted.s3 else JARS)
     except HeadwaterError as error:
         print(error, file=sys.stderr)
         return error.exit_status

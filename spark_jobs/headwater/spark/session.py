@@ -5,6 +5,9 @@ spark-submit; `build_session` serves any program. `submit_conf` (any job), `job_
 `submit_environment` are what a SparkSubmitOperator passes on. Only sessions import pyspark, so this module costs
 nothing where Airflow parses DAG files.
 
+`lake`: the root of the lake that is read, or any place in one. Only for a lake in an object store a session needs
+anything beside (`headwater.spark.stores`).
+
 Four kinds of settings. *Delta's* are what any Spark needs for tables of the lake: its jars, its extension, its
 catalog, and commits that overwrite nobody's. *Launch* settings must be known before the JVM starts. *Required* settings
 decide what Headwater stores and reads: they hold in sessions that are built here, and in no others. *Tuning* is of
@@ -26,11 +29,12 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headwater.errors import Refused
 from headwater.spark.jars import LOG_STORE, jar_paths
 from headwater.spark.java import require_java
+from headwater.spark.stores import enter, has_class, jars_for, log_stores_for, require_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -82,22 +86,24 @@ _TUNING = {
 }
 
 
-def submit_conf() -> dict[str, str]:
-    """What any Spark needs for tables of the lake, as `spark-submit --conf` takes it: nothing that tunes it."""
+def submit_conf(lake: str = "") -> dict[str, str]:
+    """What any Spark needs for tables of the lake, as `spark-submit --conf` takes it: nothing that tunes it, and
+    nothing secret."""
     return {
-        "spark.jars": ",".join(jar_paths()),
+        "spark.jars": ",".join([*jar_paths(), *jars_for(lake)]),
         _EXTENSIONS: _DELTA_EXTENSION,
         **_CATALOG,
         # Delta's own may take the place of an entry that another program has put there at the same moment.
         _LOG_STORE: LOG_STORE,
+        **log_stores_for(lake),
     }
 
 
-def job_conf() -> dict[str, str]:
+def job_conf(lake: str = "") -> dict[str, str]:
     """What one of Headwater's own jobs needs before its JVM starts; the rest it sets itself."""
     memory = os.environ.get("HEADWATER_DRIVER_MEMORY")
     return {
-        **submit_conf(),
+        **submit_conf(lake),
         **({"spark.driver.memory": memory} if memory else {}),
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_log4j_file()}",
         "spark.pyspark.python": _executor_python(),
@@ -155,22 +161,35 @@ def _bytes_of(frame: DataFrame) -> int:
     return int(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())
 
 
-def job_session(pipeline_name: str, job: str) -> SparkSession:
+def job_session(pipeline_name: str, job: str, lake: str) -> SparkSession:
     """`build_session` for one of Headwater's own jobs, tuned for tables that are small; see `suit`."""
-    session = build_session(pipeline_name, f"headwater {job}", tuning=_TUNING)
+    session = _session(pipeline_name, f"headwater {job}", lake, _TUNING)
     suit(session)
     return session
 
 
 def build_session(
-    pipeline_name: str | None = None, app_name: str = "headwater", *, tuning: Mapping[str, str] = MappingProxyType({})
+    pipeline_name: str | None = None,
+    app_name: str = "headwater",
+    *,
+    lake: str = "",
+    tuning: Mapping[str, str] = MappingProxyType({}),
 ) -> SparkSession:
     """The process's Spark session: the running one, brought to the required settings, or a new one.
 
-    `tuning`: settings of a new one that give way to what spark-submit and spark-defaults.conf say. Not to be called by
-    several threads at once; work in threads on `for_thread(session)`, which has settings of its own and shares all
-    else. Without Java or jars: `Refused`.
+    `lake`: where it is to read, if that is an object store. `tuning`: settings of a new one that give way to what
+    spark-submit and spark-defaults.conf say. Not to be called by several threads at once; work in threads on
+    `for_thread(session)`, which has settings of its own and shares all else. Without Java or jars: `Refused`.
     """
+    require_jars(lake)
+    session = _session(pipeline_name, app_name, lake, tuning)
+    enter(session, lake)
+    return session
+
+
+def _session(pipeline_name: str | None, app_name: str, lake: str, tuning: Mapping[str, str]) -> SparkSession:
+    """As `build_session`. A lake in a store is read only behind `headwater.spark.stores.enter`: jobs that do not read
+    it by Spark need nothing for it."""
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
@@ -185,7 +204,7 @@ def build_session(
         return _with_required(session)
 
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
-    settings = {**job_conf(), **_REQUIRED, **tuning}
+    settings = {**job_conf(lake), **_REQUIRED, **tuning}
     if submitted:
         SparkContext._ensure_initialized()
         given = dict(SparkConf().getAll())
@@ -193,9 +212,10 @@ def build_session(
         extensions = given.get(_EXTENSIONS, "")
         if _DELTA_EXTENSION not in extensions:
             settings[_EXTENSIONS] = f"{extensions},{_DELTA_EXTENSION}".lstrip(",")
-        if _LOG_STORE_OF_ALL in given or not _has_class(SparkContext._jvm, LOG_STORE):
-            # Submitted with other jars than ours. It reads all the same; commits are `require_exclusive`'s matter.
-            settings.pop(_LOG_STORE, None)
+        for name, log_store in {_LOG_STORE: LOG_STORE, **log_stores_for(lake)}.items():
+            if _LOG_STORE_OF_ALL in given or not has_class(SparkContext._jvm, log_store):
+                # Submitted with other jars than ours. It reads all the same; commits are `require_exclusive`'s matter.
+                settings.pop(name, None)
         master = given.get("spark.master", "")
     else:
         require_java()
@@ -231,7 +251,7 @@ def build_session(
         raise Refused(
             "Spark was started without the Delta Lake jars",
             code="no_jars",
-            remedy=f"add to spark-submit: --jars {','.join(jar_paths())}",
+            remedy=f"add to spark-submit: --jars {','.join([*jar_paths(), *jars_for(lake)])}",
         )
     if submitted:  # the task that has submitted it links there, whatever the job logs
         context = session.sparkContext
@@ -264,16 +284,7 @@ def _interrupts_kept() -> Iterator[None]:
 
 
 def _has_delta(session: SparkSession) -> bool:
-    return _has_class(session._jvm, "io.delta.tables.DeltaTable")
-
-
-def _has_class(jvm: Any, name: str) -> bool:
-    from py4j.java_gateway import JavaClass
-
-    found = jvm
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return isinstance(found, JavaClass)
+    return has_class(session._jvm, "io.delta.tables.DeltaTable")
 
 
 def _work_folder() -> str:

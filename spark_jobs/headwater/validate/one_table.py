@@ -15,6 +15,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
 from headwater.delta import storage
+from headwater.delta.spark_rows import rows_of_table
 from headwater.delta.tables import quoted, struct_type
 from headwater.lake.registry import TableRecord
 from headwater.lake.validations import Earlier, SuiteResult, TableResult, earlier
@@ -124,7 +125,7 @@ class TableValidation:
     def _changed(self, spark: SparkSession, folder: str | None) -> DataFrame:
         if folder is None:
             return self._frame.limit(0)
-        return self._living(spark.read.format("delta").load(folder))
+        return self._living(rows_of_table(spark, folder))
 
     def _ask(self, rows: DataFrame, of: Callable[[Expectation], bool]) -> list[ExpectationOutcome]:
         suites = [Suite(s.name, tuple(e for e in s.expectations if of(e)), s.where) for s in self._suites]

@@ -75,7 +75,7 @@ def validate(
     keep = max(KEEP, pipeline.lake.keep_cuts) if keep is None else keep
     kept_until = started + timedelta(seconds=keep)
     with _pinned(pipeline, chosen, kept_until) as pin:
-        spark = job_session(pipeline.name, "validate")
+        spark = job_session(pipeline.name, "validate", pipeline.lake_path())
         frames = read(spark, chosen)
         labels = enum_labels(pipeline, {name: records[name].schema for name in chosen["tables"]})
         outcomes: dict[str, list[ExpectationOutcome]] = {}

@@ -31,6 +31,7 @@ from headwater.delta.delta_log import read_snapshot
 from headwater.delta.delta_types import fields_of
 from headwater.delta.index.index import KeySet
 from headwater.delta.layout import layout_of
+from headwater.delta.spark_rows import rows_of_table
 from headwater.errors import Transient
 from headwater.lake.ledger import TableVersion, generation_app, read_generation
 from headwater.lake.registry import Registry, TableRecord, now_text
@@ -207,7 +208,7 @@ def _write_differences(found: Differences, shown: int, spark: SparkSession, targ
     target.progress.reading(record.name, snapshot, len(units))
     source = rows_at(spark, target.pipeline, target.connection, read, snapshot, target.signatures, units)
     try:
-        lake = spark.read.format("delta").option("versionAsOf", stands[0]).load(target.path)
+        lake = rows_of_table(spark, target.path, stands[0])
         if not set(spark.createDataFrame([], lake_tables.struct_type(schema)).dtypes) <= set(lake.dtypes):
             raise _Whole("its columns or their types changed")
         living = lake.where(f"NOT {DELETED}") if schema.soft_delete else lake

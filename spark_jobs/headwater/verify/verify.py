@@ -22,6 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from headwater.columns.changes import COLUMNS_CHANGED
 from headwater.columns.hidden import key_of
 from headwater.columns.selection import as_registered, registered_columns
+from headwater.delta.spark_rows import rows_of_table
 from headwater.errors import Refused, Transient
 from headwater.gate import lease
 from headwater.gate.recovery import mended_registry
@@ -262,7 +263,7 @@ class _Table:
 
     def _spark(self) -> SparkSession:
         """Started when the lake is known to have what is to be compared: refusals and outages come at once."""
-        return job_session(self._pipeline.name, "verify")
+        return job_session(self._pipeline.name, "verify", self._pipeline.lake_path())
 
     def _look(self, work: Callable[[_Look], Found]) -> Found:
         """`work` at a new capture point; again at another one when the table was rewritten meanwhile."""
@@ -319,7 +320,7 @@ class _Table:
 
     def _stored(self, spark: SparkSession, stored: StoredVersion, schema: TableSchema) -> DataFrame:
         """The rows that the lake holds as living, in the types of `schema`."""
-        rows = spark.read.format("delta").option("versionAsOf", stored.version).load(stored.path)
+        rows = rows_of_table(spark, stored.path, stored.version)
         kinds = dict(rows.dtypes)
         if any(kinds.get(column.name) != column.value.lake for column in schema.columns):
             # A rebuild has committed since: after the capture point, or between this version and the registry.

@@ -21,6 +21,7 @@ from fixtures.lakes import HandLake, position_at
 from fixtures.loaded import loaded_pipeline
 from fixtures.postgres import Database
 from fixtures.power_cut import CannotCut
+from headwater.delta import disk as local_disk
 from headwater.delta import storage
 from headwater.delta.delta_log import read_snapshot
 from headwater.delta.log_entries import entries_of, log_path
@@ -35,14 +36,14 @@ TABLE = "public.a"
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyDisk]:
-    monkeypatch.setattr(storage, "_disks", {})
+    monkeypatch.setattr(local_disk, "_disks", {})
     with contextlib.ExitStack() as undo:
         try:
             made = undo.enter_context(faulty_disk())
         except CannotCut as missing:
             pytest.skip(str(missing))
         yield made
-        for known in storage._disks.values():
+        for known in local_disk._disks.values():
             known.close()  # or this process holds it
 
 

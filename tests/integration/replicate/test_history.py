@@ -5,6 +5,7 @@ What the history must hold is known from a second slot, whose log the test reads
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from fixtures.log_of import Committed, Source, source_of
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.delta import storage
+from headwater.delta.log_entries import log_path
 from headwater.delta.tables import commits_after
 from headwater.errors import Refused
 from headwater.gate.check import check
@@ -258,10 +260,9 @@ def test_a_load_that_died_over_the_first_entry_of_a_log_is_no_hindrance_to_the_n
     database.allow_publishing()
     pipeline = write_pipeline(tmp_path, database, {"name": "public.kept", "history": True})
     for folder in (lake_path_of(pipeline, "public.kept"), lake_path_of(pipeline, "public.kept") + HISTORY):
-        log = Path(folder, "_delta_log")
-        log.mkdir(parents=True)
+        storage.make_folder(log_path(folder))
         for name in left:
-            (log / name).write_text("{")
+            storage.replace(os.path.join(log_path(folder), name), b"{")
     load_tables(pipeline)
     database.execute("update kept set n = 2")
     assert states_of(catch_up(pipeline)) == {"public.kept": "active"}

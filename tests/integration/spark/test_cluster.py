@@ -19,7 +19,8 @@ from fixtures.compose import Stack
 from fixtures.jobs import in_thread, until
 from fixtures.postgres import Database
 from headwater.errors import Refused
-from headwater.load.executors import lacking
+from headwater.lake.paths import registry_path
+from headwater.load.executors import LakeAccess, lacking
 from headwater.load.units import UnitReader
 from headwater.schema import TableSchema
 from headwater.source.reading_now import readers
@@ -141,10 +142,11 @@ def failure(spark: SparkSession, task: Callable[[Iterator[Any]], Iterator[Any]])
 
 
 def test_an_executor_that_does_not_see_the_lake_ends_the_load(spark: SparkSession, tmp_path: Path) -> None:
-    reader = UnitReader("", "", TableSchema(1, "public", "orders", (), ()), {}, writes_to=str(tmp_path / "not here"))
+    lake = str(tmp_path / "not here")
+    reader = UnitReader("", "", TableSchema(1, "public", "orders", (), ()), {}, writes_to=LakeAccess.to(lake))
     refused = failure(spark, reader)
     assert refused is not None
-    assert (refused.code, refused.where) == ("lake_not_shared", str(tmp_path / "not here"))
+    assert (refused.code, refused.where) == ("lake_not_shared", registry_path(lake))
 
 
 def test_a_python_that_lacks_a_library_is_named_with_what_it_lacks(spark: SparkSession) -> None:

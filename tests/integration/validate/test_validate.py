@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -19,7 +20,8 @@ from fixtures.lake_waits import wait
 from fixtures.loaded import pipeline_in_step
 from fixtures.postgres import Database, new_database
 from headwater.cli import main
-from headwater.delta.small_tables import open_table, select
+from headwater.delta import storage
+from headwater.delta.small_tables import open_table, rows_of
 from headwater.demo.postgres import EmbeddedServer
 from headwater.errors import EXIT_DONE, EXIT_REFUSED, EXIT_SUSPENDED, Refused
 from headwater.lake.cuts import list_pins
@@ -88,7 +90,14 @@ class Shop:
     def rows(self) -> list[dict[str, Any]]:
         table = open_table(validations_path(self.pipeline.lake_path()))
         assert table is not None
-        return sorted(select(table), key=lambda row: (row["finished_at"], row["table"], row["suite"]))
+        return sorted(rows_of(table), key=lambda row: (row["finished_at"], row["table"], row["suite"]))
+
+
+def pages_of(found: dict[str, Any]) -> dict[str, str]:
+    """The HTML of a validation, by the names below the folder of its overview."""
+    folder = os.path.dirname(storage.path_of(found["pages"]))
+    names = [info.path for info in storage.files_below(folder, lambda name: True)]
+    return {name: storage.read_text(os.path.join(folder, name)) for name in names if name.endswith(".html")}
 
 
 @pytest.fixture(scope="module")
@@ -130,14 +139,14 @@ def test_a_cut_that_meets_everything_passes_stays_pinned_and_satisfies_waits(
     assert waited.outcome is Outcome.SATISFIED
     assert waited.cut is not None
     assert (waited.cut["epoch"], waited.cut["position"]) == (found["epoch"], found["position"])
-    overview = Path(found["pages"].removeprefix("file://"))
-    assert "passed" in overview.read_text()
-    assert "http" not in overview.read_text()
-    pages = sorted(page.name for page in overview.parent.glob("*/*.html"))
-    assert pages == ["public.Parted~20Lines.html", "public.orders.html"]
-    for page in overview.parent.glob("*/*.html"):
+    overview = storage.read_text(found["pages"])
+    assert "passed" in overview
+    assert "http" not in overview
+    pages = {name: text for name, text in pages_of(found).items() if os.path.dirname(name)}
+    assert sorted(map(os.path.basename, pages)) == ["public.Parted~20Lines.html", "public.orders.html"]
+    for page in pages.values():
         # Before anything that a browser would ask another server for.
-        before, policy, _ = page.read_text().partition("default-src 'none'; style-src 'unsafe-inline'")
+        before, policy, _ = page.partition("default-src 'none'; style-src 'unsafe-inline'")
         assert policy
         assert "http" not in before.replace("http-equiv", "")
     assert [(r["table"], r["suite"], r["success"], r["mode"]) for r in shop.rows()] == [
@@ -190,9 +199,8 @@ def test_rows_that_fail_are_named_by_key_and_a_part_says_what_the_whole_says(sho
             assert part[name] == found["tables"][table][name], (table, name)
         read, there = map(int, re.findall(r"^(\d+) of (\d+) files hold", part["note"])[0])
         assert 0 < read < there
-    assert not list(Path(changed_path(shop.pipeline.lake_path())).iterdir())
-    pages = Path(found["pages"].removeprefix("file://")).parent
-    told = [json.dumps(found), json.dumps(shop.rows(), default=str), *(p.read_text() for p in pages.rglob("*.html"))]
+    assert not storage.names(changed_path(shop.pipeline.lake_path()))
+    told = [json.dumps(found), json.dumps(shop.rows(), default=str), *pages_of(found).values()]
     assert not [text for text in told if SECRET in text]
     # The cut that failed is nobody's; the other table passed there.
     failed = shop.wait(ORDERS, require=found["position"])

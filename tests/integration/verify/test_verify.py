@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import json
 import logging
-import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fixtures.jobs import beside, following, in_thread, until
+from fixtures.jobs import beside, following, in_thread, lake_path_of, until
 from fixtures.loaded import pipeline_in_step
-from fixtures.pipelines import write_pipeline
+from fixtures.pipelines import copy_lake, write_pipeline
 from fixtures.postgres import Database, new_database
 from headwater.cli import main
 from headwater.demo.postgres import EmbeddedServer
@@ -68,7 +67,7 @@ class Shop:
     spark: SparkSession
 
     def path(self, table: str) -> str:
-        return str(Path(self.pipeline.lake_path()) / TableName.parse(table).path)
+        return lake_path_of(self.pipeline, table)
 
     def damage(self, table: str, statement: str) -> None:
         self.spark.sql(statement.replace("TABLE", f"delta.`{self.path(table)}`"))
@@ -85,21 +84,22 @@ def until_now(pipeline: Pipeline) -> None:
 @pytest.fixture(scope="module")
 def origin(
     postgres: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory, spark: SparkSession
-) -> Iterator[tuple[Database, Path]]:
+) -> Iterator[tuple[Database, str]]:
     folder = tmp_path_factory.mktemp("origin")
     with new_database(postgres) as database:
         database.execute(*SOURCE)
         database.allow_publishing()
         pipeline = pipeline_in_step(folder, database, *TABLES)
-        yield database, Path(pipeline.lake_path())
+        yield database, pipeline.lake_path()
 
 
 @pytest.fixture
-def shop(origin: tuple[Database, Path], tmp_path: Path, spark: SparkSession) -> Shop:
+def shop(origin: tuple[Database, str], tmp_path: Path, spark: SparkSession) -> Shop:
     """A copy of the lake: each test damages its own."""
     database, lake = origin
-    shutil.copytree(lake, tmp_path / "lake")
-    return Shop(database, write_pipeline(tmp_path, database, *TABLES), spark)
+    pipeline = write_pipeline(tmp_path, database, *TABLES)
+    copy_lake(lake, pipeline.lake_path())
+    return Shop(database, pipeline, spark)
 
 
 def shown(table: dict[str, Any]) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         ["status", "x.yaml", "--table", "public.a"],
         ["reload", "x.yaml", "--change"],
         ["init", "x.yaml", "--source", "neither URI nor keys"],
-        ["init", "x.yaml", "--lake", "s3://bucket"],
+        ["init", "x.yaml", "--lake", "hdfs://host/lake"],
         ["init", "x.yaml", "--name", "No Name"],
         ["init", "x.yaml", "--table", "orders"],
     ],

@@ -14,7 +14,7 @@ from deltalake.exceptions import DeltaError
 
 from fixtures.hand_tables import SCHEMA, HandTable
 from fixtures.lakes import HandLake, position_at
-from headwater.delta import log_files, storage
+from headwater.delta import disk, log_files, storage
 from headwater.delta.data_files import write_batches
 from headwater.delta.delta_log import read_snapshot
 from headwater.delta.log_entries import TornEntry, entries_of, files_of, log_entry, log_path, newest_whole
@@ -224,15 +224,15 @@ def test_a_lake_that_is_whole_stays_as_it_is(lake: HandLake, table: HandTable) -
 def test_where_syncs_go_by_names_what_another_process_has_written_is_synced_before_it_counts(
     lake: HandLake, table: HandTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage, "_is_synced_as_a_whole", lambda folder: False)
+    monkeypatch.setattr(disk, "_is_synced_as_a_whole", lambda folder: False)
     synced: set[str] = set()
-    real = storage.sync_files
+    real = disk.sync_files
 
-    def sync_files(*places: str) -> None:
-        synced.update(places)
-        real(*places)
+    def sync_files(*paths: str) -> None:
+        synced.update(paths)
+        real(*paths)
 
-    monkeypatch.setattr(storage, "sync_files", sync_files)
+    monkeypatch.setattr(disk, "sync_files", sync_files)
     assert mended(lake) == {}
     ledger = ledger_path(lake.root)
     row = entries_of(storage.names(log_path(ledger)))[-1]

@@ -173,7 +173,7 @@ def test_a_registry_of_many_changes_stays_small_and_loses_nothing(
         "public.orders": 19,
         "public.customers": None,
     }
-    assert len(read._table.file_uris()) <= 7
+    assert len(read._table.files) <= 7
     read.write(replace(TABLE, rows=20))
     writer.refresh()
     assert writer.tables["public.orders"].rows == 20

@@ -130,7 +130,7 @@ tables:
         "source.slot: expected 1 to 63 of a-z, 0-9 and _; got 'Bad-Slot' (line 4)",
         "source.wal_ceiling: expected a size",
         "source.on_timeline_change: expected one of: follow, refuse; got 'repair' (line 6)",
-        "lake.root: s3a:// is not possible yet",
+        "lake.root: s3a:// is a name that only Hadoop knows; write s3://",
         "replicate.max_rows: expected a whole number, at least 1; got 0 (line 8)",
         "replicate.max_bytes: expected a size",
         "replicate.max_seconds: expected a duration",

@@ -1,0 +1,107 @@
+"""How Spark reads a lake in an object store: by Hadoop's connector for it, which is told what the pipeline file and the
+environment say of the store (`headwater.store_options`).
+
+A session that is started for such a lake has the connector's jars, if they have been fetched (`python -m headwater.jars
+--s3`); one for a lake on disk has none of them. How the store is entered is said to the running context, whose
+Hadoop configuration goes to executors with each read: no secret is on a command line or among Spark's settings, and
+what Spark's UI shows of that configuration has no values under such names (`spark.redaction.regex`).
+
+There is a connector for S3 only. Elsewhere what only Spark can read is refused; loads, replication and waits do
+without.
+
+Nothing of Headwater's commits by Spark in a store (`headwater.load.executors.refuse_engine`). What another program
+commits by a session that was built here goes by a conditional PUT (`PutLogStore.java`), as the engine's own commits do:
+Delta's own log store for S3 would let two writers of the same moment succeed, without a word.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from headwater import store_options
+from headwater.errors import Refused
+from headwater.lake_root import is_remote, place_of
+from headwater.spark.jars import STORE_LOG_STORE, s3_jar_paths
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_CONNECTOR: Final = "org.apache.hadoop.fs.s3a.S3AFileSystem"
+_GIVEN: Final = "spark.hadoop."
+
+
+def jars_for(lake: str) -> list[str]:
+    """The paths of the jars that a session needs to read `lake`; none where they have not been fetched: most jobs do
+    without."""
+    return s3_jar_paths() if _is_s3(lake) else []
+
+
+def log_stores_for(lake: str) -> dict[str, str]:
+    """Settings by which Spark's commits in the lake's store exclude others."""
+    return {f"spark.delta.logStore.{scheme}.impl": STORE_LOG_STORE for scheme in ("s3a", "s3")} if _is_s3(lake) else {}
+
+
+def require_jars(place: str) -> None:
+    """Refused where Spark could not read what lies at `place`, whatever session it had."""
+    path = _in_store(place)
+    if path is None:
+        return
+    if not _is_s3(path):
+        raise Refused(
+            f"Spark has no connector for {path.partition(':')[0]}:// here",
+            code="no_connector",
+            where=path,
+            remedy="let the lake lie on disk or in S3 for what reads by Spark: verify, validate, rebuild, reload of a "
+            "clustered table, headwater.read and views; loads, replicate and waits do without",
+        )
+    if not s3_jar_paths():
+        raise Refused(
+            "the jars by which Spark reads in S3 are missing",
+            code="no_jars",
+            where=path,
+            remedy="run `python -m headwater.jars --s3`, then start anew",
+        )
+
+
+def enter(session: SparkSession, place: str) -> None:
+    """From now on the session reads what lies in the store of `place`. Refused where it has no connector; nothing
+    happens for a place on disk, or one that is not known here."""
+    path = _in_store(place)
+    if path is None:
+        return
+    if not _is_s3(path) or not has_class(session._jvm, _CONNECTOR):
+        require_jars(path)
+        raise Refused(
+            "this Spark session was started without the jars by which it reads in S3",
+            code="no_jars",
+            where=path,
+            remedy=f'start it by headwater.session.build_session(lake="{path}"), or add to spark-submit: '
+            f"--jars {','.join(s3_jar_paths())}",
+        )
+    conf: Any = session.sparkContext._jsc.hadoopConfiguration()
+    given = session.sparkContext.getConf()
+    for name, value in store_options.of(path).hadoop(path).items():
+        if not given.contains(_GIVEN + name):  # what spark-submit or spark-defaults.conf says stays
+            conf.set(name, value)
+
+
+def has_class(jvm: Any, name: str) -> bool:
+    from py4j.java_gateway import JavaClass
+
+    found = jvm
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return isinstance(found, JavaClass)
+
+
+def _in_store(place: str) -> str | None:
+    """The one way to write it. None: it does not lie in a store."""
+    try:
+        path = place_of(place)
+    except ValueError:
+        return None
+    return path if is_remote(path) else None
+
+
+def _is_s3(place: str) -> bool:
+    return place.startswith("s3://")

@@ -1,0 +1,140 @@
+"""Where the object stores of lakes are and how they are entered: one set of options for obstore, delta-rs and Spark.
+
+What a pipeline file says of its store (`lake.storage`) is kept here for the process, by the lake's root; what it does
+not say comes from the environment, as the libraries read it: `AWS_*`, `AZURE_*`, `GOOGLE_*`, and behind them the
+identity of the machine. A place of a lake that no pipeline file of this process names has the environment's alone.
+
+Secrets are held, never shown: no repr has them.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+RETRIES: Final = 6
+RETRY_SECONDS: Final = 30
+"""For how long a request is repeated by the libraries; what goes on longer is a failure of the batch, which is tried
+again as a whole."""
+_REQUEST_SECONDS: Final = 30
+_DEFAULT_REGION: Final = "us-east-1"
+"""Of a server that is not the cloud's own, as obstore has it."""
+_HADOOP_CREDENTIALS: Final = (
+    # Keys that the settings give; then the environment, a web identity, a profile, the container's or the machine's.
+    "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider",
+    "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider",
+    "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider",
+)
+_HADOOP_SECRETS: Final = {
+    "access_key_id": "access.key",
+    "secret_access_key": "secret.key",
+    "session_token": "session.token",
+}
+"""Named so that Spark shows none of them: see `spark.redaction.regex`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """`endpoint`: the address of a server that is not the cloud's own; `path_style`: its buckets are parts of paths,
+    not of host names (None: where there is an endpoint); `secrets`: by the names that obstore has for them."""
+
+    endpoint: str = ""
+    region: str = ""
+    path_style: bool | None = None
+    secrets: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+    @property
+    def name(self) -> str:
+        """Tells one set of options from another within a process."""
+        return f"{self.endpoint} {self.region} {self.path_style} {hash(self.secrets)}"
+
+    @property
+    def is_plain_http(self) -> bool:
+        return self.address.startswith("http://")
+
+    @property
+    def address(self) -> str:
+        return self.endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
+
+    def open(self, scheme: str, bucket: str) -> ObjectStore:
+        """The store of `<scheme>://<bucket>`."""
+        from obstore.store import AzureStore, GCSStore, S3Store
+
+        config: Any = self._of(scheme, bucket)
+        client: Any = {"timeout": f"{_REQUEST_SECONDS}s", "allow_http": self.is_plain_http}
+        retries: Any = {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_SECONDS)}
+        if scheme == "s3":
+            return S3Store(bucket, config=config, client_options=client, retry_config=retries)
+        if scheme == "gs":
+            return GCSStore(bucket, config=config, client_options=client, retry_config=retries)
+        container = bucket.partition("@")[0]
+        return AzureStore(container, config=config, client_options=client, retry_config=retries)
+
+    def delta_rs(self, place: str) -> dict[str, str]:
+        """The same for a table at `place`, as delta-rs is told it."""
+        scheme, _, path = place.partition("://")
+        return {
+            **self._of(scheme, path.partition("/")[0]),
+            "allow_http": str(self.is_plain_http).lower(),
+            "timeout": f"{_REQUEST_SECONDS}s",
+            "max_retries": str(RETRIES),
+            "retry_timeout": f"{RETRY_SECONDS}s",
+        }
+
+    def hadoop(self, place: str) -> dict[str, str]:
+        """The same, as Hadoop's connector for S3 is told it: of the bucket of `place` alone, so that other buckets that
+        a job reads are entered as the job wants. What is not said here is left to the connector."""
+        found = {
+            "path.style.access": "true" if self._by_path else "false",
+            "aws.credentials.provider": ",".join(_HADOOP_CREDENTIALS),
+            # The default of the connector's version keeps what it knows of an object for a day, under the object's
+            # name, and up to 2 GB of contents in the driver's memory.
+            "input.stream.type": "classic",
+        }
+        if self.address:
+            found["endpoint"] = self.address
+        region = self.region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION", "")
+        if region or self.address:
+            found["endpoint.region"] = region or _DEFAULT_REGION
+        found |= {_HADOOP_SECRETS[name]: value for name, value in self.secrets if name in _HADOOP_SECRETS}
+        bucket = place.partition("://")[2].partition("/")[0]
+        of_bucket = {f"fs.s3a.bucket.{bucket}.{name}": value for name, value in found.items()}
+        return {"fs.s3.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem", **of_bucket}
+
+    @property
+    def _by_path(self) -> bool:
+        return bool(self.address) if self.path_style is None else self.path_style
+
+    def _of(self, scheme: str, bucket: str) -> dict[str, str]:
+        """In the words that obstore and delta-rs share."""
+        found = dict(self.secrets)
+        if scheme == "s3":
+            found |= {"conditional_put": "etag", "virtual_hosted_style_request": str(not self._by_path).lower()}
+            found |= {"region": self.region} if self.region else {}
+            found |= {"endpoint": self.address} if self.address else {}
+        if scheme == "abfss":
+            found["account_name"] = bucket.partition("@")[2].partition(".")[0]
+            found |= {"endpoint": self.endpoint} if self.endpoint else {}
+        return found
+
+
+_known: dict[str, StoreOptions] = {}
+_ENVIRONMENT = StoreOptions()
+
+
+def register(root: str, options: StoreOptions) -> None:
+    """A pipeline file says this of its lake."""
+    _known[root] = options
+
+
+def of(place: str) -> StoreOptions:
+    """Those of the lake that `place` lies in."""
+    for root, options in _known.items():
+        if place == root or place.startswith(f"{root}/"):
+            return options
+    return _ENVIRONMENT
