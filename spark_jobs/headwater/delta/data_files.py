@@ -81,7 +81,7 @@ class NewFile:
         stats = {"numRecords": metadata.num_rows, **_statistics(metadata, self._stored), "tightBounds": True}
         text = json.dumps(stats, separators=(",", ":"), ensure_ascii=False)
         name = escaped(self._below) + self._name
-        size = storage.info(self._path).size
+        size = self._writer.size()
         return DataFile(name, size, now_milliseconds(), text, self._values, None, metadata.num_rows)
 
     def discard(self) -> None:

@@ -156,8 +156,9 @@ def commit(folder: str, version: int, actions: Iterable[Action]) -> None:
     """Make `actions` the commit `version`. LostRace when that version exists, or the one before it does not (the table
     was made anew), EntryReplaced when another program has overwritten one that we have put; then nothing has
     changed."""
-    entries.refuse_replaced(folder)
-    append(folder, version, _standing_on(folder, version - 1, actions))
+    if entries.refuse_replaced(folder) != version - 1:
+        require_version(folder, version - 1)
+    _put(folder, version, _standing_on(folder, version - 1, actions))
 
 
 def append(folder: str, version: int, actions: Iterable[Action]) -> None:

@@ -196,6 +196,7 @@ def parquet_writer(path: str, schema: Any, **options: Any) -> Any:
         wrote(path)
 
     writer.close = close_and_note
+    writer.size = lambda: info(path).size
     return writer
 
 

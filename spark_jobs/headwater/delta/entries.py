@@ -20,6 +20,7 @@ from typing import Final
 
 from headwater.delta import storage
 from headwater.delta.log_entries import log_entry, read_lines
+from headwater.lake_root import is_remote
 
 _RECENT: Final = 3
 """Whoever has looked before an entry was put may rename long after: some are watched besides the newest."""
@@ -68,24 +69,30 @@ def txn_id(folder: str, version: int) -> str:
     return next((entry.txn_id for entry in _known.get(folder, ()) if entry.version == version), "")
 
 
-def replaced(folder: str) -> int | None:
-    """The version whose entry is another one than was put or met; None: all are what they were, or gone: cleaned up, or
-    with their table, which its log tells who reads it."""
-    for entry in _known.get(folder, ()):
+def refuse_replaced(folder: str) -> int | None:
+    """EntryReplaced if one is another than was put or met. The newest that is what it was; None: it is gone, cleaned up
+    or with its table, which its log tells who reads it. In a store, where a look is a request, only that is looked at:
+    whoever put it on condition that there is none has let it be."""
+    known = _known.get(folder, ())
+    stands = None
+    for entry in known[-1:] if is_remote(folder) else known:
         now = storage.token(log_entry(folder, entry.version))
+        stands = None if now is None else entry.version
         if now is None or now == entry.token:
             continue
         if not entry.txn_id or _txn_id_in(folder, entry.version) != entry.txn_id:
-            return entry.version
+            raise EntryReplaced(folder, entry.version)
         _known[folder] = tuple(replace(e, token=now) if e is entry else e for e in _known.get(folder, ()))
-    return None
+    return stands
 
 
-def refuse_replaced(folder: str) -> None:
-    """EntryReplaced if one is."""
-    version = replaced(folder)
-    if version is not None:
-        raise EntryReplaced(folder, version)
+def is_replaced(folder: str) -> bool:
+    """Whether one is."""
+    try:
+        refuse_replaced(folder)
+    except EntryReplaced:
+        return True
+    return False
 
 
 def _txn_id_in(folder: str, version: int) -> str:

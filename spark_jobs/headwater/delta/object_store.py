@@ -220,6 +220,7 @@ def parquet_writer(place: str, schema: Any, **options: Any) -> Any:
         sink.close()
 
     writer.close = close_both
+    writer.size = sink.size
     return writer
 
 
@@ -240,6 +241,8 @@ class _Writer(io.RawIOBase):
 
     def tell(self) -> int:
         return self._size
+
+    size = tell
 
     def write(self, data: Any) -> int:
         with _errors_of(self._place):

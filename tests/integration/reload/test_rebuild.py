@@ -34,7 +34,7 @@ from headwater.apply.direct import Fence
 from headwater.apply.reshape import rebuild as rebuild_in_lake
 from headwater.arrow_types import lake_schema
 from headwater.delta import storage
-from headwater.delta.small_tables import query
+from headwater.delta.small_tables import open_table, query
 from headwater.errors import Refused, Transient
 from headwater.gate.check import check
 from headwater.lake import cuts
@@ -355,7 +355,8 @@ def test_a_driver_whose_predecessor_wakes_up_over_a_rebuild_goes_on_in_its_shape
         until(lambda: running.done() or status(shop.pipeline)["running"], "the driver runs")
         shop.database.execute("update orders set region = 'jp' where id = 1", "insert into orders values (8000, 'jp')")
         hold.reached(running)
-        found = DeltaTable(path)
+        found = open_table(path)
+        assert found is not None
         rows = query(found, "select * from t").cast(lake_schema(shape))
         lease = registry_of(shop.pipeline)
         asked = Reload("0" * 16, NAME, record.incarnation, (), NAME, "", "read", now_text(), rows=100, shape=shape)

@@ -16,7 +16,7 @@ from headwater.apply.direct import Fence
 from headwater.apply.reshape import rebuild
 from headwater.arrow_types import lake_schema
 from headwater.delta import delta_log
-from headwater.delta.small_tables import LostRace, query
+from headwater.delta.small_tables import LostRace, open_table, select
 from headwater.schema import Column, TableSchema, ValueType
 
 APP = "headwater/shop/public.t/1"
@@ -65,8 +65,9 @@ def _rows(schema: TableSchema) -> list[pa.Table]:
 
 
 def _stored(folder: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = query(DeltaTable(folder), "select * from t order by id").to_pylist()
-    return rows
+    table = open_table(folder)
+    assert table is not None
+    return select(table, "true order by id")
 
 
 def _files(folder: str) -> set[Path]:

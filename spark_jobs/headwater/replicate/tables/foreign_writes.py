@@ -21,6 +21,7 @@ from headwater.errors import ForeignWrite, TableError
 from headwater.lake.cuts import HISTORY, history_name, table_of
 from headwater.lake.ledger import TableVersion
 from headwater.lake.registry import TableRecord
+from headwater.lake_root import is_remote
 from headwater.position import format_lsn
 from headwater.replicate.batches.lanes import Result
 from headwater.replicate.batches.retries import Retries, reason_of
@@ -103,7 +104,7 @@ class ForeignWrites:
         standing = self._versions.of(name)
         try:
             return any(
-                entries.replaced(path) is not None
+                entries.is_replaced(path)
                 or storage.token(log_entry(path, standing[own].version)) is None
                 or storage.token(log_entry(path, standing[own].version + 1)) is not None
                 for own, path in self.folders(name).items()
@@ -134,7 +135,8 @@ class ForeignWrites:
 
     def suspend_replaced(self, names: Iterable[str]) -> bool:
         """Before a row names them, by their names in ledger rows: suspend the tables of which another program has
-        overwritten a commit that was ours. Whether there are any."""
+        overwritten a commit that was ours. Whether there are any. In a store, where each look is a request, the next
+        commit looks (`headwater.delta.delta_log.commit`), and the look at idle tables."""
         found = False
         for name in {table_of(name) for name in names}:
             if not self._states.is_followed(name):
@@ -142,7 +144,8 @@ class ForeignWrites:
             try:
                 with overwriting_named(name):
                     for path in self.folders(name).values():
-                        entries.refuse_replaced(path)
+                        if not is_remote(path):
+                            entries.refuse_replaced(path)
             except ForeignWrite as error:
                 self._states.suspend(name, error)
                 self.read(self._states.records[name], None)
