@@ -27,19 +27,23 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(s3_server: S3Server, events: Path) -> dict[str, Any]:
+def found(s3_server: S3Server, events: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the program has found; its events are in a log."""
     if not s3_jar_paths():
         absent("the jars by which Spark reads in S3 are not there: `make servers` fetches them")
     given = {
+        "folder": str(tmp_path_factory.mktemp("program")),
         "place": s3_server.uri(s3_server.bucket(), "lake"),
         "endpoint": s3_server.endpoint,
         "region": s3_server.region,
         "keys": {"access_key_id": s3_server.access_key, "secret_access_key": s3_server.secret_key},
     }
     settings = {
-        "eventLog.enabled": "true", "eventLog.compress": "false", "eventLog.dir": events.as_uri(),
-        "ui.enabled": "true", "ui.port": "0",
+        "eventLog.enabled": "true",
+        "eventLog.compress": "false",
+        "eventLog.dir": events.as_uri(),
+        "ui.enabled": "true",
+        "ui.port": "0",
     }
     conf = " ".join(f"--conf spark.{name}={value}" for name, value in settings.items())
     environment = {
@@ -65,18 +69,24 @@ def test_spark_writes_and_reads_a_table_at_the_place_that_the_lake_has(found: di
     assert (found["rows"], found["rows of version 0"]) == (8, 10)
 
 
+def test_an_entry_that_came_while_spark_was_writing_its_own_stays(found: dict[str, Any]) -> None:
+    """Delta's own log store looks first and then writes, under a lock that no other process keeps to."""
+    ending, content = found["held up"]
+    assert "FileAlreadyExistsException" in ending
+    assert content == spark_in_s3.ENTRY.decode()
+
+
 def test_of_two_commits_at_the_same_moment_exactly_one_succeeds(found: dict[str, Any]) -> None:
-    """Delta's own log store lets both succeed: what it keeps to is a lock of its own process."""
     outcomes = Counter((ours, sparks) for ours, sparks, _ in found["race"])
-    assert set(outcomes) <= {(True, False), (False, True)}
+    assert set(outcomes) == {(True, False), (False, True)}
     for ours, _, content in found["race"]:
         assert content == (spark_in_s3.ENTRY.decode() if ours else "of Spark\n")
 
 
 def test_a_commit_that_is_refused_because_of_itself_has_succeeded(found: dict[str, Any]) -> None:
     """The client repeats one whose answer was lost, and is told that its name is taken."""
-    again, another = found["put again"]
-    assert again == "done"
+    first, again, another = found["put again"]
+    assert (first, again) == ("done", "done")
     assert "FileAlreadyExistsException" in another
 
 
