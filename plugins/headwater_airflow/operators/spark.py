@@ -111,9 +111,10 @@ class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the 
 
     def spark_conf(self) -> dict[str, str]:
         """What `spark-submit --conf` gets beside `conf`."""
+        from headwater.pipeline_file.pipeline import load_pipeline
         from headwater.spark.session import job_conf
 
-        return job_conf()
+        return job_conf(load_pipeline(self.pipeline).lake_path())
 
     def finished_with(self, status: int, submission: SparkSubmission) -> bool:
         """Whether this exit status other than 0 still is a success of the task."""
@@ -361,12 +362,6 @@ class ReplicateOperator(HeadwaterSparkOperator):
             raise AirflowRescheduleException(datetime.now(UTC))  # type: ignore[no-untyped-call]
         return result
 
-    def spark_conf(self) -> dict[str, str]:
-        """What `spark-submit --conf` gets beside `conf`."""
-        from headwater.spark.session import job_conf
-
-        return job_conf()
-
     def finished_with(self, status: int, submission: SparkSubmission) -> bool:
         # 143: the stop came while the driver was still starting.
         return status == EXIT_SUSPENDED or (submission.stop_requested and status == 143)
@@ -469,7 +464,7 @@ class SparkOnCutOperator(HeadwaterSparkOperator):
     def spark_conf(self) -> dict[str, str]:
         from headwater.spark.session import submit_conf
 
-        return submit_conf()
+        return submit_conf(next((table["path"] for table in self.cut["tables"].values()), ""))
 
     def pipeline_name(self) -> str:
         return str(self.cut["pipeline"])

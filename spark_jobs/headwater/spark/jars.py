@@ -1,6 +1,6 @@
 """The jars that Delta Lake adds to Spark: named and pinned here, fetched once by `python -m headwater.jars`; and one of
 our own, made from its sources by the same command (docs/decisions/0045). With `--s3` also those by which Spark reads
-in S3 (`s3_jars.txt` beside this module, docs/decisions/0055).
+in S3 (`s3_jars.txt` beside this module, docs/decisions/0056).
 
 PySpark brings all that these four need at run time. Resolving Delta with its declared dependencies would fetch 33
 jars (87 MB), most of them second copies of what Spark has; its Unity Catalog jars are not loaded unless such a
