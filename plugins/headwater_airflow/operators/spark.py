@@ -464,7 +464,8 @@ class SparkOnCutOperator(HeadwaterSparkOperator):
     def spark_conf(self) -> dict[str, str]:
         from headwater.spark.session import submit_conf
 
-        return submit_conf(next((table["path"] for table in self.cut["tables"].values()), ""))
+        # A cut that fell back to the source names no places.
+        return submit_conf(next((table["path"] for table in self.cut["tables"].values() if table["path"]), ""))
 
     def pipeline_name(self) -> str:
         return str(self.cut["pipeline"])

@@ -76,6 +76,13 @@ def test_only_a_session_for_a_lake_in_s3_has_the_jars_and_settings(folder: Path)
     assert submit_conf(LAKE).items() <= job_conf(LAKE).items()
 
 
+def test_a_job_on_a_cut_that_fell_back_to_the_source_gets_what_any_job_gets() -> None:
+    operators = pytest.importorskip("headwater_airflow.operators.spark")
+    cut = {"pipeline": "shop", "tables": {"public.orders": {"path": None, "version": None}}, "fallback": {}}
+    job = operators.SparkOnCutOperator(task_id="report", application="report.py", cut=cut)
+    assert job.spark_conf() == submit_conf()
+
+
 def test_where_spark_cannot_read_is_said_before_it_starts(folder: Path) -> None:
     for place in ("", "/lake", "file:///lake", "unknown"):
         stores.require_jars(place)
