@@ -31,7 +31,7 @@ from headwater.apply.live_table import Keep, LiveTable
 from headwater.apply.plan import Applied, Plan, PlanAgain
 from headwater.apply.small_files import Upkeep
 from headwater.arrow_types import key_schema
-from headwater.delta import delta_log, entries
+from headwater.delta import delta_log, entries, storage
 from headwater.delta.commit_notes import USER_METADATA, note
 from headwater.delta.deletion_vectors import DamagedVector
 from headwater.delta.entries import EntryReplaced
@@ -41,9 +41,10 @@ from headwater.delta.log_entries import TornEntry, note_written
 from headwater.delta.partition_values import NameTooLong, too_long
 from headwater.delta.tables import commits_after, described
 from headwater.delta.whole import lost_file
-from headwater.errors import Fenced, ForeignWrite
+from headwater.errors import Fenced, ForeignWrite, TableError
 from headwater.lake.paths import staged_path
 from headwater.lake.registry import TableRecord
+from headwater.lake_root import is_remote
 from headwater.schema import TableSchema
 from headwater.spark.session import require_exclusive
 from headwater.stage_clock import stage
@@ -155,13 +156,14 @@ class Applier:
 
     @stage("write")  # planning and commit among it: the engine does not tell them apart
     def _by_engine(self, plan: Plan) -> Applied:
+        _refuse_in_store(plan)
         self._turns.finish(plan.path)
         with overwriting_named(plan.record.name):
             entries.refuse_replaced(plan.path)
         if commits_after(plan.path, plan.version) or plan.changes.staged is not None:
             raise PlanAgain  # staged files are for the direct paths only
         spark = self._session()
-        require_exclusive(spark)
+        require_exclusive(spark, plan.path)
         paths = {"append": merge.append, "replace": merge.replace, "merge": merge.merge}
         shared = join(staged_path(plan.path.removesuffix(plan.record.path)), str(self._fence.generation))
         with _transaction(spark, plan):
@@ -188,6 +190,17 @@ class Applier:
             # The source of a MERGE is an Arrow table of ours: the same at every reading, so no copy need be kept of it.
             session.conf.set("spark.databricks.delta.merge.materializeSource", "none")
         return session
+
+
+def _refuse_in_store(plan: Plan) -> None:
+    name = plan.record.name
+    if is_remote(storage.path_of(plan.path)):
+        raise TableError(
+            f"only Spark could write it ({plan.because}), and Spark does not commit to an object store here",
+            code="not_in_a_store",
+            where=name,
+            remedy=f"headwater load PIPELINE.yaml --table {name} --again, once {plan.path} is removed there",
+        )
 
 
 @contextmanager

@@ -84,7 +84,7 @@ def struct_type(schema: TableSchema) -> StructType:
 
 def create(spark: SparkSession, path: str, schema: TableSchema, keep_cuts: float = 3600.0) -> None:
     """Create the empty Delta table at `path` unless there is one. `keep_cuts`: seconds that old versions are kept."""
-    require_exclusive(spark)
+    require_exclusive(spark, path)
     builder = DeltaTable.createIfNotExists(spark).location(path)
     for column in struct_type(schema).fields:
         builder = builder.addColumn(column.name, column.dataType)

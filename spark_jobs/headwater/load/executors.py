@@ -75,8 +75,7 @@ def refuse_engine(place: str, table: str, why: str) -> None:
             f"only Spark could write it ({why}), and Spark does not commit to an object store here",
             code="not_in_a_store",
             where=table,
-            remedy="take the property or feature away, if Delta lets you, or give the table's folder another place: "
-            f"headwater load PIPELINE.yaml --table {table} --again makes it anew",
+            remedy=f"headwater load PIPELINE.yaml --table {table} --again, once {place} is removed there",
         )
 
 

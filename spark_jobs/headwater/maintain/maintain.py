@@ -33,6 +33,7 @@ from headwater.lake.horizon import RecentHorizons
 from headwater.lake.ledger import generation_app, generation_began, read_generation
 from headwater.lake.paths import table_path
 from headwater.lake.registry import Registry, TableRecord
+from headwater.lake_root import is_remote
 from headwater.maintain.cleanup import ORPHAN_SECONDS, clean
 from headwater.maintain.control_tables import KeptTable, keep_ledger, keep_registry, keep_validations
 from headwater.names import TableName
@@ -162,6 +163,8 @@ class _Maintenance:
         files = list(snapshot.files.values())
         if not (choose(files, ENOUGH) if direct else worth_optimizing(files, ENOUGH)):
             return False, ""
+        if not direct and is_remote(folder):
+            return False, "only Spark could do it, and Spark does not commit to an object store here"
         try:
             with self._no_load():
                 if direct:

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 from headwater.errors import Refused
 from headwater.spark.jars import LOG_STORE, jar_paths
 from headwater.spark.java import require_java
-from headwater.spark.stores import enter, has_class, jars_for, log_stores_for, require_jars
+from headwater.spark.stores import enter, has_class, in_store, jars_for, log_stores_for, require_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -260,8 +260,16 @@ def _session(pipeline_name: str | None, app_name: str, lake: str, tuning: Mappin
     return session
 
 
-def require_exclusive(session: SparkSession) -> None:
-    """Before a commit to a table of the lake: Refused when Spark could take another writer's entry away by it."""
+def require_exclusive(session: SparkSession, place: str) -> None:
+    """Before a commit of ours to the table at `place`: Refused when Spark could take another writer's entry away by it,
+    and in an object store, where nothing of ours commits by Spark: whoever comes here should have said so before."""
+    if in_store(place) is not None:
+        raise Refused(
+            "Spark does not commit to an object store here",
+            code="not_in_a_store",
+            where=place,
+            remedy="load the table anew: headwater load PIPELINE.yaml --table TABLE --again",
+        )
     if session.conf.get(_LOG_STORE, "") != LOG_STORE:
         raise Refused(
             "this Spark session could overwrite what another program commits to the same table at the same moment",

@@ -9,7 +9,7 @@ what Spark's UI shows of that configuration has no values under such names (`spa
 There is a connector for S3 only. Elsewhere what only Spark can read is refused; loads, replication and waits do
 without.
 
-Nothing of Headwater's commits by Spark in a store (`headwater.load.executors.refuse_engine`). What another program
+Nothing of Headwater's commits by Spark in a store (`headwater.spark.session.require_exclusive`). What another program
 commits by a session that was built here goes by a conditional PUT (`PutLogStore.java`), as the engine's own commits do:
 Delta's own log store for S3 would let two writers of the same moment succeed, without a word.
 """
@@ -43,7 +43,7 @@ def log_stores_for(lake: str) -> dict[str, str]:
 
 def require_jars(place: str) -> None:
     """Refused where Spark could not read what lies at `place`, whatever session it had."""
-    path = _in_store(place)
+    path = in_store(place)
     if path is None:
         return
     if not _is_s3(path):
@@ -66,7 +66,7 @@ def require_jars(place: str) -> None:
 def enter(session: SparkSession, place: str) -> None:
     """From now on the session reads what lies in the store of `place`. Refused where it has no connector; nothing
     happens for a place on disk, or one that is not known here."""
-    path = _in_store(place)
+    path = in_store(place)
     if path is None:
         return
     if not _is_s3(path) or not has_class(session._jvm, _CONNECTOR):
@@ -94,7 +94,7 @@ def has_class(jvm: Any, name: str) -> bool:
     return isinstance(found, JavaClass)
 
 
-def _in_store(place: str) -> str | None:
+def in_store(place: str) -> str | None:
     """The one way to write it. None: it does not lie in a store."""
     try:
         path = place_of(place)

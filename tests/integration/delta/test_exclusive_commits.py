@@ -16,6 +16,7 @@ from fixtures.jobs import in_thread
 from fixtures.waiting import until
 from headwater.delta import delta_log, storage
 from headwater.delta.log_entries import log_entry
+from headwater.errors import Refused
 from headwater.spark.session import require_exclusive
 
 if TYPE_CHECKING:
@@ -112,7 +113,10 @@ def test_a_lost_race_is_decided_anew_by_delta_itself(spark: SparkSession, table:
 
 
 def test_a_session_that_could_overwrite_commits_nothing_of_ours(spark: SparkSession, tmp_path: Path) -> None:
-    require_exclusive(spark.newSession())
+    require_exclusive(spark.newSession(), "/lake/t")
+    with pytest.raises(Refused) as refused:  # which nothing of ours should come to
+        require_exclusive(spark, "s3://lake/t")
+    assert refused.value.code == "not_in_a_store"
     program = """
 import sys
 from pyspark.sql import SparkSession
@@ -127,7 +131,7 @@ spark = build_session()
 spark.range(3).write.format("delta").save(sys.argv[1])
 assert spark.read.format("delta").load(sys.argv[1]).count() == 3  # a user's own
 try:
-    require_exclusive(spark)
+    require_exclusive(spark, "/lake/t")
 except Refused as refused:
     print(refused.code)
 """

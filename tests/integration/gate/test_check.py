@@ -263,7 +263,7 @@ def test_a_lake_of_another_pipeline_or_a_newer_format_is_a_problem_in_the_list(
 ) -> None:
     assert check(shop).ok
     server = Position("7", 1, 1)
-    HandLake(Path(shop.lake_path()), server, ["public.orders"], pipeline="billing")
+    HandLake(shop.lake_path(), server, ["public.orders"], pipeline="billing")
     [foreign] = [problem for problem in check(shop).problems if problem.code == "foreign_root"]
     assert (foreign.severity, "'billing'" in foreign.message, foreign.where) == (
         "error",
@@ -276,7 +276,7 @@ def test_a_lake_of_another_pipeline_or_a_newer_format_is_a_problem_in_the_list(
     shutil.rmtree(shop.lake_path())
     with monkeypatch.context() as newer:
         newer.setattr(registry, "FORMAT_VERSION", registry.FORMAT_VERSION + 1)
-        HandLake(Path(shop.lake_path()), server, ["public.orders"])
+        HandLake(shop.lake_path(), server, ["public.orders"])
     [later] = [problem for problem in check(shop).problems if problem.is_error]
     assert (later.code, later.severity) == ("newer_format", "error")
     assert "upgrade Headwater" in later.remedy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from fixtures.jobs import (
     armed,
     assert_equal,
     catch_up,
+    files_below,
     following,
     in_thread,
     lake_path_of,
@@ -80,7 +82,7 @@ def _live(pipeline: Pipeline) -> set[str]:
 
 
 def _written(pipeline: Pipeline) -> set[str]:
-    return {path.name for path in Path(lake_path_of(pipeline, TABLE)).glob("*.parquet")}
+    return {name for name in files_below(lake_path_of(pipeline, TABLE)) if re.fullmatch(r"[^/]*\.parquet", name)}
 
 
 def _assert_all_taken_over(database: Database, pipeline: Pipeline) -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,6 +22,8 @@ from psycopg import sql
 from fixtures.bank import TABLES, Bank, free_the_slot, replicated_bank
 from fixtures.jobs import Hold, Job, armed, catch_up, failing, following, in_thread, lake_path_of, registry_of, until
 from headwater import failpoints
+from headwater.delta import storage
+from headwater.delta.log_entries import log_path
 from headwater.demo.postgres import EmbeddedServer
 from headwater.errors import HeadwaterError
 from headwater.lake.ledger import read_generation
@@ -47,7 +49,7 @@ def _generation(bank: Bank) -> int:
 
 
 def _position_file(bank: Bank) -> str:
-    return Path(position_file_path(bank.pipeline.lake_path())).read_text()
+    return storage.read_text(position_file_path(bank.pipeline.lake_path()))
 
 
 @pytest.mark.parametrize(
@@ -205,8 +207,8 @@ def test_a_successor_that_meets_a_late_commit_reads_the_position_and_skips(bank:
 
 
 def _version(bank: Bank, name: str) -> int:
-    log = Path(lake_path_of(bank.pipeline, name)) / "_delta_log"
-    return max(int(file.stem) for file in log.glob("*.json") if file.stem.isdigit())
+    log = log_path(lake_path_of(bank.pipeline, name))
+    return max(int(name.removesuffix(".json")) for name in storage.names(log) if re.fullmatch(r"\d+\.json", name))
 
 
 def test_a_late_commit_of_a_kept_change_is_in_the_part_that_the_successor_merges(bank: Bank) -> None:

@@ -14,11 +14,9 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from fixtures.jobs import Job, assert_equal, beside, lake_path_of, until
@@ -27,6 +25,7 @@ from fixtures.postgres import Database, new_database
 from fixtures.staged import staged_files
 from headwater.delta import storage
 from headwater.delta.delta_log import read_snapshot
+from headwater.delta.log_entries import log_path
 from headwater.demo.postgres import EmbeddedServer
 from headwater.lake.position_file import read_position_file
 from headwater.log.net import net_effect
@@ -54,7 +53,7 @@ class Lake:
     caplog: pytest.LogCaptureFixture
 
     @property
-    def staged(self) -> list[Path]:
+    def staged(self) -> list[str]:
         return staged_files(self.pipeline.lake_path())
 
     def wait_staged(self, files: int = 1) -> None:
@@ -189,20 +188,21 @@ def test_a_subtransaction_rolled_back_before_it_was_staged_costs_nothing(lake: L
 def test_a_commit_of_staged_rows_that_the_disk_refuses_is_made_by_the_next_attempt(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = Path(lake_path_of(lake.pipeline, "public.one"))
+    table = lake_path_of(lake.pipeline, "public.one")
     with lake.following(), lake.open_transaction() as connection:
         connection.execute("delete from one where id <= 100")
         connection.execute(FILL.format(table="one", first=10_001, last=10_000 + 3 * ROWS))
         connection.execute("update one set note = 'changed' where id between 200 and 300")
         lake.wait_rows_staged(ROWS)
         with monkeypatch.context() as broken:
-            broken.setattr(storage, "put_if_absent", _refusing(table / "_delta_log"))
+            broken.setattr(storage, "put_if_absent", _refusing(log_path(table)))
             connection.commit()
             until(lambda: lake.said("public.one: attempt 2 failed"), "it is tried again")
-            linked = {path.name for path in lake.staged if (table / path.name).exists()}
+            names = map(os.path.basename, lake.staged)
+            linked = {name for name in names if storage.exists(os.path.join(table, name))}
         lake.published()
         assert linked, "it failed before rows were linked"
-        assert linked <= {file.path for file in read_snapshot(str(table)).files.values()}
+        assert linked <= {file.path for file in read_snapshot(table).files.values()}
         assert lake.said("public.one: no longer tried again")
         assert lake.said("public.one: of transaction")
         assert not lake.said("as if nothing had been staged")
@@ -282,21 +282,22 @@ def test_what_a_driver_staged_that_died_is_removed_by_the_next_one_and_staged_an
             assert lake.said("public.one: of transaction")
 
 
-def _refusing(log: Path) -> Callable[[str, bytes], str]:
+def _refusing(log: str) -> Callable[[str, bytes], str]:
     """`storage.put_if_absent` on a disk that refuses entries of this log."""
     real = storage.put_if_absent
 
     def put_if_absent(place: str, data: bytes) -> str:
-        if Path(place).parent == log:
+        if os.path.dirname(place) == log:
             raise OSError(errno.EIO, "Input/output error", place)
         return real(place, data)
 
     return put_if_absent
 
 
-def _rows(file: Path) -> int:
-    with contextlib.suppress(OSError, pa.ArrowInvalid):  # it is being written, or removed
-        return int(pq.read_metadata(file).num_rows)
+def _rows(file: str) -> int:
+    # It is being written, or removed.
+    with contextlib.suppress(OSError, pa.ArrowInvalid), storage.parquet_file(file) as parquet:
+        return int(parquet.metadata.num_rows)
     return 0
 
 

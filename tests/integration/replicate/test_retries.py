@@ -27,6 +27,8 @@ from fixtures.jobs import (
 from fixtures.lake_waits import wait
 from fixtures.loaded import pipeline_in_step
 from fixtures.postgres import Database
+from headwater.delta import storage
+from headwater.delta.log_entries import log_path
 from headwater.errors import Transient
 from headwater.lake.ledger import read_epoch
 from headwater.monitor.doctor import doctor
@@ -92,10 +94,10 @@ def test_a_table_that_fails_for_a_while_is_tried_again_and_nothing_is_lost(
             assert exit_status == 0
             # As beside a slow table: it goes on, its rows are in no cut before the other has caught up.
             before = read_epoch(pipeline.lake_path())
-            log = Path(lake_path_of(pipeline, WELL)) / "_delta_log"
-            count = len(list(log.iterdir()))
+            log = log_path(lake_path_of(pipeline, WELL))
+            count = len(storage.names(log))
             database.execute("insert into well values (4, 4)")
-            until(lambda: len(list(log.iterdir())) > count, "the other table goes on")
+            until(lambda: len(storage.names(log)) > count, "the other table goes on")
             after = read_epoch(pipeline.lake_path())
             assert before is not None
             assert after is not None

@@ -55,7 +55,7 @@ def pipeline(database: Database, tmp_path: Path) -> Pipeline:
 @pytest.fixture
 def lake(pipeline: Pipeline) -> HandLake:
     start = ask_source(pipeline).position
-    lake = HandLake(Path(pipeline.lake_path()), start, [A, B])
+    lake = HandLake(pipeline.lake_path(), start, [A, B])
     lake.publish(start.lsn)
     return lake
 

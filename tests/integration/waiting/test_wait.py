@@ -72,7 +72,7 @@ def shop(database: Database, tmp_path: Path) -> Shop:
     with database.superuser() as connection:
         connection.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (pipeline.source.slot,))
     start = ask_source(pipeline).position
-    lake = HandLake(Path(pipeline.lake_path()), start, [ORDERS, QUIET])
+    lake = HandLake(pipeline.lake_path(), start, [ORDERS, QUIET])
     lake.publish(start.lsn)
     return Shop(database, pipeline, lake)
 
@@ -528,7 +528,7 @@ def test_a_loaded_lake_without_any_epoch_is_waited_for(database: Database, tmp_p
     pipeline = write_pipeline(tmp_path, database, ORDERS)
     assert wait(pipeline, None, "now", 0).outcome is Outcome.NOT_REPLICATED
     start = ask_source(pipeline).position
-    HandLake(Path(pipeline.lake_path()), start, [ORDERS])
+    HandLake(pipeline.lake_path(), start, [ORDERS])
     result = wait(pipeline, None, "now", 0)
     assert result.outcome is Outcome.NOT_RUNNING
     assert "no epoch has been published yet" in result.verdict.reason

@@ -71,7 +71,7 @@ def pair(database: Database, make_standby: Callable[[EmbeddedServer], EmbeddedSe
         paused = "select from pg_get_wal_replay_pause_state() as state where state = 'paused'"
         until(lambda: other.execute(paused).rowcount == 1, "the replay is paused")
     start = ask_source(primary_pipeline).position
-    lake = HandLake(Path(primary_pipeline.lake_path()), start, [ORDERS])
+    lake = HandLake(primary_pipeline.lake_path(), start, [ORDERS])
     lake.publish(start.lsn)
     (tmp_path / "standby").mkdir()
     there = re.sub(rf":{database.server.port}\b", f":{standby.port}", database.conninfo)

@@ -74,7 +74,7 @@ def optimize(spark: SparkSession, snapshot: Snapshot, enough: int = ENOUGH) -> b
     """Delta's OPTIMIZE, if it is worth it; whether it ran. A lost race is tried again; the last one raises."""
     if not worth_optimizing(snapshot.files.values(), enough):
         return False
-    require_exclusive(spark)
+    require_exclusive(spark, snapshot.folder)
     session = spark.newSession()
     for name, value in _SIZES.items():
         session.conf.set(name, value)
