@@ -11,8 +11,6 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from deltalake.exceptions import DeltaError
-
 from headwater.apply.small_files import choose
 from headwater.delta import storage
 from headwater.delta.delta_log import checkpoints, read_snapshot
@@ -143,7 +141,9 @@ def _ask(
 def _applied(root: str, pipeline: str, records: Iterable[TableRecord]) -> dict[str, int]:
     found = {}
     for record in records:
-        with suppress(DeltaError):  # a table that cannot be read says nothing; what fails is told elsewhere
+        with suppress(
+            OSError, KeyError, TypeError, ValueError
+        ):  # one that cannot be read says nothing; what fails is told elsewhere
             table = open_table(table_path(root, record.path))
             applied = table.transaction_version(record.app_id(pipeline)) if table is not None else None
             if applied is not None:
