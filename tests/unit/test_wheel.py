@@ -104,3 +104,10 @@ def test_the_image_gets_the_versions_that_the_tests_run_with() -> None:
         return {" ".join(line.split()) for line in text.splitlines() if line}
 
     assert pinned("runtime.txt") <= pinned("dev.txt")
+
+
+def test_what_is_pinned_names_versions_and_digests_and_no_address() -> None:
+    pins = [*(ROOT / "requirements").glob("*.txt"), *(ROOT / "spark_jobs").rglob("*_jars.txt")]
+    pins += [ROOT / "tests" / "servers" / name for name in ("go.mod", "go.sum", "azurite/package-lock.json")]
+    assert len(pins) >= 7
+    assert [pin.name for pin in pins if "://" in pin.read_text()] == []
