@@ -120,7 +120,7 @@ def names(folder: str) -> list[str]:
 
 def files_below(folder: str, enter: Callable[[str], bool]) -> Iterator[Info]:
     """All files in `folder`, and in those folders below it whose names `enter` lets pass. Links to folders are not
-    followed: what they lead to may be somebody else's."""
+    followed: what they lead to may belong to another program."""
     path = path_of(folder)
     return (object_store.files_below if is_remote(path) else disk.files_below)(path, enter)
 

@@ -42,7 +42,7 @@ def prepare(spark: SparkSession, path: str, record: TableRecord, keep_cuts: floa
             refuse_engine(path, record.name, why)
             columns = ", ".join(f"{quoted(c.name)} {c.value.lake}" for c in missing)
             ours = spark.newSession()
-            ours.conf.set(USER_METADATA, note(snapshot.version))  # else it is somebody else's
+            ours.conf.set(USER_METADATA, note(snapshot.version))  # else it is taken for another program's
             ours.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS ({columns})")
         elif missing:
             info = _commit_info("ADD COLUMNS", {"columns": ",".join(c.name for c in missing)}, 0, snapshot)
