@@ -2,8 +2,8 @@
 
 They are read and written as tables of rows are (`headwater.delta.delta_log`): a commit is the next entry, put if there
 is none, and a lost race raises, which is what the fence needs. Who follows one reads an entry for each commit of
-others, and asks once where there is none. delta-rs answers what is asked in SQL, and writes checkpoints; it
-reads the log anew for each (docs/decisions/0055).
+others, and asks once where there is none. delta-rs answers what is asked in SQL, and writes checkpoints; it reads the
+log anew for each (docs/decisions/0055).
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import time
 from typing import Any, Final
 
 import pyarrow as pa
-from deltalake import DeltaTable, Field, QueryBuilder, Schema
+from deltalake import DeltaTable, QueryBuilder, Schema
 
 from headwater.delta import delta_log, storage
 from headwater.delta.delta_log import DataFile, Snapshot, read_snapshot
 from headwater.delta.layout import PLAIN
 from headwater.delta.log_entries import (
+    Action,
     LostRace,
     TornEntry,
     files_of,
@@ -26,7 +27,6 @@ from headwater.delta.log_entries import (
     log_path,
     newest_whole,
     note_written,
-    require_version,
 )
 from headwater.delta.new_files import discard, write_rows
 from headwater.delta.whole import lost_file
@@ -50,7 +50,8 @@ class SmallTable:
     """A table as it was last looked at. From one thread at a time."""
 
     def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot, self._looked = snapshot, time.monotonic()
+        self._snapshot = snapshot
+        self._looked, self._footing = time.monotonic(), self._entry()
 
     @property
     def folder(self) -> str:
@@ -67,21 +68,30 @@ class SmallTable:
     def transaction_version(self, app_id: str) -> int | None:
         return self._snapshot.transactions.get(app_id)
 
-    def look(self) -> None:
-        """Go on to the newest version. It stays where it is while that is torn."""
-        now = time.monotonic()
-        if self._may_be_cleaned_up(now):
+    def look(self) -> bool:
+        """Go on to the newest version; whether there is anything new. It stays where it is while that is torn."""
+        before, is_lost = self.version(), self._has_lost_its_footing()
+        if is_lost:
             self._snapshot = read_snapshot(self.folder, newest_whole(self.folder))
         with contextlib.suppress(TornEntry):
             self._snapshot.advance()
-        self._looked = now
+        is_new = is_lost or self.version() != before
+        if is_new:
+            self._footing = self._entry()
+        self._looked = time.monotonic()
+        return is_new
 
-    def _may_be_cleaned_up(self, now: float) -> bool:
-        """Whether the next entry may have come and gone: none is there then, as if nobody had committed. In a store
-        that is not looked at each time."""
+    def _has_lost_its_footing(self) -> bool:
+        """Whether the entry that it stands on is another one by now, since a power cut took it, or is gone: then the
+        next one may have come and gone, too, which looks as if nobody had committed. A store loses none, and is not
+        asked for what clean-up cannot have got to."""
         if is_remote(self.folder):
-            return now - self._looked > _LONG
-        return not storage.exists(log_entry(self.folder, self.version()))
+            return time.monotonic() - self._looked > _LONG
+        return self._entry() != self._footing
+
+    def _entry(self) -> str | None:
+        """What tells the entry that it stands on from any other of its number."""
+        return None if is_remote(self.folder) else storage.token(log_entry(self.folder, self.version()))
 
     def commit(self, rows: pa.Table, transactions: dict[str, int], *, in_place_of_all: bool) -> None:
         """Put `rows` as exactly the next version, and stand there. LostRace if it is taken."""
@@ -100,7 +110,7 @@ class SmallTable:
             discard(folder, added)
             self._looked = -_LONG  # it may be on what was cleaned up
             raise
-        now.follow(actions)
+        self._follow(actions)
 
     def gather(self, files: list[DataFile]) -> int:
         """Put the rows of `files` into as few new ones, in a commit that changes no row. How many went."""
@@ -122,8 +132,13 @@ class SmallTable:
                     discard(self.folder, added)
                     raise
             else:
-                self._snapshot.follow(actions)
+                self._follow(actions)
                 return len(files)
+
+    def _follow(self, actions: list[Action]) -> None:
+        """We have put the next entry."""
+        self._snapshot.follow(actions)
+        self._footing = self._entry()
 
 
 def open_table(path: str) -> SmallTable | None:
@@ -140,25 +155,6 @@ def open_table(path: str) -> SmallTable | None:
 def open_version(path: str, version: int | None = None) -> DeltaTable:
     """The table at `path` as of `version` (None: the newest), by delta-rs."""
     return DeltaTable(path, version=version, storage_options=storage.delta_rs_options(path))
-
-
-def footing(table: SmallTable) -> str:
-    """What tells the entry that `table` stands on from another one of its number; empty: it is gone. In a store, where
-    none is ever lost, that is not asked."""
-    return "" if is_remote(table.folder) else storage.token(log_entry(table.folder, table.version())) or ""
-
-
-def follow(table: SmallTable, stood_on: str) -> SmallTable:
-    """`table`, brought to its newest version. It stays where it is while that is torn. `stood_on`: its footing as it
-    was read. With another one, or none, what it stands on was taken by a power cut, or cleaned up: then it is opened
-    anew."""
-    if stood_on == footing(table):
-        table.look()
-        return table
-    found = open_table(table.folder)
-    if found is None:
-        raise FileNotFoundError(f"{table.folder} is gone")
-    return found
 
 
 def create_table(path: str, schema: pa.Schema) -> SmallTable:
@@ -265,21 +261,16 @@ def _named(table: SmallTable, error: Exception) -> Exception:
 
 
 __all__ = [
-    "DeltaTable",
-    "Field",
     "LostRace",
     "SmallTable",
     "append_once",
     "compact",
     "create_table",
-    "follow",
-    "footing",
     "make_durable",
     "open_table",
     "open_version",
     "query",
     "replace_once",
-    "require_version",
     "rows_of",
     "select",
     "write_checkpoint",

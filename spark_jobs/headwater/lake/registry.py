@@ -32,8 +32,6 @@ from headwater.delta.small_tables import (
     SmallTable,
     append_once,
     create_table,
-    follow,
-    footing,
     make_durable,
     open_table,
     replace_once,
@@ -201,6 +199,7 @@ class Registry:
         self._revisions: dict[tuple[str, str], int] = {}
         self._format = FORMAT_VERSION  # the oldest that a record is stored in
         self._durable = -1  # the version that was written here last
+        self._is_read = False  # whole, as far as the table was looked at
         self.pipeline: PipelineRecord | None = None
         self.tables: dict[str, TableRecord] = {}
         self.leases: dict[str, Lease] = {}
@@ -238,11 +237,9 @@ class Registry:
 
     def refresh(self) -> None:
         with self._lock:
-            table, before = self._table, self._table.version()
-            self._table = follow(table, self._footing)
-            if self._table is not table:
-                self._durable = -1
-            if self._table is not table or self._table.version() != before:
+            if self._table.look():
+                self._durable, self._is_read = -1, False
+            if not self._is_read:
                 self._read()
 
     def record(self, name: str) -> TableRecord:
@@ -304,7 +301,7 @@ class Registry:
     def _commit(self, rows: list[dict[str, Any]]) -> None:
         if len(self._table.files) <= _COMPACT_ABOVE and self._format == FORMAT_VERSION:
             append_once(self._table, rows, _SCHEMA)
-            self._durable, self._footing = make_durable(self._table, self._durable), footing(self._table)
+            self._durable = make_durable(self._table, self._durable)
             return
         written = {(row["kind"], row["name"]) for row in rows}
         live: Iterable[Record] = [
@@ -316,7 +313,7 @@ class Registry:
         ]
         kept = [self._row(r, self._revisions[_key_of(r)]) for r in live if _key_of(r) not in written]
         replace_once(self._table, kept + rows, _SCHEMA)
-        self._durable, self._footing = make_durable(self._table, self._durable), footing(self._table)
+        self._durable = make_durable(self._table, self._durable)
         if self._format < FORMAT_VERSION:
             log.info("pipeline %s: format %d of the lake is now %d", self._pipeline, self._format, FORMAT_VERSION)
             self._format = FORMAT_VERSION
@@ -337,7 +334,6 @@ class Registry:
         }
 
     def _read(self) -> None:
-        found, self._footing = footing(self._table), ""  # should it fail half way, the next look opens it anew
         revisions: dict[tuple[str, str], int] = {}
         newest = {}
         for row in rows_of(self._table):
@@ -353,7 +349,7 @@ class Registry:
                 del records[name]
         for (kind, _), row in sorted(newest.items()):
             self._keep(_record_of(kind, json.loads(row["document"])))
-        self._footing = found
+        self._is_read = True
 
     def _keep(self, record: Record) -> None:
         if isinstance(record, PipelineRecord):

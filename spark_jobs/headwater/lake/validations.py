@@ -20,8 +20,6 @@ from headwater.delta.small_tables import (
     SmallTable,
     append_once,
     create_table,
-    follow,
-    footing,
     open_table,
     select,
 )
@@ -199,19 +197,21 @@ class ValidationReader:
     def __init__(self, root: str) -> None:
         self._path = validations_path(root)
         self._table: SmallTable | None = None
-        self._footing, self._version = "", -1
+        self._is_read = False  # as far as the table was looked at
         self._found: list[ValidatedEpoch] = []
 
     def look(self) -> list[ValidatedEpoch]:
         """What was validated, the newest epoch first."""
-        table = open_table(self._path) if self._table is None else follow(self._table, self._footing)
-        if table is not None and (table.version() != self._version or table is not self._table):
-            self._table, self._footing = table, footing(table)
+        if self._table is None:
+            self._table = open_table(self._path)
+        elif self._table.look():
+            self._is_read = False
+        if self._table is not None and not self._is_read:
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
             kept = f"kept_until > arrow_cast('{now}', 'Timestamp(Microsecond, Some(\"UTC\"))')"
             newest = "epoch = (select max(epoch) from t)"
-            rows = select(table, f"{kept} or {newest}", columns=_POLLED)
-            self._version, self._found = table.version(), _epochs(rows)
+            self._found = _epochs(select(self._table, f"{kept} or {newest}", columns=_POLLED))
+            self._is_read = True
         return self._found
 
 

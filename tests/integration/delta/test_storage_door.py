@@ -148,7 +148,7 @@ def test_of_two_appends_to_one_version_one_loses_its_race(folder: str) -> None:
     small_tables.append_once(table, [{"a": 1}], ROWS, {"app": 7})
     with pytest.raises(small_tables.LostRace):
         small_tables.append_once(other, [{"a": 2}], ROWS)
-    other = small_tables.follow(other, small_tables.footing(other))
+    assert (other.look(), other.look()) == (True, False)
     assert (small_tables.rows_of(other), other.transaction_version("app")) == ([{"a": 1}], 7)
     small_tables.append_once(other, [{"a": 2}], ROWS)
     assert small_tables.write_checkpoint(f"{folder}/small") == 2

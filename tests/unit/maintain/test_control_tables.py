@@ -7,9 +7,10 @@ from pathlib import Path
 from threading import Event
 
 import pytest
+from deltalake import DeltaTable
 
 from fixtures.lakes import HandLake, position_at
-from headwater.delta.small_tables import DeltaTable, LostRace, append_once
+from headwater.delta.small_tables import LostRace, append_once
 from headwater.errors import Fenced
 from headwater.lake import registry
 from headwater.lake.ledger import _SCHEMA as LEDGER_SCHEMA
