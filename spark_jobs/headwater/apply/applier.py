@@ -31,7 +31,7 @@ from headwater.apply.live_table import Keep, LiveTable
 from headwater.apply.plan import Applied, Plan, PlanAgain
 from headwater.apply.small_files import Upkeep
 from headwater.arrow_types import key_schema
-from headwater.delta import delta_log, entries, storage
+from headwater.delta import delta_log, entries
 from headwater.delta.commit_notes import USER_METADATA, note
 from headwater.delta.deletion_vectors import DamagedVector
 from headwater.delta.entries import EntryReplaced
@@ -44,9 +44,9 @@ from headwater.delta.whole import lost_file
 from headwater.errors import Fenced, ForeignWrite, TableError
 from headwater.lake.paths import staged_path
 from headwater.lake.registry import TableRecord
-from headwater.lake_root import is_remote
 from headwater.schema import TableSchema
 from headwater.spark.session import require_exclusive
+from headwater.spark.stores import no_commit
 from headwater.stage_clock import stage
 
 Int64 = npt.NDArray[np.int64]
@@ -156,7 +156,8 @@ class Applier:
 
     @stage("write")  # planning and commit among it: the engine does not tell them apart
     def _by_engine(self, plan: Plan) -> Applied:
-        _refuse_in_store(plan)
+        if said := no_commit(plan.path, plan.record.name, plan.because):
+            raise TableError(**said)
         self._turns.finish(plan.path)
         with overwriting_named(plan.record.name):
             entries.refuse_replaced(plan.path)
@@ -190,17 +191,6 @@ class Applier:
             # The source of a MERGE is an Arrow table of ours: the same at every reading, so no copy need be kept of it.
             session.conf.set("spark.databricks.delta.merge.materializeSource", "none")
         return session
-
-
-def _refuse_in_store(plan: Plan) -> None:
-    name = plan.record.name
-    if is_remote(storage.path_of(plan.path)):
-        raise TableError(
-            f"only Spark could write it ({plan.because}), and Spark does not commit to an object store here",
-            code="not_in_a_store",
-            where=name,
-            remedy=f"headwater load PIPELINE.yaml --table {name} --again, once {plan.path} is removed there",
-        )
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from headwater.delta import storage
 from headwater.errors import Refused
 from headwater.lake.paths import registry_path
 from headwater.lake_root import is_remote
+from headwater.spark.stores import no_commit
 from headwater.store_options import StoreOptions
 
 if TYPE_CHECKING:
@@ -68,15 +69,9 @@ class LakeAccess:
 
 
 def refuse_engine(place: str, table: str, why: str) -> None:
-    """Refused in an object store, for what only Spark could commit: by its own log store it would write over another's
-    commit there, or ask for a lock that nobody else keeps to."""
-    if is_remote(storage.path_of(place)):
-        raise Refused(
-            f"only Spark could write it ({why}), and Spark does not commit to an object store here",
-            code="not_in_a_store",
-            where=table,
-            remedy=f"headwater load PIPELINE.yaml --table {table} --again, once {place} is removed there",
-        )
+    """Refused in an object store, for what only Spark could commit."""
+    if said := no_commit(place, table, why):
+        raise Refused(**said)
 
 
 def lacking(text: str) -> Refused | None:

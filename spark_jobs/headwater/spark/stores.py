@@ -85,6 +85,18 @@ def enter(session: SparkSession, place: str) -> None:
             conf.set(name, value)
 
 
+def no_commit(place: str, table: str, why: str) -> dict[str, Any] | None:
+    """What an error says of a table that only Spark could write, and that lies in a store; None: it lies on disk."""
+    if in_store(place) is None:
+        return None
+    return {
+        "message": f"only Spark could write it ({why}), and Spark does not commit to an object store here",
+        "code": "not_in_a_store",
+        "where": table,
+        "remedy": f"headwater load PIPELINE.yaml --table {table} --again, once {place} is removed there",
+    }
+
+
 def has_class(jvm: Any, name: str) -> bool:
     from py4j.java_gateway import JavaClass
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
+from fixtures.entry_race import ENTRY, OF_SPARK, race, write_by_spark
 from fixtures.jobs import in_thread
 from fixtures.waiting import until
 from headwater.delta import delta_log, storage
@@ -24,18 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-ENTRY = b'{"commitInfo":{"operation":"of another writer"}}\n'
 ROUNDS = 300
-
-
-def write_by_spark(spark: SparkSession, folder: str, version: int, lines: Path) -> None:
-    """Through the log store that Delta itself takes for this table; `lines` may be a pipe, which holds it up."""
-    jvm: Any = spark._jvm
-    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, folder)
-    entry = jvm.org.apache.hadoop.fs.Path(f"file:{log_entry(folder, version)}")
-    java = jvm.java.io.BufferedReader(jvm.java.io.FileReader(str(lines))).lines().iterator()
-    scala = jvm.scala.jdk.javaapi.CollectionConverters.asScala(java)
-    log.store().write(entry, scala, False, log.newDeltaHadoopConf())
 
 
 @pytest.fixture
@@ -68,28 +56,11 @@ def test_of_two_writers_at_the_same_moment_exactly_one_succeeds(
     spark: SparkSession, table: str, tmp_path: Path
 ) -> None:
     """Delta's own log store lets both succeed in one of 300 rounds: it looks, and then renames."""
-    lines = tmp_path / "lines"
-    lines.write_bytes(b"of Spark\n")
-    ours, wait = 0, 0.0
-    for version in range(1, ROUNDS + 1):
-        together = threading.Barrier(2)
-
-        def by_spark(version: int = version, together: threading.Barrier = together) -> None:
-            together.wait()
-            write_by_spark(spark, table, version, lines)
-
-        writing = in_thread(by_spark)
-        together.wait()
-        time.sleep(wait)
-        try:
-            storage.put_if_absent(log_entry(table, version), ENTRY)
-            won = True
-        except FileExistsError:
-            won = False
-        assert (writing.exception(60) is not None) == won
-        assert Path(log_entry(table, version)).read_bytes() == (ENTRY if won else lines.read_bytes())
+    ours = 0
+    for won, failure, content in race(spark, table, range(1, ROUNDS + 1), tmp_path, 0.0001):
+        assert (failure is not None) == won
+        assert content == (ENTRY if won else OF_SPARK)
         ours += won
-        wait = max(0.0, wait + (0.0001 if won else -0.0001))  # towards where both come at once
     assert 0 < ours < ROUNDS
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from fixtures import spark_in_s3
+from fixtures.entry_race import ENTRY
 from fixtures.object_stores import S3Server, absent
 from headwater.spark.jars import s3_jar_paths
 
@@ -73,14 +74,14 @@ def test_an_entry_that_came_while_spark_was_writing_its_own_stays(found: dict[st
     """Delta's own log store looks first and then writes, under a lock that no other process keeps to."""
     ending, content = found["held up"]
     assert "FileAlreadyExistsException" in ending
-    assert content == spark_in_s3.ENTRY.decode()
+    assert content == ENTRY.decode()
 
 
 def test_of_two_commits_at_the_same_moment_exactly_one_succeeds(found: dict[str, Any]) -> None:
     outcomes = Counter((ours, sparks) for ours, sparks, _ in found["race"])
     assert set(outcomes) == {(True, False), (False, True)}
     for ours, _, content in found["race"]:
-        assert content == (spark_in_s3.ENTRY.decode() if ours else "of Spark\n")
+        assert content == (ENTRY.decode() if ours else "of Spark\n")
 
 
 def test_a_commit_that_is_refused_because_of_itself_has_succeeded(found: dict[str, Any]) -> None:
