@@ -8,6 +8,7 @@ Whether server, tables and rights exist is for `check` to say: reading the file 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -61,6 +62,8 @@ from headwater.pipeline_file.values import (
 from headwater.pipeline_file.yaml import Document, FileProblem, Path
 from headwater.store_options import StoreOptions
 
+_PASSWORD = re.compile("//[^/@]*:[^/@]*@")
+"""Of an address: user and password, which belong elsewhere."""
 _STORE_SECRETS = (
     "access_key_id",
     "secret_access_key",
@@ -118,7 +121,7 @@ _Ceiling = Annotated[int | None, _read(positive_size, int | str)]
 _PositiveCount = Annotated[int, _read(positive_count, int | str)]
 _Divergence = Literal["suspend", "repair", "report"]
 _SchemaChange = Literal["evolve", "suspend"]
-_Secret = Annotated[SecretStr | None, _read(secret_value, str)]
+_Secret = Annotated[SecretStr | None, _read(secret_value, str), PlainSerializer(str, when_used="unless-none")]
 _Freshness = Annotated[float | None, _read(positive_duration, float | str)]
 
 
@@ -473,6 +476,7 @@ def _report(document: Document, errors: ValidationError) -> None:
             path = path[:2]  # the short form of a table has no key `name`
         message = _message(error, path)
         secret = path[:2] in _SECRETS or path[:3] in _SECRETS or document.value(path) == document.value(())
+        secret = secret or _PASSWORD.search(str(document.value(path))) is not None
         document.report(path, message if secret else f"{message}; got {document.shown(path)}")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from headwater import store_options
 from headwater.errors import EXIT_REFUSED, BadConfiguration, Refused
 from headwater.names import TableName, TablePattern
 from headwater.pipeline_file.pipeline import BadPipelineFile, Pipeline, load_pipeline
@@ -265,10 +266,38 @@ def test_a_local_root_is_a_path(tmp_path: Path, root: str, path: str) -> None:
 
 @pytest.mark.parametrize(
     "root",
-    ["lake", "./lake", "file://host/lake", "s3://b/l", "abfss://c@a/l", "file:lake", "/a%20b", "file:/a%252Fb"],
+    ["lake", "./lake", "file://host/lake", "s3a://bucket/l", "abfss://c@a/l", "file:lake", "/a%20b", "file:/a%252Fb"],
 )
 def test_any_other_root_is_refused(tmp_path: Path, root: str) -> None:
     assert "lake.root: " in refused(tmp_path, HEAD.replace("file:///data/lake", root) + "tables: [public.a]\n")
+
+
+def in_a_store(storage: str, root: str = "s3://lake/shop") -> str:
+    return HEAD.replace("{root: file:///data/lake}", f"{{root: '{root}', storage: {storage}}}") + "tables: [public.a]\n"
+
+
+def test_a_store_is_entered_as_the_file_says_and_no_secret_of_it_is_shown(tmp_path: Path) -> None:
+    text = in_a_store("{endpoint: 'http://minio:9000/', region: eu, secret_access_key: '${KEY}', path_style: false}")
+    pipeline = read(tmp_path, text, ENVIRON | {"KEY": SECRET})
+    options = store_options.of(f"{pipeline.lake_path()}/public/a")
+    assert (options.endpoint, options.region, options.path_style) == ("http://minio:9000", "eu", False)
+    assert dict(options.secrets) == {"secret_access_key": SECRET}
+    for shown in (repr(pipeline), repr(options), options.name, pipeline.model_dump_json()):
+        assert SECRET not in shown
+
+
+@pytest.mark.parametrize(
+    ("storage", "root", "said"),
+    [
+        (f"{{endpoint: 'https://key:{SECRET}@minio'}}", "s3://lake", "lake.storage.endpoint: expected http://"),
+        ("{endpoint: minio}", "s3://lake", "lake.storage.endpoint: expected http://"),
+        (f"{{secret_access_key: [{SECRET}]}}", "s3://lake", "lake.storage.secret_access_key: expected text"),
+        (f"{{password: {SECRET}}}", "s3://lake", "lake.storage.password: unknown key"),
+        ("{}", f"s3://key:{SECRET}@lake/shop", "lake.root: expected s3://<bucket>"),
+    ],
+)
+def test_what_a_store_cannot_be_entered_with_is_refused(tmp_path: Path, storage: str, root: str, said: str) -> None:
+    assert said in refused(tmp_path, in_a_store(storage, root))
 
 
 @pytest.mark.parametrize(
