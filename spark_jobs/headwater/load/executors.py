@@ -77,12 +77,13 @@ def refuse_engine(place: str, table: str, why: str) -> None:
 def lacking(text: str) -> Refused | None:
     """The error that a Spark exception's text tells of, when it comes of how the executors were set up."""
     if NO_FOLDER in text:
-        return Refused(
-            "an executor does not see the lake's folder: what it wrote would be on its own disk",
-            code="lake_not_shared",
-            where=text.split(f"{NO_FOLDER}: ", 1)[1].splitlines()[0].rstrip("'\""),
-            remedy="mount the lake on every worker under the same path, then run the command again",
-        )
+        where = text.split(f"{NO_FOLDER}: ", 1)[1].splitlines()[0].rstrip("'\"")
+        message = "an executor does not see the lake's folder: what it wrote would be on its own disk"
+        remedy = "mount the lake on every worker under the same path, then run the command again"
+        if is_remote(where):
+            message = "an executor does not reach the lake's store, or is not let in"
+            remedy = "let every worker reach the store, and give it the keys that the driver has, then run it again"
+        return Refused(message, code="lake_not_shared", where=where, remedy=remedy)
     for sign in ("ModuleNotFoundError: ", "PYTHON_VERSION_MISMATCH", "Cannot run program "):
         if sign in text:
             said = text[text.index(sign) :].splitlines()[0]

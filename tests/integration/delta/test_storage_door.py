@@ -107,9 +107,11 @@ def test_a_copy_is_a_file_of_its_own(folder: str) -> None:
         storage.link(f"{folder}/a", f"{folder}/b")
     storage.delete(f"{folder}/a")
     assert storage.read(f"{folder}/b") == b"abc"
-    storage.write(f"{folder}/c", b"another one")
-    with pytest.raises(FileExistsError):
-        storage.link(f"{folder}/c", f"{folder}/b")
+    for other in (b"another one", b"ABC"):
+        storage.replace(f"{folder}/c", other)
+        with pytest.raises(FileExistsError):
+            storage.link(f"{folder}/c", f"{folder}/b")
+    assert storage.read(f"{folder}/b") == b"abc"
 
 
 def test_lines_of_several_writers_are_read_once_each(folder: str) -> None:
