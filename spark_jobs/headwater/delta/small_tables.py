@@ -44,6 +44,9 @@ _CONFIGURATION = {
 _LONG: Final = 1800.0
 """Seconds after which entries that came meanwhile may have been cleaned up: half of what
 `headwater.maintain.control_tables` keeps."""
+_ATTEMPTS: Final = 100
+_GATHERED_AT_ONCE: Final = 2000
+"""Files of one commit: of many more, who publishes all the time would be faster each time."""
 
 
 class SmallTable:
@@ -113,11 +116,12 @@ class SmallTable:
         self._follow(actions)
 
     def gather(self, files: list[DataFile]) -> int:
-        """Put the rows of `files` into as few new ones, in a commit that changes no row. How many went."""
+        """Put the rows of `files` into as few new ones, in a commit that changes no row. How many went. LostRace when
+        another has done so, or commits faster than this can."""
         read = [_rows_in(self.folder, file) for file in files]
         rows = pa.concat_tables(read, promote_options="default")
         added = [written.file for written in write_rows(self.folder, rows.schema, [rows], PLAIN)]
-        while True:
+        for _ in range(_ATTEMPTS):
             actions = [
                 delta_log.commit_info("OPTIMIZE", {}, {"numRemovedFiles": len(files)}, self.version()),
                 *(delta_log.remove(file, data=False) for file in files),
@@ -129,11 +133,12 @@ class SmallTable:
                 self._looked = -_LONG
                 self.look()
                 if not all(file.name in self._snapshot.files for file in files):
-                    discard(self.folder, added)
-                    raise
+                    break
             else:
                 self._follow(actions)
                 return len(files)
+        discard(self.folder, added)
+        raise LostRace(f"{self.folder} was written by others at each attempt to gather its files")
 
     def _follow(self, actions: list[Action]) -> None:
         """We have put the next entry."""
@@ -197,7 +202,9 @@ def make_durable(table: SmallTable, known: int = -1) -> int:
 def compact(table: SmallTable, target_size: int) -> int:
     """Make files below `target_size` bytes into larger ones; rows stay. Returns how many went. Appends of others in
     between are no conflict; LostRace when another compaction was faster."""
-    return table.gather([file for file in table.files if file.size < target_size])
+    small = [file for file in table.files if file.size < target_size]
+    beginnings = range(0, len(small), _GATHERED_AT_ONCE)
+    return sum(table.gather(small[begin : begin + _GATHERED_AT_ONCE]) for begin in beginnings)
 
 
 def write_checkpoint(folder: str) -> int:

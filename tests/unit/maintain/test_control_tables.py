@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
 
 from fixtures.lakes import HandLake, position_at
+from headwater.delta import delta_log, small_tables
 from headwater.delta.small_tables import LostRace, append_once
 from headwater.errors import Fenced
 from headwater.lake import registry
@@ -77,7 +80,8 @@ def test_a_driver_publishes_beside_the_upkeep_of_its_ledger(lake: HandLake) -> N
     stop, compactions = Event(), 0
 
     def go_on() -> None:
-        while not stop.is_set():
+        # Some hundred times as often as a driver does. Without a pause the threads of one process starve each other.
+        while not stop.wait(0.005):
             publish(lake, 1)
 
     driver = threading.Thread(target=go_on)
@@ -95,6 +99,39 @@ def test_a_driver_publishes_beside_the_upkeep_of_its_ledger(lake: HandLake) -> N
     assert [epoch.epoch for epoch in epochs] == list(range(1, published.epoch + 1))
     assert epochs[-1].tables[A].version == lake.versions[A].version
     lake.ledger.check_fence()
+
+
+def test_who_publishes_faster_than_the_upkeep_can_commit_ends_no_upkeep_and_leaves_no_file(
+    lake: HandLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(lake, 130)
+    append, races = delta_log.append, 0
+
+    def too_late(folder: str, version: int, actions: Iterable[dict[str, Any]]) -> None:
+        nonlocal races
+        found = list(actions)
+        if found[0]["commitInfo"]["operation"] == "OPTIMIZE":
+            races += 1
+            publish(lake, 1)
+        append(folder, version, found)
+
+    monkeypatch.setattr(delta_log, "append", too_late)
+    done = kept(keep_ledger(lake.root, Event(), keep=0))
+    assert races > 1
+    assert (done.files_before, done.files_after) == (131, 131 + races)
+    assert files_of(ledger_path(lake.root))[0] == 131 + races
+    monkeypatch.setattr(delta_log, "append", append)
+    assert kept(keep_ledger(lake.root, Event(), keep=0)).files_after == 1
+    assert len(read_all(lake.root)) == 130 + races
+
+
+def test_many_files_are_gathered_some_at_a_time(lake: HandLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(small_tables, "_GATHERED_AT_ONCE", 50)
+    publish(lake, 130)
+    before = read_all(lake.root)
+    done = kept(keep_ledger(lake.root, Event(), keep=0))
+    assert (done.files_before, done.files_after) == (131, 3)
+    assert read_all(lake.root) == before
 
 
 def test_a_fenced_driver_stays_fenced_across_the_upkeep(lake: HandLake) -> None:
