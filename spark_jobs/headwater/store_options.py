@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-RETRIES: Final = 6
-RETRY_SECONDS: Final = 30
-"""For how long a request is repeated by the libraries; what goes on longer is a failure of the batch, which is tried
-again as a whole."""
+PATIENCE_SECONDS: Final = 10
+JOB_PATIENCE_SECONDS: Final = 75
+"""For how long a request is repeated by the libraries: a person wants to hear that a store is away; a job rides it out
+for a minute. What goes on longer is a failure of the batch, which is tried again as a whole."""
+_RETRIES: Final = 100
+_LONGEST_PAUSE_SECONDS: Final = 2
 _REQUEST_SECONDS: Final = 30
 _DEFAULT_REGION: Final = "us-east-1"
 """Of a server that is not the cloud's own, as obstore has it."""
@@ -51,7 +53,7 @@ class StoreOptions:
     @property
     def name(self) -> str:
         """Tells one set of options from another within a process."""
-        return f"{self.endpoint} {self.region} {self.path_style} {hash(self.secrets)}"
+        return f"{self.endpoint} {self.region} {self.path_style} {hash(self.secrets)} {patience()}"
 
     @property
     def is_plain_http(self) -> bool:
@@ -67,7 +69,11 @@ class StoreOptions:
 
         config: Any = self._of(scheme, bucket)
         client: Any = {"timeout": f"{_REQUEST_SECONDS}s", "allow_http": self.is_plain_http}
-        retries: Any = {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_SECONDS)}
+        retries: Any = {
+            "max_retries": _RETRIES,
+            "retry_timeout": timedelta(seconds=patience()),
+            "backoff": {"max_backoff": timedelta(seconds=_LONGEST_PAUSE_SECONDS)},
+        }
         if scheme == "s3":
             return S3Store(bucket, config=config, client_options=client, retry_config=retries)
         if scheme == "gs":
@@ -82,8 +88,9 @@ class StoreOptions:
             **self._of(scheme, path.partition("/")[0]),
             "allow_http": str(self.is_plain_http).lower(),
             "timeout": f"{_REQUEST_SECONDS}s",
-            "max_retries": str(RETRIES),
-            "retry_timeout": f"{RETRY_SECONDS}s",
+            "max_retries": str(_RETRIES),
+            "retry_timeout": f"{patience()}s",
+            "backoff_config.max_backoff": f"{_LONGEST_PAUSE_SECONDS}s",
         }
 
     def hadoop(self, place: str) -> dict[str, str]:
@@ -124,7 +131,19 @@ class StoreOptions:
 
 
 _known: dict[str, StoreOptions] = {}
+_is_patient = False
 _ENVIRONMENT = StoreOptions()
+
+
+def be_patient() -> None:
+    """A job begins in this process."""
+    global _is_patient
+    _is_patient = True
+
+
+def patience() -> int:
+    """Seconds."""
+    return JOB_PATIENCE_SECONDS if _is_patient else PATIENCE_SECONDS
 
 
 def register(root: str, options: StoreOptions) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from figures import figure
 from mixed_load import make_mixed_tables, pipeline, server
 
-from headwater.delta.small_tables import open_table, select
+from headwater.delta.small_tables import open_table, read_rows
 from headwater.demo.postgres import EmbeddedServer
 from headwater.lake.paths import ledger_path
 from headwater.lake.position_file import read_position_file
@@ -99,7 +99,10 @@ def observe(root: str, load_: Load, seconds: float) -> list[float]:
 def epochs_since(root: str, number: int) -> list[dict[str, Any]]:
     table = open_table(ledger_path(root))
     assert table is not None
-    return sorted(select(table, f"kind = 'epoch' and epoch > {number}"), key=lambda row: int(row["epoch"]))
+    return sorted(
+        read_rows(table, {"kind": ("epoch", "epoch"), "epoch": (number + 1, None)}).to_pylist(),
+        key=lambda row: int(row["epoch"]),
+    )
 
 
 def newest(root: str) -> int:

@@ -38,7 +38,7 @@ from fixtures.bank import TABLES, Bank, assert_cuts_consistent, replicated_bank,
 from fixtures.jobs import Job, assert_equal, catch_up, load_tables, registry_of, states_of, until
 from fixtures.postgres import Database
 from headwater.delta.delta_log import read_snapshot
-from headwater.delta.small_tables import SmallTable, select
+from headwater.delta.small_tables import SmallTable, read_rows
 from headwater.delta.tables import commits_after
 from headwater.demo.postgres import EmbeddedServer
 from headwater.lake.history import history_record
@@ -220,7 +220,7 @@ class LeaseWatch:
         found = {}
         path = registry_path(self.pipeline.lake_path())
         for version in range(self._before, DeltaTable(path).version() + 1):
-            for row in select(SmallTable(read_snapshot(path, version)), "kind = 'lease'"):
+            for row in read_rows(SmallTable(read_snapshot(path, version)), {"kind": ("lease", "lease")}).to_pylist():
                 found[row["name"], row["revision"]] = {**json.loads(row["document"]), "written_at": row["written_at"]}
         return [found[key] for key in sorted(found)]
 

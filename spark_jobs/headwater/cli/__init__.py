@@ -22,7 +22,8 @@ from typing import Any, TextIO
 
 from headwater.cli import commands
 from headwater.cli.arguments import complete, parse
-from headwater.errors import EXIT_DONE, EXIT_FAILED, EXIT_NOT_FRESH, HeadwaterError, SourceUnreachable
+from headwater.errors import EXIT_DONE, EXIT_FAILED, EXIT_NOT_FRESH, HeadwaterError, SourceUnreachable, Transient
+from headwater.lake_root import is_remote
 from headwater.terminal.scrub import Scrubber, ScrubbingFormatter
 
 
@@ -84,13 +85,8 @@ def _report(error: Exception, args: argparse.Namespace | None, scrubber: Scrubbe
     """Says what went wrong, on stderr and with --json on stdout; the exit status."""
     if os.environ.get("HEADWATER_DEBUG") == "1":
         print(scrubber.scrub("".join(traceback.format_exception(error))), file=sys.stderr)
-    if isinstance(error, HeadwaterError):
-        known, exit_status, sentence = error, error.exit_status, str(error)
-    else:
-        known = HeadwaterError(
-            f"{type(error).__name__}: {error}", code="unexpected", remedy="HEADWATER_DEBUG=1 shows where it happened"
-        )
-        exit_status, sentence = EXIT_FAILED, str(known)
+    known = _known(error)
+    exit_status, sentence = known.exit_status, str(known)
     command = args.command if args else ""
     if command == "wait" and isinstance(error, SourceUnreachable):
         exit_status = EXIT_NOT_FRESH
@@ -101,6 +97,21 @@ def _report(error: Exception, args: argparse.Namespace | None, scrubber: Scrubbe
         print(json.dumps(scrubber.scrub_all(body)), file=out, flush=True)
     print(scrubber.scrub(f"headwater {command}: {sentence}".replace(" :", ":")), file=sys.stderr)
     return exit_status
+
+
+def _known(error: Exception) -> HeadwaterError:
+    if isinstance(error, HeadwaterError):
+        return error
+    if isinstance(error, OSError) and is_remote(place := str(error.filename or "")):
+        return Transient(
+            f"the lake's store does not do what it is asked: {error.strerror}",
+            code="lake_unavailable",
+            where=place,
+            remedy="see whether it answers and lets you in, then run the command again: nothing is lost",
+        )
+    return HeadwaterError(
+        f"{type(error).__name__}: {error}", code="unexpected", remedy="HEADWATER_DEBUG=1 shows where it happened"
+    )
 
 
 def _as_problems(error: HeadwaterError) -> list[dict[str, Any]]:

@@ -2,18 +2,25 @@
 
 They are read and written as tables of rows are (`headwater.delta.delta_log`): a commit is the next entry, put if there
 is none, and a lost race raises, which is what the fence needs. Who follows one reads an entry for each commit of
-others, and asks once where there is none. delta-rs answers what is asked in SQL, and writes checkpoints; it reads the
-log anew for each (docs/decisions/0055).
+others, and asks once where there is none. What is asked is bounds of columns, by which files are left out. Only
+checkpoints are delta-rs's (docs/decisions/0055): while it answers SQL no other thread of the process runs, and a store
+takes its time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
-from deltalake import DeltaTable, QueryBuilder, Schema
+import pyarrow.compute as pc
+from deltalake import DeltaTable, Schema
 
 from headwater.delta import delta_log, storage
 from headwater.delta.delta_log import DataFile, Snapshot, read_snapshot
@@ -41,6 +48,10 @@ _CONFIGURATION = {
     "delta.deletedFileRetentionDuration": "interval 1 hours",
     "delta.logRetentionDuration": "interval 1 hours",
 }
+Bounds = Mapping[str, tuple[Any, Any]]
+"""The least and the greatest value of a column, both included; None: any. What is null lies in no bounds."""
+_AT_ONCE: Final = 8
+_MANY_ROWS: Final = 10_000
 _LONG: Final = 1800.0
 """Seconds after which entries that came meanwhile may have been cleaned up: half of what
 `headwater.maintain.control_tables` keeps."""
@@ -118,8 +129,7 @@ class SmallTable:
     def gather(self, files: list[DataFile]) -> int:
         """Put the rows of `files` into as few new ones, in a commit that changes no row. How many went. LostRace when
         another has done so, or commits faster than this can."""
-        read = [_rows_in(self.folder, file) for file in files]
-        rows = pa.concat_tables(read, promote_options="default")
+        rows = pa.concat_tables([_rows_in(self.folder, file) for file in files], promote_options="default")
         added = [written.file for written in write_rows(self.folder, rows.schema, [rows], PLAIN)]
         for _ in range(_ATTEMPTS):
             actions = [
@@ -219,66 +229,115 @@ def write_checkpoint(folder: str) -> int:
     return version
 
 
-def query(table: SmallTable, sql: str) -> pa.Table:
-    """The answer to `sql` about the table `t`, as it stands loaded (file statistics prune)."""
-    try:
-        found = open_version(table.folder, table.version())
-        return pa.table(QueryBuilder().register("t", found).execute(sql).read_all())
-    except Exception as error:  # the engine tells every failure by this class
-        raise _named(table, error) from error
-
-
-def select(table: SmallTable, condition: str, columns: str = "*") -> list[dict[str, Any]]:
-    """The rows of `table` that meet the SQL `condition`, or these `columns` of them."""
-    found = query(table, f"select {columns} from t where {condition}")
-    rows: list[dict[str, Any]] = found.to_pylist(maps_as_pydicts="strict")
+def rows_of(table: SmallTable) -> list[dict[str, Any]]:
+    """All rows."""
+    rows: list[dict[str, Any]] = read_rows(table).to_pylist(maps_as_pydicts="strict")
     return rows
 
 
-def rows_of(table: SmallTable) -> list[dict[str, Any]]:
-    """All rows."""
-    found: list[dict[str, Any]] = []
-    try:
-        for file in table.files:
-            found += _rows_in(table.folder, file).to_pylist(maps_as_pydicts="strict")
-    except (OSError, pa.ArrowException) as error:
-        raise _named(table, error) from error
-    return found
+def read_rows(table: SmallTable, bounds: Bounds | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+    """The rows, in no order, in which every column of `bounds` lies in its bounds; these `columns` of them (None: all).
+    Files that cannot have one, by their statistics, are not opened. Where there is none it may have no columns."""
+    files = [file for file in table.files if may_hold(file, bounds or {})]
+    # Of a store each is a request or two; on a disk most hold one row.
+    with ThreadPoolExecutor(_AT_ONCE) if is_remote(table.folder) else contextlib.nullcontext() as pool, _named(table):
+        read = partial(_rows_in, table.folder, bounds=bounds or {}, columns=columns)
+        found = list(pool.map(read, files) if pool is not None else map(read, files))
+    return pa.concat_tables(found, promote_options="default") if found else pa.table({})
 
 
-def _rows_in(folder: str, file: DataFile) -> pa.Table:
+def newest_first(table: SmallTable, by: str, bounds: Bounds, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The same rows, by falling `by`, a whole number that is in every one of them. No more files are opened than have
+    what is asked for."""
+    unread = sorted((highest, file.name) for file in table.files if (highest := _highest(file, by)) is not None)
+    files = {file.name: file for file in table.files if may_hold(file, bounds)}
+    rows: list[dict[str, Any]] = []
+    while unread or rows:
+        while unread and (not rows or rows[-1][by] <= unread[-1][0]):
+            _, name = unread.pop()
+            if name in files:
+                with _named(table):
+                    rows += _rows_in(table.folder, files[name], bounds, [by, *columns]).to_pylist()
+                rows.sort(key=lambda row: int(row[by]))
+        if rows:
+            yield rows.pop()
+
+
+def may_hold(file: DataFile, bounds: Bounds) -> bool:
+    """Whether the file may hold a row within `bounds`, by its statistics."""
+    known = json.loads(file.stats) if file.stats else {}
+    for column, (low, high) in bounds.items():
+        least, most = (known.get(kind, {}).get(column) for kind in ("minValues", "maxValues"))
+        if least is None or most is None:
+            nulls = known.get("nullCount", {}).get(column)
+            if nulls is not None and nulls == file.rows:
+                return False
+            continue
+        if isinstance(low or high, datetime):
+            least, most = datetime.fromisoformat(least), datetime.fromisoformat(most)
+        if (low is not None and most < low) or (high is not None and least > high):
+            return False
+    return True
+
+
+def _highest(file: DataFile, column: str) -> int | None:
+    """The greatest value of a column of whole numbers, which every file tells that has one."""
+    found = json.loads(file.stats).get("maxValues", {}).get(column) if file.stats else None
+    return None if found is None else int(found)
+
+
+def _rows_in(
+    folder: str, file: DataFile, bounds: Bounds | None = None, columns: Sequence[str] | None = None
+) -> pa.Table:
     with storage.parquet_file(file.in_folder(folder)) as opened:
-        return opened.read(use_threads=False)  # most hold one row
+        wanted = None if columns is None else list(dict.fromkeys([*columns, *(bounds or {})]))
+        rows = opened.read(wanted, use_threads=(file.rows or 0) > _MANY_ROWS)
+    for column, (low, high) in (bounds or {}).items():
+        if column not in rows.column_names:
+            return rows.slice(0, 0)  # of a Headwater that did not have it yet
+        values, wanted = rows[column], pc.is_valid(rows[column])
+        if low is not None:
+            wanted = pc.and_(wanted, pc.greater_equal(values, pa.scalar(low, values.type)))
+        if high is not None:
+            wanted = pc.and_(wanted, pc.less_equal(values, pa.scalar(high, values.type)))
+        rows = rows.filter(wanted)
+    return rows if columns is None else rows.select([name for name in columns if name in rows.column_names])
 
 
-def _named(table: SmallTable, error: Exception) -> Exception:
-    """What is lost of the table's files, if that is why it cannot be read."""
+@contextlib.contextmanager
+def _named(table: SmallTable) -> Iterator[None]:
+    """Says what is lost of the table's files, if that is why it cannot be read."""
     try:
-        why = lost_file(table.folder, table.version())
-    except (FileNotFoundError, TornEntry) as torn:
-        why = str(torn)
-    if not why:
-        return error
-    return Transient(
-        f"a file of the lake is missing or damaged: {why}",
-        code="lake_unavailable",
-        where="the lake's control tables",
-        remedy="run headwater replicate PIPELINE.yaml: after a power cut it repairs this, else it says what to do",
-    )
+        yield
+    except (OSError, pa.ArrowException) as error:
+        try:
+            why = lost_file(table.folder, table.version())
+        except (FileNotFoundError, TornEntry) as torn:
+            why = str(torn)
+        if not why:
+            raise
+        raise Transient(
+            f"a file of the lake is missing or damaged: {why}",
+            code="lake_unavailable",
+            where="the lake's control tables",
+            remedy="run headwater replicate PIPELINE.yaml: after a power cut it repairs this, else it says what to do",
+        ) from error
 
 
 __all__ = [
+    "Bounds",
     "LostRace",
     "SmallTable",
     "append_once",
     "compact",
     "create_table",
     "make_durable",
+    "may_hold",
+    "newest_first",
     "open_table",
     "open_version",
-    "query",
+    "read_rows",
     "replace_once",
     "rows_of",
-    "select",
     "write_checkpoint",
 ]

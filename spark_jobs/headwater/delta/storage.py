@@ -24,6 +24,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from headwater import store_options
 from headwater.delta import disk, object_store
 from headwater.delta.disk import Info
 from headwater.lake_root import is_remote, place_of
@@ -224,9 +225,12 @@ def exclusive(place: str) -> contextlib.AbstractContextManager[None]:
 
 def watch_disk(root: str) -> None:
     """A job begins that writes below `root`: until it ends, no sync of this process succeeds any more once something
-    was written that the disk did not take. Nothing of the past is known here: see `forget`."""
+    was written that the disk did not take. Nothing of the past is known here: see `forget`. A store that is away is
+    waited for longer from now on."""
     path = path_of(root)
-    if not is_remote(path):
+    if is_remote(path):
+        store_options.be_patient()
+    else:
         disk.watch_disk(path)
 
 

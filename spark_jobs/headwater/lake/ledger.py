@@ -10,22 +10,25 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headwater.delta.delta_log import read_snapshot
 from headwater.delta.small_tables import (
+    Bounds,
     LostRace,
     SmallTable,
     append_once,
     create_table,
+    newest_first,
     open_table,
-    query,
-    select,
+    read_rows,
 )
 from headwater.errors import Fenced
 from headwater.lake.paths import ledger_path
@@ -33,6 +36,7 @@ from headwater.position import Position
 
 COMPLETE_EVERY = 100
 _LATELY = 300
+_EPOCHS: Bounds = {"kind": ("epoch", "epoch")}
 
 _TABLE = pa.struct(
     [
@@ -221,9 +225,8 @@ def read_epoch_up_to(root: str, lsn: int) -> Epoch | None:
     newest = _newest_epoch(table) if table is not None else None
     if table is None or newest is None or newest.position.lsn <= lsn:
         return newest
-    number = query(table, f"select max(epoch) as epoch from t where kind = 'epoch' and to_lsn <= {lsn}")
-    found = number["epoch"][0].as_py()
-    return None if found is None else _epoch_at(table, found)
+    found = next(newest_first(table, "epoch", {**_EPOCHS, "to_lsn": (None, lsn)}, []), None)
+    return None if found is None else _epoch_at(table, found["epoch"])
 
 
 def epoch_at_version(root: str, version: int) -> Epoch | None:
@@ -242,7 +245,7 @@ def read_all(root: str) -> list[Epoch]:
     table = open_table(ledger_path(root))
     if table is None:
         return []
-    rows = sorted(select(table, "kind = 'epoch'"), key=lambda row: row["epoch"])
+    rows = _rows(table, _EPOCHS)
     epochs: list[Epoch] = []
     tables: dict[str, TableVersion] = {}
     for row in rows:
@@ -257,15 +260,14 @@ def oldest_versions(root: str, moment: datetime) -> dict[str, int]:
     newest = _newest_epoch(table) if table is not None else None
     if table is None or newest is None:
         return {}
-    at = moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    later = f"kind = 'epoch' and applied_at > arrow_cast('{at}', 'Timestamp(Microsecond, Some(\"UTC\"))')"
-    first = query(table, f"select min(epoch) as epoch from t where {later}")["epoch"][0].as_py()
+    later = read_rows(table, {**_EPOCHS, "applied_at": (moment + timedelta(microseconds=1), None)}, ["epoch"])
+    first = pc.min(later["epoch"]).as_py() if later.num_rows else None
     # The one before the first of these was the newest at that moment; clocks of several drivers may disagree a little.
     base = newest if first is None else _epoch_at(table, first - 1)
     versions = {name: found.version for name, found in base.tables.items()} if base is not None else {}
     since = base.epoch if base is not None else 0
-    tables = query(table, f"select tables from t where kind = 'epoch' and epoch > {since}")["tables"]
-    for chunk in tables.chunks:
+    rows = read_rows(table, {**_EPOCHS, "epoch": (since + 1, None)}, ["tables"])
+    for chunk in rows["tables"].chunks if rows.num_rows else ():
         entries = pa.table({"name": chunk.keys, "version": chunk.items.field("version")})
         for row in entries.group_by("name").aggregate([("version", "min")]).to_pylist():
             versions[row["name"]] = min(row["version_min"], versions.get(row["name"], row["version_min"]))
@@ -284,22 +286,14 @@ def first_sample(
     table = open_table(ledger_path(root))
     if table is None:
         return None
-    at, of_file, up_to = _sql_time(moment), "", ""
-    if newer is not None:
-        of_file = f" union all select {2**62}, {_sql_time(newer[0])}, cast({newer[1]} as bigint)"
-        up_to = f" and sample_lsn <= {newer[1]}"
-    found = query(
-        table,
-        "with known as (select cast(epoch as bigint) as epoch, sample_time, sample_lsn from t where kind = 'epoch'"
-        f" and {_of_log(log)} and sample_time is not null{up_to}{of_file}),"
-        " steps as (select *, lag(sample_time) over (order by epoch) as before from known),"
-        f" last as (select max(epoch) as epoch from steps where sample_time < {at}),"
-        f" back as (select max(epoch) as epoch from steps where sample_time < before and before >= {at})"
-        f" select sample_time, sample_lsn from steps where sample_time >= {at}"
-        " and epoch > coalesce((select epoch from last), -1) and epoch >= coalesce((select epoch from back), -1)"
-        " order by epoch limit 1",
-    )
-    return _sample(found)
+    found = None
+    for sample in chain([newer] if newer else [], _samples(table, log, newer[1] if newer else None)):
+        if sample[0] < moment:
+            break  # behind this one is nothing at or below it
+        if found is not None and found[0] < sample[0]:
+            break  # the clock was set back
+        found = sample
+    return found
 
 
 def last_sample(root: str, position: Position) -> tuple[datetime, int] | None:
@@ -307,33 +301,24 @@ def last_sample(root: str, position: Position) -> tuple[datetime, int] | None:
     table = open_table(ledger_path(root))
     if table is None:
         return None
-    log = (position.system_id, position.timeline)
-    found = query(
-        table,
-        f"select sample_time, sample_lsn from t where kind = 'epoch' and {_of_log(log)}"
-        f" and sample_lsn <= {position.lsn} order by epoch desc limit 1",
-    )
-    return _sample(found)
+    return next(_samples(table, (position.system_id, position.timeline), position.lsn), None)
 
 
-def _of_log(log: tuple[str, int]) -> str:
-    return f"system_id = '{log[0]}' and timeline = {log[1]}"
-
-
-def _sql_time(moment: datetime) -> str:
-    text = moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    return f"arrow_cast('{text}', 'Timestamp(Microsecond, Some(\"UTC\"))')"
-
-
-def _sample(found: pa.Table) -> tuple[datetime, int] | None:
-    return (found["sample_time"][0].as_py(), found["sample_lsn"][0].as_py()) if found.num_rows else None
+def _samples(table: SmallTable, log: tuple[str, int], most: int | None) -> Iterator[tuple[datetime, int]]:
+    """The samples of `log` at or below `most`, newest first."""
+    of_log = {"system_id": (log[0], log[0]), "timeline": (log[1], log[1]), "sample_lsn": (0, most)}
+    for row in newest_first(table, "epoch", {**_EPOCHS, **of_log}, ["sample_time", "sample_lsn"]):
+        yield row["sample_time"], row["sample_lsn"]
 
 
 def generation_began(root: str, generation: int) -> datetime | None:
     """When `generation` began, by its driver's clock; None when there is no such row."""
     table = open_table(ledger_path(root))
-    rows = select(table, f"kind = 'generation' and generation = {generation}") if table is not None else []
-    return rows[0]["applied_at"] if rows else None
+    if table is None:
+        return None
+    bounds = {"kind": ("generation", "generation"), "generation": (generation, generation)}
+    rows = read_rows(table, bounds, ["applied_at"])
+    return rows["applied_at"][0].as_py() if rows.num_rows else None
 
 
 def _newest_epoch(table: SmallTable) -> Epoch | None:
@@ -344,19 +329,24 @@ def _newest_epoch(table: SmallTable) -> Epoch | None:
 
 
 def _touched(table: SmallTable, after: int) -> set[str]:
-    rows = select(table, f"kind = 'epoch' and epoch > {after}")
+    rows = _rows(table, {**_EPOCHS, "epoch": (after + 1, None)})
     return {name for row in rows for name, version in tables_of(row).items() if version.touched}
 
 
 def _epoch_at(table: SmallTable, epoch: int) -> Epoch | None:
-    rows = select(table, f"kind = 'epoch' and epoch <= {epoch} and epoch > {epoch - COMPLETE_EVERY}")
-    rows.sort(key=lambda row: row["epoch"])
+    rows = _rows(table, {**_EPOCHS, "epoch": (epoch - COMPLETE_EVERY + 1, epoch)})
     if not rows or rows[-1]["epoch"] != epoch:
         return None
     tables: dict[str, TableVersion] = {}
     for row in rows:
         tables = {**({} if row["complete"] else tables), **tables_of(row)}
     return epoch_of(rows[-1], tables)
+
+
+def _rows(table: SmallTable, bounds: Bounds) -> list[dict[str, Any]]:
+    """Of epochs, in their order."""
+    rows: list[dict[str, Any]] = read_rows(table, bounds).to_pylist(maps_as_pydicts="strict")
+    return sorted(rows, key=lambda row: int(row["epoch"]))
 
 
 def tables_of(row: dict[str, Any]) -> dict[str, TableVersion]:

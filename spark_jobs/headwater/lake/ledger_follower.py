@@ -7,12 +7,12 @@ Without Spark. Not thread-safe.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
 from headwater.delta import storage
 from headwater.delta.delta_log import DataFile, Snapshot, read_snapshot
+from headwater.delta.small_tables import may_hold
 from headwater.lake.ledger import COMPLETE_EVERY, Epoch, TableVersion, epoch_of, tables_of
 from headwater.lake.paths import ledger_path
 
@@ -49,7 +49,9 @@ class FollowedLedger:
             names = {action["add"]["path"] for commit in commits for action in commit if "add" in action}
             added = [snapshot.files[name] for name in names if name in snapshot.files]
         after = max(self._epochs, default=number - COMPLETE_EVERY)
-        rows = [row for file in added if _may_hold(file, after) for row in self._read(file, after)]
+        rows = [
+            row for file in added if may_hold(file, {"epoch": (after + 1, None)}) for row in self._read(file, after)
+        ]
         if self._take(sorted(rows, key=lambda row: int(row["epoch"]))):
             self._snapshot = snapshot
 
@@ -75,11 +77,3 @@ class FollowedLedger:
         for number in list(self._epochs)[:-_KEPT]:
             del self._epochs[number]
         return True
-
-
-def _may_hold(file: DataFile, after: int) -> bool:
-    """Whether the file may hold an epoch above `after`, by its statistics."""
-    known = json.loads(file.stats) if file.stats is not None else {}
-    if (last := known.get("maxValues", {}).get("epoch")) is not None:
-        return int(last) > after
-    return known.get("nullCount", {}).get("epoch") != file.rows or file.rows is None

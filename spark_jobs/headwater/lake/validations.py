@@ -11,17 +11,20 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
 
 from headwater.delta.small_tables import (
+    Bounds,
     LostRace,
     SmallTable,
     append_once,
     create_table,
+    newest_first,
     open_table,
-    select,
+    read_rows,
 )
 from headwater.lake.paths import validations_path
 from headwater.lake.validated import Checked, ValidatedEpoch
@@ -59,8 +62,8 @@ _SCHEMA = pa.schema(
     ]
 )
 _POLLED = (
-    "validation, epoch, system_id, timeline, lsn, sample_time, sample_lsn, "
-    '"table", incarnation, success, finished_at, failures'
+    *("validation", "epoch", "system_id", "timeline", "lsn", "sample_time", "sample_lsn"),
+    *("table", "incarnation", "suite", "success", "finished_at", "failures"),
 )
 
 
@@ -145,8 +148,7 @@ def earlier(root: str, name: str, *, passed_only: bool = False) -> Earlier | Non
     table = open_table(validations_path(root))
     if table is None:
         return None
-    quoted = name.replace("'", "''")
-    rows = select(table, f"\"table\" = '{quoted}'")
+    rows = read_rows(table, {"table": (name, name)}).to_pylist()
     by_run: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         by_run.setdefault(row["validation"], []).append(row)
@@ -171,8 +173,8 @@ def recent_results(root: str, table: str, most: int = 20) -> list[dict[str, Any]
     found = open_table(validations_path(root))
     if found is None:
         return []
-    name = table.replace("'", "''")
-    rows = select(found, f"\"table\" = '{name}' order by finished_at desc, suite limit {int(most)}")
+    rows = read_rows(found, {"table": (table, table)}).to_pylist()
+    rows = sorted(sorted(rows, key=itemgetter("suite")), key=itemgetter("finished_at"), reverse=True)
     return [
         {
             "epoch": row["epoch"],
@@ -187,7 +189,7 @@ def recent_results(root: str, table: str, most: int = 20) -> list[dict[str, Any]
                 for failure in json.loads(row["failures"])
             ],
         }
-        for row in rows
+        for row in rows[:most]
     ]
 
 
@@ -207,10 +209,13 @@ class ValidationReader:
         elif self._table.look():
             self._is_read = False
         if self._table is not None and not self._is_read:
-            now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-            kept = f"kept_until > arrow_cast('{now}', 'Timestamp(Microsecond, Some(\"UTC\"))')"
-            newest = "epoch = (select max(epoch) from t)"
-            self._found = _epochs(select(self._table, f"{kept} or {newest}", columns=_POLLED))
+            newest = next(newest_first(self._table, "epoch", {}, []), {"epoch": 0})["epoch"]
+            wanted: tuple[Bounds, ...] = (
+                {"kept_until": (datetime.now(UTC), None)},
+                {"epoch": (newest, newest)},  # or, of which some are among the first
+            )
+            rows = [row for bounds in wanted for row in read_rows(self._table, bounds, _POLLED).to_pylist()]
+            self._found = _epochs({(row["validation"], row["table"], row["suite"]): row for row in rows}.values())
             self._is_read = True
         return self._found
 

@@ -34,6 +34,7 @@ Wanted = str | os.PathLike[str] | Pipeline | Mapping[str, Any]
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.05
+_OUTAGE_SECONDS = 1.0
 _FIRST_WORD_SECONDS, _WORD_SECONDS = 2.0, 30.0
 
 
@@ -44,13 +45,21 @@ def wait(pipeline: Pipeline, request: WaitRequest) -> WaitResult:
         lookout = Lookout(pipeline, lake)
         waiter = Waiter(pipeline, request, lookout)
         next_word = time.monotonic() + _FIRST_WORD_SECONDS
-        while (result := waiter.look()) is None:
+        while True:
+            outage, result = "", None
+            try:
+                result = waiter.look()
+            except OSError as error:  # the lake's disk or store
+                if request.remaining() <= 0:
+                    raise
+                outage = f"the lake cannot be read: {error.strerror or error}"
+            if result is not None:
+                return result
             if time.monotonic() >= next_word:
                 next_word = time.monotonic() + _WORD_SECONDS
-                log.info("pipeline %s, %s", pipeline.name, waiter.progress)
-            time.sleep(LOOK_SECONDS)
+                log.info("pipeline %s, %s", pipeline.name, outage or waiter.progress)
+            time.sleep(_OUTAGE_SECONDS if outage else LOOK_SECONDS)
             lookout.refresh()
-    return result
 
 
 def requested_here(

@@ -156,7 +156,9 @@ def test_of_two_appends_to_one_version_one_loses_its_race(folder: str) -> None:
     assert small_tables.write_checkpoint(f"{folder}/small") == 2
     found = small_tables.open_table(f"{folder}/small")
     assert found is not None
-    assert sorted(row["a"] for row in small_tables.select(found, "a > 0")) == [1, 2]
+    assert sorted(row["a"] for row in small_tables.rows_of(found)) == [1, 2]
+    assert small_tables.read_rows(found, {"a": (2, None)}).to_pylist() == [{"a": 2}]
+    assert [row["a"] for row in small_tables.newest_first(found, "a", {}, [])] == [2, 1]
 
 
 # The network fails
@@ -203,7 +205,8 @@ def test_a_store_that_is_away_is_an_error_like_a_disk_s_and_comes_back(
     folder, proxy = way
     storage.write(f"{folder}/a", b"abc")
     proxy.away()
-    monkeypatch.setattr(store_options, "RETRIES", 1)
+    monkeypatch.setattr(store_options, "_is_patient", False)
+    monkeypatch.setattr(store_options, "PATIENCE_SECONDS", 1)
     with pytest.raises(OSError, match="a") as raised:
         storage.read(f"{folder}/a")
     assert not isinstance(raised.value, FileNotFoundError)

@@ -22,6 +22,7 @@ from fixtures.jobs import (
     lake_path_of,
     lake_rows,
     load_tables,
+    queried,
     record_of,
     registry_of,
     until,
@@ -34,7 +35,7 @@ from headwater.apply.direct import Fence
 from headwater.apply.reshape import rebuild as rebuild_in_lake
 from headwater.arrow_types import lake_schema
 from headwater.delta import storage
-from headwater.delta.small_tables import open_table, query
+from headwater.delta.small_tables import open_table
 from headwater.errors import Refused, Transient
 from headwater.gate.check import check
 from headwater.lake import cuts
@@ -357,7 +358,7 @@ def test_a_driver_whose_predecessor_wakes_up_over_a_rebuild_goes_on_in_its_shape
         hold.reached(running)
         found = open_table(path)
         assert found is not None
-        rows = query(found, "select * from t").cast(lake_schema(shape))
+        rows = queried(path, "select * from t").cast(lake_schema(shape))
         lease = registry_of(shop.pipeline)
         asked = Reload("0" * 16, NAME, record.incarnation, (), NAME, "", "read", now_text(), rows=100, shape=shape)
         lease.write(asked)

@@ -11,12 +11,13 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from fixtures.jobs import queried
 from headwater.apply.columns import ColumnChange, evolve
 from headwater.apply.direct import Fence
 from headwater.apply.reshape import rebuild
 from headwater.arrow_types import lake_schema
 from headwater.delta import delta_log
-from headwater.delta.small_tables import LostRace, open_table, select
+from headwater.delta.small_tables import LostRace
 from headwater.schema import Column, TableSchema, ValueType
 
 APP = "headwater/shop/public.t/1"
@@ -65,9 +66,8 @@ def _rows(schema: TableSchema) -> list[pa.Table]:
 
 
 def _stored(folder: str) -> list[dict[str, Any]]:
-    table = open_table(folder)
-    assert table is not None
-    return select(table, "true order by id")
+    rows: list[dict[str, Any]] = queried(folder, "select * from t order by id").to_pylist(maps_as_pydicts="strict")
+    return rows
 
 
 def _files(folder: str) -> set[Path]:

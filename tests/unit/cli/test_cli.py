@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -167,6 +168,18 @@ def test_an_unexpected_error_is_one_sentence_without_the_password(capsys: pytest
     assert "hunter2" not in err
     assert "Traceback" not in err
     assert err.count("\n") == 1
+
+
+def test_a_store_that_is_away_is_the_lake_s_outage(capsys: pytest.CaptureFixture[str]) -> None:
+    args = parser().parse_args(["load", "x.yaml", "--json"])
+    away = OSError(errno.EIO, "Generic S3 error: connection refused", "s3://analytics/shop/_headwater/tables")
+    assert cli._report(away, args, Scrubber(), sys.stdout) == 1
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (error["code"], error["where"]) == ("lake_unavailable", "s3://analytics/shop/_headwater/tables")
+    assert "connection refused" in error["message"]
+    full = OSError(errno.ENOSPC, "No space left on device", "/tmp/spill")
+    assert cli._report(full, args, Scrubber(), sys.stdout) == 1
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == "unexpected"
 
 
 def test_the_exit_status_of_an_error_is_its_own(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,91 @@
+"""Rows of small tables within bounds: what every file would give, though most are not opened."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fixtures.soak import examples
+from headwater.delta import storage
+from headwater.delta.small_tables import SmallTable, append_once, compact, create_table, newest_first, read_rows
+
+SCHEMA = pa.schema(
+    [("number", pa.int64()), ("word", pa.string()), ("moment", pa.timestamp("us", "UTC")), ("size", pa.int64())]
+)
+BEGAN = datetime(2026, 1, 1, 0, 0, 0, 500, tzinfo=UTC)
+MOMENTS = st.integers(0, 9).map(lambda number: BEGAN + timedelta(microseconds=337 * number))
+WORDS = st.sampled_from(["a", "b", "bb", "a" * 40, "a" * 31 + "b" + "c" * 9])
+ROWS = st.fixed_dictionaries(
+    {"word": st.none() | WORDS, "moment": st.none() | MOMENTS, "size": st.none() | st.integers(-3, 3)}
+)
+
+
+def bounds_of(values: Any) -> Any:
+    return st.tuples(st.none() | values, st.none() | values)
+
+
+def made(folder: str, files: list[list[dict[str, Any]]]) -> tuple[SmallTable, list[dict[str, Any]]]:
+    """A table with a file for each of `files`, whose rows are numbered."""
+    table = create_table(folder, SCHEMA)
+    rows: list[dict[str, Any]] = []
+    for file in files:
+        numbered = [{"number": len(rows) + place, **row} for place, row in enumerate(file)]
+        rows += numbered
+        append_once(table, numbered, SCHEMA)
+    return table, rows
+
+
+def holds(row: dict[str, Any], bounds: dict[str, tuple[Any, Any]]) -> bool:
+    for column, (low, high) in bounds.items():
+        value = row[column]
+        if value is None or (low is not None and value < low) or (high is not None and value > high):
+            return False
+    return True
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(
+    files=st.lists(st.lists(ROWS, min_size=1, max_size=3), min_size=1, max_size=6),
+    bounds=st.fixed_dictionaries(
+        {}, optional={"word": bounds_of(WORDS), "moment": bounds_of(MOMENTS), "size": bounds_of(st.integers(-3, 3))}
+    ),
+    gathered=st.booleans(),
+)
+def test_rows_within_bounds_are_those_of_all_files_that_lie_in_them(
+    tmp_path_factory: pytest.TempPathFactory, files: Any, bounds: Any, gathered: bool
+) -> None:
+    table, rows = made(str(tmp_path_factory.mktemp("table")), files)
+    if gathered:
+        compact(table, 1 << 20)
+    expected = [row for row in rows if holds(row, bounds)]
+    found = read_rows(table, bounds).to_pylist()
+    assert sorted(found, key=lambda row: int(row["number"])) == expected
+    assert read_rows(table, bounds, ["word"]).to_pylist() == [{"word": row["word"]} for row in found]
+    newest = list(newest_first(table, "number", bounds, ["size"]))
+    assert newest == [{"number": row["number"], "size": row["size"]} for row in reversed(expected)]
+
+
+def test_files_that_cannot_have_what_is_asked_for_are_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [[{"word": "a", "moment": BEGAN + timedelta(days=day), "size": None}] for day in range(30)]
+    table, _ = made(str(tmp_path), files)
+    genuine, opened = storage.parquet_file, 0
+
+    def counting(*arguments: Any, **options: Any) -> Any:
+        nonlocal opened
+        opened += 1
+        return genuine(*arguments, **options)
+
+    monkeypatch.setattr(storage, "parquet_file", counting)
+    assert read_rows(table, {"moment": (BEGAN + timedelta(days=28), None)}).num_rows == 2
+    assert read_rows(table, {"number": (None, 3)}, ["number"]).num_rows == 4
+    assert (read_rows(table, {"size": (0, 0)}).num_rows, opened) == (0, 6)
+    assert next(newest_first(table, "number", {}, [])) == {"number": 29}
+    assert opened == 7
