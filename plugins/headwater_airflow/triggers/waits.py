@@ -163,10 +163,14 @@ class Waits:
             if question is not None and (self._asking is None or self._asking.done()):
                 self._asking = self._event_loop.create_task(self._ask(question))
             await asyncio.sleep(_AT_LEAST_SECONDS)
-            seconds = [_OUTAGE_SECONDS if outage else wait.look_seconds for wait in waits]
+            least = self._least_pause()
+            seconds = [_OUTAGE_SECONDS if outage else max(wait.look_seconds, least) for wait in waits]
             seconds += [wait.remaining() for wait in waits]
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wanted.wait(), max(min(seconds, default=0) - _AT_LEAST_SECONDS, 0.001))
+
+    def _least_pause(self) -> float:
+        return self._ready[1].longest_pause if self._ready is not None else 0.0
 
     def _tick(self, waits: Iterable[Wait]) -> tuple[Question | None, bool]:
         """One look for all `waits`: what is to be asked of the source, and whether the lake did not answer."""

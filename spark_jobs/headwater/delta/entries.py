@@ -86,13 +86,14 @@ def refuse_replaced(folder: str) -> int | None:
     return stands
 
 
-def is_replaced(folder: str) -> bool:
-    """Whether one is."""
+def stands(folder: str, version: int) -> bool:
+    """Whether the entry `version` is there, and none is another than was put or met."""
     try:
-        refuse_replaced(folder)
+        if refuse_replaced(folder) == version:
+            return True
     except EntryReplaced:
-        return True
-    return False
+        return False
+    return storage.token(log_entry(folder, version)) is not None
 
 
 def _txn_id_in(folder: str, version: int) -> str:

@@ -19,8 +19,8 @@ from typing import Any
 from headwater.delta.log_files import LogFiles
 from headwater.lake.cuts import history_name, list_pins
 from headwater.lake.ledger import oldest_versions
+from headwater.lake.looks import often
 
-_RECENT_SECONDS = 20.0
 LOG_SECONDS = 3600.0
 """Log entries stay so long even where cuts are kept for less: a writer that was stopped for a while, and then commits
 the next version of the one that it had read, must find that name taken."""
@@ -84,7 +84,7 @@ def _versions_of(cut: Mapping[str, Any]) -> Iterator[tuple[str, int | None]]:
 
 
 class RecentHorizons:
-    """Horizons that are read again when they are older than twenty seconds: one reading of pins and ledger serves many
+    """Horizons that are read again now and then (`headwater.lake.looks`): one reading of pins and ledger serves many
     tables. An old horizon is a low one, so it takes too little and never too much."""
 
     def __init__(self, root: str, keep_cuts: float) -> None:
@@ -93,7 +93,7 @@ class RecentHorizons:
         self._read_at = 0.0
 
     def read(self) -> Horizons:
-        if self._found is None or time.monotonic() > self._read_at + _RECENT_SECONDS:
+        if self._found is None or time.monotonic() > self._read_at + often(self._root).horizon:
             self._read_at = time.monotonic()
             self._found = Horizons.read(self._root, self._keep_cuts)
         return self._found

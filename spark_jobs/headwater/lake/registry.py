@@ -235,12 +235,14 @@ class Registry:
         """The file of the registry's log that made the version that was read last."""
         return log_entry(self._folder, self._table.version())
 
-    def refresh(self) -> None:
+    def refresh(self) -> bool:
+        """Read what others have written since; whether there is anything."""
         with self._lock:
-            if self._table.look():
+            if is_new := self._table.look():
                 self._durable, self._is_read = -1, False
             if not self._is_read:
                 self._read()
+            return is_new
 
     def record(self, name: str) -> TableRecord:
         return self.tables[name]

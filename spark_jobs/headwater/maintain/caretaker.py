@@ -21,6 +21,7 @@ from headwater.lake import wait_log
 from headwater.lake.cuts import remove_expired
 from headwater.lake.horizon import RecentHorizons
 from headwater.lake.ledger import generation_began
+from headwater.lake.looks import often
 from headwater.lake.paths import table_path
 from headwater.lake.registry import TableRecord
 from headwater.maintain.cleanup import ORPHAN_SECONDS, Cleaned, clean
@@ -30,9 +31,6 @@ log = logging.getLogger(__name__)
 
 _SHARE = 0.05
 _REST = 1.0
-_COMMITS = 300
-_SECONDS = 600.0
-_CONTROL_SECONDS = 120.0
 _SAME_SECONDS = 3600.0
 
 
@@ -64,12 +62,12 @@ class Caretaker:
         self._idle = threading.Condition(self._lock)
         self._records: dict[str, TableRecord] = {}
         self.done: Counter[str] = Counter()
-        begin = time.monotonic() + first
+        begin, self._often = time.monotonic() + first, often(root)
         self._tasks = {
-            "ledger": _Task("the ledger", lambda: self._control(keep_ledger), begin, _CONTROL_SECONDS),
-            "pins": _Task("pins", self._pins, begin, _SECONDS),
-            "registry": _Task("the registry", lambda: self._control(keep_registry), begin, _SECONDS),
-            "validations": _Task("validations", lambda: self._control(keep_validations), begin, _SECONDS),
+            "ledger": _Task("the ledger", lambda: self._control(keep_ledger), begin, self._often.control),
+            "pins": _Task("pins", self._pins, begin, self._often.upkeep),
+            "registry": _Task("the registry", lambda: self._control(keep_registry), begin, self._often.upkeep),
+            "validations": _Task("validations", lambda: self._control(keep_validations), begin, self._often.upkeep),
         }
         self._seen(tables, begin)
         self._failed: set[str] = set()
@@ -92,10 +90,10 @@ class Caretaker:
         now = time.monotonic()
         with self._lock:
             for record in records:
-                self._seen([record], now + _SECONDS)
+                self._seen([record], now + self._often.upkeep)
                 task = self._tasks[_key(record.name)]
                 task.commits += 1
-                task.next = min(task.next, now if task.commits >= _COMMITS else now + _SECONDS)
+                task.next = min(task.next, now if task.commits >= self._often.commits else now + self._often.upkeep)
 
     def leave(self, name: str) -> None:
         """Another job writes the table: files that no commit names yet may be old before that ends. Behind this nothing
@@ -112,7 +110,7 @@ class Caretaker:
             self._records[record.name] = record
             name = record.name
             if _key(name) not in self._tasks:
-                self._tasks[_key(name)] = _Task(name, lambda name=name: self._table(name), due, _SECONDS)  # type: ignore[misc]
+                self._tasks[_key(name)] = _Task(name, lambda name=name: self._table(name), due, self._often.upkeep)  # type: ignore[misc]
 
     def _run(self) -> None:
         pause = _REST

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from threading import Event
 
 from headwater.delta import log_files
-from headwater.delta.delta_log import read_snapshot
 from headwater.delta.small_tables import LostRace, compact, open_table, write_checkpoint
 from headwater.lake.paths import ledger_path, registry_path, validations_path
 from headwater.maintain.cleanup import ORPHAN_SECONDS, Cleaned, clean
@@ -59,8 +58,8 @@ def _keep(folder: str, stop: Event, keep: float, enough: int | None) -> KeptTabl
     table = open_table(folder)
     if table is None:
         return None
-    before = read_snapshot(folder).files
-    small = sum(file.size < _TARGET for file in before.values())
+    before = table.files
+    small = sum(file.size < _TARGET for file in before)
     if enough is not None and small >= enough:
         with contextlib.suppress(LostRace):  # somebody else does the same just now
             compact(table, _TARGET)
@@ -74,4 +73,5 @@ def _keep(folder: str, stop: Event, keep: float, enough: int | None) -> KeptTabl
     # A row's file is written milliseconds before its commit: after a day no writer is left that could still add it.
     orphans_before = now - ORPHAN_SECONDS
     cleaned = clean(folder, log, horizon, log_from=horizon, orphans_before=orphans_before, stop=stop)
-    return KeptTable(len(before), len(read_snapshot(folder).files), cleaned, checkpoint if checkpoint >= 0 else None)
+    table.look()
+    return KeptTable(len(before), len(table.files), cleaned, checkpoint if checkpoint >= 0 else None)

@@ -186,6 +186,7 @@ class Replicate(_Section):
     max_rows: _PositiveCount = 500_000
     max_bytes: _PositiveSize = 256 << 20
     max_seconds: _PositiveDuration = 1.0
+    min_seconds: _Freshness = None
     memory: _PositiveSize = 1 << 30
     spill: _PositiveSize = 20 << 30
     retry_seconds: _Duration = 60.0

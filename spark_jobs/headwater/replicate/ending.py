@@ -6,17 +6,15 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator
-from typing import Final
 
 from deltalake.exceptions import DeltaError
 
+from headwater.lake.looks import often
 from headwater.replicate.batches.retries import outage, reason_of
 from headwater.replicate.others import remember_columns
 from headwater.replicate.run import Run
 
 log = logging.getLogger(__name__)
-
-IDLE_ROW_SECONDS: Final = 10.0
 
 
 def why_stop(run: Run) -> str | None:
@@ -37,7 +35,7 @@ def why_stop(run: Run) -> str | None:
 
 
 def idle_row_is_due(run: Run, *, force: bool) -> bool:
-    """Nothing is to be applied: ledger and slot follow a log that moved, at most every ten seconds unless forced."""
+    """Nothing is to be applied: ledger and slot follow a log that moved, now and then unless forced."""
     idle = run.reader.idle_position
     if idle is not None:
         run.processed = max(run.processed, idle)
@@ -46,7 +44,7 @@ def idle_row_is_due(run: Run, *, force: bool) -> bool:
     # Tables found ahead of the ledger (after a crash) are published as soon as the log has reached them; one that
     # joins the cuts need not wait until the log of an idle source moves: two rows may say the same position.
     waiting = run.tables.next_row.waits_for(run.processed)
-    due = newest is None or time.monotonic() - run.last_row >= IDLE_ROW_SECONDS
+    due = newest is None or time.monotonic() - run.last_row >= often(run.root).idle_row
     return waiting or (moved and (force or due))
 
 

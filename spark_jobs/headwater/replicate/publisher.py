@@ -1,4 +1,4 @@
-"""What pollers see while a driver runs: the position file, once a second and after each epoch."""
+"""What pollers see while a driver runs: the position file, after each epoch, and now and then."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from datetime import UTC
 from headwater.lake.durability import Durability
 from headwater.lake.freshness import SOURCE_RATE
 from headwater.lake.ledger import Epoch, Ledger, last_sample
+from headwater.lake.looks import Growing, often
 from headwater.lake.position_file import PositionFile, read_position_file, write_position_file
 from headwater.lake.registry import TableRecord, now_text
 from headwater.replicate.batches.retries import Retries
@@ -41,6 +42,8 @@ class Publisher:
         self._epoch = ledger.newest
         self._samples = self._samples_before()
         self._states: dict[str, dict[str, str]] = {}
+        self._writings = Growing(1.0, often(root).file)
+        self._said: object = None
         self.latencies: dict[str, float] = {}
         """Seconds by stage of the newest epoch with changes."""
         self.sampled(first)
@@ -79,6 +82,14 @@ class Publisher:
         with self._lock:
             self._states = _not_in_step(tables)
 
+    def tick(self) -> None:
+        """Once a second: replace the file, or let it be a while where that costs money, as long as it would say nothing
+        but that time has passed. Who waits has the log say so (`emit_marker`)."""
+        pending = self._pending.since()
+        news = bool(pending) or self._said != self._to_say(pending)
+        if news or self._writings.is_due:
+            self.write()
+
     def write(self) -> None:
         """Replace the file now, unless nothing was published yet or another driver has taken over."""
         with self._lock:
@@ -102,6 +113,13 @@ class Publisher:
             )
             self._ledger.check_fence()
             write_position_file(self._root, content)
+            said = self._to_say(content.pending)
+            self._writings.looked(new=said != self._said)
+            self._said = said
+
+    def _to_say(self, pending: Mapping[str, int]) -> object:
+        epoch = self._epoch
+        return epoch and (epoch.generation, epoch.epoch), pending, self._states, self._retries.shown()
 
     def _rates(self) -> dict[str, float]:
         latencies = {f"{stage}_seconds": spent for stage, spent in self.latencies.items()}

@@ -97,12 +97,12 @@ class Run:
     handovers: Handovers
     successor: SuccessorWatch
     speed: ApplyRate
+    rounds: Rounds
     target: int | None
     deadline: float | None
     stop: threading.Event
     processed: int
     last_row: float = 0.0
-    rounds: Rounds = field(default_factory=Rounds)
     totals: Totals = field(default_factory=Totals)
 
     def await_log(self) -> None:

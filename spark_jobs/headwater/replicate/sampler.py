@@ -70,6 +70,7 @@ class Sampler:
         connection: Connection | None = None
         try:
             while not self._stop.wait(_PERIOD):
+                say = self._publisher.tick
                 try:
                     if connection is None:
                         connection = self._connect()
@@ -80,11 +81,13 @@ class Sampler:
                 except Exception as error:
                     log.warning("the source does not answer the sampler: %s", error)
                     self._successor.look_away()
+                    # The file alone shows then that a driver lives.
+                    say = self._publisher.write
                     # A server that shuts down ends this session first; one that is only slow keeps it.
                     if connection is None or connection.closed:
                         connection = None
                         self._reader.server_is_going()
-                self._publisher.write()
+                say()
         except Fenced as error:
             self.failure = error
         except Exception as error:

@@ -21,9 +21,9 @@ class Sealing:
     for, and one that is full, begin at once; none begins while shares of earlier ones wait for a thread, or while these
     hold as much as a batch may."""
 
-    def __init__(self, limits: Replicate, reader: LogReader, lanes: Lanes, open_epochs: OpenEpochs) -> None:
+    def __init__(self, limits: Replicate, reader: LogReader, lanes: Lanes, open_epochs: OpenEpochs, pace: Pace) -> None:
         self._limits, self._reader, self._lanes, self._open = limits, reader, lanes, open_epochs
-        self.pace = Pace(limits.max_seconds)
+        self.pace = pace
         self._next_batch = 0.0
 
     def next_batch(self) -> Batch | None:

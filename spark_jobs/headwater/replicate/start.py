@@ -31,6 +31,7 @@ from headwater.gate.recovery import mend_lake, mended_registry
 from headwater.gate.wal_ceiling import CeilingWatch, giving_up
 from headwater.lake.durability import Durability, sync_lake
 from headwater.lake.ledger import Ledger
+from headwater.lake.looks import often
 from headwater.lake.registry import Registry
 from headwater.load.handover import Handovers
 from headwater.log.spill import SpillStore
@@ -38,6 +39,7 @@ from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import Position, parse_lsn
 from headwater.replicate.batches.lanes import Lanes
 from headwater.replicate.batches.open_epochs import OpenEpochs
+from headwater.replicate.batches.pace import Pace
 from headwater.replicate.batches.stage_times import ApplyRate
 from headwater.replicate.beside.following import Following
 from headwater.replicate.catalog_watch.watch import CatalogWatch
@@ -47,6 +49,7 @@ from headwater.replicate.preapply.decide import Staging
 from headwater.replicate.publisher import Publisher
 from headwater.replicate.reader.handle import LogReader, ReaderOptions
 from headwater.replicate.reader.silence import Silence, silence_limit
+from headwater.replicate.rounds import Rounds
 from headwater.replicate.run import Run, Totals, Wish, report
 from headwater.replicate.sampler import Sampler
 from headwater.replicate.sealing import Sealing
@@ -182,7 +185,7 @@ def _driving(opened: _Opened) -> Iterator[Run | dict[str, Any]]:
                 tables=tables,
                 lanes=lanes,
                 open_epochs=open_epochs,
-                sealing=Sealing(pipeline.replicate, reader, lanes, open_epochs),
+                sealing=Sealing(pipeline.replicate, reader, lanes, open_epochs, _pace(pipeline)),
                 ledger=ledger,
                 publisher=publisher,
                 sampler=sampler,
@@ -193,6 +196,7 @@ def _driving(opened: _Opened) -> Iterator[Run | dict[str, Any]]:
                 handovers=handovers,
                 successor=successor,
                 speed=speed,
+                rounds=Rounds(often(root).idle_tables),
                 target=target,
                 deadline=opened.deadline,
                 stop=stop,
@@ -200,6 +204,12 @@ def _driving(opened: _Opened) -> Iterator[Run | dict[str, Any]]:
             )
             with contextlib.closing(tables), sampler.running():
                 yield run
+
+
+def _pace(pipeline: Pipeline) -> Pace:
+    limits = pipeline.replicate
+    shortest = often(pipeline.lake_path()).batch if limits.min_seconds is None else limits.min_seconds
+    return Pace(shortest, limits.max_seconds)
 
 
 def _loaded(pipeline: Pipeline) -> Registry:

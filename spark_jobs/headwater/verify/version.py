@@ -25,6 +25,7 @@ from headwater.errors import Transient
 from headwater.lake.cuts import Pin, pin_cut, release_pin, take_cut
 from headwater.lake.freshness import Outcome
 from headwater.lake.ledger import Epoch, read_epoch
+from headwater.lake.looks import often
 from headwater.lake.paths import table_path
 from headwater.lake.reader import LakeReader
 from headwater.lake.registry import Registry, TableRecord
@@ -36,7 +37,6 @@ from headwater.source.connection import Connection
 from headwater.source.publication.publication import inserts_name
 from headwater.source.slot import read_slot
 from headwater.waiting.request import WaitRequest, deadline_in
-from headwater.waiting.wait import LOOK_SECONDS
 from headwater.waiting.waiter import Waiter
 
 _PEEK_CHANGES = 100_000
@@ -129,7 +129,7 @@ def _wait(pipeline: Pipeline, connection: Connection, name: str, at: Position, p
                         return _pin(pipeline, name, epoch, at, owner)
                 if now - alive >= patience.without_driver:
                     raise _late(pipeline, name, at, "no replicate is running", Outcome.NOT_RUNNING)
-        time.sleep(LOOK_SECONDS)
+        time.sleep(often(pipeline.lake_path()).wait[0])
     if result.pin is not None:
         return result.pin
     if result.outcome in (Outcome.SUSPENDED, Outcome.LOADING):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from headwater.errors import HeadwaterError, Transient
 from headwater.lake.look import Look
+from headwater.lake.looks import often
 from headwater.lake.reader import LakeReader
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.source.catalog.partitions import NamedPart
@@ -26,10 +27,11 @@ for ever."""
 
 class Lookout:
     """For one wait. `source`: the last answer; `outage`: why the last question had none. `lake`: a reader that somebody
-    has used before."""
+    has used before. `longest_pause`: seconds between two looks, where each costs money."""
 
     def __init__(self, pipeline: Pipeline, lake: LakeReader | None = None) -> None:
         self._pipeline = pipeline
+        self.longest_pause = often(pipeline.lake_path()).wait[1]
         self.lake = lake or self._new_reader()
         self.source: SourceState | None = None
         self.outage = ""

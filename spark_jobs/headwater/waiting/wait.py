@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from headwater.errors import Refused
 from headwater.lake.cuts import Cut
+from headwater.lake.looks import Growing, often
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline, load_pipeline
 from headwater.pipeline_file.quantities import parse_duration
@@ -33,7 +34,6 @@ Wanted = str | os.PathLike[str] | Pipeline | Mapping[str, Any]
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.05
 _OUTAGE_SECONDS = 1.0
 _FIRST_WORD_SECONDS, _WORD_SECONDS = 2.0, 30.0
 
@@ -44,6 +44,7 @@ def wait(pipeline: Pipeline, request: WaitRequest) -> WaitResult:
     with borrowed(pipeline.lake_path(), pipeline.name) as lake:
         lookout = Lookout(pipeline, lake)
         waiter = Waiter(pipeline, request, lookout)
+        looks = Growing(*often(pipeline.lake_path()).wait)
         next_word = time.monotonic() + _FIRST_WORD_SECONDS
         while True:
             outage, result = "", None
@@ -58,7 +59,8 @@ def wait(pipeline: Pipeline, request: WaitRequest) -> WaitResult:
             if time.monotonic() >= next_word:
                 next_word = time.monotonic() + _WORD_SECONDS
                 log.info("pipeline %s, %s", pipeline.name, outage or waiter.progress)
-            time.sleep(_OUTAGE_SECONDS if outage else LOOK_SECONDS)
+            time.sleep(_OUTAGE_SECONDS if outage else min(looks.pause, max(request.remaining(), 0.01)))
+            looks.looked(new=False)
             lookout.refresh()
 
 

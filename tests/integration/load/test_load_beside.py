@@ -153,7 +153,7 @@ def test_a_table_does_not_join_the_cuts_before_its_driver_has_followed_its_load(
     """A write of the driver's own, after a lost race, reads the registry again as well: the table is "catching up"
     there before the look at loads comes, and everything that was kept of it is still to be applied."""
     load_tables(shop.pipeline, NEW)
-    monkeypatch.setattr("headwater.replicate.beside.following._PERIOD", 4.0)
+    monkeypatch.setattr("headwater.replicate.beside.following._FIRST", 4.0)
     follow = Following.follow_if_due
 
     def reading_again(driver: Following) -> bool:
@@ -229,7 +229,7 @@ def test_no_cut_is_without_changes_of_a_table_that_another_job_has_just_taken(
 ) -> None:
     """Whatever the driver enters into the registry itself may show it the other job's state before it follows that."""
     load_tables(shop.pipeline, NEW)
-    monkeypatch.setattr(following_jobs, "_PERIOD", 3.0)
+    monkeypatch.setattr(following_jobs, "_FIRST", 3.0)
     by_table = Shares.of
 
     def seen_already(shares: Shares, batch: Batch) -> dict[str, Share]:

@@ -77,7 +77,7 @@ def test_nothing_goes_on_top_of_a_commit_that_somebody_has_overwritten(tmp_path:
     overwrite(folder, behind, info())
     with pytest.raises(EntryReplaced) as refused:
         delta_log.commit(folder, 3, [info("OURS")])
-    assert (refused.value.version, entries.is_replaced(folder)) == (behind, True)
+    assert (refused.value.version, entries.stands(folder, 2)) == (behind, False)
     assert not Path(log_entry(folder, 3)).exists()
     entries.meet(folder, 2)  # judged, and accepted
     delta_log.commit(folder, 3, [info("OURS")])
@@ -89,7 +89,7 @@ def test_the_same_commit_in_another_file_is_still_ours(tmp_path: Path) -> None:
     write_deltalake(tmp_path, pa.table({"a": [1]}))
     delta_log.commit(folder, 1, [info("OURS")])
     overwrite(folder, 1, *(read_actions(folder, 1) or []))
-    assert not entries.is_replaced(folder)
+    assert entries.stands(folder, 1)
     delta_log.commit(folder, 2, [info("OURS")])
 
 
@@ -99,9 +99,11 @@ def test_an_entry_that_is_gone_is_not_taken_for_one_that_was_overwritten(tmp_pat
     for version in (1, 2):
         delta_log.commit(folder, version, [info("OURS")])
     Path(log_entry(folder, 1)).unlink()
-    assert not entries.is_replaced(folder)
+    assert entries.refuse_replaced(folder) == 2
+    assert entries.stands(folder, 2)
     Path(log_entry(folder, 2)).unlink()
-    assert not entries.is_replaced(folder)
+    assert entries.refuse_replaced(folder) is None
+    assert not entries.stands(folder, 2)
     with pytest.raises(LostRace):
         delta_log.commit(folder, 3, [info("OURS")])
 

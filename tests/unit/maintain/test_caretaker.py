@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Event
@@ -14,6 +15,7 @@ from fixtures.hand_tables import HandTable, ids_at
 from fixtures.lakes import HandLake, position_at
 from fixtures.waiting import until
 from headwater.delta import storage
+from headwater.lake import looks
 from headwater.lake.cuts import pin_cut, release_pin
 from headwater.maintain import caretaker
 from headwater.maintain.caretaker import Caretaker
@@ -49,9 +51,7 @@ class Lake:
 def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
     monkeypatch.setattr(caretaker, "_REST", 0.01)
     monkeypatch.setattr(caretaker, "_SHARE", 0.9)
-    monkeypatch.setattr(caretaker, "_COMMITS", 1)
-    monkeypatch.setattr(caretaker, "_SECONDS", 0.05)
-    monkeypatch.setattr("headwater.lake.horizon._RECENT_SECONDS", 0.0)
+    monkeypatch.setattr(looks, "_ON_DISK", replace(looks._ON_DISK, commits=1, upkeep=0.05, horizon=0.0))
     return Lake(tmp_path / "lake")
 
 

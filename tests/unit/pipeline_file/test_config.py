@@ -211,9 +211,9 @@ def test_what_came_from_the_environment_is_never_printed(tmp_path: Path) -> None
 
 
 def test_numbers_may_come_from_the_environment(tmp_path: Path) -> None:
-    text = HEAD + "replicate: {max_rows: '${N}', max_seconds: '${S}'}\ntables: [public.a]\n"
+    text = HEAD + "replicate: {max_rows: '${N}', max_seconds: '${S}', min_seconds: 5s}\ntables: [public.a]\n"
     replicate = read(tmp_path, text, {**ENVIRON, "N": "10", "S": "250ms"}).replicate
-    assert (replicate.max_rows, replicate.max_seconds) == (10, 0.25)
+    assert (replicate.max_rows, replicate.max_seconds, replicate.min_seconds) == (10, 0.25, 5)
 
 
 def test_a_dollar_can_be_written(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_what_is_kept_for_a_load_of_a_table_that_was_just_catching_up_stays_unti
     following.start(_lanes(waiting), lambda: 0x100)
     again = replace(first.entered("loading"), incarnation=first.incarnation + 1)
     lake.registry.write(again)
-    following._looked -= 2
+    following._looks._last -= 2
     following.follow_if_due()
     assert len(waiting) == 2, "the one before catches up, then changes are kept for the new one"
     # The lane has done both before the main thread learns of the first.

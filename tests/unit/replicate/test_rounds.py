@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 
-from headwater.replicate.rounds import PERIOD, Rounds
+from headwater.replicate.rounds import Rounds
+
+PERIOD = 5.0
 
 
 def test_each_has_its_turn_within_the_time_and_never_all_at_once() -> None:
     now = 0.0
-    rounds = Rounds(lambda: now)
+    rounds = Rounds(PERIOD, lambda: now)
     names = [f"t{number}" for number in range(500)]
     turns: dict[str, list[float]] = {name: [] for name in names}
     while now < 10 * PERIOD:
@@ -25,7 +27,7 @@ def test_each_has_its_turn_within_the_time_and_never_all_at_once() -> None:
 
 def test_a_driver_that_was_busy_makes_up_for_it() -> None:
     now = 0.0
-    rounds = Rounds(lambda: now)
+    rounds = Rounds(PERIOD, lambda: now)
     now = PERIOD
     assert rounds.due(lambda: ["a", "b", "c"]) == []
     now = 3 * PERIOD
@@ -34,7 +36,7 @@ def test_a_driver_that_was_busy_makes_up_for_it() -> None:
 
 def test_what_comes_meanwhile_is_in_the_next_round() -> None:
     now = PERIOD
-    rounds = Rounds(lambda: now)
+    rounds = Rounds(PERIOD, lambda: now)
     now = 2 * PERIOD
     assert rounds.due(list) == []
     now = 3 * PERIOD

@@ -133,27 +133,34 @@ def test_the_rate_of_applying_is_that_of_the_last_ten_seconds() -> None:
 
 
 def test_batches_are_as_long_as_allowed_until_their_cost_is_known() -> None:
-    assert Pace(1.0).interval == 1.0
+    assert Pace(0.2, 1.0).interval == 1.0
 
 
 @pytest.mark.parametrize(("tables", "seconds", "interval"), [(1, 0.01, 0.2), (4, 0.01, 0.5), (50, 0.01, 1.0)])
 def test_the_more_commits_a_batch_costs_the_longer_it_grows(tables: int, seconds: float, interval: float) -> None:
-    pace = Pace(1.0)
+    pace = Pace(0.2, 1.0)
     for _ in range(30):
         pace.applied(seconds, tables)
     assert pace.interval == pytest.approx(interval)
     assert (tables + 1) / pace.interval <= COMMITS_PER_SECOND or interval == 1.0
 
 
+def test_batches_are_as_far_apart_as_a_user_wants_and_a_longest_time_below_that_says_nothing() -> None:
+    pace = Pace(5.0, 1.0)
+    assert pace.interval == 5.0
+    pace.applied(0.01, 1)
+    assert pace.interval == 5.0
+
+
 def test_a_slow_lake_gets_longer_batches() -> None:
-    pace = Pace(10.0)
+    pace = Pace(0.2, 10.0)
     for _ in range(30):
         pace.applied(2.0, 1)
     assert pace.interval == pytest.approx(4.0)
 
 
 def test_after_a_step_of_the_load_the_interval_has_settled_within_ten_batches() -> None:
-    pace = Pace(60.0)
+    pace = Pace(0.2, 60.0)
     for _ in range(50):
         pace.applied(0.01, 1)
     for _ in range(10):

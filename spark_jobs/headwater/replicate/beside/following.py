@@ -1,7 +1,8 @@
 """How a running driver follows what other jobs write into the registry: loads, reloads, pauses.
 
-Once a second, in the main thread: the registry is read again, and what is new in it goes to the lanes of the tables,
-as errands. What was agreed outlives this driver: the next one keeps on what this one kept, from its first batch.
+Once a second, or less often where a look costs money, in the main thread: the registry is read again, and what is new
+in it goes to the lanes of the tables, as errands. What was agreed outlives this driver: the next one keeps on what this
+one kept, from its first batch.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from os.path import join
 from typing import Final
 
 from headwater.delta import storage
+from headwater.lake.looks import Growing, often
 from headwater.lake.paths import kept_path, reloaded_path
 from headwater.lake.registry import Registry, now_text
 from headwater.lake.reload_records import load_name
@@ -23,7 +25,7 @@ from headwater.replicate.beside.reloads import ReloadsFollowed
 from headwater.replicate.tables.tables import Tables
 from headwater.source.connection import Session
 
-_PERIOD: Final = 1.0
+_FIRST: Final = 1.0
 _LOOK_FOR_JOBS: Final = 5.0
 
 
@@ -46,7 +48,8 @@ class Following:
         self._answers = Answers(registry, session, generation)
         self._loads = LoadsFollowed(root, registry, tables, self._answers, hide, still_alive)
         self._reloads = ReloadsFollowed(root, registry, tables, self._answers, spill, still_alive)
-        self._looked = self._looked_for_jobs = time.monotonic()
+        self._looks = Growing(_FIRST, max(_FIRST, often(root).registry))
+        self._looked_for_jobs = time.monotonic()
 
     def begin(self, position: int) -> None:
         """Before the first batch: what earlier drivers have kept is kept on, what jobs ask for is begun."""
@@ -60,12 +63,11 @@ class Following:
         self._loads.start(lanes, position)
 
     def follow_if_due(self) -> bool:
-        """Read the registry again, once a second; True when a table's state has changed."""
-        now = time.monotonic()
-        if now - self._looked < _PERIOD:
+        """Read the registry again, if it is time; True when a table's state has changed."""
+        if not self._looks.is_due:
             return False
-        self._looked = now
-        self._registry.refresh()
+        now = time.monotonic()
+        self._looks.looked(new=self._registry.refresh())
         changed = self._loads.follow()
         self._reloads.follow()
         if now - self._looked_for_jobs > _LOOK_FOR_JOBS:

@@ -104,8 +104,7 @@ class ForeignWrites:
         standing = self._versions.of(name)
         try:
             return any(
-                entries.is_replaced(path)
-                or storage.token(log_entry(path, standing[own].version)) is None
+                not entries.stands(path, standing[own].version)
                 or storage.token(log_entry(path, standing[own].version + 1)) is not None
                 for own, path in self.folders(name).items()
                 if own in standing
