@@ -40,8 +40,8 @@ dist: setup  ## source distribution and wheel in dist/, the wheel made from the 
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
 
-demo: setup  ## the whole way on an embedded PostgreSQL and a local Airflow, in two to three minutes
-	@$(BIN)/headwater demo
+demo: setup $(if $(LAKE),servers)  ## the whole way on an embedded PostgreSQL and a local Airflow, in two to three minutes; LAKE=s3: with the lake in an S3 server
+	@$(if $(LAKE),$(BIN)/python tests/servers/with_$(LAKE).py) $(BIN)/headwater demo $(if $(LAKE),--lake s3://headwater/demo)
 
 up: setup  ## the same, left running; prints the address of the Airflow UI
 	@$(BIN)/headwater demo --keep-running

@@ -3,8 +3,9 @@
     headwater demo [--json]            about two minutes; ends with 0 only if the proof holds
     headwater demo --keep-running      the same, and stays: prints the address of the Airflow UI (`make up`)
     headwater demo --stop              ends what `--keep-running` left (`make down`)
+    headwater demo --lake s3://bucket/prefix    with the lake in an object store, entered by the environment
 
-Everything lies in one temporary folder and is removed with it.
+Everything lies in one temporary folder and is removed with it; so is a lake in a store.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ def parser() -> argparse.ArgumentParser:
     """Of the options behind `headwater demo`."""
     made = argparse.ArgumentParser(prog="headwater demo", description="the whole way on an embedded PostgreSQL")
     made.add_argument("--json", action="store_true", help="the result as one JSON object on stdout")
+    made.add_argument("--lake", default="", metavar="ROOT", help="an object store's: s3://bucket/prefix")
     which = made.add_mutually_exclusive_group()
     which.add_argument("--keep-running", action="store_true", help="leave it running in the background")
     which.add_argument("--stop", action="store_true", help="end what --keep-running left running")
@@ -40,11 +42,11 @@ def main(argv: Sequence[str]) -> int:
     if args.stop:
         return state.stop_background()
     if args.keep_running:
-        return state.start_in_background()
-    return _demo(as_json=args.json, stay=args.in_background)
+        return state.start_in_background(["--lake", args.lake] if args.lake else [])
+    return _demo(as_json=args.json, stay=args.in_background, lake=args.lake)
 
 
-def _demo(*, as_json: bool, stay: bool) -> int:
+def _demo(*, as_json: bool, stay: bool, lake: str) -> int:
     import os
     import signal
 
@@ -57,14 +59,16 @@ def _demo(*, as_json: bool, stay: bool) -> int:
     from headwater.spark.jars import jar_paths
     from headwater.spark.java import require_java
     from headwater.spark.parent_watch import process_start
+    from headwater.spark.stores import require_jars
 
     # What would fail only after half a minute, in a Spark job's log, is refused here.
     require_java()
     jar_paths()
+    require_jars(lake)
     started = time.monotonic()
     console = Console(stderr=as_json, soft_wrap=True)
     console.print("Starting a PostgreSQL server with a small shop, and Airflow beside it")
-    with demo_environment() as demo:
+    with demo_environment(lake=lake) as demo:
         if stay:
             running = Running(os.getpid(), process_start(os.getpid()) or "", str(demo.airflow.home))
             running.write()

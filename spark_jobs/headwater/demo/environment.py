@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from psycopg import sql
 
+from headwater.delta import storage
 from headwater.demo import shop
 from headwater.demo.airflow_server import AirflowServer, example_dags
 from headwater.demo.oracle import Oracle
@@ -30,7 +31,7 @@ pipeline: shop
 source:
   connection: ${{HEADWATER_SOURCE}}
 lake:
-  root: file://{lake}
+  root: {root}
 tables:
 {tables}
 """
@@ -38,7 +39,8 @@ tables:
 
 @dataclass(frozen=True)
 class Demo:
-    """What runs. `connection` is the source's own administrator: Headwater has a role that may only read."""
+    """What runs. `connection` is the source's own administrator: Headwater has a role that may only read. `root`: the
+    lake's, as the pipeline file has it."""
 
     folder: Path
     server: EmbeddedServer
@@ -46,9 +48,14 @@ class Demo:
     connection: shop.Connection
     oracle: Oracle
     pipeline_file: Path
-    lake: Path
+    root: str
     output: Path
     source: str
+
+    @property
+    def lake(self) -> Path:
+        """The lake's folder; it is on disk unless something else was asked for."""
+        return self.folder / "lake"
 
 
 @contextlib.contextmanager
@@ -58,16 +65,21 @@ def demo_environment(
     folder: Path | None = None,
     dags: Path | None = None,
     environ: Mapping[str, str] | None = None,
+    lake: str = "",
 ) -> Iterator[Demo]:
     """Starts source and Airflow (which goes on starting) and ends both, with all their children, whatever happens.
-    `dags`: another folder of DAG files than that of the examples; `environ`: more of Airflow's environment."""
+    `dags`: another folder of DAG files than that of the examples; `environ`: more of Airflow's environment; `lake`: a
+    place in an object store, below which the lake is made, and removed at the end."""
     folder = Path(tempfile.mkdtemp(prefix="headwater_demo_")) if folder is None else folder
     folder.chmod(0o711)  # under root, PostgreSQL runs as another user, who must pass through
     with _cleanup() as cleanup:
         cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
-        pipeline_file, lake, output = folder / "pipelines" / "shop.yaml", folder / "lake", folder / "revenue"
-        lake.mkdir()
-        _write_pipeline(pipeline_file, lake)
+        pipeline_file, output = folder / "pipelines" / "shop.yaml", folder / "revenue"
+        root = f"{lake.rstrip('/')}/{folder.name}" if lake else (folder / "lake").as_uri()
+        storage.make_folder(root)
+        if lake:
+            cleanup.callback(storage.delete_folder, root)
+        _write_pipeline(pipeline_file, root)
         server = cleanup.enter_context(EmbeddedServer(folder / "postgres", durable=False))
         password = secrets.token_urlsafe(18)
         source = f"postgresql://{_ROLE}:{quote(password, safe='')}@127.0.0.1:{server.port}/shop"
@@ -85,7 +97,7 @@ def demo_environment(
         )
         cleanup.enter_context(airflow)
         connection = cleanup.enter_context(contextlib.closing(_create_shop(server, password)))
-        yield Demo(folder, server, airflow, connection, Oracle(connection), pipeline_file, lake, output, source)
+        yield Demo(folder, server, airflow, connection, Oracle(connection), pipeline_file, root, output, source)
 
 
 @contextlib.contextmanager
@@ -105,10 +117,10 @@ def _cleanup() -> Iterator[contextlib.ExitStack]:
             signal.signal(number, handler)
 
 
-def _write_pipeline(file: Path, lake: Path) -> None:
+def _write_pipeline(file: Path, root: str) -> None:
     file.parent.mkdir()
     tables = "\n".join(f"  - public.{table}" for table in shop.TABLES)
-    file.write_text(_PIPELINE_FILE.format(lake=lake, tables=tables), encoding="utf-8")
+    file.write_text(_PIPELINE_FILE.format(root=root, tables=tables), encoding="utf-8")
 
 
 def _create_shop(server: EmbeddedServer, password: str) -> shop.Connection:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -57,8 +58,9 @@ def state_file() -> Path:
     return Path(base) / "headwater" / "demo.json"
 
 
-def start_in_background() -> int:
-    """Starts the demo as a process of its own, shows what it prints, and returns when it is up (or has failed)."""
+def start_in_background(arguments: Sequence[str] = ()) -> int:
+    """Starts the demo, with more `arguments`, as a process of its own, shows what it prints, and returns when it is up
+    (or has failed)."""
     if (running := read_state()) is not None:
         print(f"the demo is already running: {running.address or 'starting'}", flush=True)
         return EXIT_DONE
@@ -66,7 +68,7 @@ def start_in_background() -> int:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "headwater.cli", "demo", "--in-background"],
+            [sys.executable, "-m", "headwater.cli", "demo", "--in-background", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

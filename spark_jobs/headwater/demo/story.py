@@ -93,7 +93,7 @@ class Story:
 
         self.say(f"{LOAD} has unpaused {REPLICATE}: its first slice starts Spark and reads the log")
         deadline = time.monotonic() + _RUN_SECONDS
-        while (found := read_position_file(str(self._demo.lake))) is None or found.epoch < 1:
+        while (found := read_position_file(self._demo.root)) is None or found.epoch < 1:
             self._check_writer()
             if time.monotonic() > deadline:
                 raise Transient(f"nothing was replicated in {_RUN_SECONDS:.0f} s", where=REPLICATE)
