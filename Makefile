@@ -10,6 +10,7 @@ PYTEST_ARGS ?=
 SEEDS ?= 20
 ROUNDS ?= 100
 CUTS ?= 200
+BAD_DAYS ?= 500
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=25 $(PYTEST_ARGS)
 # Tests by their names, whatever room they are in.
 named = $(foreach name,$(1),$(or $(wildcard tests/*/test_$(name).py tests/*/*/test_$(name).py),$(error no test_$(name).py)))
@@ -88,10 +89,12 @@ test-15: classes
 	@if [ -x /usr/lib/postgresql/15/bin/postgres ]; then set -x; HEADWATER_TEST_POSTGRES=15 $(PYTEST) $(ON_15); \
 	else echo "PostgreSQL 15 is not installed: its part of the tests is left out"; fi
 
-soak: setup  ## jobs started together and killed (ROUNDS=100), slices in Airflow, random operations and logs: SEEDS=20 seeds, or the one of SEED=; power cuts: CUTS=200
+soak: setup servers  ## jobs started together and killed (ROUNDS=100), slices in Airflow, random operations and logs: SEEDS=20 seeds, or the one of SEED=; power cuts: CUTS=200; a store that fails: BAD_DAYS=500
 	$(BIN)/python tests/soak/drivers_together.py --rounds $(ROUNDS) $(if $(SEED),--only $(SEED))
 	HEADWATER_SOAK=1 HEADWATER_SOAK_SEEDS=$(CUTS) $(if $(SEED),HEADWATER_SEED=$(SEED)) $(BIN)/python -m pytest --timeout=0 $(PYTEST_ARGS) \
 		$(call named,power_cut)
+	HEADWATER_SOAK=1 HEADWATER_SOAK_SEEDS=$(BAD_DAYS) $(if $(SEED),HEADWATER_SEED=$(SEED)) $(BIN)/python -m pytest --timeout=0 $(PYTEST_ARGS) \
+		$(call named,store_faults)
 	HEADWATER_SOAK=1 HEADWATER_SOAK_SEEDS=$(SEEDS) $(if $(SEED),HEADWATER_SEED=$(SEED)) $(BIN)/python -m pytest --timeout=0 $(PYTEST_ARGS) \
 		$(call named,slices random_operations net_effect marks every_change)
 

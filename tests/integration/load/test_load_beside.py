@@ -64,7 +64,7 @@ class Shop:
 
 
 @pytest.fixture
-def shop(database: Database, spark: SparkSession, tmp_path: Path) -> Shop:
+def shop(each_store: str, database: Database, spark: SparkSession, tmp_path: Path) -> Shop:
     database.allow_publishing()
     for name in (OLD, NEW):
         database.execute(

@@ -81,7 +81,8 @@ class Lake:
                 f"create table {name} ({columns}, primary key (id, n))", f"insert into {name} {ROWS.format(1, 60)}"
             )
         database.allow_publishing()
-        lake = {"root": server.uri(server.bucket(), "lake"), "storage": self.keys}
+        lake = server.lake("lake")
+        self.keys: dict[str, str] = lake["storage"]
         parted = {"name": PARTED, "partition_by": ["n"]}
         self.pipeline: Pipeline = pipeline_in_step(folder, database, PLAIN, parted, lake=lake)
         for name in (PLAIN, PARTED):
@@ -91,16 +92,6 @@ class Lake:
                 f"insert into {name} {ROWS.format(61, 70)}",
             )
         catch_up(self.pipeline)
-
-    @property
-    def keys(self) -> dict[str, str]:
-        server = self.server
-        return {
-            "endpoint": server.endpoint,
-            "region": server.region,
-            "access_key_id": server.access_key,
-            "secret_access_key": server.secret_key,
-        }
 
     def place(self, name: str) -> str:
         return lake_path_of(self.pipeline, name)

@@ -26,16 +26,7 @@ def test_a_table_with_a_rule_that_only_spark_knows_is_suspended_and_loaded_again
     for name in (KEPT, WELL):
         database.execute(f"create table {name} (id int primary key, n int)", f"insert into {name} values (1, 1)")
     database.allow_publishing()
-    lake = {
-        "root": s3_server.uri(s3_server.bucket(), "lake"),
-        "storage": {
-            "endpoint": s3_server.endpoint,
-            "region": s3_server.region,
-            "access_key_id": s3_server.access_key,
-            "secret_access_key": s3_server.secret_key,
-        },
-    }
-    pipeline = pipeline_in_step(tmp_path, database, KEPT, WELL, lake=lake)
+    pipeline = pipeline_in_step(tmp_path, database, KEPT, WELL, lake=s3_server.lake("lake"))
     path = lake_path_of(pipeline, KEPT)
     open_version(path).alter.add_constraint({"small": "n < 1000"})
     database.execute("insert into kept values (2, 2)", "insert into well values (2, 2)")

@@ -57,15 +57,7 @@ def bank(
 ) -> Iterator[Bank]:
     """Its lake is in S3. Requests are repeated for a second, and not for a minute: what goes on longer is the driver's
     own to bear."""
-    lake = {
-        "root": s3_server.uri(s3_server.bucket(), "lake"),
-        "storage": {
-            "endpoint": s3_server.through(proxy.address).endpoint,
-            "region": s3_server.region,
-            "access_key_id": s3_server.access_key,
-            "secret_access_key": s3_server.secret_key,
-        },
-    }
+    lake = s3_server.through(proxy.address).lake("lake")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store_options, "JOB_PATIENCE_SECONDS", 1)
         patch.setattr(store_options, "PATIENCE_SECONDS", 1)
