@@ -74,8 +74,7 @@ def write_rows(
                 if here.size >= _FILE_BYTES:
                     done.append(open_.pop(values).finish())
             first += batch.num_rows
-        while open_:
-            done.append(open_.pop(next(iter(open_))).finish())
+        done += storage.side_by_side(folder, [here.finish for here in open_.values()])
         return done
     except BaseException:
         for left in open_.values():

@@ -19,7 +19,8 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from headwater import store_options
 from headwater.delta.disk import Info
@@ -35,6 +36,7 @@ _LISTED: Final = 1000
 _AT_ONCE: Final = 8
 _TRIES: Final = 5
 
+_T = TypeVar("_T")
 _opened: dict[tuple[str, str], ObjectStore] = {}
 _opening = threading.Lock()
 
@@ -174,8 +176,19 @@ def append(place: str, data: bytes) -> None:
 def lines(place: str, known: frozenset[str] | None) -> tuple[bytes, frozenset[str]]:
     found = frozenset(one["path"] for one in _listed(place))
     new = sorted(found - (known or frozenset()))
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return b"".join(pool.map(lambda name: read(f"{place}/{name}"), new)), found
+    return b"".join(side_by_side([partial(read, f"{place}/{name}") for name in new])), found
+
+
+def side_by_side(work: Sequence[Callable[[], _T]]) -> list[_T]:
+    if len(work) < 2:
+        return [one() for one in work]
+    with ThreadPoolExecutor(min(_AT_ONCE, len(work))) as pool:
+        begun = [pool.submit(one) for one in work]
+        try:
+            return [one.result() for one in begun]
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def put_if_absent(place: str, data: bytes) -> str:

@@ -13,7 +13,6 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
 from typing import Any, Final
@@ -50,7 +49,6 @@ _CONFIGURATION = {
 }
 Bounds = Mapping[str, tuple[Any, Any]]
 """The least and the greatest value of a column, both included; None: any. What is null lies in no bounds."""
-_AT_ONCE: Final = 8
 _MANY_ROWS: Final = 10_000
 _LONG: Final = 1800.0
 """Seconds after which entries that came meanwhile may have been cleaned up: half of what
@@ -129,7 +127,8 @@ class SmallTable:
     def gather(self, files: list[DataFile]) -> int:
         """Put the rows of `files` into as few new ones, in a commit that changes no row. How many went. LostRace when
         another has done so, or commits faster than this can."""
-        rows = pa.concat_tables([_rows_in(self.folder, file) for file in files], promote_options="default")
+        read = storage.side_by_side(self.folder, [partial(_rows_in, self.folder, file) for file in files])
+        rows = pa.concat_tables(read, promote_options="default")
         added = [written.file for written in write_rows(self.folder, rows.schema, [rows], PLAIN)]
         for _ in range(_ATTEMPTS):
             actions = [
@@ -239,10 +238,9 @@ def read_rows(table: SmallTable, bounds: Bounds | None = None, columns: Sequence
     """The rows, in no order, in which every column of `bounds` lies in its bounds; these `columns` of them (None: all).
     Files that cannot have one, by their statistics, are not opened. Where there is none it may have no columns."""
     files = [file for file in table.files if may_hold(file, bounds or {})]
-    # Of a store each is a request or two; on a disk most hold one row.
-    with ThreadPoolExecutor(_AT_ONCE) if is_remote(table.folder) else contextlib.nullcontext() as pool, _named(table):
-        read = partial(_rows_in, table.folder, bounds=bounds or {}, columns=columns)
-        found = list(pool.map(read, files) if pool is not None else map(read, files))
+    with _named(table):
+        reads = [partial(_rows_in, table.folder, file, bounds, columns) for file in files]
+        found = storage.side_by_side(table.folder, reads)
     return pa.concat_tables(found, promote_options="default") if found else pa.table({})
 
 

@@ -19,15 +19,17 @@ store it is durable when it can be seen, and there is nothing to sync.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from headwater import store_options
 from headwater.delta import disk, object_store
 from headwater.delta.disk import Info
 from headwater.lake_root import is_remote, place_of
+
+_T = TypeVar("_T")
 
 
 def path_of(place: str) -> str:
@@ -208,6 +210,12 @@ def parquet_writer(place: str, schema: Any, **options: Any) -> Any:
     return (object_store.parquet_writer if is_remote(path) else disk.parquet_writer)(path, schema, **options)
 
 
+def side_by_side(folder: str, work: Sequence[Callable[[], _T]]) -> list[_T]:
+    """What each piece of `work` gives, in their order, where each waits for what `folder` lies in. In a store, which
+    takes its time, some are done at once; behind an error nothing of them goes on."""
+    return object_store.side_by_side(work) if is_remote(path_of(folder)) else [one() for one in work]
+
+
 def move_folder(source: str, target: str) -> None:
     """Let a folder, with all that is in it, lie at `target`, where nothing is. In a store file by file."""
     (object_store.move_folder if is_remote(path_of(source)) else disk.move_folder)(path_of(source), path_of(target))
@@ -344,6 +352,7 @@ __all__ = [
     "read_range",
     "read_text",
     "replace",
+    "side_by_side",
     "sync",
     "sync_files",
     "token",

@@ -7,14 +7,20 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+from fixtures.jobs import files_below
 from fixtures.object_stores import AzureServer, GcsServer, ObjectServer, Proxy, S3Server
 from headwater import store_options
 from headwater.delta import small_tables, storage
+from headwater.delta.data_files import NewFile
+from headwater.delta.delta_log import DataFile
+from headwater.delta.layout import Layout
+from headwater.delta.new_files import write_rows
 from headwater.store_options import StoreOptions
 
 ROWS = pa.schema([("a", pa.int64())])
@@ -141,6 +147,45 @@ def test_of_many_writers_of_one_name_exactly_one_succeeds(folder: str) -> None:
     assert storage.read_text(f"{folder}/00.json") == f"of {winner}"
     assert storage.token(f"{folder}/00.json") == token
     assert (storage.why_not_writable(folder), storage.why_not_exclusive(folder)) == ("", "")
+
+
+def test_work_that_waits_for_the_store_is_done_in_order_and_an_error_leaves_none_of_it_going_on(folder: str) -> None:
+    going: set[int] = set()
+
+    def one(number: int) -> int:
+        going.add(number)
+        storage.write(f"{folder}/{number}", b"x" * number)
+        going.remove(number)
+        if number == 11:
+            raise ValueError(number)
+        return number
+
+    assert storage.side_by_side(folder, [partial(one, number) for number in range(10)]) == list(range(10))
+    assert storage.side_by_side(folder, []) == []
+    with pytest.raises(ValueError, match="11"):
+        storage.side_by_side(folder, [partial(one, number) for number in range(30)])
+    assert not going
+    assert storage.info(f"{folder}/9").size == 9
+
+
+def test_files_of_partitions_are_all_there_or_none_is(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = pa.schema([("day", pa.int64()), ("a", pa.int64())])
+    rows = pa.table({"day": [number % 9 for number in range(90)], "a": range(90)}, schema)
+    written = write_rows(folder, schema, [rows], Layout(partition_by=("day",)))
+    assert sorted(len(one.numbers) for one in written) == [10] * 9
+    before = files_below(folder)
+    assert len(before) == 9
+    finish, turns = NewFile.finish, iter(range(9))
+
+    def failing(file: NewFile) -> DataFile:
+        if next(turns) == 4:
+            raise OSError("no more")
+        return finish(file)
+
+    monkeypatch.setattr(NewFile, "finish", failing)
+    with pytest.raises(OSError, match="no more"):
+        write_rows(folder, schema, [rows], Layout(partition_by=("day",)))
+    assert files_below(folder) == before
 
 
 def test_of_two_appends_to_one_version_one_loses_its_race(folder: str) -> None:
