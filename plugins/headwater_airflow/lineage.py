@@ -82,7 +82,9 @@ def read_cut(cut: Mapping[str, Any]) -> OperatorLineage:
         source = _source(load_pipeline(cut["fallback"]["pipeline_file"]))
         return OperatorLineage(inputs=[_source_table(source, TableName.parse(name)) for name in cut["tables"]])
     there = [table for table in cut["tables"].values() if table["version"] is not None]
-    return OperatorLineage(inputs=[_at_version(_file(place_of(table["path"])), table["version"]) for table in there])
+    return OperatorLineage(
+        inputs=[_at_version(_delta_table(place_of(table["path"])), table["version"]) for table in there]
+    )
 
 
 def _schemas(pipeline: Pipeline, tables: Sequence[str]) -> dict[TableName, TableSchema | None]:
@@ -128,14 +130,23 @@ def _source_table(source: tuple[str, str, str], table: TableName) -> InputDatase
 
 
 def _lake_table(pipeline: Pipeline, table: TableName) -> InputDataset:
-    return _file(posixpath.join(pipeline.lake_path(), table.path))
+    return _delta_table(posixpath.join(pipeline.lake_path(), table.path))
 
 
-def _file(path: str) -> InputDataset:
+def _delta_table(place: str) -> InputDataset:
     from openlineage.client.event_v2 import InputDataset
-    from openlineage.client.naming.dataset import LocalFileSystem
+    from openlineage.client.naming.dataset import ABFSS, GCS, S3, LocalFileSystem
 
-    named = LocalFileSystem(path)
+    scheme, _, rest = place.partition("://")
+    bucket, _, key = rest.partition("/")
+    named: Any = LocalFileSystem(place)
+    if scheme == "s3":
+        named = S3(bucket, key)
+    elif scheme == "gs":
+        named = GCS(bucket, key)
+    elif scheme == "abfss":
+        container, _, host = bucket.partition("@")
+        named = ABFSS(container, host.partition(".")[0], key)
     return InputDataset(named.get_namespace(), named.get_name())
 
 

@@ -69,6 +69,25 @@ def names(datasets: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return [(dataset["namespace"], dataset["name"]) for dataset in datasets]
 
 
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        ("/lake/public/orders", ("file", "/lake/public/orders")),
+        ("s3://analytics/shop/public/orders", ("s3://analytics", "shop/public/orders")),
+        ("gs://analytics/shop/public/orders", ("gs://analytics", "shop/public/orders")),
+        (
+            "abfss://lake@account.dfs.core.windows.net/shop/public/orders",
+            ("abfss://lake@account.dfs.core.windows.net", "shop/public/orders"),
+        ),
+    ],
+)
+def test_a_table_is_named_by_where_it_lies(place: str, expected: tuple[str, str]) -> None:
+    from headwater_airflow.lineage import _delta_table
+
+    named = _delta_table(place)
+    assert (named.namespace, named.name) == expected
+
+
 def test_tables_of_the_source_become_delta_tables_column_by_column(pipeline: str, tmp_path: Path) -> None:
     from headwater_airflow.operators.spark import LoadOperator, ReloadOperator, ReplicateOperator
 
