@@ -20,7 +20,7 @@ def main(cut_file: str, output: str) -> int:
 
     cut = json.loads(Path(cut_file).read_text(encoding="utf-8"))
     # A lake in an object store is read by a connector of its own.
-    spark = build_session(app_name="headwater example", lake=cut["tables"]["public.orders"]["path"])
+    spark = build_session(app_name="headwater example", lake=cut["tables"]["public.orders"]["path"] or "")
     tables = headwater.read(spark, cut)
     revenue = (
         tables["public.order_lines"]

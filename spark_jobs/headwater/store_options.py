@@ -9,7 +9,10 @@ Secrets are held, never shown: no repr has them.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -132,6 +135,7 @@ class StoreOptions:
 
 _known: dict[str, StoreOptions] = {}
 _is_patient = False
+_here = threading.local()
 _ENVIRONMENT = StoreOptions()
 
 
@@ -141,9 +145,19 @@ def be_patient() -> None:
     _is_patient = True
 
 
+@contextlib.contextmanager
+def impatient() -> Iterator[None]:
+    """What this thread asks inside the block is not repeated for as long as a job otherwise would."""
+    _here.is_impatient = True
+    try:
+        yield
+    finally:
+        _here.is_impatient = False
+
+
 def patience() -> int:
     """Seconds."""
-    return JOB_PATIENCE_SECONDS if _is_patient else PATIENCE_SECONDS
+    return JOB_PATIENCE_SECONDS if _is_patient and not getattr(_here, "is_impatient", False) else PATIENCE_SECONDS
 
 
 def register(root: str, options: StoreOptions) -> None:

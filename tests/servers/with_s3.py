@@ -7,6 +7,7 @@ environment (`AWS_*`). The server is the one that `make servers` makes.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import secrets
 import signal
@@ -35,8 +36,9 @@ def main(command: list[str]) -> int:
             [str(VERSITYGW), "--port", address, "--region", "us-east-1", "--quiet", "posix", folder],
             stdout=subprocess.DEVNULL,
             env={**os.environ, **{f"ROOT_{name}": value for name, value in keys.items()}},
-            # A Ctrl-C is the command's: the server ends when nothing uses it any more.
+            # A Ctrl-C is the command's: the server ends when nothing uses it any more, and with this program at latest.
             start_new_session=True,
+            preexec_fn=_end_with_the_parent,
         )
         try:
             _await(server, address)
@@ -44,6 +46,9 @@ def main(command: list[str]) -> int:
             return _run(command, {**os.environ, **{f"AWS_{name}": value for name, value in store.items()}})
         finally:
             server.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.wait(10)
+            server.kill()
             server.wait()
 
 
@@ -57,13 +62,26 @@ def _await(server: subprocess.Popen[bytes], address: str) -> None:
     raise SystemExit("the S3 server does not start")
 
 
+def _end_with_the_parent() -> None:
+    ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG
+
+
 def _run(command: list[str], environment: dict[str, str]) -> int:
-    """With the signals that end this program."""
     process = subprocess.Popen(command, env=environment)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: process.send_signal(number) if number == signal.SIGTERM else None)
-    return process.wait()
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            pass  # the command has had it, too, and ends by itself
+        except SystemExit:
+            process.terminate()
+
+
+def _stop(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop)
     sys.exit(main(sys.argv[1:]))

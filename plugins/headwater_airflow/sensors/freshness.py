@@ -8,6 +8,7 @@ takes a new target; a restart of the triggerer does not.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime, timedelta
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.sdk import BaseSensorOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
+from headwater.lake_root import is_remote
 from headwater_airflow.hooks.source import connection_environment
 from headwater_airflow.sensors.settings import Settings, duration, for_run, request_of
 from headwater_airflow.wait_stats import count_wait
@@ -26,9 +28,12 @@ if TYPE_CHECKING:
 
     from headwater.pipeline_file.pipeline import Pipeline
     from headwater.waiting.request import WaitRequest
+    from headwater.waiting.result import WaitResult
+    from headwater.waiting.waiter import Waiter
 
 # A trigger enforces the deadline itself: Airflow's own, looked at every 15 s, is only for a triggerer that is gone.
 _GRACE = timedelta(minutes=2)
+_STORE_SECONDS, _LOOK_SECONDS = 60.0, 2.0
 _SKIPPED_ON_TIMEOUT = frozenset({"timed_out", "not_running", "source_unreachable", "not_validated"})
 
 
@@ -141,7 +146,7 @@ class FreshnessSensor(BaseSensorOperator):
             conn_id, pipeline = self._pipeline()
             request = request_of(settings, context)
             waiter = Waiter(pipeline, request)
-            result = waiter.look()
+            result = _first_look(waiter, pipeline.lake_path())
         except HeadwaterError as error:
             refused = {**error.to_json(), "exit_status": error.exit_status}
             count_wait(self.pipeline, refused)
@@ -242,6 +247,18 @@ def needs_no_worker(task: Any) -> bool:
     told = task.has_on_success_callback or get_listener_manager().has_listeners
     plain = XCom is BaseXCom and task.do_xcom_push and not task.multiple_outputs
     return bool(plain) and not (told or task.outlets or mapped)
+
+
+def _first_look(waiter: Waiter, root: str) -> WaitResult | None:
+    """A store that is away may be back in a moment; from then on the triggerer waits."""
+    until = time.monotonic() + _STORE_SECONDS
+    while True:
+        try:
+            return waiter.look()
+        except OSError:
+            if not is_remote(root) or time.monotonic() > until:
+                raise
+            time.sleep(_LOOK_SECONDS)
 
 
 def _failure(event: dict[str, Any]) -> AirflowException:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final
 
@@ -49,6 +50,7 @@ _CONFIGURATION = {
 }
 Bounds = Mapping[str, tuple[Any, Any]]
 """The least and the greatest value of a column, both included; None: any. What is null lies in no bounds."""
+_NOTHING: Final = -1
 _MANY_ROWS: Final = 10_000
 _LONG: Final = 1800.0
 """Seconds after which entries that came meanwhile may have been cleaned up: half of what
@@ -63,6 +65,7 @@ class SmallTable:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
+        self._told = snapshot.version  # by `look`, or known to whoever has committed it
         self._looked, self._footing = time.monotonic(), self._entry()
 
     @property
@@ -81,16 +84,17 @@ class SmallTable:
         return self._snapshot.transactions.get(app_id)
 
     def look(self) -> bool:
-        """Go on to the newest version; whether there is anything new. It stays where it is while that is torn."""
-        before, is_lost = self.version(), self._has_lost_its_footing()
-        if is_lost:
+        """Go on to the newest version; whether there is anything new. It stays where it is while that is torn. What an
+        error keeps this look from telling the next one tells."""
+        if self._has_lost_its_footing():
+            self._told = _NOTHING
             self._snapshot = read_snapshot(self.folder, newest_whole(self.folder))
         with contextlib.suppress(TornEntry):
             self._snapshot.advance()
-        is_new = is_lost or self.version() != before
+        is_new = self.version() != self._told
         if is_new:
             self._footing = self._entry()
-        self._looked = time.monotonic()
+        self._told, self._looked = self.version(), time.monotonic()
         return is_new
 
     def _has_lost_its_footing(self) -> bool:
@@ -151,7 +155,9 @@ class SmallTable:
 
     def _follow(self, actions: list[Action]) -> None:
         """We have put the next entry."""
+        is_all_told = self._told == self.version()
         self._snapshot.follow(actions)
+        self._told = self.version() if is_all_told else _NOTHING
         self._footing = self._entry()
 
 
@@ -244,21 +250,19 @@ def read_rows(table: SmallTable, bounds: Bounds | None = None, columns: Sequence
     return pa.concat_tables(found, promote_options="default") if found else pa.table({})
 
 
-def newest_first(table: SmallTable, by: str, bounds: Bounds, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The same rows, by falling `by`, a whole number that is in every one of them. No more files are opened than have
-    what is asked for."""
-    unread = sorted((highest, file.name) for file in table.files if (highest := _highest(file, by)) is not None)
-    files = {file.name: file for file in table.files if may_hold(file, bounds)}
-    rows: list[dict[str, Any]] = []
-    while unread or rows:
-        while unread and (not rows or rows[-1][by] <= unread[-1][0]):
-            _, name = unread.pop()
-            if name in files:
-                with _named(table):
-                    rows += _rows_in(table.folder, files[name], bounds, [by, *columns]).to_pylist()
-                rows.sort(key=lambda row: int(row[by]))
-        if rows:
-            yield rows.pop()
+def newest_first(table: SmallTable, by: str, bounds: Bounds, columns: Sequence[str]) -> Iterator[pa.Table]:
+    """The same rows in parts, by falling `by`, a whole number that is in every one of them. No more files are opened
+    than the parts that are asked for need."""
+    files = {file.name: file for file in table.files if may_hold(file, {**bounds, by: (None, None)})}
+    unread = sorted((_highest(file, by), name) for name, file in files.items())
+    while unread:
+        rows = pa.table({})
+        while unread and (not rows.num_rows or unread[-1][0] >= pc.min(rows[by]).as_py()):
+            with _named(table):
+                more = _rows_in(table.folder, files[unread.pop()[1]], {**bounds, by: (None, None)}, [by, *columns])
+            rows = pa.concat_tables([rows, more], promote_options="default") if rows.num_rows else more
+        if rows.num_rows:
+            yield rows.sort_by([(by, "descending")])
 
 
 def may_hold(file: DataFile, bounds: Bounds) -> bool:
@@ -272,16 +276,17 @@ def may_hold(file: DataFile, bounds: Bounds) -> bool:
                 return False
             continue
         if isinstance(low or high, datetime):
-            least, most = datetime.fromisoformat(least), datetime.fromisoformat(most)
+            # delta-rs cuts both down to milliseconds.
+            least, most = datetime.fromisoformat(least), datetime.fromisoformat(most) + timedelta(milliseconds=1)
         if (low is not None and most < low) or (high is not None and least > high):
             return False
     return True
 
 
-def _highest(file: DataFile, column: str) -> int | None:
-    """The greatest value of a column of whole numbers, which every file tells that has one."""
+def _highest(file: DataFile, column: str) -> float:
+    """No value of a column of whole numbers is greater; of a file that does not tell any may be."""
     found = json.loads(file.stats).get("maxValues", {}).get(column) if file.stats else None
-    return None if found is None else int(found)
+    return math.inf if found is None else int(found)
 
 
 def _rows_in(

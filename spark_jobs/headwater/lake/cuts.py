@@ -23,6 +23,7 @@ from headwater.delta.spark_rows import rows_of_table
 from headwater.errors import Refused
 from headwater.lake.look import IN_STEP, Look, ReportedState
 from headwater.lake.paths import control_path, loads_path, pins_path, table_uri
+from headwater.lake_root import is_remote
 from headwater.names import TableName
 from headwater.position import format_lsn, parse_lsn
 from headwater.schema import PARTITION_COLUMN
@@ -126,6 +127,8 @@ def pin_cut(root: str, cut: Cut, owner: str, expiry: datetime) -> Pin:
         storage.replace(_pin_path(root, pin.id), text.encode())
         storage.sync_files(_pin_path(root, pin.id))  # what was promised outlives the power of the lake's host
     except OSError as error:
+        if is_remote(root) and not isinstance(error, PermissionError):
+            raise  # the store may answer again
         raise Refused(
             f"the cut cannot be pinned: {error.strerror or error}",
             code="cannot_pin",

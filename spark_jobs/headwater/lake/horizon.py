@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -45,8 +45,9 @@ class Horizons:
     pinned: Mapping[str, tuple[int, str]]
 
     @classmethod
-    def read(cls, root: str, keep_cuts: float, now: datetime | None = None) -> Horizons:
-        """`keep_cuts`: seconds. Refused when a pin cannot be read: it may keep anything."""
+    def read(cls, root: str, keep_cuts: float, now: datetime | None = None, before: Horizons | None = None) -> Horizons:
+        """`keep_cuts`: seconds. `before`: what was read some time ago, of which the ledger's part still does. Refused
+        when a pin cannot be read: it may keep anything."""
         moment = now or datetime.now(UTC)
         # Pins first: one that is made after this look has its epoch in the second.
         pinned: dict[str, tuple[int, str]] = {}
@@ -54,6 +55,8 @@ class Horizons:
             for name, version in _versions_of(pin.cut):
                 if version is not None and version < pinned.get(name, (version + 1, ""))[0]:
                     pinned[name] = version, f"pin {pin.id} of {pin.owner}"
+        if before is not None:
+            return replace(before, pinned=pinned)
         since = moment - timedelta(seconds=keep_cuts)
         return cls(moment, since, oldest_versions(root, since), pinned)
 
@@ -84,8 +87,8 @@ def _versions_of(cut: Mapping[str, Any]) -> Iterator[tuple[str, int | None]]:
 
 
 class RecentHorizons:
-    """Horizons that are read again now and then (`headwater.lake.looks`): one reading of pins and ledger serves many
-    tables. An old horizon is a low one, so it takes too little and never too much."""
+    """Horizons whose ledger is read again now and then (`headwater.lake.looks`): one reading serves many tables. An old
+    one is low: it takes too little, never too much. Pins are read each time, as nothing else may keep a pinned cut."""
 
     def __init__(self, root: str, keep_cuts: float) -> None:
         self._root, self._keep_cuts = root, keep_cuts
@@ -96,4 +99,5 @@ class RecentHorizons:
         if self._found is None or time.monotonic() > self._read_at + often(self._root).horizon:
             self._read_at = time.monotonic()
             self._found = Horizons.read(self._root, self._keep_cuts)
-        return self._found
+            return self._found
+        return Horizons.read(self._root, self._keep_cuts, before=self._found)

@@ -13,9 +13,10 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from itertools import chain
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -37,6 +38,9 @@ from headwater.position import Position
 COMPLETE_EVERY = 100
 _LATELY = 300
 _EPOCHS: Bounds = {"kind": ("epoch", "epoch")}
+_BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
+_NEVER = (1 << 63) - 1
+Int64 = npt.NDArray[np.int64]
 
 _TABLE = pa.struct(
     [
@@ -226,7 +230,7 @@ def read_epoch_up_to(root: str, lsn: int) -> Epoch | None:
     if table is None or newest is None or newest.position.lsn <= lsn:
         return newest
     found = next(newest_first(table, "epoch", {**_EPOCHS, "to_lsn": (None, lsn)}, []), None)
-    return None if found is None else _epoch_at(table, found["epoch"])
+    return None if found is None else _epoch_at(table, found["epoch"][0].as_py())
 
 
 def epoch_at_version(root: str, version: int) -> Epoch | None:
@@ -286,14 +290,19 @@ def first_sample(
     table = open_table(ledger_path(root))
     if table is None:
         return None
-    found = None
-    for sample in chain([newer] if newer else [], _samples(table, log, newer[1] if newer else None)):
-        if sample[0] < moment:
-            break  # behind this one is nothing at or below it
-        if found is not None and found[0] < sample[0]:
-            break  # the clock was set back
-        found = sample
-    return found
+    # In microseconds of the epoch: a moment of long ago may lie behind millions of samples.
+    wanted, found = _microseconds(moment), None
+    if newer is not None and (found := (_microseconds(newer[0]), newer[1]))[0] < wanted:
+        return None
+    for times, positions in _samples(table, log, newer[1] if newer is not None else None):
+        one_newer = np.concatenate([[_NEVER if found is None else found[0]], times[:-1]])
+        # Behind one of before the moment nothing counts, nor behind one that shows that the clock was set back.
+        ends = np.flatnonzero((times < wanted) | (one_newer < times))
+        count = int(ends[0]) if len(ends) else len(times)
+        found = (int(times[count - 1]), int(positions[count - 1])) if count else found
+        if len(ends):
+            break
+    return None if found is None else (_moment(found[0]), found[1])
 
 
 def last_sample(root: str, position: Position) -> tuple[datetime, int] | None:
@@ -301,14 +310,25 @@ def last_sample(root: str, position: Position) -> tuple[datetime, int] | None:
     table = open_table(ledger_path(root))
     if table is None:
         return None
-    return next(_samples(table, (position.system_id, position.timeline), position.lsn), None)
+    for times, positions in _samples(table, (position.system_id, position.timeline), position.lsn):
+        return _moment(int(times[0])), int(positions[0])
+    return None
 
 
-def _samples(table: SmallTable, log: tuple[str, int], most: int | None) -> Iterator[tuple[datetime, int]]:
-    """The samples of `log` at or below `most`, newest first."""
-    of_log = {"system_id": (log[0], log[0]), "timeline": (log[1], log[1]), "sample_lsn": (0, most)}
-    for row in newest_first(table, "epoch", {**_EPOCHS, **of_log}, ["sample_time", "sample_lsn"]):
-        yield row["sample_time"], row["sample_lsn"]
+def _samples(table: SmallTable, log: tuple[str, int], most: int | None) -> Iterator[tuple[Int64, Int64]]:
+    """The samples of `log` at or below `most` in parts, newest first: their times, and their positions."""
+    of_log = {"system_id": (log[0], log[0]), "timeline": (log[1], log[1]), "sample_lsn": (None, most)}
+    wanted = {**_EPOCHS, **of_log, "sample_time": (None, None)}
+    for rows in newest_first(table, "epoch", wanted, ["sample_time", "sample_lsn"]):
+        yield rows["sample_time"].cast(pa.int64()).to_numpy(), rows["sample_lsn"].to_numpy()
+
+
+def _microseconds(moment: datetime) -> int:
+    return (moment - _BEGINNING) // timedelta(microseconds=1)
+
+
+def _moment(microseconds: int) -> datetime:
+    return _BEGINNING + timedelta(microseconds=microseconds)
 
 
 def generation_began(root: str, generation: int) -> datetime | None:

@@ -74,8 +74,13 @@ class Growing:
         self._last = clock()
 
     @property
+    def since(self) -> float:
+        """Seconds since the last look."""
+        return self._clock() - self._last
+
+    @property
     def is_due(self) -> bool:
-        return self._clock() - self._last >= self.pause
+        return self.since >= self.pause
 
     def looked(self, *, new: bool) -> None:
         """Just now. `new`: something was."""

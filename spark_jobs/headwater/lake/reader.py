@@ -39,6 +39,10 @@ class LakeReader:
         self._opened_at = 0.0
         self._anchor: tuple[str, float, int] | None = None
 
+    @property
+    def root(self) -> str:
+        return self._root
+
     def begin_again(self, age: float) -> bool:
         """Be a new reader, but for what was read of registry and ledger. False when that cannot be gone on with: it is
         older than `age` seconds, or the lake is not known to be the same one."""

@@ -209,7 +209,7 @@ class ValidationReader:
         elif self._table.look():
             self._is_read = False
         if self._table is not None and not self._is_read:
-            newest = next(newest_first(self._table, "epoch", {}, []), {"epoch": 0})["epoch"]
+            newest = next((rows["epoch"][0].as_py() for rows in newest_first(self._table, "epoch", {}, [])), 0)
             wanted: tuple[Bounds, ...] = (
                 {"kept_until": (datetime.now(UTC), None)},
                 {"epoch": (newest, newest)},  # or, of which some are among the first

@@ -19,7 +19,7 @@ from typing import Any
 from headwater.lake.load_files import shown_loads
 from headwater.lake.look import IN_STEP, Look, ReportedState
 from headwater.lake.paths import table_path, table_uri
-from headwater.lake.position_file import PositionFile
+from headwater.lake.position_file import PositionFile, is_recent
 from headwater.lake.reader import LakeReader
 from headwater.lake.registry import Registry
 from headwater.lake.validations import recent_results
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
 # Readers follow log entry after log entry, and these go after an hour, or with a lake that is made anew.
 _ANEW_SECONDS = 600.0
-_ALIVE_SECONDS = 3.0  # a living driver replaces its position file at least once a second
+_ALIVE_SECONDS = 3.0  # on a disk a living driver replaces its position file at least once a second
 _SHOWN = 20
 _POINTS = 60
 WAITS_DAYS, _WAITS_SECONDS = 7, 15.0
@@ -240,7 +240,7 @@ class PipelineWatch:
             return True
         if now - since <= _ALIVE_SECONDS:
             return True if changed else None
-        return False
+        return content is not None and is_recent(content, self.pipeline.lake_path())
 
     def _states(self, seen: _Seen) -> dict[str, ReportedState]:
         named = {str(entry.name) for entry in self.pipeline.tables if isinstance(entry.name, TableName)}

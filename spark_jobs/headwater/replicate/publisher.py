@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from datetime import UTC
+from typing import Final
 
 from headwater.lake.durability import Durability
 from headwater.lake.freshness import SOURCE_RATE
@@ -18,6 +19,9 @@ from headwater.replicate.pending import Pending
 from headwater.replicate.reader.handle import LogReader
 from headwater.replicate.recent_samples import RecentSamples
 from headwater.source.samples import Sample
+
+_MOVED_SECONDS: Final = 5.0
+"""Between two writings of a file that says no more than that the log has gone on: by it lags are told."""
 
 
 class Publisher:
@@ -39,11 +43,12 @@ class Publisher:
         self._root, self._ledger, self._reader, self._pending = root, ledger, reader, pending
         self._durability, self._speed, self._retries = durability, speed, retries
         self._lock = threading.Lock()
+        self._writing = threading.Lock()
         self._epoch = ledger.newest
         self._samples = self._samples_before()
         self._states: dict[str, dict[str, str]] = {}
         self._writings = Growing(1.0, often(root).file)
-        self._said: object = None
+        self._said: PositionFile | None = None
         self.latencies: dict[str, float] = {}
         """Seconds by stage of the newest epoch with changes."""
         self.sampled(first)
@@ -85,20 +90,35 @@ class Publisher:
     def tick(self) -> None:
         """Once a second: replace the file, or let it be a while where that costs money, as long as it would say nothing
         but that time has passed. Who waits has the log say so (`emit_marker`)."""
-        pending = self._pending.since()
-        news = bool(pending) or self._said != self._to_say(pending)
-        if news or self._writings.is_due:
+        if self._writing.locked():
+            return  # by another thread, just now; a store may take its time
+        content, said = self._content(), self._said
+        if content is None:
+            return
+        news = said is None or content.pending or _told(content) != _told(said)
+        has_moved = said is not None and content.read_position != said.read_position
+        if news or self._writings.is_due or (has_moved and self._writings.since >= _MOVED_SECONDS):
             self.write()
 
     def write(self) -> None:
         """Replace the file now, unless nothing was published yet or another driver has taken over."""
+        with self._writing:
+            content = self._content()
+            if content is None:
+                return
+            self._ledger.check_fence()
+            write_position_file(self._root, content)
+            self._writings.looked(new=self._said is None or _told(content) != _told(self._said))
+            self._said = content
+
+    def _content(self) -> PositionFile | None:
         with self._lock:
             epoch = self._epoch
             if epoch is None:
-                return
+                return None
             # The read position first: whatever it covers has become pending before.
             read_position = max(self._reader.read_position, epoch.position.lsn)
-            content = PositionFile(
+            return PositionFile(
                 generation=self._ledger.generation,
                 epoch=epoch.epoch,
                 position=epoch.position,
@@ -111,21 +131,17 @@ class Publisher:
                 samples=self._samples.as_tuple(),
                 rates=self._rates(),
             )
-            self._ledger.check_fence()
-            write_position_file(self._root, content)
-            said = self._to_say(content.pending)
-            self._writings.looked(new=said != self._said)
-            self._said = said
-
-    def _to_say(self, pending: Mapping[str, int]) -> object:
-        epoch = self._epoch
-        return epoch and (epoch.generation, epoch.epoch), pending, self._states, self._retries.shown()
 
     def _rates(self) -> dict[str, float]:
         latencies = {f"{stage}_seconds": spent for stage, spent in self.latencies.items()}
         rates = {**self._speed.rates(), **self._reader.busy.rates(), **latencies}
         source = self._samples.source_rate()
         return rates if source is None else {**rates, SOURCE_RATE: source}
+
+
+def _told(file: PositionFile) -> tuple[object, ...]:
+    """What is news as soon as it changes."""
+    return file.epoch, file.pending, file.states, file.retrying
 
 
 def _not_in_step(tables: Mapping[str, TableRecord]) -> dict[str, dict[str, str]]:

@@ -11,10 +11,12 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from headwater import store_options
 from headwater.errors import Fenced, HeadwaterError, SourceChanged
 from headwater.gate.wal_ceiling import CeilingWatch
+from headwater.lake_root import is_remote
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import Position
 from headwater.replicate.batches.retries import outage, reason_of
@@ -51,6 +53,7 @@ class Sampler:
         self._watch, self._successor, self._ceiling = watch, successor, ceiling
         self._stop = threading.Event()
         self._behind_since: float | None = None
+        self._unsaid_since: float | None = None
         self.clock_offset: float | None = None
         """The source's clock, in seconds since 1970, less our monotonic one."""
         self.failure: HeadwaterError | None = None
@@ -87,7 +90,7 @@ class Sampler:
                     if connection is None or connection.closed:
                         connection = None
                         self._reader.server_is_going()
-                say()
+                self._say(say)
         except Fenced as error:
             self.failure = error
         except Exception as error:
@@ -97,6 +100,19 @@ class Sampler:
         finally:
             if connection is not None:
                 connection.close()
+
+    def _say(self, say: Callable[[], None]) -> None:
+        """Not to be held up by a store that is away: this thread alone notices that the server shuts down."""
+        try:
+            with store_options.impatient():
+                say()
+            self._unsaid_since = None
+        except OSError as error:
+            self._unsaid_since = self._unsaid_since or time.monotonic()
+            away = time.monotonic() - self._unsaid_since
+            if not is_remote(self._pipeline.lake_path()) or away > store_options.JOB_PATIENCE_SECONDS:
+                raise
+            log.warning("the position file cannot be written: %s", reason_of(error))
 
     def _connect(self) -> Connection:
         """To the source that the driver reads. By the same address another server may answer by now, which was promoted

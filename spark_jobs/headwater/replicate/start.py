@@ -208,8 +208,8 @@ def _driving(opened: _Opened) -> Iterator[Run | dict[str, Any]]:
 
 def _pace(pipeline: Pipeline) -> Pace:
     limits = pipeline.replicate
-    shortest = often(pipeline.lake_path()).batch if limits.min_seconds is None else limits.min_seconds
-    return Pace(shortest, limits.max_seconds)
+    bearable = min(often(pipeline.lake_path()).batch, limits.max_seconds)
+    return Pace(bearable if limits.min_seconds is None else limits.min_seconds, limits.max_seconds)
 
 
 def _loaded(pipeline: Pipeline) -> Registry:

@@ -81,8 +81,8 @@ class WaitTarget:
         if look.file is not None:
             samples = samples_of(look.file)
             if not self._ledger_asked and (not samples or samples[0][0] > target.since):
-                self._ledger_asked = True
                 earlier = self._lookout.lake.first_sample(target.since, samples[0] if samples else None)
+                self._ledger_asked = True
                 samples += [earlier] if earlier is not None else []
             target = target.resolved(samples, look.log)
         if (source := self._lookout.source) is not None:

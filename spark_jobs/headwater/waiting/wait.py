@@ -20,6 +20,7 @@ from typing import Any, Literal
 from headwater.errors import Refused
 from headwater.lake.cuts import Cut
 from headwater.lake.looks import Growing, often
+from headwater.lake_root import is_remote
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline, load_pipeline
 from headwater.pipeline_file.quantities import parse_duration
@@ -41,17 +42,19 @@ _FIRST_WORD_SECONDS, _WORD_SECONDS = 2.0, 30.0
 def wait(pipeline: Pipeline, request: WaitRequest) -> WaitResult:
     """The command `headwater wait`: blocks until the wait has ended, about at the request's deadline. While it waits it
     says why, in the log."""
-    with borrowed(pipeline.lake_path(), pipeline.name) as lake:
+    root = pipeline.lake_path()
+    with borrowed(root, pipeline.name) as lake:
         lookout = Lookout(pipeline, lake)
         waiter = Waiter(pipeline, request, lookout)
-        looks = Growing(*often(pipeline.lake_path()).wait)
+        looks = Growing(*often(root).wait)
         next_word = time.monotonic() + _FIRST_WORD_SECONDS
         while True:
             outage, result = "", None
             try:
                 result = waiter.look()
-            except OSError as error:  # the lake's disk or store
-                if request.remaining() <= 0:
+            except OSError as error:
+                # A store may come back, and lets nobody in by waiting.
+                if request.remaining() <= 0 or not is_remote(root) or isinstance(error, PermissionError):
                     raise
                 outage = f"the lake cannot be read: {error.strerror or error}"
             if result is not None:

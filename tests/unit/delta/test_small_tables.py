@@ -12,8 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fixtures.soak import examples
-from headwater.delta import storage
-from headwater.delta.small_tables import SmallTable, append_once, compact, create_table, newest_first, read_rows
+from headwater.delta import delta_log, small_tables, storage
+from headwater.delta.log_entries import read_actions
+from headwater.delta.small_tables import (
+    SmallTable,
+    append_once,
+    compact,
+    create_table,
+    newest_first,
+    open_table,
+    read_rows,
+)
 
 SCHEMA = pa.schema(
     [("number", pa.int64()), ("word", pa.string()), ("moment", pa.timestamp("us", "UTC")), ("size", pa.int64())]
@@ -67,8 +76,33 @@ def test_rows_within_bounds_are_those_of_all_files_that_lie_in_them(
     found = read_rows(table, bounds).to_pylist()
     assert sorted(found, key=lambda row: int(row["number"])) == expected
     assert read_rows(table, bounds, ["word"]).to_pylist() == [{"word": row["word"]} for row in found]
-    newest = list(newest_first(table, "number", bounds, ["size"]))
+    newest = [row for part in newest_first(table, "number", bounds, ["size"]) for row in part.to_pylist()]
     assert newest == [{"number": row["number"], "size": row["size"]} for row in reversed(expected)]
+
+
+def test_what_was_read_before_an_error_is_still_news_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a store may fail between two requests."""
+    table, _ = made(str(tmp_path), [])
+    reader = open_table(str(tmp_path))
+    assert reader is not None
+    monkeypatch.setattr(small_tables, "is_remote", lambda folder: True)
+    for number in range(2):
+        append_once(table, [{"number": number}], SCHEMA)
+    genuine = read_actions
+
+    def failing(folder: str, version: int) -> Any:
+        if version == 2:
+            raise OSError("away")
+        return genuine(folder, version)
+
+    monkeypatch.setattr(delta_log, "read_actions", failing)
+    with pytest.raises(OSError, match="away"):
+        reader.look()
+    monkeypatch.setattr(delta_log, "read_actions", genuine)
+    assert (reader.version(), reader.look(), reader.version()) == (1, True, 2)
+    assert not reader.look()
+    append_once(reader, [{"number": 2}], SCHEMA)
+    assert not reader.look(), "its own is no news"
 
 
 def test_files_that_cannot_have_what_is_asked_for_are_not_opened(
@@ -87,5 +121,5 @@ def test_files_that_cannot_have_what_is_asked_for_are_not_opened(
     assert read_rows(table, {"moment": (BEGAN + timedelta(days=28), None)}).num_rows == 2
     assert read_rows(table, {"number": (None, 3)}, ["number"]).num_rows == 4
     assert (read_rows(table, {"size": (0, 0)}).num_rows, opened) == (0, 6)
-    assert next(newest_first(table, "number", {}, [])) == {"number": 29}
+    assert next(newest_first(table, "number", {}, [])).to_pylist() == [{"number": 29}]
     assert opened == 7

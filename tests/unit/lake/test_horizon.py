@@ -15,7 +15,7 @@ from headwater.delta import log_files
 from headwater.errors import Refused
 from headwater.lake import ledger
 from headwater.lake.cuts import history_name, list_pins, pin_cut, remove_expired
-from headwater.lake.horizon import Horizon, Horizons
+from headwater.lake.horizon import Horizon, Horizons, RecentHorizons
 
 A, B = "public.a", "public.b"
 KEEP = 3600.0
@@ -201,3 +201,14 @@ def test_pins_that_have_expired_are_removed_and_others_stay(lake: Lake) -> None:
     remove_expired(lake.root, now)
     assert not position.exists()
     assert [path.stem for path in folder.iterdir()] == [kept]
+
+
+def test_a_pin_counts_from_its_first_moment_on_however_rarely_the_ledger_is_read(lake: Lake) -> None:
+    lake.commits(10)
+    recent = RecentHorizons(lake.root, KEEP)
+    before = recent.read()
+    cut = {"tables": {A: {"version": 1}}}
+    pin_cut(lake.root, cut, "somebody", datetime.now(UTC) + timedelta(hours=1))
+    after = recent.read()
+    assert (before.pinned, after.pinned[A][0]) == ({}, 1)
+    assert after.published is before.published

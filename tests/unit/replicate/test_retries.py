@@ -48,6 +48,21 @@ def test_without_time_a_table_is_suspended_at_its_first_failure(root: str) -> No
     assert "1 attempt: OSError" in error.message
 
 
+def test_in_a_store_a_table_has_some_attempts_though_each_takes_longer_than_all_of_them_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    retries, now = Retries("s3://bucket/lake", 60), 0.0
+    monkeypatch.setattr(retries, "_probe", lambda: None)
+    monkeypatch.setattr("headwater.replicate.batches.retries.time.monotonic", lambda: now)
+    away = OSError(errno.EIO, "Generic S3 error", "s3://bucket/lake/public/a")
+    for _ in range(3):
+        with pytest.raises(TryAgain):
+            retries.failed("a", away, TABLES)
+        now += 74
+    now += 10
+    assert isinstance(retries.failed("a", away, TABLES), TableError)
+
+
 NOT_OWN = [
     Fenced("x"),
     SourceUnreachable("x"),

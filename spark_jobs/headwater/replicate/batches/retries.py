@@ -22,15 +22,18 @@ from deltalake.exceptions import DeltaError
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
+from headwater import store_options
 from headwater.delta import storage
 from headwater.errors import HeadwaterError, KeepsChanging, TableError, Transient
 from headwater.lake.paths import probe_path
 from headwater.lake.registry import now_text
+from headwater.lake_root import is_remote
 
 log = logging.getLogger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 5.0
 _PROBE_BYTES = 1 << 20
+_ATTEMPTS = 3
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_SPACE = "No space left on device"
 _COLOURS = re.compile("\x1b\\[[0-9;]*m")  # delta-rs paints its messages
@@ -98,7 +101,11 @@ class Retries:
             self._trying[key] = Trying(name, before.since if before else now_text(), began, attempts, reason)
             others = set(tables) - {name}
             all_fail = bool(others) and others <= self._trying.keys()
-        left = began + self._limit - now
+        limit = self._limit
+        if limit and isinstance(error, OSError) and is_remote(self._root):
+            # One attempt may take as long as requests are repeated.
+            limit = max(limit, _ATTEMPTS * store_options.JOB_PATIENCE_SECONDS)
+        left = began + limit - now
         log.warning("%s: attempt %s failed: %s", name, attempts, reason)
         log.debug("%s", name, exc_info=error)
         if left > 0:
@@ -136,9 +143,13 @@ class Retries:
 
     def _probe(self) -> None:
         place = probe_path(self._root, f"{os.getpid()}-{threading.get_ident()}")
-        try:
-            storage.write(place, bytes(_PROBE_BYTES))
-        finally:
+        with store_options.impatient():
+            try:
+                storage.write(place, bytes(_PROBE_BYTES))
+            except OSError:
+                if not is_remote(self._root):  # which has a file whole or not at all
+                    storage.delete(place)
+                raise
             storage.delete(place)
 
 
