@@ -2,10 +2,10 @@
 
 PYTHON ?= python3.11
 BIN := .venv/bin
-# Two workers for two cores, and one more for the older servers beside them (`make test`): a third of their time they
+# Three workers for two cores, and one more for the older servers beside them (`make test`): two fifths of their time they
 # wait, for a server, a poll, a process that ends. A worker starts at most one Spark session and one PostgreSQL server,
 # both only when a test asks for them; tests/conftest.py puts the files in order.
-WORKERS ?= 2
+WORKERS ?= 3
 PYTEST_ARGS ?=
 SEEDS ?= 20
 ROUNDS ?= 100

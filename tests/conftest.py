@@ -64,12 +64,10 @@ _LONGEST = [
 
 
 class _ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
-    """A file's tests stay together, so that what they share is made once. But all that start an Airflow run one after
-    the other, as it keeps a core busy; and where the tests of a long file share nothing, each may go anywhere."""
+    """A file's tests stay together, so that what they share is made once. Where those of a long file share nothing,
+    each may go anywhere."""
 
     def _split_scope(self, nodeid: str) -> str:
-        if nodeid.startswith(_AIRFLOWS):
-            return _AIRFLOWS
         file = nodeid.partition("::")[0]
         return nodeid if file.endswith(_INDEPENDENT) else file
 
