@@ -8,16 +8,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any
 
 from headwater.delta import storage
-from headwater.lake.looks import often
 from headwater.lake.paths import position_file_path
-from headwater.lake_root import is_remote
 from headwater.position import Position, format_lsn, parse_lsn
-
-_CLOCKS_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +79,6 @@ def read_position_file(root: str) -> PositionFile | None:
         return PositionFile.from_json(json.loads(storage.read_text(position_file_path(root))))
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
-
-
-def is_recent(file: PositionFile, root: str, now: datetime | None = None) -> bool:
-    """Whether a driver has written the file so lately that it may well live, by two clocks that agree within seconds:
-    for a lake in a store, where its next writing may be a while off. On a disk it would be there within a second."""
-    if not is_remote(root) or not file.written_at:
-        return False
-    age = (now or datetime.now(UTC)) - datetime.fromisoformat(file.written_at)
-    return age.total_seconds() <= often(root).file + _CLOCKS_SECONDS
 
 
 def write_position_file(root: str, content: PositionFile) -> None:

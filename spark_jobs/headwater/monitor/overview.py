@@ -18,8 +18,9 @@ from typing import Any
 
 from headwater.lake.load_files import shown_loads
 from headwater.lake.look import IN_STEP, Look, ReportedState
+from headwater.lake.looks import often
 from headwater.lake.paths import table_path, table_uri
-from headwater.lake.position_file import PositionFile, is_recent
+from headwater.lake.position_file import PositionFile
 from headwater.lake.reader import LakeReader
 from headwater.lake.registry import Registry
 from headwater.lake.validations import recent_results
@@ -238,9 +239,9 @@ class PipelineWatch:
         if look.file != content:
             self._file = (look.file, now, True)
             return True
-        if now - since <= _ALIVE_SECONDS:
+        if now - since <= _ALIVE_SECONDS + often(self.pipeline.lake_path()).file:
             return True if changed else None
-        return content is not None and is_recent(content, self.pipeline.lake_path())
+        return False
 
     def _states(self, seen: _Seen) -> dict[str, ReportedState]:
         named = {str(entry.name) for entry in self.pipeline.tables if isinstance(entry.name, TableName)}

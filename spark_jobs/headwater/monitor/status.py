@@ -14,8 +14,9 @@ from typing import Any
 from headwater.errors import Transient
 from headwater.lake.load_files import shown_loads
 from headwater.lake.look import Look, ReportedState
+from headwater.lake.looks import often
 from headwater.lake.paths import table_path, table_uri
-from headwater.lake.position_file import PositionFile, is_recent
+from headwater.lake.position_file import PositionFile
 from headwater.lake.reader import LakeReader
 from headwater.monitor.lags import Lags
 from headwater.names import TableName
@@ -101,11 +102,10 @@ def _file_moves(lake: LakeReader, look: Look) -> bool:
     """Whether a driver lives, as far as the lake alone can tell."""
     if look.file is None:
         return False
-    if is_recent(look.file, lake.root):
-        return True
-    deadline = time.monotonic() + _FILE_SECONDS
+    pace = often(lake.root)
+    deadline = time.monotonic() + max(_FILE_SECONDS, pace.file + 1)
     while time.monotonic() < deadline:
-        time.sleep(0.05)
+        time.sleep(pace.wait[0])
         if lake.file() != look.file:
             return True
     return False

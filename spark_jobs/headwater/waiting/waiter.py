@@ -16,7 +16,7 @@ from headwater.lake import freshness
 from headwater.lake.cuts import release_pin
 from headwater.lake.freshness import Outcome, Verdict
 from headwater.lake.look import Look
-from headwater.lake.position_file import PositionFile, is_recent
+from headwater.lake.position_file import PositionFile
 from headwater.lake.requirements import Target
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.waiting.ending import pinned_cut, record_end
@@ -126,10 +126,9 @@ class Waiter:
         return self._file_moved or self._visits.driver_seen
 
     def _notice_life(self, look: Look) -> None:
-        file, before = look.file, self._last_file
-        has_moved = before is not None and file != before
-        self._file_moved |= has_moved or (file is not None and is_recent(file, self._pipeline.lake_path()))
-        self._last_file = file
+        if self._last_file is not None and look.file != self._last_file:
+            self._file_moved = True
+        self._last_file = look.file
 
     def _end(self, judged: Verdict, look: Look) -> WaitResult | None:
         """The result; None when a validated cut was cleaned up before it could be pinned: another one is looked for."""

@@ -11,7 +11,7 @@ import pytest
 
 from fixtures.lakes import HandLake, position_at
 from headwater.lake import looks
-from headwater.lake.position_file import PositionFile, is_recent
+from headwater.lake.position_file import PositionFile
 from headwater.replicate import publisher as module
 from headwater.replicate.publisher import Publisher
 from headwater.source.samples import Sample
@@ -90,11 +90,3 @@ def test_a_write_that_hangs_keeps_nobody_else(tmp_path: Path, monkeypatch: pytes
         driver.publisher.sampled(Sample(datetime(2026, 1, 2, tzinfo=UTC), 111))
         driver.publisher.states(driver.lake.registry.tables)
     assert driver.seconds(1) == [2]
-
-
-def test_a_driver_of_a_lake_in_a_store_may_live_though_its_file_is_some_seconds_old() -> None:
-    written = datetime(2026, 1, 1, 0, 0, 0, tzinfo=UTC)
-    file = PositionFile(1, 1, position_at(lsn=100), 100, written.isoformat())
-    assert is_recent(file, "s3://bucket/lake", written.replace(second=19))
-    assert not is_recent(file, "s3://bucket/lake", written.replace(second=21))
-    assert not is_recent(file, "/lake", written)
