@@ -225,6 +225,8 @@ def compact(table: SmallTable, target_size: int) -> int:
 def write_checkpoint(folder: str) -> int:
     """A checkpoint of the newest version of the table in `folder`; returns that version."""
     table = open_version(folder)
+    # A checkpoint stands for what lies below it, and must not outlive it: a start would take that for whole.
+    storage.sync(folder)
     table.create_checkpoint()
     # Hadoop would compare the new pointer with the checksum of the one that Spark wrote before.
     storage.delete(log_path(folder, "._last_checkpoint.crc"))

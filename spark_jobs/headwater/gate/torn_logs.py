@@ -81,18 +81,18 @@ def cut_back(folder: str, version: int) -> None:
 
 
 def drop_torn_checkpoints(folder: str) -> None:
-    """A checkpoint that is not whole is none. What it stood for is still in the entries below it: these go only when it
-    is on disk."""
+    """A checkpoint that is not whole is none, nor is one of a version whose entry is torn: of that the disk had nothing
+    yet. What it stood for is still in the entries below it: these go only when it is on disk."""
     pointed = _pointed_at(folder)
     if pointed is None and not storage.exists(log_path(folder, _POINTER)):
         return  # there is none, or it has been dropped: who reads looks for the newest that is whole
-    if pointed is not None and _is_parquet(log_path(folder, f"{pointed:020d}.checkpoint.parquet")):
+    if pointed is not None and _is_good(folder, pointed, [log_path(folder, f"{pointed:020d}.checkpoint.parquet")]):
         return
     found = checkpoints_of(folder, storage.names(log_path(folder)))
-    if pointed in found and all(map(_is_parquet, found[pointed])):
+    if pointed in found and _is_good(folder, pointed, found[pointed]):
         return
-    for files in found.values():
-        if not all(map(_is_parquet, files)):
+    for version, files in found.items():
+        if not _is_good(folder, version, files):
             for file in files:
                 storage.delete(file)
     _drop_pointer(folder)
@@ -164,6 +164,13 @@ def _size(path: str) -> int:
         return storage.info(path).size
     except FileNotFoundError:
         return -1
+
+
+def _is_good(folder: str, version: int, checkpoint: list[str]) -> bool:
+    entry = log_entry(folder, version)
+    return all(map(_is_parquet, checkpoint)) and (
+        not storage.exists(entry) or read_actions(folder, version) is not None
+    )
 
 
 def _is_parquet(file: str) -> bool:

@@ -36,6 +36,8 @@ def read_load_files(root: str) -> dict[str, LoadFile]:
             found[name] = json.loads(storage.read_text(loads_path(root, name)))
         except FileNotFoundError:  # it has just ended
             continue
+        except ValueError:  # what a power cut has left of a job's
+            found[name] = {"session": ""}
     return found
 
 

@@ -18,7 +18,7 @@ from headwater.delta import disk, log_files, storage
 from headwater.delta.data_files import write_batches
 from headwater.delta.delta_log import read_snapshot
 from headwater.delta.log_entries import TornEntry, entries_of, files_of, log_entry, log_path, newest_whole
-from headwater.delta.small_tables import open_table
+from headwater.delta.small_tables import open_table, write_checkpoint
 from headwater.errors import DamagedLake
 from headwater.gate import recovery, torn_logs
 from headwater.lake.ledger import Ledger, read_epoch
@@ -169,6 +169,31 @@ def test_a_torn_checkpoint_is_none(table: HandTable, damage: Callable[[Path], No
     table.checkpoint()
     torn_logs.drop_torn_checkpoints(folder)
     assert len([name for name in table.log_files() if "checkpoint" in name]) == 2
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_checkpoint_of_a_version_that_the_disk_did_not_have_yet_is_none(
+    table: HandTable, damage: Callable[[Path], None]
+) -> None:
+    folder = str(table.folder)
+    table.checkpoint()
+    damage(entry(table, 4))
+    torn_logs.drop_torn_checkpoints(folder)
+    loss = torn_logs.first_loss(folder, torn_logs.base(folder))
+    assert loss is not None
+    assert (loss.version, loss.newest) == (4, True)
+    torn_logs.cut_back(folder, loss.version)
+    assert read_snapshot(folder).version == 3
+    assert not entry(table, 4).exists()
+
+
+def test_what_a_checkpoint_stands_for_is_on_disk_before_it(table: HandTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = []
+    monkeypatch.setattr(storage, "sync", lambda folder: synced.append(sorted(table.log_files())))
+    assert write_checkpoint(str(table.folder)) == 4
+    (before,) = synced
+    assert f"{4:020d}.json" in before
+    assert f"{4:020d}.checkpoint.parquet" not in before
 
 
 def test_what_takes_the_place_of_what_goes_is_on_disk_before(table: HandTable, monkeypatch: pytest.MonkeyPatch) -> None:
