@@ -110,8 +110,10 @@ def test_killed_at_a_failpoint_and_started_again_the_lake_equals_the_source(
 def test_a_part_killed_under_load_takes_the_others_with_it_and_the_next_run_goes_on(
     bank: Bank, spark: SparkSession, victim: str, each_store: str
 ) -> None:
+    if each_store != "disk" and victim == "JVM":
+        pytest.skip("in a store no driver has one: there Spark writes no table")
     bank.recover()
-    if each_store == "disk":  # in a store there is no such table
+    if each_store == "disk":
         leave_to_spark(bank.pipeline)
     before = bank.checked_epoch
     # What becomes of a JVM matters where driver or JVM die: there it is one of their own.
