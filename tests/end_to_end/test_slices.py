@@ -57,7 +57,7 @@ def demo(told: Path) -> Iterator[Demo]:
 
 @pytest.fixture(scope="module")
 def story(demo: Demo) -> Iterator[Story]:
-    writer = Writer(demo.server.connect("shop"), rate=5)
+    writer = Writer(demo.server.connect("shop"), rate=1)
     writer.start()
     story = Story(demo, writer, Console(), time.monotonic())
     story.await_airflow()

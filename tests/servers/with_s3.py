@@ -35,6 +35,7 @@ def main(command: list[str]) -> int:
         server = subprocess.Popen(
             [str(VERSITYGW), "--port", address, "--region", "us-east-1", "--quiet", "posix", folder],
             stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,  # it tells of each signal
             env={**os.environ, **{f"ROOT_{name}": value for name, value in keys.items()}},
             # A Ctrl-C is the command's: the server ends when nothing uses it any more, and with this program at latest.
             start_new_session=True,
