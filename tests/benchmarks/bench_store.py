@@ -142,9 +142,7 @@ def main() -> None:
             # Who measures goes past what makes requests slow, and is not counted.
             os.environ |= {f"AWS_{name.upper()}": value for name, value in behind.options.items()}
             os.environ["AWS_ENDPOINT_URL"] = behind.endpoint
-            storage = {"endpoint": f"http://{store.address}", "region": "us-east-1"}
-            storage |= {"access_key_id": keys[0], "secret_access_key": keys[1]}
-            lake = {"root": behind.uri(behind.bucket(), "lake"), "storage": storage}
+            lake = behind.through(store.address).lake("lake")
             (Path(scratch) / "s3").mkdir()
             wanted = pipeline(Path(scratch) / "s3", source, *tables, pipeline="in_s3", lake=lake)
             load(wanted)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -146,7 +146,7 @@ class FreshnessSensor(BaseSensorOperator):
             conn_id, pipeline = self._pipeline()
             request = request_of(settings, context)
             waiter = Waiter(pipeline, request)
-            result = _first_look(waiter, pipeline.lake_path())
+            result = _first_look(waiter, pipeline.lake_path(), request.remaining)
         except HeadwaterError as error:
             refused = {**error.to_json(), "exit_status": error.exit_status}
             count_wait(self.pipeline, refused)
@@ -249,14 +249,15 @@ def needs_no_worker(task: Any) -> bool:
     return bool(plain) and not (told or task.outlets or mapped)
 
 
-def _first_look(waiter: Waiter, root: str) -> WaitResult | None:
-    """A store that is away may be back in a moment; from then on the triggerer waits."""
-    until = time.monotonic() + _STORE_SECONDS
+def _first_look(waiter: Waiter, root: str, remaining: Callable[[], float]) -> WaitResult | None:
+    """A store that is away may be back in a moment, though not to who is not let in; from then on the triggerer waits.
+    `remaining`: seconds to the deadline."""
+    until = time.monotonic() + min(_STORE_SECONDS, remaining())
     while True:
         try:
             return waiter.look()
-        except OSError:
-            if not is_remote(root) or time.monotonic() > until:
+        except OSError as error:
+            if not is_remote(root) or isinstance(error, PermissionError) or time.monotonic() > until:
                 raise
             time.sleep(_LOOK_SECONDS)
 

@@ -15,8 +15,8 @@ from headwater.lake_root import is_remote
 class Often:
     """`batch`: least between the beginnings of two batches. `file`: most between two writings of the position file
     while nothing happens, which the driver thinks of once a second (0: it writes each time); `registry`: between two
-    looks of a driver at what jobs have written; both begin with one second. `idle_tables`:
-    within which each table that nobody writes is looked at. `idle_row`: least between two ledger rows of a log that
+    looks of a driver at what jobs have written; both begin with one second. `idle_tables`: within which each table that
+    nobody writes is looked at. `idle_row`: least between two ledger rows of a log that
     touches no table. `horizon`: how old what is known of cuts may be to whoever cleans up, `upkeep`: between two turns
     of a table there, `control`: of the lake's own tables, `commits`: after so many a table's turn comes at once.
     `wait`: first and longest between two looks of a wait."""
