@@ -14,9 +14,8 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-import pyarrow as pa
 import pytest
 
 from fixtures.jobs import Job, assert_equal, beside, lake_path_of, until
@@ -31,7 +30,7 @@ from headwater.lake.position_file import read_position_file
 from headwater.log.net import net_effect
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import parse_lsn
-from headwater.replicate.preapply.decide import Worth
+from headwater.replicate.preapply import decide
 from headwater.replicate.replicate import replicate
 from headwater.source.connection import Connection
 
@@ -60,8 +59,8 @@ class Lake:
         until(lambda: len(self.staged) >= files, "rows are staged")
 
     def wait_rows_staged(self, rows: int) -> None:
-        """What waits for the stager is in one file: how many there are says little."""
-        until(lambda: sum(map(_rows, self.staged)) >= rows, f"{rows} rows are staged")
+        """And the driver knows of it: a file is there before the stager has answered."""
+        until(lambda: sum(self._told_staged().values()) >= rows, f"{rows} rows are staged")
 
     def published(self) -> None:
         with self.database.connect() as connection:
@@ -76,6 +75,11 @@ class Lake:
 
         until(there, "everything is published")
 
+    def _told_staged(self) -> dict[tuple[str, int], int]:
+        """Changes by table and transaction."""
+        told = [record for record in self.caplog.records if record.msg.startswith("%s: of open transaction")]
+        return {(table, xid): changes for record in told for table, xid, changes in [cast("Any", record.args)]}
+
     def said(self, text: str) -> list[str]:
         return [record.getMessage() for record in self.caplog.records if text in record.getMessage()]
 
@@ -88,6 +92,7 @@ class Lake:
     def following(self) -> Iterator[Any]:
         """A driver beside the block; in the end everything is equal and nothing is left over."""
         self.caplog.set_level(logging.INFO, logger="headwater")
+        self.caplog.set_level(logging.DEBUG, logger=decide.__name__)
         with beside(lambda stop: replicate(self.pipeline, None, None, stop, stage_from=STAGE_FROM)) as running:
             self.published()
             self.caplog.clear()  # what an earlier test left may have been staged, too
@@ -230,7 +235,7 @@ def test_ten_large_interleaved_transactions_of_which_half_abort_are_applied_in_p
 ) -> None:
     monkeypatch.setattr(net_effect, "PART_CHANGES", 2000)  # of the driver, not of the stager
     if not staged:
-        monkeypatch.setattr(Worth, "try_next", lambda worth: False)
+        monkeypatch.setattr(decide.Worth, "try_next", lambda worth: False)
     with lake.following(), contextlib.ExitStack() as stack:
         writers = [stack.enter_context(lake.database.connect(autocommit=False)) for _ in range(10)]
         for part in range(2):
@@ -292,13 +297,6 @@ def _refusing(log: str) -> Callable[[str, bytes], str]:
         return real(place, data)
 
     return put_if_absent
-
-
-def _rows(file: str) -> int:
-    # It is being written, or removed.
-    with contextlib.suppress(OSError, pa.ArrowInvalid), storage.parquet_file(file) as parquet:
-        return int(parquet.metadata.num_rows)
-    return 0
 
 
 def stager() -> int:

@@ -330,10 +330,11 @@ class Staging:
             self._done = {key: changes for key, changes in self._done.items() if key[0] != message.xid}
         elif share is not None and (isinstance(message, Finish) or message.xid in self._open) and not share.refused:
             answer = self._ask(stager, message)
-            share.refused = answer.refused
+            share.refused = share.refused or answer.refused  # a commit may have refused it meanwhile
             if isinstance(message, Stage) and not answer.refused:
                 key = message.xid, message.target.name
                 self._done[key] = self._done.get(key, 0) + sum(block.changes for block in message.blocks)
+                log.debug("%s: of open transaction %d %d changes are staged", key[1], key[0], self._done[key])
         elif share is not None and share.refused:
             answer = StagingAnswer(refused=share.refused)
         return answer
