@@ -91,7 +91,7 @@ test-15: classes
 
 soak: setup servers  ## jobs started together and killed (ROUNDS=100), slices in Airflow, random operations and logs: SEEDS=20 seeds, or the one of SEED=; power cuts: CUTS=200; a store that fails: BAD_DAYS=500
 	$(BIN)/python tests/soak/drivers_together.py --rounds $(ROUNDS) $(if $(SEED),--only $(SEED))
-	HEADWATER_SOAK=1 HEADWATER_SOAK_SEEDS=$(CUTS) $(if $(SEED),HEADWATER_SEED=$(SEED)) $(BIN)/python -m pytest --timeout=0 $(PYTEST_ARGS) \
+	HEADWATER_SOAK=1 HEADWATER_SOAK_SEEDS=$(CUTS) $(if $(SEED),HEADWATER_SEED=$(SEED)) $(BIN)/python -m pytest --timeout=0 -n 2 --dist load $(PYTEST_ARGS) \
 		$(call named,power_cut)
 	HEADWATER_SOAK=1 HEADWATER_SOAK_SEEDS=$(BAD_DAYS) $(if $(SEED),HEADWATER_SEED=$(SEED)) $(BIN)/python -m pytest --timeout=0 $(PYTEST_ARGS) \
 		$(call named,store_faults)

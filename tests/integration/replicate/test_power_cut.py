@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -167,6 +167,7 @@ _JOBS = (
 )
 _EACH_JOB_ONCE = sorted({job: seed for seed, job in reversed([*enumerate(_JOBS)])}.values())
 _TURNS = range(int(os.environ.get("HEADWATER_SOAK_SEEDS", "200"))) if SOAK else _EACH_JOB_ONCE
+_SEEDS_OF_A_LIFE = 40
 _CHECKED_EPOCHS = 40
 """So many of a seed's epochs are read: the newest and some before."""
 
@@ -275,8 +276,24 @@ def _is_known(connection: Connection, database: Database) -> bool:
 
 
 @pytest.fixture(scope="module")
-def ground(postgres: EmbeddedServer, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
-    folder = tmp_path_factory.mktemp("ground")
+def grounds(
+    postgres: EmbeddedServer, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Iterator[Ground]]:
+    """The ground of the next seed. After so many it is another one: history makes every seed dearer."""
+    found = _each_life(postgres, tmp_path_factory)
+    yield found
+    found.close()
+
+
+def _each_life(postgres: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Generator[Ground]:
+    while True:
+        with _new_ground(postgres, tmp_path_factory.mktemp("ground")) as made:
+            for _ in range(_SEEDS_OF_A_LIFE):
+                yield made
+
+
+@contextlib.contextmanager
+def _new_ground(postgres: EmbeddedServer, folder: Path) -> Iterator[Ground]:
     with new_database(postgres) as database:
         create_great_bank(database)
         database.allow_publishing()
@@ -304,13 +321,13 @@ def newest_epoch(pipeline: Pipeline) -> int:
 @pytest.mark.spark
 @pytest.mark.parametrize("turn", _TURNS if "HEADWATER_SEED" not in os.environ else [0])
 def test_after_a_cut_the_next_start_goes_on_by_itself(
-    turn: int, ground: Ground, spark: SparkSession, tmp_path: Path
+    turn: int, grounds: Iterator[Ground], spark: SparkSession, tmp_path: Path
 ) -> None:
     drawn = random.SystemRandom().randrange(1 << 31) if SOAK else turn
     plan = Plan.of(int(os.environ.get("HEADWATER_SEED", drawn)))
     print(f"\nHEADWATER_SEED={plan.seed} {plan}")
     with lake_disk(plan.file_system) as disk:
-        host = Host(plan, ground, spark, disk, tmp_path)
+        host = Host(plan, next(grounds), spark, disk, tmp_path)
         try:
             host.run()
         except BaseException as error:
