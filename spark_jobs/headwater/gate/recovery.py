@@ -4,7 +4,8 @@ What the disk had not got is missing or torn (`headwater.gate.torn_logs`). What 
 (`headwater.lake.durability`): of a table its versions up to the one that the ledger names at the slot's confirmed
 position, since nothing above was ever told to the source. So a table is cut back to below its first version that is not
 whole, if that lies above its durable one: the log brings those changes again. Not whole at or below it is damage, and
-suspends that table alone. Ledger rows that name a version which is gone go, too, and with them their epochs.
+suspends that table alone. Ledger rows that name a version which is gone go, too, and with them their epochs: so it is
+cut back below a version, too, whose files are lost and were replaced by a later one, since cuts name it.
 
 Registry, kept changes and pins are on disk before anybody is told of them; only what was being written may be torn.
 
@@ -25,7 +26,7 @@ from dataclasses import dataclass, replace
 from headwater.delta import entries, storage
 from headwater.delta.log_entries import entries_of, files_of, log_entry, log_path, read_actions
 from headwater.errors import DamagedLake
-from headwater.gate.torn_logs import base, cut_back, drop_torn_checkpoints, first_loss, is_damaged
+from headwater.gate.torn_logs import base, cut_back, drop_torn_checkpoints, first_loss, is_damaged, loss_in_between
 from headwater.lake.cuts import HISTORY, history_name, remove_torn_pins
 from headwater.lake.durability import sync_lake
 from headwater.lake.ledger import Epoch, epoch_at_version, read_epoch, read_epoch_up_to
@@ -159,8 +160,7 @@ def _mend_table(name: str, folder: str, durable: int) -> str:
         return f"the commit of its load is not in {log_path(folder)}"
     if read_actions(folder, durable) is None and base(folder) < durable:
         return f"{log_entry(folder, durable)} is missing, empty or cut short"
-    loss = first_loss(folder, durable, read=True)
-    if loss is not None:
+    while (loss := first_loss(folder, durable, read=True) or loss_in_between(folder, durable)) is not None:
         cut_back(folder, loss.version)
         log.warning("%s goes on at version %d: %s", name, loss.version - 1, loss.what)
     return ""

@@ -19,8 +19,17 @@ import pyarrow as pa
 from headwater.delta import entries, storage
 from headwater.delta.deletion_vectors import FILE_VERSION, DamagedVector, read_vector, vector_file
 from headwater.delta.delta_log import read_snapshot
-from headwater.delta.log_entries import Action, checkpoints_of, entries_of, log_entry, log_path, read_actions
+from headwater.delta.log_entries import (
+    Action,
+    TornEntry,
+    checkpoints_of,
+    entries_of,
+    log_entry,
+    log_path,
+    read_actions,
+)
 from headwater.delta.log_files import UnknownLog, by_version, look
+from headwater.delta.whole import lost_file
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +75,21 @@ def first_loss(folder: str, durable: int, *, read: bool = False) -> Loss | None:
         loss = Loss(version, what, newest)
         whole = [(known, actions) for known, actions in whole if known < version]
     return loss
+
+
+def loss_in_between(folder: str, durable: int) -> Loss | None:
+    """The first version above `durable` that has lost a file which is not live at the end any more: the table is whole,
+    and cuts that name this version are not. None also where the version before it is not whole either: there clean-up
+    has been, and nothing can be cut back to."""
+    for version in entries_of(storage.names(log_path(folder))):
+        actions = (read_actions(folder, version) or ()) if version > durable else ()
+        adds = [action["add"] for action in actions if "add" in action]
+        if what := next(filter(None, (_what_is_wrong(folder, add, read=True) for add in adds)), ""):
+            try:
+                return None if lost_file(folder, version - 1) else Loss(version, what, newest=False)
+            except (FileNotFoundError, KeyError, TornEntry):
+                return None  # the log does not reach back so far
+    return None
 
 
 def cut_back(folder: str, version: int) -> None:

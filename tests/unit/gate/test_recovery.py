@@ -137,11 +137,29 @@ def test_a_block_of_zeros_within_rows_that_do_not_compress_is_found(table: HandT
     assert loss.version == 5
 
 
-def test_a_lost_file_that_a_later_version_removed_is_not_missed(table: HandTable) -> None:
-    lost = file_of(table, 4)
+@pytest.mark.parametrize("damage", [*DAMAGES, Path.unlink])
+def test_a_lost_file_that_a_later_version_removed_is_missed_by_its_own_alone(
+    table: HandTable, damage: Callable[[Path], None]
+) -> None:
+    lost, folder = file_of(table, 4), str(table.folder)
     table.commit(whole=lost.name)
-    lost.unlink()
-    assert torn_logs.first_loss(str(table.folder), 1) is None
+    assert torn_logs.loss_in_between(folder, 1) is None
+    damage(lost)
+    assert torn_logs.first_loss(folder, 1, read=True) is None
+    loss = torn_logs.loss_in_between(folder, 1)
+    assert loss is not None
+    assert loss.version == 4
+    assert lost.name in loss.what
+
+
+def test_where_clean_up_has_been_nothing_is_cut_back_to(table: HandTable) -> None:
+    for version in (3, 4):
+        gone = file_of(table, version)
+        table.commit(whole=gone.name)
+        gone.unlink()
+    file_of(table, 2).unlink()  # live, and below what was durable
+    assert torn_logs.loss_in_between(str(table.folder), 2) is None
+    assert torn_logs.first_loss(str(table.folder), 2) is None
 
 
 def test_a_lost_vector_takes_its_version(table: HandTable) -> None:
@@ -275,6 +293,20 @@ def test_rows_that_name_a_version_that_is_gone_go_and_so_does_the_position_file(
     assert newest is not None
     assert (newest.epoch, newest.position.lsn, newest.tables[A].version) == (2, 0x1200, 2)
     assert not Path(position_file_path(lake.root)).exists()
+
+
+def test_rows_that_name_a_version_whose_files_are_lost_go_although_later_versions_did_without(
+    lake: HandLake, table: HandTable
+) -> None:
+    lost = file_of(table, 3)
+    table.commit(whole=lost.name)
+    lake.publish(0x1400, A)
+    emptied(lost)
+    assert mended(lake) == {}
+    newest = read_epoch(lake.root)
+    assert newest is not None
+    assert (newest.epoch, newest.tables[A].version) == (2, 2)
+    assert entries_of(storage.names(log_path(str(table.folder)))) == [0, 1, 2]
 
 
 def test_what_is_not_whole_at_the_durable_version_is_damage_and_stays(lake: HandLake, table: HandTable) -> None:
