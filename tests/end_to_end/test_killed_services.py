@@ -7,37 +7,35 @@ the lake is what the source is. One Airflow for all tests, whose slices do not e
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from urllib.parse import quote
 
-import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, QueryBuilder
 from rich.console import Console
 
-from fixtures.airflow_processes import RunningDriver, drivers, kill_service, service
-from fixtures.waiting import until
+from fixtures import waiting
+from fixtures.airflow_processes import RARE_PARSING, RunningDriver, drivers, kill_service, parse_again, service
+from fixtures.shop_answers import assert_a_new_cut_is_exact
 from headwater.demo.airflow_server import example_dags
 from headwater.demo.environment import Demo, demo_environment
-from headwater.demo.shop import REVENUE, TABLES, Writer
+from headwater.demo.shop import TABLES, Writer
 from headwater.demo.story import REPLICATE, Story
 from headwater.lake.ledger import generation_app, read_all
 from headwater.lake.position_file import PositionFile, read_position_file
-from headwater.pipeline_file.pipeline import load_pipeline
 from headwater.position import parse_lsn
-from headwater.waiting.wait import wait_for_cut
 
 pytestmark = [pytest.mark.airflow, pytest.mark.postgres, pytest.mark.spark]
 
 SLICE_SECONDS, NEW_SLICE_SECONDS = 3600.0, 3333.0
 LONG = 300
+until = partial(waiting.until, pause=0.5)
 
 WAITS = """
 import os
@@ -69,7 +67,7 @@ def dags(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def demo(dags: Path) -> Iterator[Demo]:
-    with demo_environment(slice_seconds=SLICE_SECONDS, dags=dags) as running:
+    with demo_environment(slice_seconds=SLICE_SECONDS, dags=dags, environ=RARE_PARSING) as running:
         yield running
 
 
@@ -135,16 +133,7 @@ def _await_successor(demo: Demo, old: RunningDriver, generation: int) -> Running
 
 def _assert_exact(demo: Demo, writer: Writer) -> None:
     """A new cut is what the source's own log says; nobody has ever written behind a successor."""
-    cut = wait_for_cut(load_pipeline(demo.pipeline_file, {**os.environ, "HEADWATER_SOURCE": demo.source}), timeout=LONG)
-    tables = QueryBuilder()
-    for name in TABLES:
-        found = cut["tables"][f"public.{name}"]
-        tables.register(name, DeltaTable(found["path"], version=found["version"]))
-    rows = pa.table(tables.execute(REVENUE).read_all()).to_pylist()
-    lake = {region: (orders, items, total) for region, orders, items, total in (row.values() for row in rows)}
-    source, transactions = demo.oracle.answer_at(parse_lsn(cut["position"]["lsn"]), writer.answers)
-    assert lake == source
-    assert transactions > 0
+    assert_a_new_cut_is_exact(demo, writer, LONG)
     for before, epoch in pairwise(read_all(str(demo.lake))):
         assert (epoch.epoch, epoch.from_lsn) == (before.epoch + 1, before.position.lsn)
         assert epoch.generation >= before.generation
@@ -244,6 +233,7 @@ def test_a_run_of_newly_deployed_code_beside_an_older_one_takes_over_from_it(
 ) -> None:
     client, generation, (old,) = demo.airflow.client, _published(demo).generation, _runs(demo)
     (dags / "headwater_pipelines.py").write_text(NEW_CODE)
+    parse_again(demo, REPLICATE)
     words = f"slices of {NEW_SLICE_SECONDS:g} s"
     until(lambda: words in client.call("GET", f"dags/{REPLICATE}/details")["doc_md"], "the new code is known", LONG)
     _await_epochs(demo)

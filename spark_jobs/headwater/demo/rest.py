@@ -88,13 +88,15 @@ class AirflowClient:
         seen: dict[str, str | None] = {}
         while True:
             state = self.run(dag_id, run_id)["state"]
-            for task, task_state in self.tasks(dag_id, run_id).items():
-                if on_change is not None and seen.get(task) != task_state:
-                    on_change(task, task_state)
-                seen[task] = task_state
+            if on_change is not None:
+                tasks = self.tasks(dag_id, run_id)
+                for task in [task for task, task_state in tasks.items() if seen.get(task) != task_state]:
+                    on_change(task, tasks[task])
+                seen = tasks
             if state in _FINISHED:
                 return str(state)
             if time.monotonic() > deadline:
+                seen = self.tasks(dag_id, run_id)
                 raise Transient(f"the run has not ended after {seconds:.0f} s: {seen}", where=f"{dag_id} {run_id}")
             time.sleep(0.5)
 
