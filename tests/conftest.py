@@ -14,12 +14,15 @@ from fixtures.quick_start import start_processes_quickly
 from headwater.spark.session import SHORT_LIVED_JVM
 
 os.environ.setdefault("JDK_JAVA_OPTIONS", SHORT_LIVED_JVM)
-# Generating and compiling code for every plan costs a fifth of a MERGE of a few rows, and tests have no others. What
-# runs under a spark-submit of its own (the end-to-end tests, the demo) compiles as in production.
-os.environ.setdefault(
-    "PYSPARK_SUBMIT_ARGS",
-    "--conf spark.sql.codegen.wholeStage=false --conf spark.sql.codegen.factoryMode=NO_CODEGEN pyspark-shell",
-)
+# Generating and compiling code for every plan costs a fifth of a MERGE of a few rows, and tests have no others; nor do
+# they have a table whose log is worth the 50 tasks that Delta reads it in. What runs under a spark-submit of its own
+# (the end-to-end tests, the demo) does as in production.
+_SMALL = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.databricks.delta.snapshotPartitions": "1",
+}
+os.environ.setdefault("PYSPARK_SUBMIT_ARGS", " ".join(f"--conf {k}={v}" for k, v in _SMALL.items()) + " pyspark-shell")
 
 # Hundreds of processes import the engine: half of that is compiling, where an environment forbids to keep the result.
 sys.dont_write_bytecode = False

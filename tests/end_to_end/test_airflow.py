@@ -141,13 +141,18 @@ def metrics() -> Metrics:
 
 
 @pytest.fixture(scope="module")
-def demo(metrics: Metrics, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
-    dags = tmp_path_factory.mktemp("dags")
+def dags(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dags")
     for file in example_dags().glob("*.py"):
-        shutil.copy(file, dags)
-    (dags / "unmanned.py").write_text(UNMANNED)
-    (dags / "by_the_clock.py").write_text(BY_THE_CLOCK)
-    (dags / "on_request.py").write_text(ON_REQUEST)
+        shutil.copy(file, folder)
+    (folder / "unmanned.py").write_text(UNMANNED)
+    (folder / "by_the_clock.py").write_text(BY_THE_CLOCK)
+    (folder / "on_request.py").write_text(ON_REQUEST)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def demo(metrics: Metrics, dags: Path) -> Iterator[Demo]:
     environ = {**metrics.environ, **RARE_PARSING, "AIRFLOW__CORE__TEST_CONNECTION": "Enabled"}
     with demo_environment(dags=dags, environ=environ) as running:
         # As most deployments have it: the source is an Airflow connection, and nobody's environment holds it.
@@ -195,10 +200,10 @@ def story(demo: Demo, writer: Writer) -> Story:
     return story
 
 
-def unpause(demo: Demo, dag: str) -> None:
+def unpause(demo: Demo, dags: Path, dag: str) -> None:
     """Airflow watches for a DAG's assets from its next parsing on."""
     demo.airflow.client.set_paused(dag, False)
-    parse_again(demo, dag)
+    parse_again(dags)
 
 
 def newest_epoch(demo: Demo) -> int:
@@ -280,7 +285,7 @@ def test_a_wait_is_counted_in_airflows_own_metrics_wherever_it_ends(
     until(lambda: sent() == (before[0] + 1, before[1] + 1), "one wait more is counted, with its time")
 
 
-def test_a_dag_runs_when_a_table_has_moved_and_a_pause_loses_nothing(demo: Demo, story: Story) -> None:
+def test_a_dag_runs_when_a_table_has_moved_and_a_pause_loses_nothing(demo: Demo, story: Story, dags: Path) -> None:
     client = demo.airflow.client
 
     def ran(*, from_epoch: int) -> bool:
@@ -288,25 +293,25 @@ def test_a_dag_runs_when_a_table_has_moved_and_a_pause_loses_nothing(demo: Demo,
         done = [run["dag_run_id"] for run in client.runs(MOVED) if run["state"] == "success"]
         return bool(done) and client.xcom(MOVED, done[0], "cut")["epoch"] >= from_epoch
 
-    unpause(demo, MOVED)
+    unpause(demo, dags, MOVED)
     until(lambda: ran(from_epoch=1), "a first run, on the cut of an event")
     client.set_paused(MOVED, True)
     epoch = newest_epoch(demo) + 2
     until(lambda: newest_epoch(demo) >= epoch, "the writer's orders are published during the pause")
     assert not ran(from_epoch=epoch)
-    unpause(demo, MOVED)
+    unpause(demo, dags, MOVED)
     until(lambda: ran(from_epoch=epoch), "the next event covers what came in the pause")
     client.set_paused(MOVED, True)
 
 
-def test_a_dag_begins_when_the_lake_holds_everything_before_its_moment(demo: Demo, story: Story) -> None:
+def test_a_dag_begins_when_the_lake_holds_everything_before_its_moment(demo: Demo, story: Story, dags: Path) -> None:
     client = demo.airflow.client
 
     def moments() -> list[datetime]:
         done = [run["dag_run_id"] for run in client.runs("by_the_clock") if run["state"] == "success"]
         return sorted(datetime.fromisoformat(client.xcom("by_the_clock", run, "cut")["moment"]) for run in done)
 
-    unpause(demo, "by_the_clock")
+    unpause(demo, dags, "by_the_clock")
     until(lambda: len(moments()) >= 2, "two moments have their runs")
     client.set_paused("by_the_clock", True)
     found = moments()
@@ -465,17 +470,17 @@ def test_a_slice_goes_on_with_the_password_that_the_connection_has_by_now(
     assert_a_new_cut_is_exact(demo, writer, 300)
 
 
-def test_a_faulty_pipeline_file_leaves_the_others_alone(demo: Demo, story: Story) -> None:
+def test_a_faulty_pipeline_file_leaves_the_others_alone(demo: Demo, story: Story, dags: Path) -> None:
     client = demo.airflow.client
     faulty = demo.pipeline_file.with_name("faulty.yaml")
     faulty.write_text("pipeline: faulty\nsauce: {}\n")
-    parse_again(demo, LOAD)
+    parse_again(dags)
     try:
         until(lambda: any("sauce" in error["stack_trace"] for error in client.import_errors()), "an import error")
         assert {LOAD, REPLICATE} <= client.dag_ids()
     finally:
         faulty.unlink()
-        parse_again(demo, LOAD)
+        parse_again(dags)
     until(lambda: not client.import_errors(), "the import error goes with its cause")
 
 
@@ -647,7 +652,7 @@ def test_a_sensor_that_waits_for_the_lake_is_shown_beside_it(demo: Demo, pages: 
     client.call("DELETE", address)
 
 
-def test_what_needs_a_person_says_why_and_what_to_do(demo: Demo, pages: Browser, tmp_path: Path) -> None:
+def test_what_needs_a_person_says_why_and_what_to_do(demo: Demo, pages: Browser, tmp_path: Path, dags: Path) -> None:
     """A second pipeline, whose source is down and whose lake was made by hand; and a file that cannot be used."""
     nowhere = "postgresql://someone:not-to-be-seen@127.0.0.1:1/nowhere"
     lake = HandLake(tmp_path / "lake", position_at(), ["public.a", "public.b"], pipeline="bank")
@@ -671,7 +676,7 @@ def test_what_needs_a_person_says_why_and_what_to_do(demo: Demo, pages: Browser,
         broken.unlink()
     pages.open(f"{demo.airflow.address}/headwater/pipelines/bank")
     shows(pages, "there is no pipeline bank")
-    parse_again(demo, LOAD)
+    parse_again(dags)
     until(lambda: not demo.airflow.client.import_errors(), "the import error goes with its cause")
 
 

@@ -21,7 +21,7 @@ import pytest
 from rich.console import Console
 
 from fixtures import waiting
-from fixtures.airflow_processes import RARE_PARSING, RunningDriver, drivers, kill_service, parse_again, service
+from fixtures.airflow_processes import RARE_PARSING, RunningDriver, drivers, kill_service, service
 from fixtures.shop_answers import assert_a_new_cut_is_exact
 from headwater.demo.airflow_server import example_dags
 from headwater.demo.environment import Demo, demo_environment
@@ -233,7 +233,6 @@ def test_a_run_of_newly_deployed_code_beside_an_older_one_takes_over_from_it(
 ) -> None:
     client, generation, (old,) = demo.airflow.client, _published(demo).generation, _runs(demo)
     (dags / "headwater_pipelines.py").write_text(NEW_CODE)
-    parse_again(demo, REPLICATE)
     words = f"slices of {NEW_SLICE_SECONDS:g} s"
     until(lambda: words in client.call("GET", f"dags/{REPLICATE}/details")["doc_md"], "the new code is known", LONG)
     _await_epochs(demo)

@@ -22,7 +22,7 @@ import pytest
 from rich.console import Console
 
 from fixtures import waiting
-from fixtures.airflow_processes import RARE_PARSING, drivers, parse_again
+from fixtures.airflow_processes import RARE_PARSING, drivers
 from fixtures.jobs import beside
 from fixtures.shop_answers import assert_a_new_cut_is_exact
 from fixtures.soak import SOAK
@@ -139,7 +139,6 @@ def test_slices_take_over_from_each_other_while_the_source_goes_on(
         ended = _ended(demo)[:SLICES]
         measured = sorted(delays)
         (dags / "headwater_pipelines.py").write_text(SLICES_OF.format(LATER_SECONDS))
-        parse_again(demo, REPLICATE)
     for run in ended:
         result = client.xcom(REPLICATE, run["dag_run_id"], "replicate")
         assert run["state"] == "success"
