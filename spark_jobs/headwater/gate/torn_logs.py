@@ -58,13 +58,13 @@ def first_loss(folder: str, durable: int, *, read: bool = False) -> Loss | None:
     if read:
         storage.forget(*(log_entry(folder, version) for version in there))
     for version in range(durable + 1, max(there, default=durable) + 1):
-        actions = read_actions(folder, version)
+        actions = _actions(folder, version, read=read)
         if actions is None and not storage.exists(log_entry(folder, version)) and base(folder) >= version:
             whole = []  # removed by clean-up: a checkpoint holds what it said
             continue
         if actions is None:
-            how = "is empty or cut short" if version in there else "is missing"
-            newest = not any(read_actions(folder, above) for above in there if above > version)
+            how = "is empty, cut short or cannot be read" if version in there else "is missing"
+            newest = not any(_actions(folder, above, read=read) for above in there if above > version)
             loss = Loss(version, f"{log_entry(folder, version)} {how}", newest)
             break
         whole.append((version, actions))
@@ -82,7 +82,7 @@ def loss_in_between(folder: str, durable: int) -> Loss | None:
     and cuts that name this version are not. None also where the version before it is not whole either: there clean-up
     has been, and nothing can be cut back to."""
     for version in entries_of(storage.names(log_path(folder))):
-        actions = (read_actions(folder, version) or ()) if version > durable else ()
+        actions = (_actions(folder, version, read=True) or ()) if version > durable else ()
         adds = [action["add"] for action in actions if "add" in action]
         if what := next(filter(None, (_what_is_wrong(folder, add, read=True) for add in adds)), ""):
             try:
@@ -160,8 +160,27 @@ def _lost_file(folder: str, commits: list[tuple[int, list[Action]]], *, read: bo
     return None
 
 
+def _actions(folder: str, version: int, *, read: bool) -> list[Action] | None:
+    """As `read_actions`. What is read from the disk and not given by it is as good as not there."""
+    try:
+        return read_actions(folder, version)
+    except OSError:
+        if not read:
+            raise
+        return None
+
+
 def _what_is_wrong(folder: str, add: Mapping[str, Any], *, read: bool) -> str:
     """With a data file that an entry names, or with its vector; nothing, if they are as it says."""
+    try:
+        return _difference(folder, add, read=read)
+    except OSError as error:
+        if not read:
+            raise
+        return f"of {os.path.join(folder, unquote(add['path']))}, or its deletion vector, the disk says: {error}"
+
+
+def _difference(folder: str, add: Mapping[str, Any], *, read: bool) -> str:
     path, size = os.path.join(folder, unquote(add["path"])), int(add["size"])
     found = _size(path)
     if found != size:

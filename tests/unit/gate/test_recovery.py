@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -135,6 +138,31 @@ def test_a_block_of_zeros_within_rows_that_do_not_compress_is_found(table: HandT
     loss = torn_logs.first_loss(str(table.folder), 1, read=True)
     assert loss is not None
     assert loss.version == 5
+
+
+@pytest.mark.parametrize(("kind", "version"), [("entry", 4), ("vector", 5)])
+def test_what_the_disk_does_not_give_back_is_as_good_as_not_there(
+    table: HandTable, monkeypatch: pytest.MonkeyPatch, kind: str, version: int
+) -> None:
+    table.commit(gone={next(iter(sorted(table.live))): [1]})
+    (vector,) = table.folder.glob("*.bin")
+    refused = str(vector if kind == "vector" else entry(table, version))
+
+    def refusing(real: Callable[..., Any]) -> Callable[..., Any]:
+        def read(place: str, *arguments: Any) -> Any:
+            if place == refused:
+                raise OSError(errno.EIO, os.strerror(errno.EIO), place)
+            return real(place, *arguments)
+
+        return read
+
+    for name in ("read_text", "read_range"):
+        monkeypatch.setattr(storage, name, refusing(getattr(storage, name)))
+    loss = torn_logs.first_loss(str(table.folder), 1, read=True)
+    assert loss is not None
+    assert loss.version == version
+    with pytest.raises(OSError, match="Input/output error"):
+        torn_logs.first_loss(str(table.folder), 1)
 
 
 @pytest.mark.parametrize("damage", [*DAMAGES, Path.unlink])
