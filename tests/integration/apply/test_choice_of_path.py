@@ -3,9 +3,6 @@ goes by MERGE, also in a session whose tasks run in other processes."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -124,43 +121,3 @@ def test_an_insert_of_a_stored_key_is_never_appended(spark: SparkSession, tmp_pa
     delta_log.commit(folder, version, [*(delta_log.remove(f, data=False) for f in files), *silent])
     twins.apply(inserts(twins, 95))
     assert "index" in path_of(twins.direct)[1]
-
-
-_LARGE = """
-import sys
-from dataclasses import replace
-from pathlib import Path
-from fixtures.twins import by_delta_rs, make_twins
-from headwater.spark.session import build_session
-
-spark = build_session(app_name="headwater local-cluster test")
-assert spark.sparkContext.master == "local-cluster[2,1,1024]", spark.sparkContext.master
-twins = make_twins(spark, Path(sys.argv[1]), "uuid", seed=31)
-count = 20_000
-rows = [twins.row(number) for number in range(count)]
-first = twins.changes(rows, [False] * count, [False] * count, [None] * count, [])
-assert [applied.divergence for applied in twins.apply(first)] == [0, 0]
-half = count // 2
-again = [twins.row(number) for number in range(half)]
-gone = [twins.key(number) for number in range(half, half + 1000)]
-second = twins.changes(again, [True] * half, [False] * half, [None] * half, gone)
-assert [applied.divergence for applied in twins.apply(second)] == [0, 0]
-direct, merged = by_delta_rs(twins.direct), by_delta_rs(twins.merged)
-assert len(direct) == count - 1000
-assert direct == merged
-tracker = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size()
-assert tracker >= 3, f"driver and two executors, found {tracker}"
-print("equal")
-"""
-
-
-def test_a_large_batch_is_merged_by_executors_of_their_own(tmp_path: Path) -> None:
-    environment = {
-        **os.environ,
-        "HEADWATER_SPARK_MASTER": "local-cluster[2,1,1024]",
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-    }
-    program = [sys.executable, "-c", _LARGE, str(tmp_path)]
-    done = subprocess.run(program, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.strip() == "equal"

@@ -102,11 +102,14 @@ from headwater.log.net.on_disk import PartsOnDisk
 from headwater.spark.session import build_session
 from integration.apply.test_apply_paths import by_delta_rs, make_twins, on_disk
 
+COUNT = 20_000
+
 def elsewhere(*_):
     raise AssertionError("executors of a cluster do not read the driver's disk")
 
 PartsOnDisk.write_parquet = elsewhere
-spark = build_session(app_name="headwater large batch test")
+two = {"spark.executor.cores": "1", "spark.dynamicAllocation.minExecutors": "2"}
+spark = build_session(app_name="headwater large batch test", tuning=two)
 assert spark.sparkContext.master.startswith("spark://"), spark.sparkContext.master
 lake, spill = Path(sys.argv[1]), Path(sys.argv[2])
 twins = make_twins(spark, lake, "uuid", seed=32)
@@ -114,10 +117,27 @@ for batch in range(2):
     assert [applied.divergence for applied in twins.apply(on_disk(twins.batch(), spill, 3))] == [0, 0]
     twins.assert_as_the_model()
 print(len(by_delta_rs(twins.merged)), *sorted(path.name for path in lake.rglob("rows-*")))
+
+twins = make_twins(spark, lake / "large", "uuid", seed=31)
+rows = [twins.row(number) for number in range(COUNT)]
+first = twins.changes(rows, [False] * COUNT, [False] * COUNT, [None] * COUNT, [])
+again = [twins.row(number) for number in range(COUNT // 2)]
+gone = [twins.key(number) for number in range(COUNT // 2, COUNT // 2 + 1000)]
+half = COUNT // 2
+second = twins.changes(again, [True] * half, [False] * half, [None] * half, gone)
+for changes in (first, second):
+    assert [applied.divergence for applied in twins.apply(changes)] == [0, 0]
+found = by_delta_rs(twins.merged)
+assert found == by_delta_rs(twins.direct)
+members = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size()
+print(COUNT - len(found), members - 1)
 """
 
 
-def test_what_is_too_much_for_memory_reaches_the_executors_through_the_lake(cluster: Stack, tmp_path: Path) -> None:
+def test_large_batches_reach_the_executors_those_that_are_too_much_for_memory_through_the_lake(
+    cluster: Stack, tmp_path: Path
+) -> None:
+    """Merged there, the rows are those of the other way."""
     (tmp_path / "spill").mkdir()
     environment = {
         **os.environ,
@@ -129,9 +149,13 @@ def test_what_is_too_much_for_memory_reaches_the_executors_through_the_lake(clus
     program = [sys.executable, "-c", _LARGE, str(tmp_path / "lake"), str(tmp_path / "spill")]
     done = subprocess.run(program, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
-    rows, *left = done.stdout.split()
+    through_the_lake, large = done.stdout.splitlines()
+    rows, *left = through_the_lake.split()
     assert int(rows) > 0
     assert left == []
+    deleted, executors = map(int, large.split())
+    assert deleted == 1000
+    assert executors == 2
 
 
 def failure(spark: SparkSession, task: Callable[[Iterator[Any]], Iterator[Any]]) -> Refused | None:
