@@ -138,7 +138,6 @@ def test_slices_take_over_from_each_other_while_the_source_goes_on(
         until(lambda: len(_ended(demo)) >= SLICES, f"{SLICES} slices have ended", 900)
         ended = _ended(demo)[:SLICES]
         measured = sorted(delays)
-        (dags / "headwater_pipelines.py").write_text(SLICES_OF.format(LATER_SECONDS))
     for run in ended:
         result = client.xcom(REPLICATE, run["dag_run_id"], "replicate")
         assert run["state"] == "success"
@@ -155,6 +154,10 @@ def test_slices_take_over_from_each_other_while_the_source_goes_on(
         f"p99 {statistics.quantiles(measured, n=100)[98]:.2f} s, worst {measured[-1]:.2f} s of {len(measured)}"
     )
     assert_a_new_cut_is_exact(demo, writer, 300)
+    (dags / "headwater_pipelines.py").write_text(SLICES_OF.format(LATER_SECONDS))
+    words = f"slices of {LATER_SECONDS:g} s"
+    until(lambda: words in client.call("GET", f"dags/{REPLICATE}/details")["doc_md"], "it is known", 300)
+    client.trigger(REPLICATE)  # by itself the next one would begin a whole new period behind the last
 
 
 # What they tell OpenLineage
