@@ -96,8 +96,8 @@ class AirflowClient:
             if state in _FINISHED:
                 return str(state)
             if time.monotonic() > deadline:
-                seen = self.tasks(dag_id, run_id)
-                raise Transient(f"the run has not ended after {seconds:.0f} s: {seen}", where=f"{dag_id} {run_id}")
+                tasks = self.tasks(dag_id, run_id)
+                raise Transient(f"the run has not ended after {seconds:.0f} s: {tasks}", where=f"{dag_id} {run_id}")
             time.sleep(0.5)
 
     def _send(self, method: str, url: str, body: dict[str, Any] | None) -> Any:

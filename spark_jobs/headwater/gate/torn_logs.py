@@ -6,6 +6,7 @@ file behind a whole entry. What may go is for `headwater.gate.recovery` to say, 
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os.path
@@ -81,14 +82,17 @@ def loss_in_between(folder: str, durable: int) -> Loss | None:
     """The first version above `durable` that has lost a file which is not live at the end any more: the table is whole,
     and cuts that name this version are not. None also where the version before it is not whole either: there clean-up
     has been, and nothing can be cut back to."""
-    for version in entries_of(storage.names(log_path(folder))):
-        actions = (_actions(folder, version, read=True) or ()) if version > durable else ()
-        adds = [action["add"] for action in actions if "add" in action]
-        if what := next(filter(None, (_what_is_wrong(folder, add, read=True) for add in adds)), ""):
-            try:
-                return None if lost_file(folder, version - 1) else Loss(version, what, newest=False)
-            except (FileNotFoundError, KeyError, TornEntry):
-                return None  # the log does not reach back so far
+    above = [version for version in entries_of(storage.names(log_path(folder))) if version > durable]
+    commits = [(version, _actions(folder, version, read=True) or []) for version in above]
+    sound = set(_live(commits))  # `first_loss` has read these: a large file may come back with each new vector
+    for version, actions in commits:
+        for add in (action["add"] for action in actions if "add" in action):
+            if what := _what_is_wrong(folder, add, read=True, is_sound=add["path"] in sound):
+                try:
+                    return None if lost_file(folder, version - 1) else Loss(version, what, newest=False)
+                except (FileNotFoundError, KeyError, TornEntry):
+                    return None  # the log does not reach back so far
+            sound.add(add["path"])
     return None
 
 
@@ -146,6 +150,15 @@ def base(folder: str) -> int:
 def _lost_file(folder: str, commits: list[tuple[int, list[Action]]], *, read: bool) -> tuple[int, str] | None:
     """Of the files that these commits have added, and that are live behind the last of them, the first that is not as
     its entry says; with the version that added it."""
+    for version, add in sorted(_live(commits).values(), key=lambda found: found[0]):
+        if why := _what_is_wrong(folder, add, read=read):
+            return version, why
+    return None
+
+
+def _live(commits: list[tuple[int, list[Action]]]) -> dict[str, tuple[int, Action]]:
+    """Of the files that these commits have added, by their paths, those that are live behind the last of them: the
+    version that has, and how."""
     live: dict[str, tuple[int, Action]] = {}
     for version, actions in commits:
         for action in actions:
@@ -154,39 +167,40 @@ def _lost_file(folder: str, commits: list[tuple[int, list[Action]]], *, read: bo
         for action in actions:
             if "add" in action:
                 live[action["add"]["path"]] = version, action["add"]
-    for version, add in sorted(live.values(), key=lambda found: found[0]):
-        if why := _what_is_wrong(folder, add, read=read):
-            return version, why
-    return None
+    return live
 
 
 def _actions(folder: str, version: int, *, read: bool) -> list[Action] | None:
     """As `read_actions`. What is read from the disk and not given by it is as good as not there."""
     try:
         return read_actions(folder, version)
-    except OSError:
-        if not read:
+    except OSError as error:
+        if not read or error.errno != errno.EIO:
             raise
         return None
 
 
-def _what_is_wrong(folder: str, add: Mapping[str, Any], *, read: bool) -> str:
-    """With a data file that an entry names, or with its vector; nothing, if they are as it says."""
+def _what_is_wrong(folder: str, add: Mapping[str, Any], *, read: bool, is_sound: bool = False) -> str:
+    """With a data file that an entry names (unless it `is_sound`), or its vector; nothing, if both are as it says."""
     try:
-        return _difference(folder, add, read=read)
+        return ("" if is_sound else _file_fault(folder, add, read=read)) or _vector_fault(folder, add, read=read)
     except OSError as error:
-        if not read:
+        if not read or error.errno != errno.EIO:
             raise
-        return f"of {os.path.join(folder, unquote(add['path']))}, or its deletion vector, the disk says: {error}"
+        return f"{os.path.join(folder, unquote(add['path']))}, or its deletion vector, cannot be read: {error}"
 
 
-def _difference(folder: str, add: Mapping[str, Any], *, read: bool) -> str:
+def _file_fault(folder: str, add: Mapping[str, Any], *, read: bool) -> str:
     path, size = os.path.join(folder, unquote(add["path"])), int(add["size"])
     found = _size(path)
     if found != size:
         return f"{path} is missing" if found < 0 else f"{path} has {found} bytes, and its entry says {size}"
     if not _is_parquet(path) or (read and not storage.is_readable(path)):
         return f"{path} has the right length, and is no data file"
+    return ""
+
+
+def _vector_fault(folder: str, add: Mapping[str, Any], *, read: bool) -> str:
     try:
         if vector := add.get("deletionVector"):
             place = vector_file(folder, vector)

@@ -1,5 +1,5 @@
 """Which way a table's share takes: inserts that are proved new are appended, and what only Delta's own writer may touch
-goes by MERGE, also in a session whose tasks run in other processes."""
+goes by MERGE (on executors: `tests/integration/spark/test_cluster.py`)."""
 
 from __future__ import annotations
 

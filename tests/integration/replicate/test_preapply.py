@@ -128,7 +128,7 @@ def lake(made: tuple[Database, Pipeline], caplog: pytest.LogCaptureFixture) -> L
     database, pipeline = made
     for table in ("one", "two", "parts"):
         database.execute(f"delete from {table} where id > 2000")
-    catch_up(pipeline)  # else a driver of the test may stage this, and be taken for busy with what the test does
+    catch_up(pipeline)  # else the driver may stage these deletes, and the test take them for its own
     return Lake(database, pipeline, caplog)
 
 

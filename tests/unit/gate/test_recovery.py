@@ -180,6 +180,26 @@ def test_a_lost_file_that_a_later_version_removed_is_missed_by_its_own_alone(
     assert lost.name in loss.what
 
 
+def test_a_file_that_comes_back_with_each_new_vector_is_read_once(
+    table: HandTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = next(iter(sorted(table.live)))
+    for row in (0, 1, 2):
+        table.commit(gone={name: [row]})
+    read = list[str]()
+    real = storage.is_readable
+
+    def is_readable(place: str) -> bool:
+        read.append(Path(place).name)
+        return real(place)
+
+    monkeypatch.setattr(storage, "is_readable", is_readable)
+    assert torn_logs.first_loss(str(table.folder), 1, read=True) is None
+    assert torn_logs.loss_in_between(str(table.folder), 1) is None
+    assert read
+    assert len(read) == len(set(read))
+
+
 def test_where_clean_up_has_been_nothing_is_cut_back_to(table: HandTable) -> None:
     for version in (3, 4):
         gone = file_of(table, version)
