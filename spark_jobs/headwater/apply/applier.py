@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from os.path import join
@@ -45,7 +45,7 @@ from headwater.errors import Fenced, ForeignWrite, TableError
 from headwater.lake.paths import staged_path
 from headwater.lake.registry import TableRecord
 from headwater.schema import TableSchema
-from headwater.spark.session import require_exclusive
+from headwater.spark.session import SparkOnDemand, require_exclusive
 from headwater.spark.stores import no_commit
 from headwater.stage_clock import stage
 
@@ -61,7 +61,7 @@ class Applier:
     if, a table needs one."""
 
     def __init__(
-        self, spark: Callable[[], SparkSession], fence: Fence, states: Mapping[str, LiveTable] = MappingProxyType({})
+        self, spark: SparkOnDemand, fence: Fence, states: Mapping[str, LiveTable] = MappingProxyType({})
     ) -> None:
         """`states`: by path, tables that were read before; ours from now on."""
         self._spark = spark

@@ -265,6 +265,12 @@ class Registry:
         one undo each other: after a lost race `how` is asked again."""
         self._change(lambda: how(self.tables[name]))
 
+    def begin(self, name: str, how: Callable[[TableRecord | None], TableRecord]) -> TableRecord:
+        """The same for a table that may have none yet (None); what was stored."""
+        with self._lock:
+            self._change(lambda: how(self.tables.get(name)))
+            return self.tables[name]
+
     def change_lease(self, name: str, how: Callable[[Lease | None], Lease | None]) -> None:
         """The same of the lease `name`; None: nobody has held it yet. What `how` has looked at is what it replaces."""
         self._change(lambda: how(self.leases.get(name)))

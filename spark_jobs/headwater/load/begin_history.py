@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
 
 from headwater.apply import whole_table
 from headwater.apply.direct import obstacle
@@ -26,11 +25,12 @@ from headwater.history_columns import INCARNATION, LSN, OPERATION, SEQUENCE
 from headwater.lake.history import history_record, holds_others, lacking, stored_record
 from headwater.lake.registry import TableRecord
 from headwater.load.executors import refuse_engine
+from headwater.spark.session import SparkOnDemand
 
 _TRIES = 3
 
 
-def prepare(spark: SparkSession, path: str, record: TableRecord, keep_cuts: float) -> None:
+def prepare(spark: SparkOnDemand, path: str, record: TableRecord, keep_cuts: float) -> None:
     """Before a load copies anything: the history's table is there and has a column for each of the table's."""
     whole_table.create(path, history_record(record).schema, keep_cuts)
 
@@ -41,7 +41,7 @@ def prepare(spark: SparkSession, path: str, record: TableRecord, keep_cuts: floa
         if missing and (why := obstacle(snapshot)):
             refuse_engine(path, record.name, why)
             columns = ", ".join(f"{quoted(c.name)} {c.value.lake}" for c in missing)
-            ours = spark.newSession()
+            ours = spark().newSession()
             ours.conf.set(USER_METADATA, note(snapshot.version))  # else it is taken for another program's
             ours.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS ({columns})")
         elif missing:
@@ -52,7 +52,7 @@ def prepare(spark: SparkSession, path: str, record: TableRecord, keep_cuts: floa
     _on_newest(path, put)
 
 
-def mark_load(spark: SparkSession, path: str, record: TableRecord, app_id: str, lsn: int, confirmed_lsn: int) -> None:
+def mark_load(spark: SparkOnDemand, path: str, record: TableRecord, app_id: str, lsn: int, confirmed_lsn: int) -> None:
     """The row `load` of the incarnation that begins at the capture point `lsn`. Its commit carries the slot's confirmed
     position, as the load's own does: nothing is skipped by it."""
     said = {OPERATION: "load", LSN: lsn, SEQUENCE: 0, INCARNATION: record.incarnation}
@@ -61,7 +61,7 @@ def mark_load(spark: SparkSession, path: str, record: TableRecord, app_id: str, 
         if why := obstacle(snapshot):
             refuse_engine(path, record.name, why)
             kinds = f"{OPERATION} string, {LSN} bigint, {SEQUENCE} bigint, {INCARNATION} bigint"
-            row = spark.createDataFrame([tuple(said.values())], kinds).coalesce(1)
+            row = spark().createDataFrame([tuple(said.values())], kinds).coalesce(1)
             writer = row.write.format("delta").mode("append")
             writer.option("txnAppId", app_id).option("txnVersion", confirmed_lsn).save(path)
             return

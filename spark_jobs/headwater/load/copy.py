@@ -48,6 +48,7 @@ from headwater.pipeline_file.pipeline import Pipeline
 from headwater.source.connection import Connection, errors_named
 from headwater.source.renewal import newest
 from headwater.source.snapshots import CapturePoint
+from headwater.spark.session import SparkOnDemand
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class CopyTarget:
     connections: int
 
 
-Copy = Callable[[SparkSession, CopyTarget], tuple[int, int]]
+Copy = Callable[[SparkOnDemand, CopyTarget], tuple[int, int]]
 """Makes the table's content that of the capture point, in one commit; its rows, and bytes written."""
 
 
@@ -80,7 +81,7 @@ class NotAtThisCapturePoint(Exception):
     """The table cannot be loaded at this capture point, for the reason given; it may be at another one."""
 
 
-def copy_whole(spark: SparkSession, target: CopyTarget) -> tuple[int, int]:
+def copy_whole(spark: SparkOnDemand, target: CopyTarget) -> tuple[int, int]:
     """Read all units and commit them as the table's whole content. Returns (rows, bytes)."""
     record, schema = target.record, target.record.schema
     try:
@@ -94,8 +95,8 @@ def copy_whole(spark: SparkSession, target: CopyTarget) -> tuple[int, int]:
     try:
         if whole_table.is_written_here(target.path, schema):
             whole_table.create(target.path, schema, target.pipeline.lake.keep_cuts)
-            return _copy_small(target, units) if is_small else _copy_by_stretches(spark, target, units, found)
-        return _copy_by_engine(spark, target, units)
+            return _copy_small(target, units) if is_small else _copy_by_stretches(spark(), target, units, found)
+        return _copy_by_engine(spark(), target, units)
     except LostRace as lost:
         raise NotAtThisCapturePoint("another program has written to it in the lake meanwhile") from lost
     except (PySparkException, Py4JJavaError, TableChanged, UnfitValue, NameTooLong) as error:

@@ -13,8 +13,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pyspark.sql import SparkSession
-
 from headwater.columns.hidden import refuse_two_keys
 from headwater.columns.log_format import may_be_binary
 from headwater.errors import DamagedLake, LostLease, SlotGap, Transient
@@ -36,7 +34,7 @@ from headwater.load.one_table import TableLoad, begin, table_result
 from headwater.load.progress import LoadProgress, Report, Show
 from headwater.load.source_rows import extents
 from headwater.load.turns import SideBySide, Turns
-from headwater.load.units import LOCK_SECONDS
+from headwater.load.units import BYTES_PER_PLAIN_UNIT, LOCK_SECONDS
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.source.catalog.catalog import Catalog, CatalogTable, read_catalog
@@ -52,7 +50,7 @@ from headwater.source.publication.publication import (
 )
 from headwater.source.slot import SlotState, create_slot, drop_slot, gap_behind, read_slot
 from headwater.source.snapshots import wait_for_old_transactions as wait_out
-from headwater.spark.session import for_thread, job_session
+from headwater.spark.session import JobSpark
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +102,9 @@ def load(
             if wanted:
                 sizes = _sizes(pipeline, wanted)
                 with LoadProgress(pipeline, held.session, "load", sizes, progress, show) as shown:
-                    spark = job_session(pipeline.name, "load", root)
+                    spark = JobSpark(pipeline.name, "load", root)
+                    if copy is not None or max(sizes.values()) >= BYTES_PER_PLAIN_UNIT:
+                        spark.start()  # it takes seconds, or is refused: nothing has begun, and no snapshot is held
                     one = TableLoad(
                         pipeline,
                         registry,
@@ -147,12 +147,12 @@ def _opened(connection: Connection, pipeline: Pipeline, anew: Sequence[CatalogTa
 
 
 def _side_by_side(
-    spark: SparkSession, one: TableLoad, tables: Sequence[CatalogTable], memberships: Mapping[TableName, int]
+    spark: JobSpark, one: TableLoad, tables: Sequence[CatalogTable], memberships: Mapping[TableName, int]
 ) -> dict[str, dict[str, Any]]:
     """Load `tables`, in this order; their results. What is raised for one ends it when those beside it are done."""
 
     def work(mine: Iterator[CatalogTable]) -> Iterator[tuple[str, dict[str, Any]]]:
-        session = for_thread(spark)
+        session = spark.for_thread()
         conninfo = one.pipeline.conninfo()
         mine_alone = connect(conninfo, application_name="headwater load table", lock_timeout=LOCK_SECONDS)
         with contextlib.closing(mine_alone) as own:

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pyspark.sql import SparkSession
-
 from headwater.delta import entries, storage
 from headwater.delta.delta_log import read_snapshot
 from headwater.delta.log_entries import note_written
@@ -42,6 +40,7 @@ from headwater.source.samples import emit_marker
 from headwater.source.slot import read_slot
 from headwater.source.snapshots import CapturePoint, capture_point
 from headwater.source.snapshots import wait_for_old_transactions as wait_out
+from headwater.spark.session import SparkOnDemand
 
 _ATTEMPTS = 3
 
@@ -63,7 +62,7 @@ class TableLoad:
         """How many it takes to read: one for each whole unit."""
         return max(1, min(self.pipeline.load.connections, self.progress.size_of(table) // BYTES_PER_PLAIN_UNIT))
 
-    def run(self, spark: SparkSession, connection: Connection, table: CatalogTable, membership: int) -> dict[str, Any]:
+    def run(self, spark: SparkOnDemand, connection: Connection, table: CatalogTable, membership: int) -> dict[str, Any]:
         """Load one table; what cannot be loaded becomes suspended, with the reason. The JSON of one table."""
         started = time.monotonic()
         record, size = self._load(spark, connection, table, membership)
@@ -75,7 +74,7 @@ class TableLoad:
         return {**table_result(record), "bytes": size, "seconds": round(time.monotonic() - started, 3)}
 
     def _load(
-        self, spark: SparkSession, connection: Connection, table: CatalogTable, membership: int
+        self, spark: SparkOnDemand, connection: Connection, table: CatalogTable, membership: int
     ) -> tuple[TableRecord, int]:
         name, why = str(table.name), ""
         attempt, most = 0, 0
@@ -108,7 +107,7 @@ class TableLoad:
         self._ended(record.entered("suspended", reason, remedy))
         return self.registry.tables[record.name], 0
 
-    def _attempt(self, spark: SparkSession, connection: Connection, record: TableRecord) -> tuple[TableRecord, int]:
+    def _attempt(self, spark: SparkOnDemand, connection: Connection, record: TableRecord) -> tuple[TableRecord, int]:
         pipeline, schema = self.pipeline, record.schema
         ids = [schema.relation_id, *(leaf.relation_id for leaf in schema.leaves)]
         confirmed_lsn = self._handed_over_from(connection, record)
@@ -228,24 +227,24 @@ def _without_files(schema: TableSchema) -> TableSchema:
 
 def begin(pipeline: Pipeline, registry: Registry, table: CatalogTable, membership: int) -> TableRecord:
     """Enter "loading" under a new incarnation: nothing of an earlier attempt can be taken for this one's."""
-    name = str(table.name)
+
+    def loading(before: TableRecord | None) -> TableRecord:
+        return TableRecord(
+            name=str(table.name),
+            path=table.name.path,
+            state="loading",
+            # What was wrong with it holds until the load has ended; it also tells one that was killed from a first one.
+            reason=before.reason if before is not None and before.state in ("suspended", "loading") else "",
+            since=now_text(),
+            incarnation=(before.incarnation if before else 0) + 1,
+            on_divergence=pipeline.on_divergence_of(table.entry),
+            on_schema_change=pipeline.on_schema_change_of(table.entry),
+            schemas=((0, table.schema),),
+            membership=membership,
+        )
+
     registry.refresh()
-    before = registry.tables.get(name)
-    record = TableRecord(
-        name=name,
-        path=table.name.path,
-        state="loading",
-        # What was wrong with it holds until the load has ended; it also tells one that was killed from a first load.
-        reason=before.reason if before is not None and before.state in ("suspended", "loading") else "",
-        since=now_text(),
-        incarnation=(before.incarnation if before else 0) + 1,
-        on_divergence=pipeline.on_divergence_of(table.entry),
-        on_schema_change=pipeline.on_schema_change_of(table.entry),
-        schemas=((0, table.schema),),
-        membership=membership,
-    )
-    registry.write(record)
-    return record
+    return registry.begin(str(table.name), loading)  # a driver may write its record at the same moment
 
 
 def table_result(record: TableRecord) -> dict[str, Any]:

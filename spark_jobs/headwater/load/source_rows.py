@@ -1,11 +1,15 @@
-"""Every row of a table at the source, in Spark, at an exported snapshot: read and decoded as a load does."""
+"""Every row of a table at the source, at an exported snapshot: read and decoded as a load does, by Spark's tasks or,
+where there are few, by this process."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from headwater.arrow_types import as_stored, lake_schema
 from headwater.columns.changes import COLUMNS_CHANGED, FOLLOWS
 from headwater.columns.hidden import key_of
 from headwater.columns.selection import as_registered, registered_columns
@@ -51,6 +55,24 @@ def rows_at(
     dealt = [(describe(unit),) for hand in range(parallel) for unit in units[hand::parallel]]
     descriptions = spark.sparkContext.parallelize(dealt, parallel)
     return spark.createDataFrame(descriptions, "unit string").mapInArrow(reader, struct_type(schema))
+
+
+@contextlib.contextmanager
+def few_rows_at(
+    pipeline: Pipeline,
+    schema: TableSchema,
+    snapshot_id: str,
+    signatures: dict[int, Signature],
+    units: Sequence[Unit],
+    where: Predicate | None = None,
+) -> Iterator[Iterator[pa.Table]]:
+    """The same rows, read by this process one unit after the other: for so few, Spark takes longer to start."""
+    conninfo, key = newest(pipeline.conninfo()), key_of(pipeline, schema)
+    reader = UnitReader(conninfo, snapshot_id, schema, signatures, where=where, hash_key=key)
+    kind = lake_schema(schema)
+    # Closed at once, whatever happens: it has a transaction open at the source.
+    with errors_named(f"{schema.schema}.{schema.name}"), contextlib.closing(reader.rows_of(units)) as rows:
+        yield (as_stored(batch, kind) for batch in rows)
 
 
 def units_of(connection: Connection, leaves: Iterable[Leaf]) -> list[Unit]:

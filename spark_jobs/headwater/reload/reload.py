@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
 from headwater.apply.replacement import row_files, rows_in
 from headwater.errors import Refused, Transient
@@ -24,21 +25,22 @@ from headwater.gate.same_source import require_same_source
 from headwater.lake.paths import reloaded_path
 from headwater.lake.registry import Registry, TableRecord, now_text
 from headwater.lake.reload_records import Reload
-from headwater.load.executors import LakeAccess, lacking
+from headwater.load.copy import NotAtThisCapturePoint, named_error
+from headwater.load.executors import LakeAccess
 from headwater.load.load import load
 from headwater.load.progress import LoadProgress, Report, Show
-from headwater.load.source_rows import extents, rows_at, schema_now, units_of, units_where
-from headwater.load.units import BAD_VALUE, CHANGED, Unit, bad_value, why_changed
+from headwater.load.source_rows import extents, few_rows_at, rows_at, schema_now, units_of, units_where
+from headwater.load.units import BYTES_PER_PLAIN_UNIT, TableChanged, UnfitValue, Unit
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.pipeline_file.where_text import parse
 from headwater.position import format_lsn
 from headwater.predicate import Predicate
 from headwater.reload.replacing import Replacing, driver_beside, refuse_kept, refuse_state, refuse_unfit
-from headwater.reload.row_folder import put_rows, put_rows_in_order
+from headwater.reload.row_folder import put_few_rows, put_rows, put_rows_in_order
 from headwater.reload.which_rows import ReloadScope, part_named, rows_where
 from headwater.schema import Leaf, TableSchema
-from headwater.source.catalog.catalog import signature
+from headwater.source.catalog.catalog import Signature, signature
 from headwater.source.connection import Connection, connect
 from headwater.source.samples import emit_marker
 from headwater.source.snapshots import capture_point
@@ -129,16 +131,19 @@ class ReadPart:
         shown = self.until_published.enter_context(
             LoadProgress(self.pipeline, asked.session, "reload", sizes, self.progress, self.show)
         )
-        read = self._read(asked, shown)
+        spark = None
+        if size >= BYTES_PER_PLAIN_UNIT:  # it takes seconds to start, and no snapshot is held yet
+            spark = job_session(self.pipeline.name, "reload", self.pipeline.lake_path())
+        read = self._read(asked, shown, spark)
         shown.ended(asked.table, "merging", read.rows)
         return read
 
-    def _read(self, asked: Reload, shown: LoadProgress) -> Reload:
+    def _read(self, asked: Reload, shown: LoadProgress, spark: SparkSession | None) -> Reload:
         why = ""
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                return self._attempt(asked, shown)
-            except _Changed as changed:
+                return self._attempt(asked, shown, spark)
+            except NotAtThisCapturePoint as changed:
                 why = str(changed)
                 self.progress(f"{asked.table}: {changed}; reading it again ({attempt} of {_ATTEMPTS})")
                 self._follow()
@@ -150,10 +155,8 @@ class ReadPart:
             remedy="reload it again when nothing alters or locks it any more; nothing was changed",
         )
 
-    def _attempt(self, asked: Reload, shown: LoadProgress) -> Reload:
+    def _attempt(self, asked: Reload, shown: LoadProgress, spark: SparkSession | None) -> Reload:
         root, schema = self.pipeline.lake_path(), self.shape or self.record.schema
-        spark = job_session(self.pipeline.name, "reload", root)
-        folder, lake = reloaded_path(root, asked.name), LakeAccess.to(root)
         with capture_point(self.pipeline.conninfo(), self.pipeline.load.max_snapshot_age) as capture:
             emit_marker(self.connection)  # what is seen must outlive a crash of the server
             # The partitions of now are all that the snapshot can have seen; younger ones are empty to it.
@@ -164,32 +167,12 @@ class ReadPart:
             self.progress(f"{asked.table}: reading {asked.shown} at {format_lsn(capture.position.lsn)}")
             units, _ = self._units(leaves)
             shown.reading(asked.table, capture.snapshot_id, len(units), None if self.part.whole else asked.shown)
-            frame = rows_at(
-                spark,
-                self.pipeline,
-                self.connection,
-                chosen,
-                capture.snapshot_id,
-                signatures,
-                units,
-                writes_to=lake,
-                where=self._where,
-            )
             try:
-                if schema.cluster_by and self.part.whole:
-                    put_rows_in_order(frame, folder, lake, schema.cluster_by)
-                else:
-                    put_rows(frame, folder, lake)
-            except PySparkException as error:
-                if CHANGED in str(error):
-                    raise _Changed(why_changed(str(error))) from error
-                if BAD_VALUE in str(error):
-                    raise bad_value(str(error), asked.table, schema) from error
-                if (problem := lacking(str(error))) is not None:
-                    raise problem from error
-                raise
+                self._put(reloaded_path(root, asked.name), chosen, capture.snapshot_id, signatures, units, spark)
+            except (PySparkException, TableChanged, UnfitValue) as error:
+                raise named_error(error, replace(self.record, schemas=((0, schema),))) from error
             if signature(self.connection, ids) != signatures:
-                raise _Changed("it was rewritten, truncated or altered")
+                raise NotAtThisCapturePoint("it was rewritten, truncated or altered")
         rows = sum(count for count, _ in rows_in(row_files(root, asked.name)))
         self.progress(f"{asked.table}: {rows} rows of {asked.shown} read")
         return replace(
@@ -200,6 +183,38 @@ class ReadPart:
             capture_lsn=capture.position.lsn,
             rows=rows,
         )
+
+    def _put(
+        self,
+        folder: str,
+        schema: TableSchema,
+        snapshot_id: str,
+        signatures: dict[int, Signature],
+        units: list[Unit],
+        spark: SparkSession | None,
+    ) -> None:
+        """The rows of the units into `folder`, by `spark`; without one they are few, and come through this process."""
+        where, cluster_by = self._where, schema.cluster_by if self.part.whole else ()
+        if spark is None:
+            with few_rows_at(self.pipeline, schema, snapshot_id, signatures, units, where) as rows:
+                put_few_rows(rows, folder, cluster_by)
+            return
+        lake = LakeAccess.to(self.pipeline.lake_path())
+        frame = rows_at(
+            spark,
+            self.pipeline,
+            self.connection,
+            schema,
+            snapshot_id,
+            signatures,
+            units,
+            writes_to=lake,
+            where=where,
+        )
+        if cluster_by:
+            put_rows_in_order(frame, folder, lake, cluster_by)
+        else:
+            put_rows(frame, folder, lake)
 
     def _follow(self) -> None:
         """Until the lake has the columns of the source: refused when it does not follow in time."""
@@ -233,7 +248,3 @@ class ReadPart:
         return tuple(
             leaf for leaf in leaves if (leaf.relation_id in wanted if wanted else leaf.relation_id not in unread)
         )
-
-
-class _Changed(Exception):
-    """The table changed under its snapshot."""

@@ -1,13 +1,13 @@
 """The folder of rows that a reload or a rebuild has read: Parquet files, sorted by name in the order of the rows.
 
-On disk Spark writes them by itself. In an object store it would write each under another name first and copy it twice;
-there every task puts its file through the lake's door.
+Few rows are written by the job's own process. On disk Spark writes them by itself. In an object store it would write
+each under another name first and copy it twice; there every task puts its file through the lake's door.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from os.path import join
 from typing import Any
@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame
 
 from headwater.apply.replacement import rows_in
 from headwater.delta import storage
+from headwater.delta.clustering import ordered
 from headwater.delta.data_files import gathered
 from headwater.delta.spark_rows import rows_of_files
 from headwater.lake_root import is_remote
@@ -51,6 +52,14 @@ def put_rows_in_order(frame: DataFrame, folder: str, lake: LakeAccess, cluster_b
     storage.delete_folder(aside)
 
 
+def put_few_rows(rows: Iterable[pa.Table], folder: str, cluster_by: tuple[str, ...]) -> None:
+    """The same for rows that come to this process; along the curve through `cluster_by`, if it names columns, for which
+    all are held in memory."""
+    storage.delete_folder(folder)
+    storage.make_folder(folder, mode=0o700)
+    _put_file(ordered(rows, cluster_by) if cluster_by else rows, folder, 0)
+
+
 def _files(folder: str) -> list[str]:
     return [join(folder, name) for name in storage.names(folder) if name.endswith(".parquet")]
 
@@ -71,21 +80,28 @@ class _Put:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         self.lake.enter()
-        parts = gathered(pa.Table.from_batches([batch]) for batch in batches if batch.num_rows)
-        first = next(parts, None)
-        if first is None:
-            return
         context = TaskContext.get()
         assert context is not None
-        place = join(self.folder, f"part-{context.partitionId():05d}-{uuid.uuid4()}.snappy.parquet")
-        writer: Any = storage.parquet_writer(place, first.schema, compression="snappy")
-        try:
-            writer.write_table(first)
-            for part in parts:
-                writer.write_table(part)
-            writer.close()
-        except BaseException:
-            writer.close()
-            storage.delete(place)
-            raise
-        yield pa.RecordBatch.from_pydict({"name": [place]})
+        rows = (pa.Table.from_batches([batch]) for batch in batches)
+        if place := _put_file(rows, self.folder, context.partitionId()):
+            yield pa.RecordBatch.from_pydict({"name": [place]})
+
+
+def _put_file(rows: Iterable[pa.Table], folder: str, number: int) -> str | None:
+    """Its place; None: there was no row, and is no file."""
+    parts = gathered(some for some in rows if some.num_rows)
+    first = next(parts, None)
+    if first is None:
+        return None
+    place = join(folder, f"part-{number:05d}-{uuid.uuid4()}.snappy.parquet")
+    writer: Any = storage.parquet_writer(place, first.schema, compression="snappy")
+    try:
+        writer.write_table(first)
+        for part in parts:
+            writer.write_table(part)
+        writer.close()
+    except BaseException:
+        writer.close()
+        storage.delete(place)
+        raise
+    return place

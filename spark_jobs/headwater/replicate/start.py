@@ -11,15 +11,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
-
-from pyspark.sql import SparkSession
 
 from headwater.columns.hidden import hiding
 from headwater.columns.log_format import may_be_binary, refuse_late_text
@@ -63,7 +60,7 @@ from headwater.source.problems import refuse_errors
 from headwater.source.publication.publication import inserts_name
 from headwater.source.samples import emit_marker, take_sample
 from headwater.source.settings import server_problems
-from headwater.spark.session import job_session
+from headwater.spark.session import JobSpark, SparkOnDemand
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +78,7 @@ class _Opened:
     log_of: Position
     damaged: Mapping[str, str]
     turn: Turn
-    spark: Callable[[], SparkSession]
+    spark: SparkOnDemand
 
     @property
     def root(self) -> str:
@@ -97,7 +94,7 @@ def start(pipeline: Pipeline, wish: Wish) -> Iterator[Run | dict[str, Any]]:
     """The run, inside the block; or the report of one that was over before it began: paused all the time, not its turn
     in time, stopped while it got ready."""
     deadline, registry = wish.deadline(), _loaded(pipeline)
-    spark = functools.cache(partial(job_session, pipeline.name, "replicate", pipeline.lake_path()))
+    spark = JobSpark(pipeline.name, "replicate", pipeline.lake_path()).start
     with ExitStack() as held:
         connection = connect(pipeline.conninfo(), application_name="headwater replicate")
         held.callback(connection.close)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import fcntl
+import functools
 import os
 import shutil
 import signal
@@ -26,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -43,6 +44,9 @@ SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+U
 """JDK_JAVA_OPTIONS for a demo or a test: in a JVM's first minutes compiling for the long run costs more than it saves
 (a MERGE of 1,000 rows: 3.6 against 6 CPU-seconds). A driver that runs for hours is better off without. Spark's classes
 take 170 MB: each time that a smaller limit is reached the whole heap is collected, five times in the first minute."""
+
+SparkOnDemand = Callable[[], "SparkSession"]
+"""Gives its caller a session, and starts Spark if nobody has needed it so far."""
 
 _JVM_END_SECONDS = 20.0
 _DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
@@ -127,6 +131,26 @@ def submit_environment() -> dict[str, str]:
 def _executor_python() -> str:
     """Of executors on other machines, where ours may lie elsewhere; their minor version must be this one's."""
     return os.environ.get("HEADWATER_EXECUTOR_PYTHON") or sys.executable
+
+
+class JobSpark:
+    """Spark of one of Headwater's jobs, started when something first asks for it: what is small does without."""
+
+    def __init__(self, pipeline_name: str, job: str, lake: str) -> None:
+        self._job = pipeline_name, job, lake
+        self._session: SparkSession | None = None
+        self._starting = threading.Lock()
+
+    def start(self) -> SparkSession:
+        """What `job_session` says, from whichever thread."""
+        with self._starting:
+            if self._session is None:
+                self._session = job_session(*self._job)
+            return self._session
+
+    def for_thread(self) -> SparkOnDemand:
+        """A session of its own for one thread, made at its first call."""
+        return functools.cache(lambda: for_thread(self.start()))
 
 
 def for_thread(session: SparkSession) -> SparkSession:

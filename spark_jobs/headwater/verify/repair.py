@@ -57,6 +57,7 @@ from headwater.source.connection import Connection
 from headwater.source.renewal import newest
 from headwater.source.samples import emit_marker
 from headwater.source.snapshots import capture_point
+from headwater.spark.session import SparkOnDemand
 from headwater.verify.comparison import INDEX, Candidates, Comparison
 
 log = logging.getLogger(__name__)
@@ -175,11 +176,11 @@ def repair_suspended(pipeline: Pipeline, table: TableName, shown: int, progress:
     return found
 
 
-def _copy_differences(found: Differences, shown: int, spark: SparkSession, target: CopyTarget) -> tuple[int, int]:
+def _copy_differences(found: Differences, shown: int, spark: SparkOnDemand, target: CopyTarget) -> tuple[int, int]:
     """`headwater.load.one_table.Copy`: write what differs, or everything where that will not do."""
     found.position, found.whole = target.capture.position, ""
     try:
-        return _write_differences(found, shown, spark, target)
+        return _write_differences(found, shown, spark(), target)
     except TableChanged as changed:
         raise NotAtThisCapturePoint(str(changed)) from changed
     except (PySparkException, UnfitValue) as error:

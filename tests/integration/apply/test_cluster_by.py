@@ -248,7 +248,12 @@ def _rows(shop: Shop) -> int:
 
 
 @pytest.mark.usefixtures("small")
-def test_a_reload_lays_the_table_out_anew(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("reader", ["here", "by Spark"])
+def test_a_reload_lays_the_table_out_anew(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, reader: str
+) -> None:
+    if reader == "by Spark":
+        request.getfixturevalue("reloads_by_spark")
     monkeypatch.setattr(partitioned_write, "_RUN_FILE_BYTES", 20_000)
     shop.declare(cluster_by=["day"])
     load_tables(shop.pipeline)

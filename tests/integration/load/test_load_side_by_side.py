@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fixtures.jobs import Hold, armed, assert_equal, catch_up, in_thread, lake_path_of, load_tables, record_of, until
+from fixtures.jobs import (
+    Hold,
+    armed,
+    assert_equal,
+    catch_up,
+    in_thread,
+    lake_path_of,
+    load_tables,
+    record_of,
+    registry_of,
+    until,
+)
 from fixtures.loaded import loaded_pipeline
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
@@ -15,9 +26,12 @@ from headwater import failpoints
 from headwater.delta import tables as lake_tables
 from headwater.delta.delta_log import read_snapshot
 from headwater.delta.delta_types import fields_of
+from headwater.errors import Refused
 from headwater.load import copy as table_copy
+from headwater.load import load as whole_load
 from headwater.load import one_table as table_load
 from headwater.load import units
+from headwater.spark import session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -138,3 +152,23 @@ def test_a_small_table_is_loaded_again_over_what_somebody_else_has_made_of_it(
     load_tables(pipeline, again=True)
     catch_up(pipeline)
     assert_equal(database, pipeline, "public.plain")
+
+
+def test_spark_is_there_for_what_is_large_alone_and_before_anything_has_begun(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_java(*_: str) -> None:
+        raise Refused("there is no Java", code="no_java")
+
+    monkeypatch.setattr(session, "job_session", without_java)
+    database.allow_publishing()
+    database.execute("create table a (id int primary key)", "insert into a values (1), (2)")
+    pipeline = write_pipeline(tmp_path, database, "public.a")
+    assert load_tables(pipeline)["tables"]["public.a"]["rows"] == 2
+    database.execute(f"create table {LARGE} (id int primary key)", f"insert into {LARGE} select generate_series(1, 9)")
+    monkeypatch.setattr(whole_load, "BYTES_PER_PLAIN_UNIT", 8192)
+    pipeline = write_pipeline(tmp_path, database, "public.a", LARGE)
+    with pytest.raises(Refused, match="no Java"):
+        load_tables(pipeline)
+    assert LARGE not in registry_of(pipeline).tables
+    assert record_of(pipeline, "public.a").state == "catching up"

@@ -39,6 +39,7 @@ from headwater.load.copy import CopyTarget, NotAtThisCapturePoint, copy_whole
 from headwater.load.load import load
 from headwater.load.stretch_notes import StretchNote, StretchNotes
 from headwater.pipeline_file.pipeline import Pipeline
+from headwater.spark.session import SparkOnDemand
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -138,7 +139,7 @@ def test_attempts_that_come_further_do_not_count(database: Database, spark: Spar
     pipeline = _table(database, tmp_path)
     reached = iter([1, 2, 3, 4, 5])
 
-    def copy(spark: SparkSession, target: CopyTarget) -> tuple[int, int]:
+    def copy(spark: SparkOnDemand, target: CopyTarget) -> tuple[int, int]:
         stretches_read = next(reached, None)
         if stretches_read is None:
             return copy_whole(spark, target)

@@ -34,7 +34,7 @@ from fixtures.loaded import loaded_pipeline, pipeline_in_step
 from fixtures.postgres import Database
 from headwater.cli import main
 from headwater.delta import storage
-from headwater.errors import EXIT_SUSPENDED, LostLease, Refused, Transient
+from headwater.errors import EXIT_SUSPENDED, BadValue, LostLease, Refused, Transient
 from headwater.lake.ledger import read_epoch
 from headwater.lake.paths import kept_path, reloaded_path
 from headwater.lake_root import is_remote
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
-SALES, PLAIN, TREE = "public.sales", "public.plain", "public.tree"
+SALES, PLAIN, TREE, DATED = "public.sales", "public.plain", "public.tree", "public.dated"
 COLUMNS = ["id", "region", "n", "note", "_hw_partition"]
 
 
@@ -86,6 +86,8 @@ def shop(shared_database: Database, spark: SparkSession, tmp_path_factory: pytes
         "insert into sales select i, case when i % 2 = 0 then 'eu' else 'us' end, i, repeat('x', 3000) || i "
         "from generate_series(1, 200) i",
         "insert into plain select i, i, repeat('y', 3000) || i from generate_series(1, 100) i",
+        "create table dated (id int primary key, day date)",
+        "insert into dated select i, date '2026-01-01' + i from generate_series(1, 20) i",
     )
     shared_database.execute(
         "create table tree (region text, id int, n int, note text, primary key (region, id)) "
@@ -103,10 +105,16 @@ def shop(shared_database: Database, spark: SparkSession, tmp_path_factory: pytes
     )
     for leaf in ("tree_low_0", "tree_low_1", "tree_high", "tree_rest_0", "tree_rest_1"):
         shared_database.execute(f"alter table {leaf} alter note set storage external")
-    pipeline = loaded_pipeline(tmp_path_factory.mktemp("reload"), shared_database, SALES, PLAIN, TREE)
+    pipeline = loaded_pipeline(tmp_path_factory.mktemp("reload"), shared_database, SALES, PLAIN, TREE, DATED)
     with following(pipeline) as running:
         until(lambda: record_of(pipeline, SALES).state == "active" or running.done(), "the driver follows the log")
         yield Shop(shared_database, pipeline, running)
+
+
+@pytest.fixture(params=["here", "by Spark"])
+def each_reader(request: pytest.FixtureRequest) -> None:
+    if request.param == "by Spark":
+        request.getfixturevalue("reloads_by_spark")
 
 
 def _reload(shop: Shop, table: str = SALES, *partitions: str) -> dict[str, Any]:
@@ -114,6 +122,7 @@ def _reload(shop: Shop, table: str = SALES, *partitions: str) -> dict[str, Any]:
     return reload(shop.pipeline, TableName.parse(table), names)
 
 
+@pytest.mark.usefixtures("reloads_by_spark")
 def test_a_partition_is_reloaded_while_the_source_goes_on(shop: Shop, tmp_path: Path) -> None:
     before = DeltaTable(lake_path_of(shop.pipeline, SALES)).version()
     with armed(tmp_path, "reload.after_capture") as hold:
@@ -142,6 +151,31 @@ def test_a_partition_is_reloaded_while_the_source_goes_on(shop: Shop, tmp_path: 
     assert shop.lake(newest.tables[SALES].version) == shop.source()
     shop.database.execute("update sales set n = n + 1")
     shop.until_equal()
+
+
+@pytest.mark.usefixtures("each_reader")
+def test_a_table_that_is_rewritten_before_it_is_read_is_read_at_another_capture_point(
+    shop: Shop, tmp_path: Path
+) -> None:
+    lines: list[str] = []
+    with armed(tmp_path, "reload.after_capture") as hold:
+        job = in_thread(lambda: reload(shop.pipeline, TableName.parse(PLAIN), progress=lines.append))
+        hold.reached(job)
+        shop.database.execute("alter table plain alter n type int using n + 1")  # the log carries nothing of it
+        hold.release()
+        assert job.result(120)["tables"][PLAIN]["rows"] == 100
+    assert [line for line in lines if "rewritten, truncated or altered" in line and "reading it again (1 of 3)" in line]
+    until(lambda: _equal(shop, PLAIN), "the lake equals the source")
+
+
+@pytest.mark.usefixtures("each_reader")
+def test_a_value_that_the_lake_cannot_hold_is_named_and_nothing_changes(shop: Shop) -> None:
+    version = DeltaTable(lake_path_of(shop.pipeline, DATED)).version()
+    shop.database.execute("alter table dated alter day type date using case when id = 7 then 'infinity' else day end")
+    with pytest.raises(BadValue, match=r"column day holds a value .* \(id = 7\)"):
+        _reload(shop, DATED)
+    assert DeltaTable(lake_path_of(shop.pipeline, DATED)).version() == version
+    shop.database.execute("alter table dated alter day type date using case when id = 7 then '2026-01-08' else day end")
 
 
 def test_what_was_done_to_a_detached_partition_comes_with_its_reload(shop: Shop) -> None:
@@ -281,7 +315,7 @@ def test_a_reload_that_fails_changes_nothing_and_leaves_nothing(shop: Shop, tmp_
 
 
 def test_a_reload_whose_table_is_loaded_anew_meanwhile_says_so(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    def overtaken(frame: object, folder: str, lake: object) -> None:
+    def overtaken(rows: object, folder: str, cluster_by: object) -> None:
         load_tables(shop.pipeline, PLAIN, again=True)
         name = Path(folder).name
 
@@ -292,7 +326,7 @@ def test_a_reload_whose_table_is_loaded_anew_meanwhile_says_so(shop: Shop, monke
         until(lambda: given_up() or shop.running.done(), "the driver has given it up")
         raise FileNotFoundError(folder)  # as the engine does whose files are removed
 
-    monkeypatch.setattr(reload_module, "put_rows", overtaken)
+    monkeypatch.setattr(reload_module, "put_few_rows", overtaken)
     with pytest.raises(Transient) as failed:
         _reload(shop, PLAIN)
     assert (failed.value.code, failed.value.where) == ("reload_failed", PLAIN)

@@ -108,6 +108,7 @@ def shop(shared_database: Database, spark: SparkSession, tmp_path_factory: pytes
         yield Shop(shared_database, pipeline, running)
 
 
+@pytest.mark.usefixtures("reloads_by_spark")
 def test_rows_of_a_predicate_are_replaced_and_no_others_while_the_source_goes_on(shop: Shop, tmp_path: Path) -> None:
     shop.change_unseen("plain", "id <= 50")
     with armed(tmp_path, "reload.after_capture") as hold:

@@ -130,6 +130,22 @@ def test_two_writers_of_one_record_are_told_apart(tmp_path: Path) -> None:
     assert second.tables["public.orders"].state == "active"
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_a_load_begins_a_table_from_what_another_job_has_made_of_it_at_the_same_moment(
+    tmp_path: Path, known: bool
+) -> None:
+    load = Registry.create(str(tmp_path), "shop")
+    load.write(TABLE if known else PIPELINE)
+    driver = Registry.open(str(tmp_path), "shop")
+    assert driver is not None
+    driver.write(replace(TABLE, state="active", incarnation=5))
+    begun = load.begin(
+        TABLE.name, lambda before: replace(TABLE, state="loading", incarnation=before.incarnation + 1 if before else 1)
+    )
+    driver.refresh()
+    assert begun.phase == driver.record(TABLE.name).phase == (6, "loading")
+
+
 def test_a_second_pipeline_under_the_same_root_is_refused(tmp_path: Path) -> None:
     Registry.create(str(tmp_path), "shop").write(PIPELINE)
     with pytest.raises(Refused) as refused:

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from delta.tables import DeltaTable
@@ -24,7 +24,7 @@ from headwater.apply.live_table import LiveTable
 from headwater.apply.small_files import Upkeep, as_read, choose
 from headwater.delta.delta_log import DataFile, Snapshot, read_snapshot
 from headwater.schema import TableSchema
-from headwater.spark.session import require_exclusive
+from headwater.spark.session import SparkOnDemand, require_exclusive
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class TurnsOfSpark:
     """OPTIMIZE of the tables that Spark writes, between two of their batches: one at a time, and of each table only as
     often as leaves it a twentieth of the time."""
 
-    def __init__(self, spark: Callable[[], SparkSession]) -> None:
+    def __init__(self, spark: SparkOnDemand) -> None:
         self._spark = spark
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="headwater-optimize")
         self._running: dict[str, Future[None]] = {}

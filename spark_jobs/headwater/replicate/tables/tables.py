@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 
-from pyspark.sql import SparkSession
-
 from headwater.apply.applier import Applier
 from headwater.apply.direct import Fence
 from headwater.apply.warm_tables import WarmTables
@@ -41,6 +39,7 @@ from headwater.replicate.tables.shares import Shares
 from headwater.replicate.tables.states import TableStates
 from headwater.replicate.tables.upkeep import TableUpkeep
 from headwater.source.connection import Session
+from headwater.spark.session import SparkOnDemand
 
 _never = threading.Event()
 
@@ -81,7 +80,7 @@ class Tables:
 
     def resume(
         self,
-        spark: Callable[[], SparkSession],
+        spark: SparkOnDemand,
         warm: WarmTables | None = None,
         stopped: Callable[[float], bool] = _never.wait,
         damaged: Mapping[str, str] = MappingProxyType({}),
@@ -144,7 +143,7 @@ class Tables:
                 return False
         return True
 
-    def _equip(self, spark: Callable[[], SparkSession], warm: WarmTables) -> None:
+    def _equip(self, spark: SparkOnDemand, warm: WarmTables) -> None:
         """With what is worked on the tables, whose generation has begun."""
         states, foreign, histories, ledger = self.states, self.foreign, self._histories, self._ledger
         name, fence = self._pipeline.name, Fence(ledger.generation_app, ledger.generation)
