@@ -49,7 +49,7 @@ def create(folder: str, schema: TableSchema, keep_cuts: float) -> None:
         "readerFeatures": both,
         "writerFeatures": [*both, "invariants", "appendOnly", *more],
     }
-    info = delta_log.commit_info("CREATE TABLE", {}, {}, -1)
+    info = delta_log.commit_info("CREATE TABLE", {}, {}, None)
     storage.make_folder(log_path(folder))
     delta_log.create(folder, [info, {"metaData": metadata}, {"protocol": protocol}, *clustered])
 

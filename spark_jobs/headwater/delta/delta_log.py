@@ -240,14 +240,17 @@ def transaction(app_id: str, version: int) -> Action:
     return {"txn": {"appId": app_id, "version": version, "lastUpdated": now_milliseconds()}}
 
 
-def commit_info(operation: str, parameters: dict[str, str], metrics: dict[str, int], read_version: int) -> Action:
+def commit_info(
+    operation: str, parameters: dict[str, str], metrics: dict[str, int], read_version: int | None
+) -> Action:
+    """`read_version`: None of a table's first commit. A number below 0 there, and delta-rs reads no history of it."""
     return {
         "commitInfo": {
             "timestamp": now_milliseconds(),
             "operation": operation,
             "operationParameters": parameters,
             "operationMetrics": {name: str(value) for name, value in metrics.items()},
-            "readVersion": read_version,
+            **({} if read_version is None else {"readVersion": read_version}),
             "isolationLevel": "Serializable",
             "isBlindAppend": False,
             "engineInfo": "Headwater",

@@ -23,6 +23,7 @@ from pyspark.sql.functions import col
 from fixtures.twins import (
     APP,
     FENCE,
+    KEEP_CUTS,
     KEYS,
     by_delta_rs,
     make_twins,
@@ -31,6 +32,7 @@ from fixtures.twins import (
 )
 from fixtures.waiting import until
 from headwater.apply import small_files as upkeep
+from headwater.apply import whole_table
 from headwater.apply.applier import Applier
 from headwater.apply.by_spark import optimize as compaction
 from headwater.apply.direct import Fence
@@ -473,7 +475,7 @@ def test_truncated_leaves_are_emptied_as_by_merge(spark: SparkSession, tmp_path:
     twins.record = replace(twins.record, schemas=((0, partitioned),))
     for name in ("direct", "merged"):
         folder = tmp_path / "leaves" / name
-        create(spark, str(folder), partitioned)
+        whole_table.create(str(folder), partitioned, KEEP_CUTS)
         setattr(twins, name, folder)
     leaf_of = {number: 11 + number % 3 for number in range(twins.universe)}
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from deltalake import DeltaTable
 
-from fixtures.twins import FENCE, KEYS, Row, Twins, by_delta_rs, by_polars, normal, on_disk, schema_of
+from fixtures.twins import FENCE, KEEP_CUTS, KEYS, Row, Twins, by_delta_rs, by_polars, normal, on_disk, schema_of
+from headwater.apply import whole_table
 from headwater.apply.applier import Applier
 from headwater.apply.direct import Fence
 from headwater.delta.row_count import row_count
-from headwater.delta.tables import create
 from headwater.lake.registry import TableRecord
 from headwater.log.blocks import Transactions
 from headwater.log.net.soft_delete import marked
@@ -112,7 +112,7 @@ def make_marked_twins(
     applier = Applier(lambda: spark, Fence(FENCE, 1))
     twins = MarkedTwins(applier, record, key, folder / "direct", folder / "merged", chance)
     for path in (twins.direct, twins.merged):
-        create(spark, str(path), schema)
+        whole_table.create(str(path), schema, KEEP_CUTS)
     return twins
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from deltalake import DeltaTable
 
 from fixtures.jobs import (
     Hold,
@@ -126,6 +127,9 @@ def test_a_small_table_is_made_as_spark_would_make_it(
     assert _without_physical(fields_of(ours.metadata)) == _without_physical(fields_of(theirs.metadata))
     rows = spark.read.format("delta").load(lake_path_of(pipeline, "public.plain")).collect()
     assert [(row.id, float(row.amount), row.tags, row.region) for row in rows] == [(1, 1.5, ["x", None], "eu")]
+    folder = lake_path_of(pipeline, "public.plain")
+    told = [row.operation for row in spark.sql(f"describe history delta.`{folder}`").collect()]
+    assert told == [commit["operation"] for commit in DeltaTable(folder).history()] == ["WRITE", "CREATE TABLE"]
 
 
 def _without_physical(fields: list[dict[str, Any]]) -> list[dict[str, Any]]:
