@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from headwater_airflow.hooks.source import connection_environment
+from headwater_airflow.hooks.store import fetch_in_task
 
 
 def wait(
@@ -33,6 +34,7 @@ def wait(
     from headwater.pipeline_file.values import connection_variable
     from headwater.waiting.wait import wait_for_cut
 
+    fetch_in_task()
     loaded = load_pipeline(pipeline)
     conn_id = loaded.source.airflow_connection
     if conn_id is not None and connection_variable(conn_id) not in os.environ:

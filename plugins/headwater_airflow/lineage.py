@@ -90,10 +90,12 @@ def read_cut(cut: Mapping[str, Any]) -> OperatorLineage:
 def _schemas(pipeline: Pipeline, tables: Sequence[str]) -> dict[TableName, TableSchema | None]:
     """The tables that are meant, in order of their names; those that the lake has already with its newest schema."""
     from headwater.lake.reader import LakeReader
+    from headwater_airflow.hooks.store import fetch_in_task
 
     named = {TableName.parse(table) for table in tables}
     listed = {entry.name for entry in pipeline.tables if isinstance(entry.name, TableName)}
     found: dict[TableName, TableSchema | None] = dict.fromkeys(named or listed)
+    fetch_in_task()
     registry = LakeReader(pipeline.lake_path(), pipeline.name).registry()
     for record in registry.tables.values() if registry is not None else ():
         name = TableName.parse(record.name)
@@ -130,7 +132,7 @@ def _source_table(source: tuple[str, str, str], table: TableName) -> InputDatase
 
 
 def _lake_table(pipeline: Pipeline, table: TableName) -> InputDataset:
-    return _delta_table(posixpath.join(pipeline.lake_path(), table.path))
+    return _delta_table(posixpath.join(place_of(pipeline.lake.root), table.path))
 
 
 def _delta_table(place: str) -> InputDataset:

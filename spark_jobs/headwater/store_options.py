@@ -1,8 +1,9 @@
 """Where the object stores of lakes are and how they are entered: one set of options for obstore, delta-rs and Spark.
 
-What a pipeline file says of its store (`lake.storage`) is kept here for the process, by the lake's root; what it does
-not say comes from the environment, as the libraries read it: `AWS_*`, `AZURE_*`, `GOOGLE_*`, and behind them the
-identity of the machine. A place of a lake that no pipeline file of this process names has the environment's alone.
+What a pipeline file says of its store (`lake.storage`, and `lake.airflow` by way of `headwater.store_connections`) is
+kept here for the process, by the lake's root; what it does not say comes from the environment, as the libraries read
+it: `AWS_*`, `AZURE_*`, `GOOGLE_*`, and behind them the identity of the machine. A place of a lake that no pipeline file
+of this process names has the environment's alone.
 
 Secrets are held, never shown: no repr has them.
 """
@@ -10,15 +11,19 @@ Secrets are held, never shown: no repr has them.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
+
+log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS: Final = 10
 JOB_PATIENCE_SECONDS: Final = 75
@@ -133,7 +138,19 @@ class StoreOptions:
         return found
 
 
+@dataclass(slots=True)
+class _Renewal:
+    """`fetch` gives options, and for how many seconds they are good; `due`: when it is asked again, by the process's
+    own clock. `key` tells two that ask for something else apart."""
+
+    key: Hashable
+    fetch: Callable[[], tuple[StoreOptions, float]]
+    due: float = 0.0
+
+
 _known: dict[str, StoreOptions] = {}
+_renewals: dict[str, _Renewal] = {}
+_FAILED_SECONDS: Final = 30.0
 _is_patient = False
 _here = threading.local()
 _ENVIRONMENT = StoreOptions()
@@ -162,12 +179,38 @@ def patience() -> int:
 
 def register(root: str, options: StoreOptions) -> None:
     """A pipeline file says this of its lake."""
+    _renewals.pop(root, None)
     _known[root] = options
+
+
+def register_renewed(root: str, key: Hashable, fetch: Callable[[], tuple[StoreOptions, float]]) -> None:
+    """`fetch` says this of the lake, for so many seconds: now, and whenever they are over. What it raises now is
+    raised; later, what was known goes on to be used. Where `key` says that the same is asked already, nothing
+    happens."""
+    known = _renewals.get(root)
+    if known is None or known.key != key:
+        options, seconds = fetch()
+        _known[root], _renewals[root] = options, _Renewal(key, fetch, time.monotonic() + seconds)
+
+
+def _in_time(root: str) -> None:
+    renewal = _renewals.get(root)
+    if renewal is None or time.monotonic() < renewal.due:
+        return
+    renewal.due = time.monotonic() + _FAILED_SECONDS  # other threads go on meanwhile with what there is
+    try:
+        options, seconds = renewal.fetch()
+    except Exception as error:  # Airflow's, or of what its connection asks: the keys may still be good
+        log.warning("%s: its keys could not be fetched anew: %s", root, type(error).__name__)
+        return
+    if _renewals.get(root) is renewal:
+        _known[root], renewal.due = options, time.monotonic() + seconds
 
 
 def of(place: str) -> StoreOptions:
     """Those of the lake that `place` lies in."""
-    for root, options in _known.items():
+    for root in list(_known):
         if place == root or place.startswith(f"{root}/"):
-            return options
+            _in_time(root)
+            return _known[root]
     return _ENVIRONMENT

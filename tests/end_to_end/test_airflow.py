@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, QueryBuilder
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from psycopg import sql
 from rich.console import Console
@@ -27,6 +28,7 @@ from fixtures import waiting
 from fixtures.airflow_processes import RARE_PARSING, RunningDriver, drivers, parse_again
 from fixtures.browser import Browser
 from fixtures.lakes import HandLake, position_at
+from fixtures.object_stores import S3Server
 from fixtures.shop_answers import assert_a_new_cut_is_exact
 from headwater.demo.airflow_server import example_dags
 from headwater.demo.environment import Demo, demo_environment
@@ -104,6 +106,24 @@ with DAG("past", **common):
 """
 """Operators that the factory has no DAG for, or none with a cut, and a wait whose first look is enough."""
 
+IN_A_STORE = """
+import os
+
+from airflow.sdk import DAG
+from headwater_airflow.operators.spark import LoadOperator, ReplicateOperator
+from headwater_airflow.sensors.freshness import FreshnessSensor
+
+depot = os.path.join(os.environ["HEADWATER_PIPELINES"], "elsewhere", "depot.yaml")
+with DAG("in_a_store", schedule=None, catchup=False, is_paused_upon_creation=False):
+    load = LoadOperator(task_id="load", pipeline=depot)
+    replicate = ReplicateOperator(task_id="replicate", pipeline=depot, max_seconds=20)
+    fresh = FreshnessSensor(
+        task_id="fresh", pipeline=depot, tables=["public.customers"], require="now", start_from_trigger=True
+    )
+    load >> [replicate, fresh]
+"""
+"""A lake in a store that nobody's environment opens: its keys are an Airflow connection's."""
+
 
 class Metrics:
     """What Airflow sends to StatsD, as the lines that come out of the socket. Airflow's own metrics are not kept."""
@@ -148,6 +168,7 @@ def dags(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "unmanned.py").write_text(UNMANNED)
     (folder / "by_the_clock.py").write_text(BY_THE_CLOCK)
     (folder / "on_request.py").write_text(ON_REQUEST)
+    (folder / "in_a_store.py").write_text(IN_A_STORE)
     return folder
 
 
@@ -387,6 +408,35 @@ def test_a_table_takes_the_shape_that_the_file_gives_it_by_now_while_its_slice_g
     assert before & set(drivers(demo, "replicate")), "the slice that ran before still runs"
     types = {field.name: str(field.type) for field in DeltaTable(table).schema().fields}
     assert types["stock"] == 'PrimitiveType("long")'
+
+
+def test_a_lake_in_a_store_is_written_and_waited_for_with_the_keys_of_an_airflow_connection(
+    demo: Demo, story: Story, s3_server: S3Server
+) -> None:
+    client, root = demo.airflow.client, s3_server.uri(s3_server.bucket(), "depot")
+    extra = {"endpoint_url": s3_server.endpoint, "region_name": s3_server.region}
+    keys = {"login": s3_server.access_key, "password": s3_server.secret_key}
+    client.call(
+        "POST", "connections", {"connection_id": "depot", "conn_type": "aws", **keys, "extra": json.dumps(extra)}
+    )
+    file = demo.pipeline_file.parent / "elsewhere" / "depot.yaml"
+    file.parent.mkdir()
+    file.write_text(
+        f"pipeline: depot\nsource: {{connection: 'airflow: {SOURCE}'}}\n"
+        f"lake: {{root: {root}, airflow: depot}}\ntables: [public.customers]\n"
+    )
+    run = client.trigger("in_a_store", {})
+    assert client.wait_for_run("in_a_store", run, 300) == "success", client.log("in_a_store", run, "load")
+    cut = client.xcom("in_a_store", run, "fresh")
+    table = cut["tables"]["public.customers"]
+    opened = DeltaTable(f"{root}/public/customers", table["version"], storage_options=s3_server.options)
+    with demo.server.connect("shop") as connection:
+        at_source = connection.execute("select id from customers order by id").fetchall()
+    found = pa.table(QueryBuilder().register("t", opened).execute("select id from t order by id").read_all())
+    assert found["id"].to_pylist() == [row[0] for row in at_source]
+    assert (table["state"], table["path"]) == ("in step", f"{root}/public/customers")
+    for task in ("load", "replicate", "fresh"):
+        assert s3_server.secret_key not in client.log("in_a_store", run, task)
 
 
 def test_a_cut_that_does_not_meet_its_suite_fails_the_task_at_once_and_names_the_rows(demo: Demo, story: Story) -> None:

@@ -1,1 +1,1 @@
-"""Hooks: the source's Airflow connection as Headwater's engine takes it (`source`)."""
+"""Airflow connections as Headwater's engine takes them: the source's (`source`, `connection`), the lake's (`store`)."""

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
     from airflow.sdk import Context
 
+    from headwater.pipeline_file.pipeline import Pipeline
+
 _BOUND = re.compile(r"\{(start|end)(?::([^{}]*))?\}")
 _NO_RETRY = {
     EXIT_REFUSED: "the job was refused and a retry cannot help",
@@ -88,9 +90,7 @@ class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the 
             self._hook.on_kill()
 
     def pipeline_name(self) -> str:
-        from headwater.pipeline_file.pipeline import load_pipeline
-
-        return load_pipeline(self.pipeline).name
+        return self._loaded().name
 
     def spark_page(self) -> str | None:
         """Where Spark shows what the job does or did: its own UI while it runs, the history server that Airflow's
@@ -111,10 +111,10 @@ class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the 
 
     def spark_conf(self) -> dict[str, str]:
         """What `spark-submit --conf` gets beside `conf`."""
-        from headwater.pipeline_file.pipeline import load_pipeline
+        from headwater.lake_root import place_of
         from headwater.spark.session import job_conf
 
-        return job_conf(load_pipeline(self.pipeline).lake_path())
+        return job_conf(place_of(self._loaded().lake.root))
 
     def finished_with(self, status: int, submission: SparkSubmission) -> bool:
         """Whether this exit status other than 0 still is a success of the task."""
@@ -158,25 +158,32 @@ class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the 
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[None]:
-        """The source's Airflow connection, if it has one, goes to the driver, which may ask for it anew meanwhile."""
+        """The Airflow connections of source and lake, if they have any, go to the driver. It may ask for the source's
+        anew meanwhile."""
         from headwater_airflow.hooks.source import connection_environment
+        from headwater_airflow.hooks.store import store_environment
         from headwater_airflow.operators.renewal import answering
 
-        conn_id = self._connection_id()
+        conn_id, of_lake = self._connections()
         with contextlib.ExitStack() as lasting:
             anew = lasting.enter_context(answering(conn_id)) if conn_id is not None else {}
             known = connection_environment(conn_id) if conn_id is not None else {}
-            self._connection_environment = {**known, **anew}
+            self._connection_environment = {**known, **(store_environment(of_lake) if of_lake else {}), **anew}
             try:
                 yield
             finally:
                 # What listeners are told of a task that has ended is made of its attributes.
                 self._connection_environment = {}
 
-    def _connection_id(self) -> str | None:
+    def _connections(self) -> tuple[str | None, str]:
+        """The ids of those of source and lake; None and nothing where there is none."""
+        pipeline = self._loaded()
+        return pipeline.source.airflow_connection, pipeline.lake.airflow
+
+    def _loaded(self) -> Pipeline:
         from headwater.pipeline_file.pipeline import load_pipeline
 
-        return load_pipeline(self.pipeline).source.airflow_connection
+        return load_pipeline(self.pipeline)
 
     def _get_hook(self) -> SparkSubmission:
         # Asked for by the base class once `conf` is complete: OpenLineage may have added the task as the job's parent.
@@ -473,12 +480,12 @@ class SparkOnCutOperator(HeadwaterSparkOperator):
     def get_openlineage_facets_on_start(self) -> OperatorLineage:
         return lineage.read_cut(self.cut)
 
-    def _connection_id(self) -> str | None:
-        # Most cuts are read from the lake only; one that fell back, at the source.
+    def _connections(self) -> tuple[str | None, str]:
+        # Most cuts are read from the lake only, as the job enters it; one that fell back, at the source.
         if "fallback" not in self.cut:
-            return None
+            return None, ""
         self.pipeline = self.cut["fallback"]["pipeline_file"]
-        return super()._connection_id()
+        return super()._connections()
 
 
 @contextlib.contextmanager

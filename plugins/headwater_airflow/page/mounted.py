@@ -32,8 +32,10 @@ class MountedApp:
         await self._app(scope, receive, send)
 
     def _make(self) -> None:
+        from headwater_airflow.hooks.store import fetch_in_server
         from headwater_airflow.page.app import create_app
 
+        fetch_in_server()
         with self._lock:
             if self._app is None:
                 self._app = create_app()

@@ -19,6 +19,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 
 from headwater.lake_root import is_remote
 from headwater_airflow.hooks.source import connection_environment
+from headwater_airflow.hooks.store import fetch_in_task
 from headwater_airflow.sensors.settings import Settings, duration, for_run, request_of
 from headwater_airflow.wait_stats import count_wait
 
@@ -175,6 +176,7 @@ class FreshnessSensor(BaseSensorOperator):
         """The id of the source's Airflow connection, if the pipeline file names one, and the pipeline."""
         from headwater.pipeline_file.pipeline import load_pipeline
 
+        fetch_in_task()
         pipeline = load_pipeline(self.pipeline)
         conn_id = pipeline.source.airflow_connection
         if conn_id is None:

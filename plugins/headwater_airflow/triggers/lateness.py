@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from headwater_airflow.hooks.source import async_connection_environment
+from headwater_airflow.hooks.store import fetch_in_triggerer
 
 if TYPE_CHECKING:
     from headwater.monitor.lateness import Late, Lateness
@@ -94,6 +95,7 @@ async def _look(path: str, lateness: Lateness) -> Late:
     """With the credentials of this moment."""
     from headwater.pipeline_file.pipeline import load_pipeline
 
+    fetch_in_triggerer()
     pipeline = await asyncio.to_thread(load_pipeline, path)
     conn_id = pipeline.source.airflow_connection
     if conn_id is not None:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
+from headwater_airflow.hooks.store import fetch_in_triggerer
+
 if TYPE_CHECKING:
     from headwater.waiting.movements import Movements, Sight
 
@@ -58,6 +60,7 @@ class MovementTrigger(BaseEventTrigger):
         """What the lake shows, about once a second; what stands in the way is said once."""
         from headwater.errors import HeadwaterError
 
+        fetch_in_triggerer()
         movements: Movements | None = None
         said = ""
         while True:

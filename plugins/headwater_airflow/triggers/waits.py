@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 from airflow.sdk.exceptions import AirflowNotFoundException, AirflowRuntimeError
 
 from headwater_airflow.hooks.source import async_connection_environment
+from headwater_airflow.hooks.store import fetch_in_triggerer
 
 if TYPE_CHECKING:
     from headwater.errors import HeadwaterError
@@ -119,6 +120,7 @@ class Waits:
         self._found: deque[tuple[Wait, Told | None]] = deque()
         self._ready: tuple[Pipeline, SharedLookout] | None = None
         self._event_loop = asyncio.get_running_loop()
+        fetch_in_triggerer()
         self._wanted = asyncio.Event()
         self._ticking: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[None] | None = None

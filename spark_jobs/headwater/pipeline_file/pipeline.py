@@ -28,7 +28,7 @@ from pydantic import (
     model_validator,
 )
 
-from headwater import store_options
+from headwater import store_connections, store_options
 from headwater.errors import BadConfiguration, Refused
 from headwater.lake_root import is_remote, place_of
 from headwater.names import TableName, TablePattern
@@ -37,6 +37,7 @@ from headwater.pipeline_file.values import (
     airflow_id,
     at_least_one,
     bad_value,
+    connection_id,
     connection_value,
     connection_variable,
     distinct,
@@ -60,6 +61,7 @@ from headwater.pipeline_file.values import (
     truth_value,
 )
 from headwater.pipeline_file.yaml import Document, FileProblem, Path
+from headwater.store_connections import store_variable
 from headwater.store_options import StoreOptions
 
 _PASSWORD = re.compile("//[^/@]*:[^/@]*@")
@@ -172,8 +174,15 @@ class Storage(_Section):
 
 class Lake(_Section):
     root: Annotated[str, _read(root_value, str)]
+    airflow: Annotated[str, _read(connection_id, str)] = ""
     storage: Storage = Field(default_factory=Storage)
     keep_cuts: _PositiveDuration = 3600.0
+
+    @model_validator(mode="after")
+    def _airflow_for_stores(self) -> Self:
+        if self.airflow and not is_remote(place_of(self.root)):
+            raise ValueError("airflow names the connection of an object store, and root is a folder")
+        return self
 
 
 class Load(_Section):
@@ -258,6 +267,7 @@ class Pipeline(_Section):
     tables: Annotated[tuple[TableEntry, ...], BeforeValidator(at_least_one)]
     _file: str = PrivateAttr(default="")
     _handed_over: SecretStr | None = PrivateAttr(default=None)
+    _store_handed_over: SecretStr | None = PrivateAttr(default=None)
 
     @model_validator(mode="before")
     @classmethod
@@ -277,11 +287,13 @@ class Pipeline(_Section):
         return self._file
 
     def read_from(self, file: str, environ: Mapping[str, str]) -> Self:
-        """Remembers where the pipeline was read, and the connection that an operator handed over."""
+        """Remembers where the pipeline was read, and the connections that an operator handed over."""
         self._file = os.path.abspath(file)
         if conn_id := self.source.airflow_connection:
             handed_over = environ.get(connection_variable(conn_id))
             self._handed_over = SecretStr(handed_over) if handed_over else None
+        if self.lake.airflow and (text := environ.get(store_variable(self.lake.airflow))):
+            self._store_handed_over = SecretStr(text)
         return self
 
     def conninfo(self) -> str:
@@ -317,9 +329,14 @@ class Pipeline(_Section):
         )
 
     def lake_path(self) -> str:
-        """The lake's root: a path of this machine, or a place in an object store, which this process can enter then."""
+        """The lake's root: a path of this machine, or a place in an object store, which this process can enter then.
+        Refused when the keys are an Airflow connection's, and it was not handed over."""
         root = place_of(self.lake.root)
-        if is_remote(root):
+        if is_remote(root) and (conn_id := self.lake.airflow):
+            text = self._store_handed_over.get_secret_value() if self._store_handed_over else ""
+            where = f"{self.file}: lake.airflow"
+            store_connections.enter(root, conn_id, self.lake.storage.options(), text, where)
+        elif is_remote(root):
             store_options.register(root, self.lake.storage.options())
         return root
 

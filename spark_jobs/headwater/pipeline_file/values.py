@@ -117,6 +117,11 @@ def airflow_id(text: str) -> str | None:
     return match[1] if match else None
 
 
+def connection_id(value: Any) -> str:
+    """The id of an Airflow connection."""
+    return _matching(_CONNECTION_ID, "the id of an Airflow connection (letters, digits, _ . -)")(value)
+
+
 def connection_value(value: Any) -> SecretStr:
     """A libpq connection string, or `airflow:<conn_id>`, also as a mapping. Its errors never show the value."""
     if isinstance(value, Mapping):
