@@ -76,8 +76,9 @@ servers: setup  ## the object stores that tests start, in .servers, and jars for
 test-18: classes servers
 	$(PYTEST)
 
-# Beside test-18 under `make test`, one after the other.
+# Beside test-18 under `make test`, one after the other. To a store the server's version makes no difference.
 test-17 test-16 test-15: WORKERS = 1
+test-17 test-16 test-15: export HEADWATER_TEST_EACH = disk
 
 test-17: classes
 	HEADWATER_TEST_POSTGRES=17 $(PYTEST) $(ON_17)

@@ -32,7 +32,7 @@ from headwater.delta.index.index import NOWHERE
 from headwater.delta.index.only_adds import lie_above, only_adds
 from headwater.delta.index.written_keys import WrittenKeys
 from headwater.delta.log_entries import Action
-from headwater.delta.new_files import Written, discard, write_rows
+from headwater.delta.new_files import Written, discard, discard_vectors, write_rows
 from headwater.delta.small_tables import LostRace
 from headwater.errors import Fenced
 from headwater.net_changes import NetChanges
@@ -102,13 +102,15 @@ def commit(state: LiveTable, plan: Plan, fence: Fence) -> Applied:
             written = write_rows(plan.path, plan.changes.rows.schema, rows, state.layout, run)
         added, keyed = [one.file for one in written], _with_keys(written, work.written)
     with stage("write"):
-        actions = _actions(state, plan, fence, work, added)
+        marked = _marked(state, plan, work)
+        actions = _actions(state, plan, fence, work, added, marked)
     gone = _rows_gone(state, work)
     try:
         with stage("commit"):
             delta_log.commit(plan.path, plan.version + 1, actions)
     except LostRace as lost:
         discard(plan.path, added)
+        discard_vectors(plan.path, (after for _, after in marked))
         raise PlanAgain from lost
     state.follow_own(actions, work.deleted, keyed)
     taken = "append" if work.append_because else ""
@@ -233,13 +235,23 @@ def _positional_part(
 _ROWS = {"append": _append, "replace": _replace, "positional": _positional}
 
 
-def _actions(state: LiveTable, plan: Plan, fence: Fence, work: Work, added: list[DataFile]) -> list[Action]:
-    live, deleted = state.snapshot.files, work.deleted
-    whole = {name for name, rows in deleted.items() if len(rows) == live[name].rows}
-    removed = list(live.values()) if work.everything else [live[name] for name in whole]
-    partly = {name: rows for name, rows in deleted.items() if name not in whole}
+_Marked = list[tuple[DataFile, DataFile]]
+"""Files that lose some of their rows: as they are, and with their new vectors."""
+
+
+def _marked(state: LiveTable, plan: Plan, work: Work) -> _Marked:
+    live = state.snapshot.files
+    partly = {name: rows for name, rows in work.deleted.items() if len(rows) != live[name].rows}
     vectors = write_vectors(plan.path, partly) if partly else {}
-    changed = [(live[name], delta_log.with_vector(live[name], vector)) for name, vector in vectors.items()]
+    return [(live[name], delta_log.with_vector(live[name], vector)) for name, vector in vectors.items()]
+
+
+def _actions(
+    state: LiveTable, plan: Plan, fence: Fence, work: Work, added: list[DataFile], changed: _Marked
+) -> list[Action]:
+    live, deleted = state.snapshot.files, work.deleted
+    whole = deleted.keys() - {before.name for before, _ in changed}
+    removed = list(live.values()) if work.everything else [live[name] for name in whole]
     metrics = {
         "numOutputRows": sum((file.rows or 0) - file.deleted for file in added),
         "numDeletedRows": sum(len(rows) - live[name].deleted for name, rows in deleted.items()),

@@ -36,7 +36,7 @@ from headwater.delta.delta_types import stored_schema
 from headwater.delta.index.codes import Codes, encode
 from headwater.delta.layout import layout_of
 from headwater.delta.log_entries import Action
-from headwater.delta.new_files import discard
+from headwater.delta.new_files import discard, discard_vectors
 from headwater.delta.small_tables import LostRace, write_checkpoint
 from headwater.schema import TableSchema
 
@@ -311,6 +311,7 @@ class Upkeep:
             delta_log.commit(folder, state.version + 1, actions)
         except LostRace:
             discard(folder, [file for file, _ in added])
+            discard_vectors(folder, [file for file, _ in added])
             return False  # the next batch looks what has happened
         state.follow_own(actions, {}, [Added(file, codes, gone[file.name]) for file, codes in added])
         return True

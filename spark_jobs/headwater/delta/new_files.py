@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from headwater.delta import storage
 from headwater.delta.data_files import NewFile, gathered, write_batches
+from headwater.delta.deletion_vectors import vector_file
 from headwater.delta.delta_log import DataFile
 from headwater.delta.layout import Layout
 from headwater.delta.partition_values import folder_of, to_text
@@ -113,6 +114,13 @@ def discard(folder: str, files: Iterable[DataFile]) -> None:
     """Remove files that no commit has added."""
     for file in files:
         storage.delete(file.in_folder(folder))
+
+
+def discard_vectors(folder: str, files: Iterable[DataFile]) -> None:
+    """Remove the files of their deletion vectors, which are new and which no commit has named."""
+    stored = {vector_file(folder, file.vector) for file in files if file.vector is not None}
+    for place in stored - {None}:
+        storage.delete(str(place))
 
 
 def _new_file(folder: str, schema: pa.Schema, layout: Layout, values: Values) -> NewFile:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from deltalake import DeltaTable
 
 from fixtures.jobs import (
     armed,
@@ -26,8 +25,10 @@ from fixtures.jobs import (
     until,
 )
 from fixtures.pipelines import write_pipeline
-from fixtures.postgres import Database
+from fixtures.postgres import Database, new_database
 from headwater.cli import main
+from headwater.delta.small_tables import open_version
+from headwater.demo.postgres import EmbeddedServer
 from headwater.errors import EXIT_REFUSED, LostLease, Refused
 from headwater.lake.ledger import read_epoch
 from headwater.names import TableName
@@ -74,8 +75,16 @@ class Shop:
 
 
 @pytest.fixture(scope="module")
-def shop(shared_database: Database, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    shared_database.execute(
+def shop(
+    each_store: str, postgres: EmbeddedServer, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Shop]:
+    with new_database(postgres) as database:
+        database.allow_publishing()
+        yield from _shop(database, tmp_path_factory.mktemp("reload"))
+
+
+def _shop(database: Database, folder: Path) -> Iterator[Shop]:
+    database.execute(
         "create table plain (id int primary key, n int, note text)",
         "alter table plain alter note set storage external",
         "insert into plain select i, i, repeat('y', 3000) || i from generate_series(1, 100) i",
@@ -94,8 +103,8 @@ def shop(shared_database: Database, spark: SparkSession, tmp_path_factory: pytes
         "insert into events select date '2026-01-01' + i % 30, i from generate_series(1, 60) i",
     )
     pipeline = write_pipeline(
-        tmp_path_factory.mktemp("reload"),
-        shared_database,
+        folder,
+        database,
         PLAIN,
         PARTED,
         {"name": EVENTS, "insert_only": True},
@@ -105,7 +114,7 @@ def shop(shared_database: Database, spark: SparkSession, tmp_path_factory: pytes
     load_tables(pipeline)
     with following(pipeline) as running:
         until(lambda: record_of(pipeline, PLAIN).state == "active" or running.done(), "the driver follows the log")
-        yield Shop(shared_database, pipeline, running)
+        yield Shop(database, pipeline, running)
 
 
 @pytest.mark.usefixtures("reloads_by_spark")
@@ -123,7 +132,7 @@ def test_rows_of_a_predicate_are_replaced_and_no_others_while_the_source_goes_on
             "insert into plain values (19, 1, 'again'), (2019, 1, 'new')",
         )
         until(lambda: {17, 2019} <= {row[0] for row in lake_rows(shop.pipeline, PLAIN, ["id"])}, "it is applied")
-        version = DeltaTable(lake_path_of(shop.pipeline, PLAIN)).version()
+        version = open_version(lake_path_of(shop.pipeline, PLAIN)).version()
         hold.release()
         done = job.result(120)
     assert (done["state"], done["rows"]) == ("active", 30)
@@ -162,10 +171,10 @@ def test_rows_that_are_gone_at_the_source_disappear_and_the_rest_of_a_partition_
         "alter table parted attach partition parted_1 for values from ('2026-01-01') to ('2026-02-01')",
     )
     shop.until_differing(PARTED, [1, 2, 3, 20, 501, 502, 503])
-    version = DeltaTable(lake_path_of(shop.pipeline, PARTED)).version()
+    version = open_version(lake_path_of(shop.pipeline, PARTED)).version()
     done = shop.reload(PARTED, "day < date '2026-01-10'")
     assert (done["rows"], done["replaced_rows"]) == (17, 18)
-    history = DeltaTable(lake_path_of(shop.pipeline, PARTED)).history(1)[0]
+    history = open_version(lake_path_of(shop.pipeline, PARTED)).history(1)[0]
     assert (history["version"], history["operationParameters"]["path"]) == (version + 1, "positional")
     assert "where day < date '2026-01-10'" in history["operationParameters"]["because"]
     shop.until_differing(PARTED, [20, 502])

@@ -65,7 +65,7 @@ class Shop:
 
 
 @pytest.fixture
-def shop(database: Database, tmp_path: Path) -> Shop:
+def shop(each_store: str, database: Database, tmp_path: Path) -> Shop:
     database.execute("create table orders (id int primary key)", "create table quiet (id int primary key)")
     database.publish("headwater_shop", "orders", "quiet")
     pipeline = write_pipeline(tmp_path, database, ORDERS, QUIET)
