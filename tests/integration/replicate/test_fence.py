@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -58,11 +59,12 @@ def _position_file(bank: Bank) -> str:
     ("place", "own_jvm"), [("replicate.before_table_commit", True), ("replicate.before_ledger", False)]
 )
 def test_a_stopped_driver_that_wakes_up_after_its_successor_publishes_nothing(
-    bank: Bank, spark: SparkSession, place: str, own_jvm: bool
+    bank: Bank, spark: SparkSession, tmp_path: Path, place: str, own_jvm: bool
 ) -> None:
+    """They share nothing but lake and source, as two machines do."""
     bank.writer.write(30)
-    hold = Hold(bank.folder / place)
-    with Job(bank.pipeline, "replicate", failpoint=f"{place}={hold.action}", spark=None if own_jvm else spark) as job:
+    hold, jvm = Hold(bank.folder / place), None if own_jvm else spark
+    with Job(bank.pipeline, "replicate", failpoint=f"{place}={hold.action}", spark=jvm, elsewhere=tmp_path) as job:
         until(lambda: hold.is_reached or job.process.poll() is not None, "the first driver stands", 120)
         stopped = [job.pid, *job.family]
         for process in stopped:

@@ -37,7 +37,9 @@ LONG = 600.0
 
 
 @pytest.fixture(scope="module")
-def bank(postgres: EmbeddedServer, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bank]:
+def bank(
+    each_store: str, postgres: EmbeddedServer, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Bank]:
     with replicated_bank(postgres, tmp_path_factory.mktemp("bank"), seed=19) as bank:
         yield bank
 
