@@ -15,12 +15,13 @@ from headwater.spark.session import SHORT_LIVED_JVM
 
 os.environ.setdefault("JDK_JAVA_OPTIONS", SHORT_LIVED_JVM)
 # Generating and compiling code for every plan costs a fifth of a MERGE of a few rows, and tests have no others; nor do
-# they have a table whose log is worth the 50 tasks that Delta reads it in. What runs under a spark-submit of its own
-# (the end-to-end tests, the demo) does as in production.
+# they have a table whose log is worth the 50 tasks that Delta reads it in, or a UI that shows plans. What runs under a
+# spark-submit of its own (the end-to-end tests, the demo) does as in production.
 _SMALL = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.sql.ui.explainMode": "simple",
 }
 os.environ.setdefault("PYSPARK_SUBMIT_ARGS", " ".join(f"--conf {k}={v}" for k, v in _SMALL.items()) + " pyspark-shell")
 

@@ -22,11 +22,12 @@ def test_the_example_settings_are_those_that_the_file_uses() -> None:
 def test_images_are_pinned_and_nobody_is_root() -> None:
     found = services(example_settings())
     images = {service["image"] for service in found.values()}
-    base = re.search(r"^FROM (\S+)$", (DOCKER / "Dockerfile").read_text(), re.MULTILINE)
-    assert base is not None
-    assert all(re.search(r":\d+\.\d+", image) for image in [*images, base[1]]), images
-    users = re.findall(r"^USER (\S+)$", (DOCKER / "Dockerfile").read_text(), re.MULTILINE)
-    assert users[-1:] == ["50000"]
+    for file in (DOCKER / "Dockerfile", DOCKER / "Dockerfile.object-store"):
+        bases = re.findall(r"^FROM (\S+)", file.read_text(), re.MULTILINE)
+        assert bases
+        assert all(re.search(r":\d+\.\d+", image) for image in [*images, *bases]), (images, bases)
+        users = re.findall(r"^USER (\S+)$", file.read_text(), re.MULTILINE)
+        assert users[-1:] == ["50000"]
     assert all(service.get("user") == "postgres" for service in found.values() if "postgres:" in service["image"])
 
 

@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from fixtures.compose import Stack
 from fixtures.jobs import in_thread, until
+from fixtures.object_stores import S3Server
 from fixtures.postgres import Database
 from headwater.errors import Refused
 from headwater.lake.paths import registry_path
@@ -45,12 +46,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield stack
 
 
-def headwater(cluster: Stack, database: Database, lake: Path, *command: str) -> tuple[int, dict[str, Any]]:
+def headwater(
+    cluster: Stack, database: Database, folder: Path, lake: dict[str, Any], *command: str
+) -> tuple[int, dict[str, Any]]:
     """A command beside the cluster, its driver in a process of its own: exit status and JSON."""
-    file = lake.with_suffix(".yaml")
+    file = folder / "shop.yaml"
     file.write_text(
         "pipeline: shop\nsource: {connection: '${HEADWATER_SOURCE}'}\n"
-        f"lake: {{root: 'file://{lake}'}}\ntables: [public.orders]\n"
+        f"lake: {json.dumps(lake)}\ntables: [public.orders]\n"
     )
     environment = {
         **os.environ,
@@ -78,9 +81,11 @@ def orders(database: Database) -> Database:
 
 
 def test_a_cluster_that_has_never_heard_of_headwater_loads_and_verifies(
-    cluster: Stack, orders: Database, tmp_path: Path
+    cluster: Stack, orders: Database, tmp_path: Path, s3_server: S3Server
 ) -> None:
-    loading = in_thread(lambda: headwater(cluster, orders, tmp_path / "lake", "load"))
+    """Nothing is mounted where its workers run: the lake is in a store."""
+    lake = s3_server.lake("lake")
+    loading = in_thread(lambda: headwater(cluster, orders, tmp_path, lake, "load"))
     with orders.connect_as_headwater() as looking:
         told = "the executors say how far they are"
         until(lambda: any(one.rows for one in readers(looking)) or loading.done(), told, 180)
@@ -89,10 +94,12 @@ def test_a_cluster_that_has_never_heard_of_headwater_loads_and_verifies(
     assert beside_it
     assert (status, loaded["tables"]["public.orders"]["rows"]) == (0, 25000)
     orders.execute("update orders set tags = null where id % 10 = 0", "delete from orders where id > 24000")
-    assert headwater(cluster, orders, tmp_path / "lake", "replicate", "--until", "now")[0] == 0
-    status, verified = headwater(cluster, orders, tmp_path / "lake", "verify")
+    assert headwater(cluster, orders, tmp_path, lake, "replicate", "--until", "now")[0] == 0
+    status, verified = headwater(cluster, orders, tmp_path, lake, "verify")
     assert (status, verified["tables"]["public.orders"]["rows"]) == (0, 24000)
-    assert "headwater load" in (cluster.folder / "spark-master.log").read_text()
+    master = (cluster.folder / "spark-master.log").read_text()
+    assert "headwater load" in master
+    assert "headwater verify" in master
 
 
 _LARGE = """
