@@ -94,7 +94,7 @@ soak: setup servers  ## jobs started together and killed (ROUNDS=100), slices in
 	$(BIN)/python tests/soak/drivers_together.py --rounds $(ROUNDS) $(if $(SEED),--only $(SEED))
 	HEADWATER_SOAK=1 HEADWATER_SOAK_SEEDS=$(CUTS) $(if $(SEED),HEADWATER_SEED=$(SEED)) $(BIN)/python -m pytest --timeout=0 -n 2 --dist load $(PYTEST_ARGS) \
 		$(call named,power_cut)
-	HEADWATER_SOAK=1 HEADWATER_SOAK_SEEDS=$(BAD_DAYS) $(if $(SEED),HEADWATER_SEED=$(SEED)) $(BIN)/python -m pytest --timeout=0 $(PYTEST_ARGS) \
+	HEADWATER_SOAK=1 HEADWATER_SOAK_SEEDS=$(BAD_DAYS) $(if $(SEED),HEADWATER_SEED=$(SEED)) $(BIN)/python -m pytest --timeout=0 -n 4 --dist load $(PYTEST_ARGS) \
 		$(call named,store_faults)
 	HEADWATER_SOAK=1 HEADWATER_SOAK_SEEDS=$(SEEDS) $(if $(SEED),HEADWATER_SEED=$(SEED)) $(BIN)/python -m pytest --timeout=0 $(PYTEST_ARGS) \
 		$(call named,slices random_operations net_effect marks every_change)

@@ -37,6 +37,7 @@ from servers.install import VERSITYGW
 
 SECONDS = float(os.environ.get("HEADWATER_BENCH_SECONDS", "60"))
 IDLE_SECONDS = float(os.environ.get("HEADWATER_BENCH_IDLE", "180"))
+SETTLE_SECONDS = 300.0
 LATENCY = 0.02
 SENSORS = 1000
 MONTH = 30 * 24 * 3600.0
@@ -163,7 +164,7 @@ def main() -> None:
                 for kind, count in found.items():
                     figure(f"an epoch in S3, {what}: {kind}", count / published, "requests")
                 figure(f"a month in S3, {what}", monthly, "dollars of requests")
-                time.sleep(60)  # what is left of the load, and of its upkeep
+                time.sleep(SETTLE_SECONDS)  # what is left of the load, and of its upkeep
                 rest = Counted(store)
                 time.sleep(IDLE_SECONDS)
                 minutes = IDLE_SECONDS / 60

@@ -11,7 +11,6 @@ import os
 import random
 import signal
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -25,10 +24,7 @@ from headwater.demo.postgres import EmbeddedServer
 from headwater.errors import Transient
 from headwater.monitor.status import status
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+pytestmark = pytest.mark.postgres
 
 SEEDS = int(os.environ.get("HEADWATER_SOAK_SEEDS", "500")) if SOAK else 2
 SECONDS = 3.0
@@ -50,7 +46,6 @@ def proxy(store: MoodyStore, toxiproxy: Toxiproxy) -> Iterator[Proxy]:
 @pytest.fixture(scope="module")
 def bank(
     postgres: EmbeddedServer,
-    spark: SparkSession,
     tmp_path_factory: pytest.TempPathFactory,
     s3_server: S3Server,
     proxy: Proxy,
@@ -67,7 +62,7 @@ def bank(
 
 @pytest.mark.parametrize("turn", range(SEEDS if "HEADWATER_SEED" not in os.environ else 1))
 def test_whatever_the_store_does_the_lake_becomes_the_source_and_every_cut_is_a_state_it_had(
-    turn: int, bank: Bank, proxy: Proxy, store: MoodyStore, spark: SparkSession
+    turn: int, bank: Bank, proxy: Proxy, store: MoodyStore
 ) -> None:
     drawn = random.SystemRandom().randrange(1 << 31) if SOAK else 1000 + turn
     seed = int(os.environ.get("HEADWATER_SEED", drawn))
@@ -76,7 +71,7 @@ def test_whatever_the_store_does_the_lake_becomes_the_source_and_every_cut_is_a_
     known = bank.epoch
     with bad_day(proxy, store, seed) as seen, writing(bank.database, seed):
         if chance.random() < 0.3:
-            with Job(bank.pipeline, "replicate", spark=spark) as job:
+            with Job(bank.pipeline, "replicate") as job:
                 wait_while(lambda: job.process.poll() is None, chance.uniform(1, SECONDS + 1))
                 job.process.send_signal(signal.SIGKILL)
         else:
