@@ -7,10 +7,13 @@ HEADWATER_SEED replays the run of a seed; the soak plays 500.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
@@ -28,6 +31,8 @@ pytestmark = pytest.mark.postgres
 
 SEEDS = int(os.environ.get("HEADWATER_SOAK_SEEDS", "500")) if SOAK else 2
 SECONDS = 3.0
+_TESTS_OF_A_BANK = 20
+"""It grows with each of them, and all of it is compared with the source."""
 
 
 @pytest.fixture(scope="module")
@@ -44,20 +49,31 @@ def proxy(store: MoodyStore, toxiproxy: Toxiproxy) -> Iterator[Proxy]:
 
 
 @pytest.fixture(scope="module")
-def bank(
+def next_bank(
     postgres: EmbeddedServer,
     tmp_path_factory: pytest.TempPathFactory,
     s3_server: S3Server,
     proxy: Proxy,
-) -> Iterator[Bank]:
-    """Its lake is in S3. Requests are repeated for a second, and not for a minute: what goes on longer is the driver's
-    own to bear."""
-    lake = s3_server.through(proxy.address).lake("lake")
-    with pytest.MonkeyPatch.context() as patch:
+) -> Iterator[Callable[[], Bank]]:
+    """The bank of the last test, or another one after some. Its lake is in S3. Requests are repeated for a second, and
+    not for a minute: what goes on longer is the driver's own to bear."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as lasting:
         patch.setattr(store_options, "JOB_PATIENCE_SECONDS", 1)
         patch.setattr(store_options, "PATIENCE_SECONDS", 1)
-        with replicated_bank(postgres, tmp_path_factory.mktemp("bank"), seed=5, lake=lake) as bank:
-            yield bank
+
+        def banks() -> Iterator[Bank]:
+            while True:
+                lasting.close()
+                lake, folder = s3_server.through(proxy.address).lake("lake"), tmp_path_factory.mktemp("bank")
+                bank = lasting.enter_context(replicated_bank(postgres, folder, seed=5, lake=lake))
+                yield from itertools.repeat(bank, _TESTS_OF_A_BANK)
+
+        yield partial(next, banks())
+
+
+@pytest.fixture
+def bank(next_bank: Callable[[], Bank]) -> Bank:
+    return next_bank()
 
 
 @pytest.mark.parametrize("turn", range(SEEDS if "HEADWATER_SEED" not in os.environ else 1))
