@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from headwater.errors import HeadwaterError
+
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
@@ -201,7 +203,8 @@ def _in_time(root: str) -> None:
     try:
         options, seconds = renewal.fetch()
     except Exception as error:  # Airflow's, or of what its connection asks: the keys may still be good
-        log.warning("%s: its keys could not be fetched anew: %s", root, type(error).__name__)
+        said = str(error) if isinstance(error, HeadwaterError) else type(error).__name__
+        log.warning("%s: its keys could not be fetched anew, and those of before are used: %s", root, said)
         return
     if _renewals.get(root) is renewal:
         _known[root], renewal.due = options, time.monotonic() + seconds

@@ -23,7 +23,6 @@ from headwater.log.net.on_disk import PartsOnDisk
 from headwater.log.spill import SpillStore
 from headwater.net_changes import NetChanges
 from headwater.reading.scan import scan
-from headwater.store_options import StoreOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,8 +58,7 @@ class Pair:
 def _pair(spark: SparkSession, folder: Path, server: S3Server, kind: str, partition_by: tuple[str, ...] = ()) -> Pair:
     twins = make_twins(spark, folder, kind, random.randrange(1 << 30), partition_by=partition_by)
     place = storage.path_of(server.uri(server.bucket(), "t"))
-    keys = {"access_key_id": server.access_key, "secret_access_key": server.secret_key}
-    store_options.register(place, StoreOptions(server.endpoint, server.region, None, tuple(keys.items())))
+    store_options.register(place, server.entry)
     whole_table.create(place, twins.schema, KEEP_CUTS)
     return Pair(twins, place, server.options)
 

@@ -29,8 +29,7 @@ ROWS = pa.schema([("a", pa.int64())])
 def options_of(server: ObjectServer) -> StoreOptions:
     """As the pipeline file would give them."""
     if isinstance(server, S3Server):
-        keys = {"access_key_id": server.access_key, "secret_access_key": server.secret_key}
-        return StoreOptions(server.endpoint, server.region, None, tuple(keys.items()))
+        return server.entry
     if isinstance(server, AzureServer):
         return StoreOptions(server.endpoint, "", None, (("account_key", server.key),))
     assert isinstance(server, GcsServer)

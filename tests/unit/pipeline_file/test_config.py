@@ -359,3 +359,10 @@ def test_pipeline_and_its_errors_cross_processes(tmp_path: Path) -> None:
     with pytest.raises(BadPipelineFile) as error:
         read(tmp_path, "x: 1\n")
     assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
+
+
+def test_an_airflow_connection_of_the_lake_is_for_a_store(tmp_path: Path) -> None:
+    written = HEAD.replace("{root: file:///data/lake}", "{root: file:///data/lake, airflow: analytics}")
+    assert "airflow names the connection of an object store" in refused(tmp_path, written + "tables: [public.a]\n")
+    text = in_a_store("{}").replace("storage: {}", "airflow: 'no id'")
+    assert "lake.airflow: expected the id of an Airflow connection" in refused(tmp_path, text)
