@@ -103,7 +103,7 @@ def load(
                 sizes = _sizes(pipeline, wanted)
                 with LoadProgress(pipeline, held.session, "load", sizes, progress, show) as shown:
                     spark = JobSpark(pipeline.name, "load", root)
-                    if copy is not None or max(sizes.values()) >= BYTES_PER_PLAIN_UNIT:
+                    if max(sizes.values()) >= BYTES_PER_PLAIN_UNIT:
                         spark.start()  # it takes seconds, or is refused: nothing has begun, and no snapshot is held
                     one = TableLoad(
                         pipeline,

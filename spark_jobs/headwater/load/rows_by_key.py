@@ -15,6 +15,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
+from headwater.arrow_types import lake_schema
 from headwater.load.units import Unit, UnitReader
 from headwater.log.values.decode import frame_copy
 from headwater.schema import Column, ValueType
@@ -36,6 +37,11 @@ class KeyReader(UnitReader):
 
     keys: Sequence[Key] = ()
     as_text: bool = False
+
+    def rows(self) -> pa.Table:
+        """All that `read` gives."""
+        kind = lake_schema(self.schema).append(pa.field(ORIGIN, pa.int64()))
+        return pa.concat_tables([kind.empty_table(), *(pa.Table.from_batches([b]).cast(kind) for b in self.read())])
 
     def read(self) -> Iterator[pa.RecordBatch]:
         try:

@@ -47,7 +47,7 @@ def rows_at(
     `writes_to`, `where`: see `headwater.load.units.UnitReader`."""
     share_engine(spark)
     if units is None:
-        units = units_of(connection, schema.leaves)
+        units, _ = units_of(connection, schema.leaves)
     key = key_of(pipeline, schema)
     reader = UnitReader(newest(pipeline.conninfo()), snapshot_id, schema, dict(signatures), writes_to, where, key)
     parallel = max(1, min(connections or pipeline.load.connections, len(units)))
@@ -75,11 +75,12 @@ def few_rows_at(
         yield (as_stored(batch, kind) for batch in rows)
 
 
-def units_of(connection: Connection, leaves: Iterable[Leaf]) -> list[Unit]:
-    """All rows of the leaves, in units."""
+def units_of(connection: Connection, leaves: Iterable[Leaf]) -> tuple[list[Unit], int]:
+    """All rows of the leaves, in units, and how many bytes they are."""
     leaves = list(leaves)
     found = extents(connection, [leaf.relation_id for leaf in leaves])
-    return [unit for leaf in leaves for unit in cut_units(leaf, found.get(leaf.relation_id, Extent(0, 0)))]
+    units = [unit for leaf in leaves for unit in cut_units(leaf, found.get(leaf.relation_id, Extent(0, 0)))]
+    return units, sum(extent.bytes for extent in found.values())
 
 
 def units_where(connection: Connection, leaves: Iterable[Leaf], where: Predicate) -> tuple[list[Unit], int]:

@@ -29,7 +29,7 @@ from headwater.load.copy import NotAtThisCapturePoint, named_error
 from headwater.load.executors import LakeAccess
 from headwater.load.load import load
 from headwater.load.progress import LoadProgress, Report, Show
-from headwater.load.source_rows import extents, few_rows_at, rows_at, schema_now, units_of, units_where
+from headwater.load.source_rows import few_rows_at, rows_at, schema_now, units_of, units_where
 from headwater.load.units import BYTES_PER_PLAIN_UNIT, TableChanged, UnfitValue, Unit
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
@@ -239,8 +239,7 @@ class ReadPart:
         """The rows to read, and about how many bytes they are."""
         if (where := self._where) is not None:
             return units_where(self.connection, leaves, where)
-        found = extents(self.connection, [leaf.relation_id for leaf in leaves])
-        return units_of(self.connection, leaves), sum(extent.bytes for extent in found.values())
+        return units_of(self.connection, leaves)
 
     def _leaves_now(self) -> tuple[Leaf, ...]:
         leaves = schema_now(self.connection, self.pipeline, self.record).leaves

@@ -1,239 +1,37 @@
-"""Comparing source and lake in Spark: digests of all rows of a table, the keys behind digests that differ, then single
-keys again.
-
-At the first look each side is read once. A row becomes its key and a digest of 128 bits, kept on the executors' disks
-where it was read. What shares a hash of the key is a cell, and only sums over cells are shuffled, whatever order the
-rows came in; keys are put together and compared in cells that differ alone. At a later look a row is compared by the
-SHA-256 of its canonical text, in which each column's text is exact (floats by their shortest form that reads back, so
--0 is not 0; NULL is not the empty string). Both sides pass through the lake's types, by the load's own decoders.
-"""
+"""Comparing source and lake of one table: which keys differ at a first look, and how they stand at later ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
-from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.functions import broadcast, expr
-from pyspark.sql.types import LongType
 
-from headwater.delta.tables import quoted, struct_type
-from headwater.load.rows_by_key import ORIGIN
-from headwater.schema import PARTITION_COLUMN, TableSchema
-from headwater.spark.session import suit
-from headwater.verify.settle import LakeRow, SourceRow, State
-
-_SHOWN_COLUMNS = 12
-_SHOWN_CHARACTERS = 60
-INDEX = "_hw_i"
-_CELLS = 1 << 16
-"""Of them the driver gets a row each. A key that differs brings the other keys of its cell into the second step."""
-
-_BALANCE = [
-    "sum(s) as n",
-    # In halves: a sum of whole ones overflows. Not an exclusive or: two equal rows would cancel out.
-    "sum(s * (a & 4294967295)) as al", "sum(s * shiftrightunsigned(a, 32)) as ah",
-    "sum(s * (b & 4294967295)) as bl", "sum(s * shiftrightunsigned(b, 32)) as bh",
-]  # fmt: skip
-"""Source less lake, of a cell or of a key: 0 each when both hold the same rows. The row's digest is `a` and `b`; `s` is
-1 at the source and -1 in the lake. Rows that differ agree in both by chance once in 2^128 times."""
-_DIFFERS = "n <> 0 OR al <> 0 OR ah <> 0 OR bl <> 0 OR bh <> 0"
-_KEYED = [
-    "sum(s) as ns", "max(if(s = 1, d, null)) as sd", "max(o) as so",
-    "sum(1 - s) as nt", "min(if(s = 0, d, null)) as low", "max(if(s = 0, d, null)) as high", "min(f) as file",
-]  # fmt: skip
+from headwater.spark.session import SparkOnDemand
+from headwater.verify.by_spark import SparkComparison
+from headwater.verify.candidates import Candidates
+from headwater.verify.in_memory import MemoryComparison
+from headwater.verify.settle import State
+from headwater.verify.sides import Sides
 
 
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """Keys that differ at a first look. `keys`: one row each: `k…` the key as typed in the lake, `x…` its text, `n` how
-    many rows the source has under it less those of the lake.
+class Comparison(Protocol):
+    """Of both sides of one table. What it has found only itself can look at again."""
 
-    `names`: what the text columns show. `more`: how many further keys differ that are not among them. `missing`,
-    `extra`, `different`: rows, of all keys that differ.
-    """
+    multiset: bool
+    """Without a key, or insert-only, both sides are multisets of rows; a row is a key then."""
 
-    keys: pa.Table
-    names: tuple[str, ...]
-    more: int = 0
-    missing: int = 0
-    extra: int = 0
-    different: int = 0
+    def first_look(self, sides: Sides, limit: int) -> tuple[int, Candidates]:
+        """How many rows the source has, and the keys that differ, `limit` of them with their values. Each side is read
+        once."""
 
-    @property
-    def surplus(self) -> npt.NDArray[np.int64]:
-        """Of each key, the rows that the lake has too many; negative: too few."""
-        found: npt.NDArray[np.int64] = -self.keys["n"].to_numpy()
-        return found
+    def look_again(self, sides: Sides, candidates: Candidates, numbers: Sequence[int]) -> dict[int, State]:
+        """The state of the keys `numbers`; those on neither side are left out."""
 
-    def kind(self, number: int) -> str:
-        """What a first look says of key `number`, in the interface's words."""
-        surplus = self.surplus[number]
-        return "missing" if surplus < 0 else "extra" if surplus else "different"
-
-    def shown(self, number: int) -> dict[str, Any]:
-        """Key `number` for people and programs: numbers and booleans as they are, everything else as text."""
-        row = self.keys.slice(number, 1).to_pylist()[0]
-        found = {}
-        for index, name in enumerate(self.names):
-            typed = row.get(f"k{index}") if len(self.key_columns) == len(self.names) else None
-            found[name] = typed if isinstance(typed, bool | int) else row[f"x{index}"]
-        return found
-
-    @property
-    def key_columns(self) -> list[str]:
-        return [name for name in self.keys.column_names if name.startswith("k")]
-
-    def texts(self, numbers: Iterable[int]) -> list[tuple[str | None, ...]]:
-        columns = [self.keys[f"x{index}"] for index in range(len(self.names))]
-        return [tuple(column[number].as_py() for column in columns) for number in numbers]
+    def source_rows(self, sides: Sides, candidates: Candidates, numbers: Sequence[int]) -> pa.Table:
+        """Of a multiset, each of the rows `numbers` that the source has, once, with its number (`INDEX`) last."""
 
 
-class Comparison:
-    """Source against lake for one table. Without a key, or insert-only, both sides are multisets of rows."""
-
-    def __init__(self, spark: SparkSession, schema: TableSchema) -> None:
-        self._spark = spark
-        self._schema = schema
-        self.multiset = schema.insert_only or not schema.key
-        shown = schema.key or tuple(column.name for column in schema.columns)[:_SHOWN_COLUMNS]
-        self._shown = tuple(shown)
-        names = [column.name for column in schema.columns] + ([PARTITION_COLUMN] if schema.partitioned else [])
-        values = ", ".join(f"isnull({quoted(name)}), {self._exact(name)}" for name in names)
-        self._digest = (f"xxhash64(1, {values})", f"xxhash64(2, {values})")
-        if self.multiset:
-            keys, whole = [f"concat_ws(':', {', '.join(self._digest)})"], "''"
-        else:
-            texts = ", ".join(f"'{index}', {self._text(name, quoted(name))}" for index, name in enumerate(names))
-            keys = [quoted(name) for name in schema.key]
-            whole = f"sha2(to_json(named_struct({texts}), map('ignoreNullFields', 'false')), 256)"
-        self._whole = whole
-        self._key = {f"k{index}": key for index, key in enumerate(keys)}
-        self._keys = list(self._key)
-
-    def first_look(self, source: DataFrame, lake: DataFrame, limit: int) -> tuple[int, Candidates]:
-        """How many rows the source has, and the keys that differ, `limit` of them with their values."""
-        suit(self._spark, lake)
-        both = self._kept(self._brief(source, 1).unionAll(self._brief(lake, -1)))
-        cell = f"cast(pmod(xxhash64({', '.join(self._keys)}), {_CELLS}) as int)"
-        try:
-            cells = both.groupBy(expr(cell).alias("cell")).agg(*map(expr, ["count_if(s = 1) as rows", *_BALANCE]))
-            found = cells.selectExpr("rows", f"if({_DIFFERS}, cell, null) as cell").toArrow()
-            numbers = found["cell"].drop_null()
-            some = self._spark.createDataFrame(pa.table({"cell": numbers}), "cell int")
-            few = both.join(broadcast(some), expr(f"{cell} = cell"), "left_semi") if len(numbers) else both.limit(0)
-            return pc.sum(found["rows"]).as_py() or 0, self._differing(few, limit)
-        finally:
-            both.unpersist()
-
-    def _brief(self, rows: DataFrame, side: int) -> DataFrame:
-        """Key and digest of each row; where the row is the key what is shown of it, too."""
-        digest = [f"{part} as {name}" for part, name in zip(self._digest, "ab", strict=True)]
-        keys = [f"{key} as {name}" for name, key in self._key.items()]
-        if not self.multiset:
-            return rows.selectExpr(*keys, *digest, f"{side} as s")
-        shown = [f"left({self._text(n, quoted(n))}, {_SHOWN_CHARACTERS}) as x{i}" for i, n in enumerate(self._shown)]
-        return rows.selectExpr(*keys, *digest, f"{side} as s", *shown)
-
-    def _kept(self, rows: DataFrame) -> DataFrame:
-        """`rows`, on disk once they have been read, as they are: to look for what can be compressed in digests takes
-        longer than to write them."""
-        setting = "spark.sql.inMemoryColumnarStorage.compressed"
-        before = str(self._spark.conf.get(setting))
-        self._spark.conf.set(setting, "false")
-        try:
-            return rows.persist(StorageLevel.DISK_ONLY)
-        finally:
-            self._spark.conf.set(setting, before)
-
-    def _differing(self, rows: DataFrame, limit: int) -> Candidates:
-        """The keys that differ among these rows, the first `limit` of them with their texts."""
-        if self.multiset:
-            shown = texts = [f"x{index}" for index in range(len(self._shown))]
-        else:
-            shown = []
-            texts = [f"{self._text(name, f'k{index}')} as x{index}" for index, name in enumerate(self._shown)]
-        balance = [*_BALANCE, *(f"first({name}) as {name}" for name in shown)]
-        differing = rows.groupBy(*self._keys).agg(*map(expr, balance)).where(_DIFFERS)
-        kept = differing.selectExpr(*self._keys, "n", *texts).persist(StorageLevel.DISK_ONLY)
-        counts = ["count(*)", "sum(greatest(n, 0))", "sum(greatest(-n, 0))", "count_if(n = 0)"]
-        try:
-            total, *kinds = (number or 0 for number in kept.selectExpr(*counts).collect()[0])
-            some = kept.orderBy(*self._keys).limit(limit).toArrow()
-            return Candidates(some, self._shown, max(0, total - limit), *kinds)
-        finally:
-            kept.unpersist()
-
-    def look_again(self, source: DataFrame, lake: DataFrame, chosen: DataFrame) -> dict[int, State]:
-        """The state of the keys `chosen` (see `numbered`); those on neither side are left out."""
-        # Which file holds a row tells a row that stayed from one that was removed and put back.
-        origin, file = ("0L", "''") if self.multiset else (ORIGIN, "_metadata.file_path")
-        both = self._of(chosen, source, 1, origin, "null").unionAll(self._of(chosen, lake, 0, "0L", file))
-        grouped = both.groupBy(INDEX).agg(*map(expr, _KEYED))
-        return {row[INDEX]: self._state(row) for row in grouped.collect()}
-
-    def _of(self, chosen: DataFrame, rows: DataFrame, side: int, origin: str, file: str) -> DataFrame:
-        """The rows of one side that are of the keys `chosen`: only of these the whole text is made."""
-        keys = chosen.selectExpr(INDEX, *(f"{name} as _hw_{name}" for name in self._keys))
-        on = " AND ".join(f"{key} <=> _hw_{name}" for name, key in self._key.items())
-        with_place = rows.selectExpr("*", f"{origin} as _hw_o", f"cast({file} as string) as _hw_f")
-        found = with_place.join(broadcast(keys), expr(on))
-        return found.selectExpr(INDEX, f"{self._whole} as d", f"{side} as s", "_hw_o as o", "_hw_f as f")
-
-    def numbered(self, candidates: Candidates, numbers: Sequence[int]) -> DataFrame:
-        """The keys `numbers` of `candidates` with their number."""
-        table = candidates.keys.select(self._keys).take(pa.array(numbers, pa.int64()))
-        table = table.append_column(INDEX, pa.array(numbers, pa.int64()))
-        if self.multiset:
-            kind = "k0 string, " + f"{INDEX} bigint"
-            return self._spark.createDataFrame(table, schema=kind)
-        types = struct_type(self._schema)
-        kind_of = {f"k{i}": types[name].dataType.simpleString() for i, name in enumerate(self._schema.key)}
-        kind = ", ".join([*(f"{name} {kind_of[name]}" for name in self._keys), f"{INDEX} bigint"])
-        return self._spark.createDataFrame(table, schema=kind)
-
-    def source_rows(self, source: DataFrame, chosen: DataFrame) -> DataFrame:
-        """Of a multiset, each of the rows `chosen` that the source has, once, with its number."""
-        columns = ", ".join(quoted(name) for name in source.columns)
-        key = chosen.selectExpr(INDEX, *(f"{name} as _hw_{name}" for name in self._keys))
-        on = " AND ".join(f"{one} <=> _hw_{name}" for name, one in self._key.items())
-        found = source.join(broadcast(key), expr(on)).groupBy(INDEX)
-        return found.agg(expr(f"first(struct({columns})) as _hw_row")).select("_hw_row.*", INDEX)
-
-    def frame(self, batches: Sequence[pa.RecordBatch]) -> DataFrame:
-        """Rows of a KeyReader as a DataFrame."""
-        kind = struct_type(self._schema).add(ORIGIN, LongType())
-        if not batches:
-            return self._spark.createDataFrame([], schema=kind)
-        return self._spark.createDataFrame(pa.Table.from_batches(batches), schema=kind)
-
-    def _state(self, row: Mapping[str, Any] | Any) -> State:
-        source = SourceRow(row["ns"], row["sd"] or "", row["so"])
-        return State(source, LakeRow(row["nt"], row["low"] or "", row["high"] or "", row["file"] or ""))
-
-    def _kind(self, name: str) -> str:
-        return "bigint" if name == PARTITION_COLUMN else self._schema.column(name).value.lake
-
-    def _exact(self, name: str) -> str:
-        """What of column `name`, if it is not NULL, is hashed: of equal values the same, and of no others."""
-        kind, value = self._kind(name), quoted(name)
-        if kind.startswith("array<"):
-            return self._text(name, value)  # by itself its NULLs are passed over
-        if kind in ("float", "double"):
-            return f"try_cast({value} as {kind}), if({value} = 0, cast({value} as string), null)"  # -0 as 0 by itself
-        return f"try_cast({value} as {kind})"  # to one type on both sides
-
-    def _text(self, name: str, value: str) -> str:
-        """An exact text of `value`, an expression of the type of column `name`."""
-        kind = self._kind(name)
-        if kind == "binary":
-            return f"concat('\\\\x', hex({value}))"
-        if kind.startswith("array<"):
-            return f"to_json(cast({value} as array<string>))"
-        return f"cast({value} as string)"
+def comparison_of(sides: Sides, spark: SparkOnDemand) -> Comparison:
+    """In this process where both sides are small; else by Spark, which is started for it."""
+    return MemoryComparison(sides.schema) if sides.few else SparkComparison(spark(), sides.schema)

@@ -18,7 +18,6 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
 
 from headwater.apply.applier import Applier
 from headwater.apply.direct import Fence
@@ -31,7 +30,6 @@ from headwater.delta.delta_log import read_snapshot
 from headwater.delta.delta_types import fields_of
 from headwater.delta.index.index import KeySet
 from headwater.delta.layout import layout_of
-from headwater.delta.spark_rows import rows_of_table
 from headwater.errors import Transient
 from headwater.lake.ledger import TableVersion, generation_app, read_generation
 from headwater.lake.registry import Registry, TableRecord, now_text
@@ -40,7 +38,7 @@ from headwater.load.copy import CopyTarget, NotAtThisCapturePoint, copy_whole, n
 from headwater.load.load import load
 from headwater.load.progress import Report
 from headwater.load.rows_by_key import ORIGIN, KeyReader
-from headwater.load.source_rows import rows_at, schema_now, units_of
+from headwater.load.source_rows import schema_now
 from headwater.load.units import BAD_VALUE, CHANGED, TableChanged, UnfitValue, bad_value
 from headwater.log.blocks import Transactions
 from headwater.log.net.soft_delete import SINCE_1970, marked
@@ -58,7 +56,9 @@ from headwater.source.renewal import newest
 from headwater.source.samples import emit_marker
 from headwater.source.snapshots import capture_point
 from headwater.spark.session import SparkOnDemand
-from headwater.verify.comparison import INDEX, Candidates, Comparison
+from headwater.verify.candidates import INDEX, Candidates
+from headwater.verify.comparison import Comparison, comparison_of
+from headwater.verify.sides import LakeUnreadable, Sides, sides_of
 
 log = logging.getLogger(__name__)
 
@@ -129,8 +129,7 @@ def _read_keys(
     The source may give a row for a key that is equal to its own and another text (a collation, citext, a numeric of
     another scale): for the lake they are two keys, and the row is read under its own."""
     kind = lake_schema(schema).append(pa.field(ORIGIN, pa.int64()))
-    typed = candidates.keys.select(candidates.key_columns).take(pa.array(numbers, pa.int64()))
-    keys = typed.rename_columns(list(schema.key)).cast(key_schema(schema))
+    keys = candidates.typed(numbers).rename_columns(list(schema.key)).cast(key_schema(schema))
     found = [kind.empty_table()]
     seconds = 0.0
     for start in range(0, len(numbers), _KEYS_PER_READ):
@@ -140,8 +139,8 @@ def _read_keys(
         key = key_of(pipeline, schema)
         reader = KeyReader(newest(pipeline.conninfo()), snapshot_id, schema, signatures, keys=texts, hash_key=key)
         asked = KeySet(schema, keys.slice(start, _KEYS_PER_READ))
-        rows = [pa.Table.from_batches([batch]).cast(kind) for batch in reader.read()]
-        found += [part.filter(pa.array(asked.has(part))) for part in rows]
+        rows = reader.rows()
+        found.append(rows.filter(pa.array(asked.has(rows))))
         seconds = time.monotonic() - began
     return pa.concat_tables(found), keys
 
@@ -180,7 +179,7 @@ def _copy_differences(found: Differences, shown: int, spark: SparkOnDemand, targ
     """`headwater.load.one_table.Copy`: write what differs, or everything where that will not do."""
     found.position, found.whole = target.capture.position, ""
     try:
-        return _write_differences(found, shown, spark(), target)
+        return _write_differences(found, shown, spark, target)
     except TableChanged as changed:
         raise NotAtThisCapturePoint(str(changed)) from changed
     except (PySparkException, UnfitValue) as error:
@@ -196,36 +195,36 @@ class _Whole(Exception):
     """The table must be written as a whole, for the reason given."""
 
 
-def _write_differences(found: Differences, shown: int, spark: SparkSession, target: CopyTarget) -> tuple[int, int]:
+def _write_differences(found: Differences, shown: int, spark: SparkOnDemand, target: CopyTarget) -> tuple[int, int]:
     record, root, pipeline = target.record, target.pipeline.lake_path(), target.pipeline.name
     schema, read = record.schema, record.schema.without_marks()
-    comparison = Comparison(spark, read)
     stands = lake_tables.current(target.path, record.app_id(pipeline))
     if stands is None:
         raise _Whole("there is nothing to compare with")
     _refuse_other_shape(target.path, schema)
     snapshot = target.capture.snapshot_id
-    units = units_of(target.connection, schema.leaves)
-    target.progress.reading(record.name, snapshot, len(units))
-    source = rows_at(spark, target.pipeline, target.connection, read, snapshot, target.signatures, units)
     try:
-        lake = rows_of_table(spark, target.path, stands[0])
-        if not set(spark.createDataFrame([], lake_tables.struct_type(schema)).dtypes) <= set(lake.dtypes):
+        at = (target.pipeline, target.connection, read, snapshot, target.signatures)
+        sides = sides_of(*at, target.path, stands[0])
+        target.progress.reading(record.name, snapshot, len(sides.units))
+        if not sides.same_types:
             raise _Whole("its columns or their types changed")
-        living = lake.where(f"NOT {DELETED}") if schema.soft_delete else lake
-        found.rows, candidates = comparison.first_look(source, living, _MOST)
+        comparison = comparison_of(sides, spark)
+        found.rows, candidates = comparison.first_look(sides, _MOST)
+    except LakeUnreadable as error:
+        raise _Whole(str(error)) from error
     except PySparkException as error:
         if CHANGED in str(error) or BAD_VALUE in str(error):
             raise
-        raise _Whole("the lake's table cannot be read") from error
+        raise _Whole("its Delta table cannot be read") from error
     found.note(candidates, shown)
     if candidates.more:
         raise _Whole(f"more than {_MOST} rows differ")
     if comparison.multiset:
-        changes = _added(comparison, read, candidates, source)
+        changes = _added(comparison, sides, candidates)
     else:
         changes = _put_right(target, read, candidates)
-    applier = Applier(lambda: spark, Fence(generation_app(pipeline), read_generation(root, pipeline)))
+    applier = Applier(spark, Fence(generation_app(pipeline), read_generation(root, pipeline)))
     with contextlib.closing(applier):
         lenient = replace(record, on_divergence="repair")
         stand = TableVersion(*stands, record.state)
@@ -253,22 +252,21 @@ def _refuse_other_shape(path: str, schema: TableSchema) -> None:
         raise _Whole("cluster_by is another than in the lake")
 
 
-def _added(comparison: Comparison, schema: TableSchema, candidates: Candidates, source: DataFrame) -> NetChanges:
+def _added(comparison: Comparison, sides: Sides, candidates: Candidates) -> NetChanges:
     """What puts a table without a key right: rows that it lacks."""
     if candidates.extra:
         raise _Whole("it has rows too many, and no key to find them by")
     if candidates.missing > _MOST:  # of which many may be equal, and one key
         raise _Whole(f"more than {_MOST} rows differ")
-    kind = lake_schema(schema)
+    kind = lake_schema(sides.schema)
     rows = kind.empty_table()
     if candidates.missing:
-        chosen = comparison.numbered(candidates, range(candidates.keys.num_rows))
-        found = comparison.source_rows(source, chosen).toArrow()
+        found = comparison.source_rows(sides, candidates, range(candidates.keys.num_rows))
         copies = -candidates.surplus[found[INDEX].to_numpy()]
         at = np.repeat(np.arange(found.num_rows), copies)
         rows = found.drop_columns([INDEX]).cast(kind).take(pa.array(at))
     nothing = np.zeros(rows.num_rows, dtype=np.bool_)
-    return NetChanges(rows, nothing, {}, None, key_schema(schema).empty_table(), rows.num_rows)
+    return NetChanges(rows, nothing, {}, None, key_schema(sides.schema).empty_table(), rows.num_rows)
 
 
 def _put_right(target: CopyTarget, schema: TableSchema, candidates: Candidates) -> NetChanges:

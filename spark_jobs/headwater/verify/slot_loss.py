@@ -33,16 +33,21 @@ _PAUSE_SECONDS: Final = 1.0
 
 
 def replicate_through_losses(
-    pipeline: Pipeline, until: str | None, max_seconds: float | None, stop: threading.Event, take_over: bool = False
+    pipeline: Pipeline,
+    until: str | None,
+    max_seconds: float | None,
+    stop: threading.Event,
+    take_over: bool = False,
+    overtime: float = 0.0,
 ) -> dict[str, Any]:
     """`replicate`, which repairs what a lost slot has cost as often as it is lost, if the pipeline file wants that.
     A repair is no part of `max_seconds`."""
     if pipeline.source.on_slot_loss != "repair":
-        return replicate(pipeline, until, max_seconds, stop, take_over)
+        return replicate(pipeline, until, max_seconds, stop, take_over, overtime=overtime)
     repaired = _repair_what_waits(pipeline, stop)
     while True:
         try:
-            return replicate(pipeline, until, max_seconds, stop, take_over)
+            return replicate(pipeline, until, max_seconds, stop, take_over, overtime=overtime)
         except SlotGap as gap:
             if gap.code not in _LOST or stop.is_set():
                 raise

@@ -17,42 +17,37 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
 
 from headwater.columns.changes import COLUMNS_CHANGED
-from headwater.columns.hidden import key_of
 from headwater.columns.selection import as_registered, registered_columns
-from headwater.delta.spark_rows import rows_of_table
 from headwater.errors import Refused, Transient
 from headwater.gate import lease
 from headwater.gate.recovery import mended_registry
 from headwater.gate.same_source import require_same_source
 from headwater.lake.registry import Registry, TableRecord
-from headwater.load.rows_by_key import KeyReader
-from headwater.load.source_rows import rows_at
 from headwater.load.units import BAD_VALUE, CHANGED, TableChanged, UnfitValue, why_changed
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import Position, format_lsn
 from headwater.reload.replacing import driver_beside
 from headwater.replicate.takeover.new_source import adopt, begin_behind_gap
-from headwater.schema import DELETED, TableSchema
-from headwater.source.catalog.catalog import Signature, read_catalog, signature
+from headwater.schema import TableSchema
+from headwater.source.catalog.catalog import read_catalog, signature
 from headwater.source.connection import Connection, connect
-from headwater.source.renewal import newest
-from headwater.source.snapshots import CapturePoint, capture_point
-from headwater.spark.session import job_session
-from headwater.verify.comparison import Candidates, Comparison
+from headwater.source.snapshots import capture_point
+from headwater.spark.session import JobSpark, SparkOnDemand
+from headwater.verify.candidates import Candidates
+from headwater.verify.comparison import Comparison, comparison_of
 from headwater.verify.repair import Repair, repair_suspended
 from headwater.verify.settle import Settled, State, settle
-from headwater.verify.version import DEFAULT_PATIENCE, Patience, StoredVersion, version_holding
+from headwater.verify.sides import LakeUnreadable, Sides, sides_of
+from headwater.verify.version import DEFAULT_PATIENCE, Patience, version_holding
 
 log = logging.getLogger(__name__)
 
 ROUNDS = 8
 SHOWN_KEYS = 20
 _CANDIDATES = 100_000
-_KEYS_PER_READ = 2_000
 _ATTEMPTS = 5
 
 Found = TypeVar("Found")
@@ -74,10 +69,9 @@ class _Reshaped(Exception):
 class _Look:
     """Both sides at one moment, readable inside the block that gave it."""
 
-    capture: CapturePoint
-    schema: TableSchema
-    signatures: dict[int, Signature]
-    stored: StoredVersion
+    position: Position
+    epoch: int | None
+    sides: Sides
 
 
 def verify(
@@ -110,7 +104,8 @@ def verify(
             known = {str(table.name) for table in read_catalog(connection, pipeline).tables}
             known |= {name for name, record in registry.tables.items() if record.state != "removed"}
             names = sorted(known)
-        checks = {name: _Table(pipeline, registry, connection, name, patience, repair) for name in names}
+        spark = JobSpark(pipeline.name, "verify", pipeline.lake_path()).start  # for the first large table, if any
+        checks = {name: _Table(pipeline, registry, connection, name, patience, repair, spark) for name in names}
         results = {name: check.run() for name, check in checks.items() if stop is None or not stop.is_set()}
     first = min((check.first for check in checks.values() if check.first), key=lambda seen: seen[0].lsn, default=None)
     return {
@@ -147,8 +142,9 @@ class _Table:
         name: str,
         patience: Patience,
         repair: bool,
+        spark: SparkOnDemand,
     ) -> None:
-        self._pipeline, self._registry, self._connection = pipeline, registry, connection
+        self._pipeline, self._registry, self._connection, self._spark = pipeline, registry, connection, spark
         self._name, self._patience, self._repair = name, patience, repair
         self.first: tuple[Position, int | None] | None = None
 
@@ -244,33 +240,26 @@ class _Table:
         )
 
     def _compare(self, schema: TableSchema) -> tuple[int, Candidates, Settled]:
-        def full(look: _Look) -> tuple[int, Candidates]:
-            self.first = (look.capture.position, look.stored.epoch)
-            spark = self._spark()
-            return Comparison(spark, schema).first_look(
-                self._source(spark, look), self._stored(spark, look.stored, schema), _CANDIDATES
-            )
+        def full(look: _Look) -> tuple[Comparison, int, Candidates]:
+            self.first = (look.position, look.epoch)
+            chosen = comparison_of(look.sides, self._spark)
+            return chosen, *chosen.first_look(look.sides, _CANDIDATES)
 
-        rows, candidates = self._look(full)
+        comparison, rows, candidates = self._look(schema, full)
         count = candidates.keys.num_rows
         log.info("%s: %s rows, %s keys to look at again", self._name, rows, count)
-        comparison = Comparison(self._spark(), schema)
 
         def again(numbers: Sequence[int]) -> dict[int, State]:
-            return self._look(lambda look: self._states(comparison, schema, candidates, look, numbers))
+            return self._look(schema, lambda look: comparison.look_again(look.sides, candidates, numbers))
 
         return rows, candidates, settle(range(count), again, ROUNDS)
 
-    def _spark(self) -> SparkSession:
-        """Started when the lake is known to have what is to be compared: refusals and outages come at once."""
-        return job_session(self._pipeline.name, "verify", self._pipeline.lake_path())
-
-    def _look(self, work: Callable[[_Look], Found]) -> Found:
+    def _look(self, schema: TableSchema, work: Callable[[_Look], Found]) -> Found:
         """`work` at a new capture point; again at another one when the table was rewritten meanwhile."""
         why = ""
         for _ in range(_ATTEMPTS):
             try:
-                with self._both_sides() as look:
+                with self._both_sides(schema) as look:
                     return work(look)
             except (_Moved, TableChanged) as moved:
                 why = str(moved).removeprefix(CHANGED + ": ")
@@ -280,11 +269,13 @@ class _Table:
                 if CHANGED not in str(error):
                     raise
                 why = why_changed(str(error))
+            except LakeUnreadable as damage:
+                raise _NotCompared(f"{damage}; headwater load PIPELINE.yaml --table {self._name} --again") from damage
             log.info("%s: %s; taking another capture point", self._name, why)
         raise self._not_read(why)
 
     @contextlib.contextmanager
-    def _both_sides(self) -> Iterator[_Look]:
+    def _both_sides(self, schema: TableSchema) -> Iterator[_Look]:
         before = self._schema_now()
         with capture_point(self._pipeline.conninfo(), self._pipeline.load.max_snapshot_age) as capture:
             signatures = signature(self._connection, [leaf.relation_id for leaf in before.leaves])
@@ -296,7 +287,17 @@ class _Table:
             ) as stored:
                 if stored is None:
                     raise _NotCompared(self._record().reason or f"it is {self._record().state}")
-                yield _Look(capture, before, signatures, stored)
+                if before.columns != schema.columns:
+                    raise _Reshaped
+                at = (self._pipeline, self._connection, before, capture.snapshot_id, signatures)
+                sides = sides_of(*at, stored.path, stored.version)
+                if not sides.same_types:
+                    # A rebuild has committed since: after the capture point, or between this version and the registry.
+                    self._registry.refresh()
+                    if self._record().schema.without_marks().columns != schema.columns:
+                        raise _Reshaped
+                    raise _Moved("its types in the lake are being changed (replicate ends a change that was cut short)")
+                yield _Look(capture.position, stored.epoch, sides)
 
     def _schema_now(self) -> TableSchema:
         """The lake's schema of the table with the leaves that it has at the source now."""
@@ -312,46 +313,6 @@ class _Table:
         if found.definition != stored.definition:
             raise _NotCompared(COLUMNS_CHANGED)
         return stored.without_marks().with_leaves(found.leaves)
-
-    def _source(self, spark: SparkSession, look: _Look) -> DataFrame:
-        """Every row at the capture point, read as a load reads them."""
-        capture = look.capture
-        return rows_at(spark, self._pipeline, self._connection, look.schema, capture.snapshot_id, look.signatures)
-
-    def _stored(self, spark: SparkSession, stored: StoredVersion, schema: TableSchema) -> DataFrame:
-        """The rows that the lake holds as living, in the types of `schema`."""
-        rows = rows_of_table(spark, stored.path, stored.version)
-        kinds = dict(rows.dtypes)
-        if any(kinds.get(column.name) != column.value.lake for column in schema.columns):
-            # A rebuild has committed since: after the capture point, or between this version and the registry.
-            self._registry.refresh()
-            if self._record().schema.without_marks().columns != schema.columns:
-                raise _Reshaped
-            raise _Moved("its types in the lake are being changed (replicate ends a change that was cut short)")
-        return rows.where(f"NOT {DELETED}") if self._record().schema.soft_delete else rows
-
-    def _states(
-        self, comparison: Comparison, schema: TableSchema, candidates: Candidates, look: _Look, numbers: Sequence[int]
-    ) -> dict[int, State]:
-        spark = self._spark()
-        lake = self._stored(spark, look.stored, schema)
-        if comparison.multiset:
-            chosen = comparison.numbered(candidates, numbers)
-            return comparison.look_again(self._source(spark, look), lake, chosen)
-        states: dict[int, State] = {}
-        for start in range(0, len(numbers), _KEYS_PER_READ):
-            part = numbers[start : start + _KEYS_PER_READ]
-            reader = KeyReader(
-                newest(self._pipeline.conninfo()),
-                look.capture.snapshot_id,
-                look.schema,
-                look.signatures,
-                keys=candidates.texts(part),
-                hash_key=key_of(self._pipeline, look.schema),
-            )
-            rows = comparison.frame(list(reader.read()))
-            states |= comparison.look_again(rows, lake, comparison.numbered(candidates, part))
-        return states
 
     def _result(
         self,

@@ -18,8 +18,10 @@ from fixtures.loaded import pipeline_in_step
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from fixtures.type_values import EXTENSIONS, GOOD, ONLY_TEXT, PREPARE, PREPARE_ONLY_TEXT
+from headwater.arrow_types import lake_schema
 from headwater.delta.tables import struct_type
-from headwater.verify.comparison import Comparison
+from headwater.verify.by_spark import SparkComparison
+from headwater.verify.in_memory import MemoryComparison
 from headwater.verify.verify import verify
 
 
@@ -140,8 +142,12 @@ def test_verify_tells_each_value_of_every_type_from_the_others_and_finds_it_equa
         pairs = zip(rows[name].to_pylist(), values.to_pylist(), strict=True)
         different |= {index * count + row for row, (one, other) in enumerate(pairs) if _exact(one) != _exact(other)}
     schema = record_of(pipeline, "public.everything").schema
-    comparison, kind = Comparison(spark, schema), struct_type(schema)
-    source, lake = (spark.createDataFrame(pa.concat_tables(part), schema=kind) for part in (as_they_are, moved))
-    compared, candidates = comparison.first_look(source, lake, 100_000)
+    source, lake = (pa.concat_tables(part) for part in (as_they_are, moved))
+    kind = struct_type(schema)
+    source_by, lake_by = (spark.createDataFrame(rows, schema=kind) for rows in (source, lake))
+    compared, by_spark = SparkComparison(spark, schema).compare(source_by, lake_by, 100_000)
     assert compared == count * len(columns)
-    assert set(candidates.keys["k0"].to_pylist()) == different
+    arrow = lake_schema(schema)
+    in_memory = MemoryComparison(schema).compare(source.cast(arrow), lake.cast(arrow), 100_000)
+    for candidates in (by_spark, in_memory):
+        assert set(candidates.keys["k0"].to_pylist()) == different

@@ -44,6 +44,7 @@ def loaded(folder: Path, database: Database, *tables: str | dict[str, Any]) -> P
     return pipeline_in_step(folder, database, *tables)
 
 
+@pytest.mark.usefixtures("each_comparison")
 def test_keys_that_the_source_takes_for_equal_are_repaired_as_the_lakes_own_texts(
     database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,6 +63,7 @@ def test_keys_that_the_source_takes_for_equal_are_repaired_as_the_lakes_own_text
     assert sorted(lake_rows(pipeline, AMOUNTS)) == [(f"{i}.0", i) for i in range(1, 6)]
 
 
+@pytest.mark.usefixtures("each_comparison")
 def test_rows_under_keys_that_are_arrays_are_put_right(database: Database, spark: SparkSession, tmp_path: Path) -> None:
     database.execute(
         "create table paths (way text[], turns int[], n int, primary key (way, turns))",
@@ -124,7 +126,7 @@ def test_a_read_by_keys_gives_what_a_load_gives_and_refuses_what_it_refuses(data
             with capture_point(database.conninfo, 60.0) as capture:
                 known = (database.conninfo, capture.snapshot_id, schema, signature(connection, ids))
                 by_keys = list(KeyReader(*known, keys=[(key,) for key in keys]).read())
-                by_units = list(UnitReader(*known).rows_of(units_of(connection, schema.leaves)))
+                by_units = list(UnitReader(*known).rows_of(units_of(connection, schema.leaves)[0]))
             return rows_of(by_keys), rows_of(by_units)
 
         def rows_of(batches: list[pa.RecordBatch]) -> list[dict[str, Any]]:
@@ -139,6 +141,7 @@ def test_a_read_by_keys_gives_what_a_load_gives_and_refuses_what_it_refuses(data
             read("4")
 
 
+@pytest.mark.usefixtures("each_comparison")
 def test_a_repair_says_what_it_found_whether_it_writes_anew_or_by_keys_that_are_there_more_than_once(
     database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

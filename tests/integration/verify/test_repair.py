@@ -73,6 +73,7 @@ def shop(database: Database, spark: SparkSession, tmp_path: Path) -> Shop:
     return Shop(database, pipeline, spark)
 
 
+@pytest.mark.usefixtures("each_comparison")
 def test_what_somebody_else_wrote_is_repaired_by_what_differs_and_the_log_goes_on(
     shop: Shop, capfd: pytest.CaptureFixture[str]
 ) -> None:

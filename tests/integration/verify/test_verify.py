@@ -20,12 +20,13 @@ from fixtures.pipelines import copy_lake, write_pipeline
 from fixtures.postgres import Database, new_database
 from headwater.cli import main
 from headwater.demo.postgres import EmbeddedServer
-from headwater.errors import EXIT_DIFFERENCES, EXIT_DONE, EXIT_FAILED, Refused, Transient
+from headwater.errors import EXIT_DIFFERENCES, EXIT_DONE, EXIT_FAILED, EXIT_SUSPENDED, Refused, Transient
 from headwater.lake.cuts import list_pins
 from headwater.load.load import load
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.replicate.replicate import replicate
+from headwater.spark import session
 from headwater.verify.verify import verify
 from headwater.verify.version import Patience
 
@@ -125,6 +126,7 @@ def test_a_lake_in_step_has_no_differences_and_no_pin_stays_behind(
     assert list_pins(shop.pipeline.lake_path()) == []
 
 
+@pytest.mark.usefixtures("each_comparison")
 def test_missing_extra_and_different_rows_are_found_with_their_keys(
     shop: Shop, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,6 +151,7 @@ def test_missing_extra_and_different_rows_are_found_with_their_keys(
     assert shown(tables[PARTED]) == CLEAN
 
 
+@pytest.mark.usefixtures("each_comparison")
 def test_values_are_compared_exactly(shop: Shop) -> None:
     changes = {
         1: "score = score + 1e-15",
@@ -184,6 +187,7 @@ def test_a_row_under_the_wrong_leaf_is_different(shop: Shop) -> None:
     }
 
 
+@pytest.mark.usefixtures("each_comparison")
 def test_insert_only_tables_are_compared_as_multisets(shop: Shop) -> None:
     shop.damage(EVENTS, "delete from TABLE where number = 2")
     shop.damage(EVENTS, "insert into TABLE values ('tick', 0), ('tick', 0)")
@@ -191,6 +195,25 @@ def test_insert_only_tables_are_compared_as_multisets(shop: Shop) -> None:
     assert (table["rows"], table["missing"], table["extra"], table["different"]) == (9, 3, 2, 0)
     found = sorted((key["kind"], key["key"]["kind"], key["key"]["number"]) for key in table["keys"])
     assert found == [("extra", "tick", "0"), ("missing", "tick", "2")]
+
+
+def test_small_tables_are_compared_without_java_and_one_that_is_damaged_keeps_no_other(
+    shop: Shop, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_java(*_: str) -> None:
+        raise Refused("there is no Java", code="no_java")
+
+    monkeypatch.setattr(session, "job_session", without_java)
+    (lost,) = Path(shop.path(PAIRS)).glob("*.parquet")
+    lost.unlink()
+    assert main(["verify", shop.pipeline.file, "--json"]) == EXIT_SUSPENDED
+    tables = json.loads(capfd.readouterr().out)["tables"]
+    pairs = tables.pop(PAIRS)
+    assert (pairs["compared"], pairs["rows"]) == (False, None)
+    assert lost.name in pairs["reason"]
+    assert f"headwater load PIPELINE.yaml --table {PAIRS} --again" in pairs["reason"]
+    for table in tables.values():
+        assert (shown(table), table["compared"]) == (CLEAN, True)
 
 
 def test_at_most_twenty_keys_are_listed_and_all_are_counted(shop: Shop) -> None:
@@ -277,6 +300,7 @@ def test_the_server_ends_a_snapshot_that_was_held_too_long_and_verify_takes_anot
     assert "held for load.max_snapshot_age, or its session was ended; taking another capture point" in caplog.text
 
 
+@pytest.mark.usefixtures("each_comparison")
 def test_it_works_while_the_source_writes_and_still_sees_a_true_difference(
     database: Database, tmp_path: Path, spark: SparkSession
 ) -> None:

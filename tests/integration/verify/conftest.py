@@ -1,0 +1,14 @@
+"""Both ways of comparing."""
+
+from __future__ import annotations
+
+import pytest
+
+from headwater.verify import sides
+
+
+@pytest.fixture(params=["in this process", "by spark"])
+def each_comparison(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test runs twice: its tables are compared as small ones are, and as large ones are."""
+    if request.param == "by spark":
+        monkeypatch.setattr(sides, "_FEW_BYTES", 0)
