@@ -36,6 +36,8 @@ from headwater_airflow.timetable import BackfillIntervals, OverlappingSlices
 
 log = logging.getLogger(__name__)
 _GLOB = frozenset("*?[")
+_OVERTIME_SECONDS = 3600.0
+"""Past the end of its slice, at least. Not for ever: a task that Airflow has forgotten must end."""
 _SHOWN = 50
 """Of a pipeline's lines of tables so many are in its DAGs' documentation."""
 
@@ -150,6 +152,8 @@ def _dags(
             task_id="replicate",
             max_seconds=slice_seconds,
             take_over=overlap > 0,
+            # The next run may come late: no worker is free, or slices have become longer since this one began.
+            overtime=max(_OVERTIME_SECONDS, slice_seconds) if overlap > 0 else 0,
             go_on_after_pause=overlap > 0,
             **arguments,
         )

@@ -333,7 +333,8 @@ class ReplicateOperator(HeadwaterSparkOperator):
     When somebody pauses the DAG, the slice that is running stops cleanly within seconds and succeeds
     (`stop_when_paused`): a paused DAG that went on replicating would be no pause. With `go_on_after_pause` the task is
     put back instead, and goes on as soon as the DAG is unpaused, where the schedule would not start a new run at once.
-    `take_over`: ask a driver that runs to hand over as soon as this one is ready, instead of failing.
+    `take_over`: ask a driver that runs to hand over as soon as this one is ready, instead of failing. `overtime`:
+    seconds that this one goes on past `max_seconds` while nobody comes to take over.
     """
 
     def __init__(
@@ -344,13 +345,15 @@ class ReplicateOperator(HeadwaterSparkOperator):
         stop_when_paused: bool = True,
         go_on_after_pause: bool = False,
         take_over: bool = False,
+        overtime: float = 0,
         **arguments: Any,
     ) -> None:
         limit = [] if max_seconds is None else ["--max-seconds", f"{max_seconds:g}"]
+        longer = ["--overtime", f"{overtime:g}"] if overtime else []
         super().__init__(
             pipeline=pipeline,
             application=entry_script("replicate"),
-            application_args=[pipeline, "--json", *limit, *(["--take-over"] if take_over else [])],
+            application_args=[pipeline, "--json", *limit, *longer, *(["--take-over"] if take_over else [])],
             **arguments,
         )
         self.stop_when_paused = stop_when_paused

@@ -143,6 +143,8 @@ def parser() -> argparse.ArgumentParser:
     replicate.add_argument("--max-seconds", metavar="N", type=_seconds, help="stop after so long")
     text = "take the running replicate's place without a pause, as soon as everything is ready"
     replicate.add_argument("--take-over", action="store_true", help=text)
+    text = "how much longer than --max-seconds to go on while nobody comes to take over"
+    replicate.add_argument("--overtime", metavar="N", type=_seconds, default=0.0, help=text)
     wait = command("wait", "wait until tables are fresh enough and print the cut", tables=each)
     wait.add_argument(
         "--require",

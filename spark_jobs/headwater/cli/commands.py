@@ -133,7 +133,9 @@ def _usage(message: str, command: str) -> Refused:
 def _replicate(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:
     from headwater.verify.slot_loss import replicate_through_losses
 
-    result = replicate_through_losses(pipeline, args.until, args.max_seconds, stop, args.take_over)
+    if args.overtime and args.max_seconds is None:
+        raise _usage("--overtime goes with --max-seconds", "replicate")
+    result = replicate_through_losses(pipeline, args.until, args.max_seconds, stop, args.take_over, args.overtime)
     file = shlex.quote(pipeline.file)
     for name, table in result["tables"].items():
         if table["state"] == "suspended":

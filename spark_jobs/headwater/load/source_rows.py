@@ -18,6 +18,7 @@ from headwater.errors import Refused
 from headwater.lake.registry import TableRecord
 from headwater.load.executors import LakeAccess, share_engine
 from headwater.load.units import BYTES_PER_UNIT, Extent, Unit, UnitReader, cut_units, describe
+from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.predicate import Predicate
 from headwater.schema import Leaf, TableSchema
@@ -104,7 +105,7 @@ def units_where(connection: Connection, leaves: Iterable[Leaf], where: Predicate
 def schema_now(connection: Connection, pipeline: Pipeline, record: TableRecord) -> TableSchema:
     """The registered table with the leaves that it has at the source. Refused when its columns are not the registry's:
     those of one would be read as those of the other."""
-    catalog = read_catalog(connection, as_registered(pipeline, [record]))
+    catalog = read_catalog(connection, as_registered(pipeline, [record]), TableName.parse(record.name))
     found = [registered_columns(t.schema, record) for t in catalog.tables if str(t.name) == record.name]
     if not found or found[0].definition != record.schema.definition:
         raise Refused(

@@ -34,16 +34,16 @@ def replicate(
     stop: threading.Event,
     take_over: bool = False,
     *,
+    overtime: float = 0.0,
     stage_from: int = STAGE_FROM,
 ) -> dict[str, Any]:
     """Replicate until `until` ("now", an LSN), `max_seconds`, or `stop`. The JSON of interface "replicate".
 
     `take_over`: make everything ready beside a driver that runs, and have it hand over; `max_seconds` bounds the wait
-    for that, and counts anew from then on. `stage_from`: bytes of an open transaction from which on it is worked on
-    before its commit, 0: never; nothing but time depends on it.
+    for that, and counts anew from then on. `overtime`: seconds that it goes on longer while nobody takes over.
+    `stage_from`: bytes of an open transaction from which on it is worked on before its commit, 0: never.
     """
-    wish = Wish(until=until, max_seconds=max_seconds, stop=stop, take_over=take_over, stage_from=stage_from)
-    with start(pipeline, wish) as run:
+    with start(pipeline, Wish(until, max_seconds, stop, take_over, overtime, stage_from)) as run:
         if not isinstance(run, Run):
             return run  # its report: it was over before it began
         reason = _drive(run)

@@ -39,15 +39,17 @@ PATIENCE: Final = 0.2
 """Seconds that the loop waits at most for what comes without notice."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Wish:
-    """What a run was started for. `until`: "now", or an LSN; `max_seconds`: of its slice; `take_over`: from a driver
-    that runs; `stage_from`: bytes of an open transaction from which on it is worked on before its commit, 0: never."""
+    """What a run was started for. `until`: "now", or an LSN; `max_seconds`: of its slice; `overtime`: seconds behind it
+    while no successor has come; `take_over`: from a driver that runs; `stage_from`: bytes of an open transaction from
+    which on it is worked on before its commit, 0: never."""
 
     until: str | None
     max_seconds: float | None
     stop: threading.Event
     take_over: bool = False
+    overtime: float = 0.0
     stage_from: int = STAGE_FROM
 
     def deadline(self) -> float | None:

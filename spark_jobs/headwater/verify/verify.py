@@ -41,7 +41,7 @@ from headwater.verify.comparison import Comparison, comparison_of
 from headwater.verify.repair import Repair, repair_suspended
 from headwater.verify.settle import Settled, State, settle
 from headwater.verify.sides import LakeUnreadable, Sides, sides_of
-from headwater.verify.version import DEFAULT_PATIENCE, Patience, version_holding
+from headwater.verify.version import DEFAULT_PATIENCE, Patience, Versions
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,8 @@ def verify(
             known |= {name for name, record in registry.tables.items() if record.state != "removed"}
             names = sorted(known)
         spark = JobSpark(pipeline.name, "verify", pipeline.lake_path()).start  # for the first large table, if any
-        checks = {name: _Table(pipeline, registry, connection, name, patience, repair, spark) for name in names}
+        versions = Versions(pipeline, registry, connection, patience)
+        checks = {name: _Table(pipeline, registry, connection, name, versions, repair, spark) for name in names}
         results = {name: check.run() for name, check in checks.items() if stop is None or not stop.is_set()}
     first = min((check.first for check in checks.values() if check.first), key=lambda seen: seen[0].lsn, default=None)
     return {
@@ -140,12 +141,12 @@ class _Table:
         registry: Registry,
         connection: Connection,
         name: str,
-        patience: Patience,
+        versions: Versions,
         repair: bool,
         spark: SparkOnDemand,
     ) -> None:
         self._pipeline, self._registry, self._connection, self._spark = pipeline, registry, connection, spark
-        self._name, self._patience, self._repair = name, patience, repair
+        self._name, self._versions, self._repair = name, versions, repair
         self.first: tuple[Position, int | None] | None = None
 
     def run(self) -> dict[str, Any]:
@@ -282,9 +283,7 @@ class _Table:
             # An old snapshot sees a rewritten table as empty: nothing may have happened between these two looks.
             if self._schema_now() != before:
                 raise _Moved("its definition changed")
-            with version_holding(
-                self._pipeline, self._registry, self._connection, self._name, capture.position, self._patience
-            ) as stored:
+            with self._versions.holding(self._name, capture.position) as stored:
                 if stored is None:
                     raise _NotCompared(self._record().reason or f"it is {self._record().state}")
                 if before.columns != schema.columns:
@@ -303,7 +302,7 @@ class _Table:
         """The lake's schema of the table with the leaves that it has at the source now."""
         record = self._record()
         stored, name = record.schema, TableName.parse(self._name)
-        catalog = read_catalog(self._connection, as_registered(self._pipeline, [record]))
+        catalog = read_catalog(self._connection, as_registered(self._pipeline, [record]), name)
         found = next((registered_columns(t.schema, record) for t in catalog.tables if t.name == name), None)
         if found is None:
             reasons = "; ".join(problem.message for problem in catalog.problems if problem.where == self._name)

@@ -36,6 +36,7 @@ from headwater.position import Position, format_lsn, parse_lsn
 from headwater.source.connection import Connection
 from headwater.source.publication.publication import inserts_name
 from headwater.source.slot import read_slot
+from headwater.waiting.lookout import Lookout
 from headwater.waiting.request import WaitRequest, deadline_in
 from headwater.waiting.waiter import Waiter
 
@@ -62,116 +63,123 @@ class StoredVersion:
     epoch: int | None
 
 
-@contextlib.contextmanager
-def version_holding(
-    pipeline: Pipeline, registry: Registry, connection: Connection, name: str, at: Position, patience: Patience
-) -> Iterator[StoredVersion | None]:
-    """The version of table `name` that holds every commit up to `at`, kept from clean-up inside the block.
+class Versions:
+    """Of the tables that one command compares."""
 
-    A suspended table is taken as it stands: nothing will move it. None: there is nothing to compare (see its state).
-    """
-    registry.refresh()
-    if registry.tables[name].state == "suspended":
-        yield _as_it_stands(pipeline, registry.tables[name])
-        return
-    pin = _wait(pipeline, connection, name, at, patience)
-    if pin is None:
+    def __init__(self, pipeline: Pipeline, registry: Registry, connection: Connection, patience: Patience) -> None:
+        self._pipeline, self._registry, self._connection = pipeline, registry, connection
+        self._patience = patience
+        self._lake = LakeReader(pipeline.lake_path(), pipeline.name)  # with many tables to read it anew costs the most
+
+    @contextlib.contextmanager
+    def holding(self, name: str, at: Position) -> Iterator[StoredVersion | None]:
+        """The version of table `name` that holds every commit up to `at`, kept from clean-up inside the block.
+
+        A suspended table is taken as it stands: nothing will move it. None: there is nothing to compare (see its
+        state). Transient when the lake does not get there in time.
+        """
+        registry = self._registry
         registry.refresh()
-        suspended = registry.tables[name].state == "suspended"
-        yield _as_it_stands(pipeline, registry.tables[name]) if suspended else None
-        return
-    try:
-        table = pin.cut["tables"][name]
-        record = registry.tables[name]
-        path = table_path(pipeline.lake_path(), record.path)
-        foreign = [
-            commit.version
-            for commit in commits_after(path, table["version"])
-            if commit.data and record.app_id(pipeline.name) not in commit.transactions
-        ]
-        yield StoredVersion(path, max([table["version"], *foreign]), pin.cut["epoch"])
-    finally:
-        release_pin(pipeline.lake_path(), pin.id)
+        if registry.tables[name].state == "suspended":
+            yield self._as_it_stands(registry.tables[name])
+            return
+        pin = self._wait(name, at)
+        if pin is None:
+            registry.refresh()
+            suspended = registry.tables[name].state == "suspended"
+            yield self._as_it_stands(registry.tables[name]) if suspended else None
+            return
+        try:
+            table = pin.cut["tables"][name]
+            record = registry.tables[name]
+            path = table_path(self._pipeline.lake_path(), record.path)
+            foreign = [
+                commit.version
+                for commit in commits_after(path, table["version"])
+                if commit.data and record.app_id(self._pipeline.name) not in commit.transactions
+            ]
+            yield StoredVersion(path, max([table["version"], *foreign]), pin.cut["epoch"])
+        finally:
+            release_pin(self._pipeline.lake_path(), pin.id)
 
+    def _as_it_stands(self, record: TableRecord) -> StoredVersion | None:
+        path = table_path(self._pipeline.lake_path(), record.path)
+        found = current(path, record.app_id(self._pipeline.name))
+        return StoredVersion(path, found[0], None) if found is not None else None
 
-def _as_it_stands(pipeline: Pipeline, record: TableRecord) -> StoredVersion | None:
-    path = table_path(pipeline.lake_path(), record.path)
-    found = current(path, record.app_id(pipeline.name))
-    return StoredVersion(path, found[0], None) if found is not None else None
+    def _wait(self, name: str, at: Position) -> Pin | None:
+        """The pinned cut of table `name` that holds `at`; None when its state forbids waiting."""
+        pipeline, patience = self._pipeline, self._patience
+        owner = f"verify {socket.gethostname()}:{os.getpid()}"
+        request = WaitRequest(
+            wanted=Target(at.lsn, at.timeline, at.system_id),
+            deadline=deadline_in(patience.timeout),
+            keep=_keep(pipeline),
+            owner=owner,
+            tables=(TableName.parse(name),),
+        )
+        lookout = Lookout(pipeline, self._lake)
+        waiter = Waiter(pipeline, request, lookout)
+        alive = time.monotonic()
+        next_question = 0.0
+        looked_at = -1
+        while (result := waiter.look()) is None:
+            now = time.monotonic()
+            if now >= next_question:
+                next_question = now + 0.5
+                slot = read_slot(self._connection, pipeline.source.slot)
+                if slot is not None and slot.active:
+                    alive = now
+                else:
+                    epoch = read_epoch(pipeline.lake_path())
+                    if epoch is not None and epoch.epoch != looked_at:
+                        looked_at = epoch.epoch
+                        if self._nothing_between(name, epoch, at):
+                            return self._pin(name, epoch, at, owner)
+                    if now - alive >= patience.without_driver:
+                        raise _late(pipeline, name, at, "no replicate is running", Outcome.NOT_RUNNING)
+            time.sleep(often(pipeline.lake_path()).wait[0])
+            lookout.refresh()
+        if result.pin is not None:
+            return result.pin
+        if result.outcome in (Outcome.SUSPENDED, Outcome.LOADING):
+            return None
+        if result.outcome in (Outcome.TIMED_OUT, Outcome.NOT_RUNNING):
+            raise _late(pipeline, name, at, result.verdict.reason, result.outcome)
+        raise result.error()
 
+    def _nothing_between(self, name: str, epoch: Epoch, at: Position) -> bool:
+        """Whether the log holds no change of the pipeline's tables above `epoch` and up to `at`."""
+        version = epoch.tables.get(name)
+        if version is None or version.state != "active" or not epoch.position.same_log(at):
+            return False
+        source = self._pipeline.source
+        try:
+            row = self._connection.execute(
+                """
+                select count(*), max(case when get_byte(data, 0) = 67
+                             then '0/0'::pg_lsn + ('x' || encode(substr(data, 11, 8), 'hex'))::bit(64)::bigint end)
+                  from pg_logical_slot_peek_binary_changes(%s, %s, %s, 'proto_version', '1', 'publication_names', %s)
+                """,
+                [
+                    source.slot,
+                    format_lsn(at.lsn),
+                    _PEEK_CHANGES,
+                    f'"{source.publication}","{inserts_name(source.publication)}"',
+                ],
+            ).fetchone()
+        except psycopg.errors.ObjectInUse:
+            return False  # a driver has just come
+        assert row is not None
+        count, last = row
+        # What the newest epoch already holds may lie in the slot still: a driver that was killed did not confirm it.
+        return int(count) < _PEEK_CHANGES and (last is None or parse_lsn(last) <= epoch.position.lsn)
 
-def _wait(pipeline: Pipeline, connection: Connection, name: str, at: Position, patience: Patience) -> Pin | None:
-    """The pinned cut of table `name` that holds `at`; None when its state forbids waiting."""
-    owner = f"verify {socket.gethostname()}:{os.getpid()}"
-    request = WaitRequest(
-        wanted=Target(at.lsn, at.timeline, at.system_id),
-        deadline=deadline_in(patience.timeout),
-        keep=_keep(pipeline),
-        owner=owner,
-        tables=(TableName.parse(name),),
-    )
-    waiter = Waiter(pipeline, request)
-    alive = time.monotonic()
-    next_question = 0.0
-    looked_at = -1
-    while (result := waiter.look()) is None:
-        now = time.monotonic()
-        if now >= next_question:
-            next_question = now + 0.5
-            slot = read_slot(connection, pipeline.source.slot)
-            if slot is not None and slot.active:
-                alive = now
-            else:
-                epoch = read_epoch(pipeline.lake_path())
-                if epoch is not None and epoch.epoch != looked_at:
-                    looked_at = epoch.epoch
-                    if _nothing_between(pipeline, connection, name, epoch, at):
-                        return _pin(pipeline, name, epoch, at, owner)
-                if now - alive >= patience.without_driver:
-                    raise _late(pipeline, name, at, "no replicate is running", Outcome.NOT_RUNNING)
-        time.sleep(often(pipeline.lake_path()).wait[0])
-    if result.pin is not None:
-        return result.pin
-    if result.outcome in (Outcome.SUSPENDED, Outcome.LOADING):
-        return None
-    if result.outcome in (Outcome.TIMED_OUT, Outcome.NOT_RUNNING):
-        raise _late(pipeline, name, at, result.verdict.reason, result.outcome)
-    raise result.error()
-
-
-def _nothing_between(pipeline: Pipeline, connection: Connection, name: str, epoch: Epoch, at: Position) -> bool:
-    """Whether the log holds no change of the pipeline's tables above `epoch` and up to `at`."""
-    version = epoch.tables.get(name)
-    if version is None or version.state != "active" or not epoch.position.same_log(at):
-        return False
-    source = pipeline.source
-    try:
-        row = connection.execute(
-            """
-            select count(*), max(case when get_byte(data, 0) = 67
-                                 then '0/0'::pg_lsn + ('x' || encode(substr(data, 11, 8), 'hex'))::bit(64)::bigint end)
-              from pg_logical_slot_peek_binary_changes(%s, %s, %s, 'proto_version', '1', 'publication_names', %s)
-            """,
-            [
-                source.slot,
-                format_lsn(at.lsn),
-                _PEEK_CHANGES,
-                f'"{source.publication}","{inserts_name(source.publication)}"',
-            ],
-        ).fetchone()
-    except psycopg.errors.ObjectInUse:
-        return False  # a driver has just come
-    assert row is not None
-    count, last = row
-    # What the newest epoch already holds may lie in the slot still: a driver that was killed did not confirm it.
-    return int(count) < _PEEK_CHANGES and (last is None or parse_lsn(last) <= epoch.position.lsn)
-
-
-def _pin(pipeline: Pipeline, name: str, epoch: Epoch, at: Position, owner: str) -> Pin:
-    root = pipeline.lake_path()
-    look = LakeReader(root, pipeline.name).look()
-    cut = take_cut(root, pipeline.name, look, epoch, [name], max(at.lsn, epoch.position.lsn))
-    return pin_cut(root, cut, owner, datetime.now(UTC) + timedelta(seconds=_keep(pipeline)))
+    def _pin(self, name: str, epoch: Epoch, at: Position, owner: str) -> Pin:
+        root = self._pipeline.lake_path()
+        seen = self._lake.look()
+        cut = take_cut(root, self._pipeline.name, seen, epoch, [name], max(at.lsn, epoch.position.lsn))
+        return pin_cut(root, cut, owner, datetime.now(UTC) + timedelta(seconds=_keep(self._pipeline)))
 
 
 def _keep(pipeline: Pipeline) -> float:

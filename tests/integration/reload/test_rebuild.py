@@ -49,7 +49,7 @@ from headwater.reload.rebuild import rebuild
 from headwater.reload.reload import reload
 from headwater.validate.validate import validate
 from headwater.verify.verify import verify
-from headwater.verify.version import version_holding
+from headwater.verify.version import Versions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -208,17 +208,19 @@ def test_types_that_change_beside_a_verify_or_behind_a_cut_are_told_apart(
 
     rebuilt: list[dict[str, Any]] = []
 
+    genuine = Versions.holding
+
     @contextlib.contextmanager
     def behind_a_rebuild(*arguments: Any) -> Iterator[Any]:
         if not rebuilt:
             shop.declare(types={"amount": "string"})
             rebuilt.append(shop.rebuild())
-        with version_holding(*arguments) as stored:
+        with genuine(*arguments) as stored:
             yield stored
 
     with following(shop.pipeline) as running:
         until(lambda: running.done() or status(shop.pipeline)["running"], "the driver runs")
-        monkeypatch.setattr("headwater.verify.verify.version_holding", behind_a_rebuild)
+        monkeypatch.setattr(Versions, "holding", behind_a_rebuild)
         found = verify(shop.pipeline, [TABLE])["tables"][NAME]
     assert shop.type_of("amount") == 'PrimitiveType("string")'
     assert found["compared"]

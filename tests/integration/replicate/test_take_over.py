@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -52,8 +53,11 @@ class Drivers:
         self.stop = threading.Event()
         self._running: list[Future[Any]] = []
 
-    def start(self, *, take_over: bool, until: str | None = None, seconds: float | None = LONG) -> Future[Any]:
-        driver = in_thread(lambda: replicate(self._bank.pipeline, until, seconds, self.stop, take_over))
+    def start(
+        self, *, take_over: bool, until: str | None = None, seconds: float | None = LONG, overtime: float = 0
+    ) -> Future[Any]:
+        arguments = (self._bank.pipeline, until, seconds, self.stop, take_over)
+        driver = in_thread(lambda: replicate(*arguments, overtime=overtime))
         self._running.append(driver)
         return driver
 
@@ -124,6 +128,29 @@ def test_drivers_that_take_over_from_each_other_leave_lake_and_cuts_exact(bank: 
     assert running.result()["stopped_by"] == "signal"
     assert running.result()["handed_over"] is False
     _assert_exact(bank)
+
+
+def test_a_driver_with_overtime_goes_on_past_its_slice_until_somebody_takes_over(bank: Bank, drivers: Drivers) -> None:
+    first = _generation(bank) + 1
+    late = drivers.start(take_over=False, seconds=1, overtime=LONG)
+    _await_publication(bank, first, late)
+    time.sleep(3)
+    with writing(bank.database, seed=11):
+        before = _newest_epoch(bank)
+        until(lambda: _newest_epoch(bank) > before + 1 or late.done(), "it goes on behind its slice")
+        assert not late.done()
+        successor = drivers.start(take_over=True)
+        _await_publication(bank, first + 1, successor)
+    report = late.result(60)
+    assert (report["stopped_by"], report["handed_over"]) == ("seconds", True)
+    drivers.end()
+    _assert_exact(bank)
+
+
+def _newest_epoch(bank: Bank) -> int:
+    newest = read_epoch(bank.pipeline.lake_path())
+    assert newest is not None
+    return newest.epoch
 
 
 def test_what_was_read_before_the_take_over_is_not_read_again(

@@ -86,6 +86,12 @@ def test_a_pipeline_is_loaded_on_request_and_replicated_continuously(tmp_path: P
     assert replicate.catchup is False
     arguments = _arguments(replicate)
     assert arguments[arguments.index("--max-seconds") + 1] == "90"
+    assert arguments[arguments.index("--overtime") + 1] == "3600"
+    long = _arguments(headwater_dags(write_pipeline(tmp_path, "shop"), slice_seconds=7200)["shop.replicate"])
+    assert long[long.index("--overtime") + 1] == "7200"
+    # The next one begins when this has ended.
+    alone = headwater_dags(write_pipeline(tmp_path, "shop"), slice_seconds=90, warm_up_seconds=0)["shop.replicate"]
+    assert "--overtime" not in _arguments(alone)
 
 
 @pytest.mark.parametrize(("warm_up", "period"), [(30.0, 60.0), (60.0, 45.0)])

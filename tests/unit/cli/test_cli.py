@@ -62,6 +62,7 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         ["load", "x.yaml", "--table", "public.order lines"],
         ["replicate", "x.yaml", "--until", "tomorrow"],
         ["replicate", "x.yaml", "--max-seconds", "-1"],
+        ["replicate", "x.yaml", "--overtime", "soon"],
         ["wait", "x.yaml", "--require", "soon"],
         ["wait", "x.yaml", "--require", "xyz/1"],
         ["wait", "x.yaml", "--timeout", "1w"],
@@ -138,6 +139,11 @@ def test_a_table_outside_the_pipeline_is_refused(
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["code"] == "not_replicated"
     assert error["message"].startswith('public."Nope": ')
+
+
+def test_overtime_is_of_a_slice(pipeline_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["replicate", str(pipeline_file), "--overtime", "60"]) == 2
+    assert "--overtime goes with --max-seconds" in capsys.readouterr().err
 
 
 def test_nothing_but_the_json_object_reaches_stdout_and_no_password_anything(pipeline_file: Path) -> None:

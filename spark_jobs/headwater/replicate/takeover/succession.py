@@ -24,7 +24,7 @@ from headwater.source.connection import Connection, connect, errors_named
 
 log = logging.getLogger(__name__)
 
-OVERTIME_SECONDS: Final = 300.0
+PATIENCE_SECONDS: Final = 300.0
 """So long past its slice's end a driver goes on for a successor that has announced itself and is not warm yet."""
 _ANNOUNCED, _WARM = 1, 2
 _LOOK_SECONDS: Final = 0.02
@@ -49,10 +49,13 @@ def _lock_class(slot: str) -> int:
 
 
 class SuccessorWatch:
-    """The running driver's eye on whoever wants to take over. `look` and `why_stop` may be called by two threads."""
+    """The running driver's eye on whoever wants to take over. `look` and `why_stop` may be called by two threads.
 
-    def __init__(self, slot: str) -> None:
-        self._class = _lock_class(slot)
+    `overtime`: so many seconds past its slice's end it goes on while nobody has come, so that there is no pause.
+    """
+
+    def __init__(self, slot: str, overtime: float = 0.0) -> None:
+        self._class, self._overtime = _lock_class(slot), overtime
         self._held: frozenset[int] = frozenset()
         self.handed_over = False
 
@@ -77,10 +80,10 @@ class SuccessorWatch:
         self.handed_over = warm  # a driver that still has something to end asks again, and the other may be gone
         if warm:
             return "signal" if deadline is None else "seconds"
-        if deadline is None or time.monotonic() < deadline:
+        if deadline is None:
             return None
-        awaited = target is None and _ANNOUNCED in held
-        return None if awaited and time.monotonic() < deadline + OVERTIME_SECONDS else "seconds"
+        awaited = max(self._overtime, PATIENCE_SECONDS if _ANNOUNCED in held else 0.0)
+        return None if time.monotonic() < deadline + (awaited if target is None else 0.0) else "seconds"
 
 
 class Successor:
