@@ -24,7 +24,7 @@ from headwater.apply.soft_delete import end_deleted, others_marked
 from headwater.apply.staged.files import StagedRows
 from headwater.apply.staged.link import link_staged
 from headwater.apply.unchanged_values import filled_rows, find_sources, need_own_row, not_repairable
-from headwater.delta import clustering, delta_log, layout
+from headwater.delta import clustering, delta_log, layout, storage
 from headwater.delta.deletion_vectors import write_vectors
 from headwater.delta.delta_log import DataFile, Snapshot
 from headwater.delta.index.codes import encode
@@ -35,6 +35,7 @@ from headwater.delta.log_entries import Action
 from headwater.delta.new_files import Written, discard, discard_vectors, write_rows
 from headwater.delta.small_tables import LostRace
 from headwater.errors import Fenced
+from headwater.lake_root import is_remote
 from headwater.net_changes import NetChanges
 from headwater.predicate import OneOf, Predicate
 from headwater.schema import PARTITION_COLUMN
@@ -89,25 +90,19 @@ def commit(state: LiveTable, plan: Plan, fence: Fence) -> Applied:
     if state.snapshot.transactions.get(plan.app_id, 0) >= plan.to_lsn:
         raise PlanAgain  # the position is in the table already
     work = Work(everything=plan.apply_path == "replace")
-    staged = plan.changes.staged
-    if isinstance(staged, StagedRows):
-        with stage("plan"):
-            added, keyed = link_staged(state, plan, staged, work)
-    else:
-        # Rows are found part by part while they are written: that stage is inside this one.
-        with stage("write"):
-            rows = _ROWS[plan.apply_path](state, plan, work)
-            # What takes the place of all rows comes in the order of its table, as far as it has one.
-            run = clustering.new_run() if work.everything and plan.record.schema.cluster_by else ""
-            written = write_rows(plan.path, plan.changes.rows.schema, rows, state.layout, run)
-        added, keyed = [one.file for one in written], _with_keys(written, work.written)
-    with stage("write"):
-        marked = _marked(state, plan, work)
-        actions = _actions(state, plan, fence, work, added, marked)
-    gone = _rows_gone(state, work)
+    added: list[DataFile] = []
+    marked: _Marked = []
     try:
+        with stage("write"), storage.uploads_beside(plan.path):
+            added, keyed = _written(state, plan, work)
+            marked = _marked(state, plan, work)
+            # In a store a look takes as long as an upload; on disk it comes last, as close to the commit as can be.
+            if has_looked := is_remote(plan.path):
+                delta_log.look_below(plan.path, plan.version + 1)
+            actions = _actions(state, plan, fence, work, added, marked)
+            gone = _rows_gone(state, work)
         with stage("commit"):
-            delta_log.commit(plan.path, plan.version + 1, actions)
+            delta_log.commit(plan.path, plan.version + 1, actions, has_looked=has_looked)
     except LostRace as lost:
         discard(plan.path, added)
         discard_vectors(plan.path, (after for _, after in marked))
@@ -134,6 +129,20 @@ def take(folder: str, fence: Fence) -> None:
         with contextlib.suppress(LostRace):
             delta_log.commit(folder, snapshot.version + 1, actions)
             return
+
+
+def _written(state: LiveTable, plan: Plan, work: Work) -> tuple[list[DataFile], Iterator[Added]]:
+    """The new files, and again with the keys of their rows."""
+    staged = plan.changes.staged
+    if isinstance(staged, StagedRows):
+        with stage("plan"):
+            return link_staged(state, plan, staged, work)
+    # Rows are found part by part while they are written.
+    rows = _ROWS[plan.apply_path](state, plan, work)
+    # What takes the place of all rows comes in the order of its table, as far as it has one.
+    run = clustering.new_run() if work.everything and plan.record.schema.cluster_by else ""
+    written = write_rows(plan.path, plan.changes.rows.schema, rows, state.layout, run)
+    return [one.file for one in written], _with_keys(written, work.written)
 
 
 def _with_keys(written: list[Written], keys: WrittenKeys | None) -> Iterator[Added]:

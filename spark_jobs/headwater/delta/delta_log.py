@@ -152,18 +152,26 @@ def read_commit_info(folder: str, version: int) -> dict[str, Any]:
     return {}
 
 
-def commit(folder: str, version: int, actions: Iterable[Action]) -> None:
-    """Make `actions` the commit `version`. LostRace when that version exists, or the one before it does not (the table
-    was made anew), EntryReplaced when another program has overwritten one that we have put; then nothing has
-    changed."""
+def look_below(folder: str, version: int) -> None:
+    """Before the commit `version`: LostRace when the one before it does not exist (the table was made anew),
+    EntryReplaced when another program has overwritten one that we have put."""
     if entries.refuse_replaced(folder) != version - 1:
         require_version(folder, version - 1)
+
+
+def commit(folder: str, version: int, actions: Iterable[Action], *, has_looked: bool = False) -> None:
+    """Make `actions` the commit `version`. LostRace when that version exists, and, as EntryReplaced, as of `look_below`
+    unless the caller `has_looked`; then nothing has changed."""
+    if not has_looked:
+        look_below(folder, version)
     _put(folder, version, _standing_on(folder, version - 1, actions))
 
 
-def append(folder: str, version: int, actions: Iterable[Action]) -> None:
-    """The same of a table that nobody else writes to: what lies below is taken for what it was."""
-    require_version(folder, version - 1)
+def append(folder: str, version: int, actions: Iterable[Action], *, has_looked: bool = False) -> None:
+    """The same of a table that nobody else writes to: what lies below is taken for what it was, and its being there is
+    all that is looked for (`require_version`)."""
+    if not has_looked:
+        require_version(folder, version - 1)
     _put(folder, version, actions)
 
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import io
 import os.path
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -34,11 +35,15 @@ _PART: Final = 16 << 20
 """Bytes of one request of an upload in parts."""
 _LISTED: Final = 1000
 _AT_ONCE: Final = 8
+_UPLOADS: Final = 24
+"""Of all threads together, beside what these do."""
 _TRIES: Final = 5
 
 _T = TypeVar("_T")
 _opened: dict[tuple[str, str], ObjectStore] = {}
 _opening = threading.Lock()
+_beside = threading.local()
+"""`uploads`: what the thread has begun in its block of `uploads_beside`."""
 
 
 # Read
@@ -169,6 +174,10 @@ def replace(place: str, data: bytes) -> None:
         obstore.put(store, key, data, chunk_size=_PART)
 
 
+def write(place: str, data: bytes) -> None:
+    _up(partial(replace, place, data))
+
+
 def append(place: str, data: bytes) -> None:
     replace(f"{place}/{datetime.now(UTC):%H%M%S%f}-{uuid.uuid4().hex}", data)
 
@@ -189,6 +198,33 @@ def side_by_side(work: Sequence[Callable[[], _T]]) -> list[_T]:
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+
+
+@contextlib.contextmanager
+def uploads_beside() -> Iterator[None]:
+    begun: list[Future[None]] = []
+    _beside.uploads = begun
+    try:
+        yield
+    finally:
+        del _beside.uploads
+        wait(begun)
+    for upload in begun:
+        upload.result()
+
+
+def _up(work: Callable[[], None]) -> None:
+    """Now; in a block of `uploads_beside`, at some time before its end."""
+    begun: list[Future[None]] | None = getattr(_beside, "uploads", None)
+    if begun is None:
+        work()
+    else:
+        begun.append(_uploading().submit(work))
+
+
+@functools.cache
+def _uploading() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_UPLOADS, thread_name_prefix="headwater-upload")
 
 
 def put_if_absent(place: str, data: bytes) -> str:
@@ -270,8 +306,11 @@ class _Writer(io.RawIOBase):
     def close(self) -> None:
         if not self.closed:
             super().close()
-            with _errors_of(self._place):
-                self._sink.close()
+            _up(self._finish)
+
+    def _finish(self) -> None:
+        with _errors_of(self._place):
+            self._sink.close()
 
 
 def move_folder(source: str, target: str) -> None:

@@ -34,6 +34,7 @@ from headwater.delta.log_entries import (
     log_path,
     newest_whole,
     note_written,
+    require_version,
 )
 from headwater.delta.new_files import discard, write_rows
 from headwater.delta.whole import lost_file
@@ -112,16 +113,20 @@ class SmallTable:
     def commit(self, rows: pa.Table, transactions: dict[str, int], *, in_place_of_all: bool) -> None:
         """Put `rows` as exactly the next version, and stand there. LostRace if it is taken."""
         now, folder = self._snapshot, self.folder
-        added = [written.file for written in write_rows(folder, rows.schema, [rows], PLAIN)]
         said = {"mode": "Overwrite" if in_place_of_all else "Append"}
-        actions = [
-            delta_log.commit_info("WRITE", said, {"numOutputRows": rows.num_rows}, now.version),
-            *(delta_log.transaction(app, version) for app, version in transactions.items()),
-            *(delta_log.remove(file) for file in (self.files if in_place_of_all else ())),
-            *(delta_log.add(file) for file in added),
-        ]
+        added: list[DataFile] = []
         try:
-            delta_log.append(folder, now.version + 1, actions)
+            with storage.uploads_beside(folder):
+                added = [written.file for written in write_rows(folder, rows.schema, [rows], PLAIN)]
+                if has_looked := is_remote(folder):
+                    require_version(folder, now.version)
+            actions = [
+                delta_log.commit_info("WRITE", said, {"numOutputRows": rows.num_rows}, now.version),
+                *(delta_log.transaction(app, version) for app, version in transactions.items()),
+                *(delta_log.remove(file) for file in (self.files if in_place_of_all else ())),
+                *(delta_log.add(file) for file in added),
+            ]
+            delta_log.append(folder, now.version + 1, actions, has_looked=has_looked)
         except LostRace:
             discard(folder, added)
             self._looked = -_LONG  # it may be on what was cleaned up

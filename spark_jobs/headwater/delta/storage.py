@@ -140,7 +140,7 @@ def token(place: str) -> str | None:
 def write(place: str, data: bytes) -> None:
     """Write a file whose name nobody knows yet: a reader of it could meet a part."""
     path = path_of(place)
-    (object_store.replace if is_remote(path) else disk.write)(path, data)
+    (object_store.write if is_remote(path) else disk.write)(path, data)
 
 
 def replace(place: str, data: bytes) -> None:
@@ -208,6 +208,13 @@ def parquet_writer(place: str, schema: Any, **options: Any) -> Any:
     """A `pyarrow.parquet.ParquetWriter`: the file is whole when it has been closed, and its `size()` is known then."""
     path = path_of(place)
     return (object_store.parquet_writer if is_remote(path) else disk.parquet_writer)(path, schema, **options)
+
+
+def uploads_beside(folder: str) -> contextlib.AbstractContextManager[None]:
+    """For the block, by its thread: in a store, what it writes as files that nobody knows yet (`write`,
+    `parquet_writer`) goes up beside whatever else it does. At the block's end all of it is there, or the error of one
+    is raised."""
+    return object_store.uploads_beside() if is_remote(path_of(folder)) else contextlib.nullcontext()
 
 
 def side_by_side(folder: str, work: Sequence[Callable[[], _T]]) -> list[_T]:
@@ -356,6 +363,7 @@ __all__ = [
     "sync",
     "sync_files",
     "token",
+    "uploads_beside",
     "uri_of",
     "wants_names",
     "watch_disk",

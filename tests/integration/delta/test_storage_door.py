@@ -16,7 +16,7 @@ import pytest
 from fixtures.jobs import files_below
 from fixtures.object_stores import AzureServer, GcsServer, ObjectServer, Proxy, S3Server
 from headwater import store_options
-from headwater.delta import small_tables, storage
+from headwater.delta import object_store, small_tables, storage
 from headwater.delta.data_files import NewFile
 from headwater.delta.delta_log import DataFile
 from headwater.delta.layout import Layout
@@ -167,6 +167,40 @@ def test_work_that_waits_for_the_store_is_done_in_order_and_an_error_leaves_none
     assert storage.info(f"{folder}/9").size == 9
 
 
+def test_what_goes_up_beside_a_block_is_there_at_its_end_whatever_ends_it(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    genuine, slow = object_store.replace, threading.Event()
+
+    def late(place: str, data: bytes) -> None:
+        slow.wait(0.2)
+        genuine(place, data)
+
+    monkeypatch.setattr(object_store, "replace", late)
+    rows = pa.table({"a": [1, 2]}, ROWS)
+    with storage.uploads_beside(folder):
+        for number in range(30):
+            storage.write(f"{folder}/bytes{number}", b"abc")
+        with storage.parquet_writer(f"{folder}/rows", ROWS) as writer:
+            writer.write_table(rows)
+        size = writer.size()
+    assert storage.info(f"{folder}/rows").size == size
+    with storage.parquet_file(f"{folder}/rows") as file:
+        assert file.read() == rows
+    assert {storage.read(f"{folder}/bytes{number}") for number in range(30)} == {b"abc"}
+
+    def ended_by_an_error() -> None:
+        with storage.uploads_beside(folder):
+            storage.write(f"{folder}/late", b"abc")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        ended_by_an_error()
+    assert storage.read(f"{folder}/late") == b"abc", "nothing goes on behind the block"
+    storage.write(f"{folder}/later", b"abc")
+    assert storage.read(f"{folder}/later") == b"abc"
+
+
 def test_files_of_partitions_are_all_there_or_none_is(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     schema = pa.schema([("day", pa.int64()), ("a", pa.int64())])
     rows = pa.table({"day": [number % 9 for number in range(90)], "a": range(90)}, schema)
@@ -256,6 +290,23 @@ def test_a_store_that_is_away_is_an_error_like_a_disk_s_and_comes_back(
     assert not isinstance(raised.value, FileNotFoundError)
     proxy.back()
     assert storage.read(f"{folder}/a") == b"abc"
+
+
+def test_the_error_of_what_goes_up_beside_a_block_is_raised_at_its_end(
+    way: tuple[str, Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, proxy = way
+    proxy.away()
+    monkeypatch.setattr(store_options, "_is_patient", False)
+    monkeypatch.setattr(store_options, "PATIENCE_SECONDS", 1)
+    block = storage.uploads_beside(folder)
+    block.__enter__()
+    storage.write(f"{folder}/bytes", b"abc")
+    with pytest.raises(OSError, match="bytes"):
+        block.__exit__(None, None, None)
+    proxy.back()
+    storage.write(f"{folder}/bytes", b"abc")
+    assert storage.read(f"{folder}/bytes") == b"abc"
 
 
 def test_no_secret_is_in_an_error_or_a_repr(s3_server: S3Server) -> None:

@@ -54,6 +54,7 @@ OF_A_PLACE: dict[str, Callable[[str], Any]] = {
     "why_not_writable": storage.why_not_writable,
     "uri_of": storage.uri_of,
     "side_by_side": lambda place: storage.side_by_side(place, []),
+    "uploads_beside": lambda place: storage.uploads_beside(place).__enter__(),
     "move_folder": lambda place: storage.move_folder("/nowhere", place),
     "exclusive": lambda place: storage.exclusive(place).__enter__(),
     "watch_disk": storage.watch_disk,
