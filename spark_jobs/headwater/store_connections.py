@@ -10,20 +10,15 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from headwater import store_options
 from headwater.errors import Refused
-from headwater.store_options import StoreOptions
+from headwater.store_options import StoreOptions, seconds_good
 
-_AGAIN_SECONDS: Final = 300.0
-"""Keys that do not expire may be exchanged by a person."""
-_BEFORE_SECONDS: Final = 600.0
-_SOONEST_SECONDS: Final = 30.0
 _fetch: Callable[[str], str] | None = None
 
 
@@ -68,7 +63,7 @@ def _read(text: str, given: StoreOptions, where: str) -> tuple[StoreOptions, flo
         said: dict[str, Any] = json.loads(text)
         secrets = {**{str(name): str(value) for name, value in said["secrets"].items()}, **dict(given.secrets)}
         good_until = said.get("good_until")
-        seconds = _AGAIN_SECONDS if good_until is None else float(good_until) - time.time() - _BEFORE_SECONDS
+        seconds = seconds_good(None if good_until is None else float(good_until))
     except (ValueError, TypeError, KeyError, AttributeError):
         raise Refused(
             "what was handed over of the lake's Airflow connection is not what Headwater's operators hand over",
@@ -82,4 +77,4 @@ def _read(text: str, given: StoreOptions, where: str) -> tuple[StoreOptions, flo
         region=given.region or str(said.get("region") or ""),
         secrets=tuple(sorted(secrets.items())),
     )
-    return options, max(seconds, _SOONEST_SECONDS)
+    return options, seconds

@@ -153,6 +153,10 @@ class _Renewal:
 _known: dict[str, StoreOptions] = {}
 _renewals: dict[str, _Renewal] = {}
 _FAILED_SECONDS: Final = 30.0
+_AGAIN_SECONDS: Final = 300.0
+"""Keys that do not expire may be exchanged by a person."""
+_BEFORE_SECONDS: Final = 600.0
+_SOONEST_SECONDS: Final = 30.0
 _is_patient = False
 _here = threading.local()
 _ENVIRONMENT = StoreOptions()
@@ -193,6 +197,11 @@ def register_renewed(root: str, key: Hashable, fetch: Callable[[], tuple[StoreOp
     if known is None or known.key != key:
         options, seconds = fetch()
         _known[root], _renewals[root] = options, _Renewal(key, fetch, time.monotonic() + seconds)
+
+
+def seconds_good(until: float | None) -> float:
+    """For how long keys are used that are good until then, in seconds since 1970; None: they do not expire."""
+    return _AGAIN_SECONDS if until is None else max(until - time.time() - _BEFORE_SECONDS, _SOONEST_SECONDS)
 
 
 def _in_time(root: str) -> None:

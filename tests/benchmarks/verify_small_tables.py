@@ -16,12 +16,12 @@ from pathlib import Path
 from figures import figure
 from mixed_load import pipeline, server
 
+from headwater.delta import small_versions
 from headwater.demo.postgres import EmbeddedServer
 from headwater.load.load import load
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.replicate.replicate import replicate
-from headwater.verify import sides
 from headwater.verify.verify import verify
 
 TABLES = int(os.environ.get("HEADWATER_BENCH_TABLES", "200"))
@@ -42,13 +42,13 @@ def make_tables(source: EmbeddedServer) -> None:
             connection.execute(f"vacuum analyze {name}")
 
 
-def seconds(wanted: Pipeline, rows: dict[str, int], few_bytes: int) -> float:
-    before, sides._FEW_BYTES = sides._FEW_BYTES, few_bytes  # type: ignore[misc]
+def seconds(wanted: Pipeline, rows: dict[str, int], small_bytes: int) -> float:
+    before, small_versions.SMALL_BYTES = small_versions.SMALL_BYTES, small_bytes  # type: ignore[misc]
     started = time.perf_counter()
     try:
         found = verify(wanted, [TableName.parse(name) for name in rows])["tables"]
     finally:
-        sides._FEW_BYTES = before  # type: ignore[misc]
+        small_versions.SMALL_BYTES = before  # type: ignore[misc]
     took = time.perf_counter() - started
     wrong = {name: one for name, one in found.items() if one["rows"] != rows[name] or one["keys"] or one["unsettled"]}
     if wrong:
@@ -62,7 +62,7 @@ def main() -> None:
         wanted = pipeline(Path(scratch), source, *SMALL, *LARGER)
         load(wanted)
         replicate(wanted, "now", None, threading.Event())
-        bytes_ = sides._FEW_BYTES
+        bytes_ = small_versions.SMALL_BYTES
         here = {1_000: seconds(wanted, SMALL, bytes_), 100_000: seconds(wanted, LARGER, bytes_)}
         few = dict(list(SMALL.items())[:10])
         seconds(wanted, few, 0)

@@ -28,7 +28,7 @@ from pydantic import (
     model_validator,
 )
 
-from headwater import store_connections, store_options
+from headwater import store_connections, store_options, store_profiles
 from headwater.errors import BadConfiguration, Refused
 from headwater.lake_root import is_remote, place_of
 from headwater.names import TableName, TablePattern
@@ -156,6 +156,7 @@ class Storage(_Section):
     endpoint: Annotated[str, _read(endpoint_value, str)] = ""
     region: Annotated[str, _read(text_value, str)] = ""
     path_style: Annotated[bool | None, _read(truth_value, bool | str)] = None
+    profile: Annotated[str, _read(text_value, str)] = ""
     access_key_id: _Secret = None
     secret_access_key: _Secret = None
     session_token: _Secret = None
@@ -182,6 +183,17 @@ class Lake(_Section):
     def _airflow_for_stores(self) -> Self:
         if self.airflow and not is_remote(place_of(self.root)):
             raise ValueError("airflow names the connection of an object store, and root is a folder")
+        return self
+
+    @model_validator(mode="after")
+    def _profile_alone(self) -> Self:
+        if not self.storage.profile:
+            return self
+        if not place_of(self.root).startswith("s3:"):
+            raise ValueError("storage.profile names keys for S3, and root is elsewhere")
+        if self.airflow or self.storage.access_key_id is not None:
+            other = "airflow" if self.airflow else "storage.access_key_id"
+            raise ValueError(f"storage.profile and {other} both say which keys are used: leave one of them out")
         return self
 
 
@@ -336,6 +348,9 @@ class Pipeline(_Section):
             text = self._store_handed_over.get_secret_value() if self._store_handed_over else ""
             where = f"{self.file}: lake.airflow"
             store_connections.enter(root, conn_id, self.lake.storage.options(), text, where)
+        elif is_remote(root) and (profile := self.lake.storage.profile):
+            where = f"{self.file}: lake.storage.profile"
+            store_profiles.enter(root, profile, self.lake.storage.options(), where)
         elif is_remote(root):
             store_options.register(root, self.lake.storage.options())
         return root

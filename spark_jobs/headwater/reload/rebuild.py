@@ -16,12 +16,16 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from pyspark.sql import DataFrame, functions
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions
 
 from headwater.apply.replacement import row_files, rows_in
 from headwater.apply.reshape import why_not
+from headwater.arrow_types import lake_schema
 from headwater.columns.shape import has_shape, options_for_a_rebuild, reshaped
-from headwater.delta.delta_log import read_snapshot
+from headwater.delta.delta_log import Snapshot
+from headwater.delta.small_versions import TableUnreadable, is_small, rows_by_file, snapshot_at
 from headwater.delta.spark_rows import rows_of_table
 from headwater.delta.tables import current, quoted, struct_type
 from headwater.errors import Refused, Transient
@@ -38,7 +42,7 @@ from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import format_lsn
 from headwater.reload.reload import ReadPart, open_registry
 from headwater.reload.replacing import Replacing, driver_beside, refuse_state
-from headwater.reload.row_folder import put_rows
+from headwater.reload.row_folder import put_few_rows, put_rows
 from headwater.reload.which_rows import part_named
 from headwater.schema import TableSchema
 from headwater.source.catalog.catalog import read_catalog
@@ -114,12 +118,6 @@ def _refuse(pipeline: Pipeline, record: TableRecord) -> None:
         )
 
 
-def _rows_and_bytes(path: str, version: int) -> tuple[int, int]:
-    """About as many as its files hold."""
-    files = read_snapshot(path, version).files.values()
-    return sum(file.rows or 0 for file in files), sum(file.size for file in files)
-
-
 @dataclass(slots=True)
 class _Rebuild:
     pipeline: Pipeline
@@ -175,44 +173,71 @@ class _Rebuild:
         """All rows of the table's newest version, into the reload's folder."""
         root, record = self.pipeline.lake_path(), self.record
         path, app_id = table_path(root, record.path), record.app_id(self.pipeline.name)
-        spark = job_session(self.pipeline.name, "rebuild", root)
-        share_engine(spark)
+        folder = reloaded_path(root, asked.name)
         with contextlib.ExitStack() as kept:
             found = current(path, app_id)
             if found is None:
                 raise Transient("the Delta table is gone from the lake", code="reload_failed", where=record.name)
             version, applied_lsn = found
             kept.callback(release_pin, root, self._pin(root, version, applied_lsn))
-            allow_old_versions(spark)
             self.progress(f"{record.name}: reading version {version} of it, at {format_lsn(applied_lsn)}")
-            frame = rows_of_table(spark, path, version)
-            frame = self._without_empty_texts(frame).select(*map(quoted, struct_type(record.schema).names))
-            if self.shape.cluster_by:
-                frame = in_order(frame, self.shape.cluster_by, *_rows_and_bytes(path, version))
-            put_rows(frame, reloaded_path(root, asked.name), LakeAccess.to(root))
+            try:
+                snapshot = snapshot_at(path, version)
+                if is_small(snapshot):
+                    self._put_here(snapshot, folder)
+                else:
+                    self._put_by_spark(snapshot, folder)
+            except TableUnreadable as damage:
+                again = f"headwater load PIPELINE.yaml --table {record.name} --again"
+                raise Refused(str(damage), code="not_rebuildable", where=record.name, remedy=again) from damage
         rows = sum(count for count, _ in rows_in(row_files(root, asked.name)))
         self.progress(f"{record.name}: {rows} rows read")
         return replace(asked, state="read", since=now_text(), snapshot="", capture_lsn=applied_lsn, rows=rows)
 
-    def _without_empty_texts(self, frame: DataFrame) -> DataFrame:
-        """An empty text in a column that is to partition the table is a bad value from now on: Delta takes it for NULL.
-        Refused, unless that is what is wanted."""
-        for name in self.shape.partition_by:
-            column = self.shape.column(name)
-            if column.value.lake != "string":
-                continue
-            empty = functions.expr(f"{quoted(name)} = ''")
-            if column.on_bad_value == "null":
-                text = functions.expr(f"nullif({quoted(name)}, '')")
-                frame = frame.withColumn(name, text)
-            elif frame.where(empty).take(1):
-                raise Refused(
-                    f"{name} holds empty texts, which Delta takes for NULL in a partition column",
-                    code="bad_value",
-                    where=self.record.name,
-                    remedy=f'set on_bad_value: {{{name}: "null"}} in the pipeline file, or choose another column',
-                )
-        return frame
+    def _put_here(self, snapshot: Snapshot, folder: str) -> None:
+        read = [rows for _, rows in rows_by_file(snapshot, lake_schema(self.record.schema))]
+        for name, becomes_null in self._texts_in_partitions():
+            for number, rows in enumerate(read):
+                empty = pc.equal(rows[name], "")
+                if becomes_null:
+                    texts = pc.if_else(empty, pa.scalar(None, pa.string()), rows[name])
+                    read[number] = rows.set_column(rows.column_names.index(name), name, texts)
+                elif pc.any(empty).as_py():
+                    raise self._empty_texts(name)
+        put_few_rows(read, folder, self.shape.cluster_by)
+
+    def _put_by_spark(self, snapshot: Snapshot, folder: str) -> None:
+        root = self.pipeline.lake_path()
+        spark = job_session(self.pipeline.name, "rebuild", root)
+        share_engine(spark)
+        allow_old_versions(spark)
+        frame = rows_of_table(spark, snapshot.folder, snapshot.version)
+        for name, becomes_null in self._texts_in_partitions():
+            if becomes_null:
+                frame = frame.withColumn(name, functions.expr(f"nullif({quoted(name)}, '')"))
+            elif frame.where(f"{quoted(name)} = ''").take(1):
+                raise self._empty_texts(name)
+        frame = frame.select(*map(quoted, struct_type(self.record.schema).names))
+        if self.shape.cluster_by:
+            # About as many as its files hold.
+            files = snapshot.files.values()
+            rows, size = sum(file.rows or 0 for file in files), sum(file.size for file in files)
+            frame = in_order(frame, self.shape.cluster_by, rows, size)
+        put_rows(frame, folder, LakeAccess.to(root))
+
+    def _texts_in_partitions(self) -> list[tuple[str, bool]]:
+        """Columns of text that are to partition the table, and whether an empty text becomes NULL in them: from now on
+        it is a bad value, since Delta takes it for NULL there."""
+        columns = [self.shape.column(name) for name in self.shape.partition_by]
+        return [(column.name, column.on_bad_value == "null") for column in columns if column.value.lake == "string"]
+
+    def _empty_texts(self, name: str) -> Refused:
+        return Refused(
+            f"{name} holds empty texts, which Delta takes for NULL in a partition column",
+            code="bad_value",
+            where=self.record.name,
+            remedy=f'set on_bad_value: {{{name}: "null"}} in the pipeline file, or choose another column',
+        )
 
     def _pin(self, root: str, version: int, applied_lsn: int) -> str:
         """The version stays until it has been read."""

@@ -30,6 +30,7 @@ from headwater.delta.delta_log import read_snapshot
 from headwater.delta.delta_types import fields_of
 from headwater.delta.index.index import KeySet
 from headwater.delta.layout import layout_of
+from headwater.delta.small_versions import TableUnreadable
 from headwater.errors import Transient
 from headwater.lake.ledger import TableVersion, generation_app, read_generation
 from headwater.lake.registry import Registry, TableRecord, now_text
@@ -58,7 +59,7 @@ from headwater.source.snapshots import capture_point
 from headwater.spark.session import SparkOnDemand
 from headwater.verify.candidates import INDEX, Candidates
 from headwater.verify.comparison import Comparison, comparison_of
-from headwater.verify.sides import LakeUnreadable, Sides, sides_of
+from headwater.verify.sides import Sides, sides_of
 
 log = logging.getLogger(__name__)
 
@@ -211,7 +212,7 @@ def _write_differences(found: Differences, shown: int, spark: SparkOnDemand, tar
             raise _Whole("its columns or their types changed")
         comparison = comparison_of(sides, spark)
         found.rows, candidates = comparison.first_look(sides, _MOST)
-    except LakeUnreadable as error:
+    except TableUnreadable as error:
         raise _Whole(str(error)) from error
     except PySparkException as error:
         if CHANGED in str(error) or BAD_VALUE in str(error):

@@ -5,21 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
-from headwater.apply.live_files import deleted_rows
 from headwater.arrow_types import lake_schema
 from headwater.columns.hidden import key_of
-from headwater.delta import storage
-from headwater.delta.data_files import live_batches
-from headwater.delta.delta_log import DataFile, Snapshot, read_snapshot
+from headwater.delta import small_versions
+from headwater.delta.delta_log import Snapshot
 from headwater.delta.delta_types import fields_of, value_type
-from headwater.delta.layout import layout_of, obstacle
+from headwater.delta.small_versions import rows_by_file
 from headwater.delta.spark_rows import rows_of_table
 from headwater.load.rows_by_key import KeyReader
 from headwater.load.source_rows import few_rows_at, rows_at, units_of
@@ -32,14 +29,6 @@ from headwater.source.renewal import newest
 from headwater.verify.candidates import Candidates
 
 KEYS_PER_READ: Final = 2_000
-_FEW_BYTES: Final = 64 << 20
-"""Of either side, as it is stored: so much is read and compared here while Spark would start."""
-_READ_HERE: Final = frozenset({"columnMapping", "deletionVectors", "timestampNtz", "vacuumProtocolCheck"})
-"""Table features of readers that this process heeds."""
-
-
-class LakeUnreadable(Exception):
-    """The lake's table is damaged: a file is missing, or is not what it should be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +48,7 @@ class Sides:
     @property
     def few(self) -> bool:
         """Whether this process can read both sides, and faster than Spark would start."""
-        readable = _READ_HERE.issuperset(self.lake.protocol.get("readerFeatures") or ())
-        stored = sum(file.size for file in self.lake.files.values())
-        return readable and not obstacle(self.lake.metadata) and max(self.size, stored) < _FEW_BYTES
+        return self.size < small_versions.SMALL_BYTES and small_versions.is_small(self.lake)
 
     @property
     def same_types(self) -> bool:
@@ -89,21 +76,12 @@ class Sides:
             return pa.concat_tables([kind.empty_table(), *rows])
 
     def lake_here(self) -> list[tuple[str, pa.Table]]:
-        """As `lake_by`, by file. LakeUnreadable."""
-        files = list(self.lake.files.values())
-        try:
-            read = storage.side_by_side(self.lake.folder, [partial(self._living, file) for file in files])
-        except (FileNotFoundError, ValueError) as error:
-            raise LakeUnreadable(f"its Delta table cannot be read: {error}") from error
-        return [(file.name, rows) for file, rows in zip(files, read, strict=True)]
-
-    def _living(self, file: DataFile) -> pa.Table:
-        kind, layout = lake_schema(self.schema), layout_of(self.lake.metadata)
-        is_marked = any(column["name"] == DELETED for column in fields_of(self.lake.metadata))
-        wanted = kind.append(pa.field(DELETED, pa.bool_())) if is_marked else kind
-        parts = live_batches(self.lake.folder, file, deleted_rows(self.lake, file), wanted, layout)
-        rows = pa.concat_tables([wanted.empty_table(), *parts])
-        return rows.filter(pc.invert(rows[DELETED])).select(kind.names) if is_marked else rows
+        """As `lake_by`, by file. TableUnreadable."""
+        kind = lake_schema(self.schema)
+        if not any(column["name"] == DELETED for column in fields_of(self.lake.metadata)):
+            return rows_by_file(self.lake, kind)
+        marked = rows_by_file(self.lake, kind.append(pa.field(DELETED, pa.bool_())))
+        return [(file, rows.filter(pc.invert(rows[DELETED])).select(kind.names)) for file, rows in marked]
 
     def under(self, candidates: Candidates, numbers: Sequence[int]) -> Iterator[tuple[Sequence[int], pa.Table]]:
         """The source's rows under the keys `numbers`, some keys at a time, which come first: as of `KeyReader`."""
@@ -129,10 +107,7 @@ def sides_of(
     place: str,
     version: int,
 ) -> Sides:
-    """The leaves of `schema`, and `version` of the Delta table at `place`. LakeUnreadable."""
+    """The leaves of `schema`, and `version` of the Delta table at `place`. TableUnreadable."""
     units, size = units_of(connection, schema.leaves)
-    try:
-        lake = read_snapshot(place, version)
-    except (FileNotFoundError, KeyError, ValueError) as error:
-        raise LakeUnreadable(f"its Delta table cannot be read: {error}") from error
+    lake = small_versions.snapshot_at(place, version)
     return Sides(pipeline, connection, schema, snapshot_id, signatures, units, size, lake)

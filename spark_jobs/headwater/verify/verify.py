@@ -20,6 +20,7 @@ from pyspark.errors import PySparkException
 
 from headwater.columns.changes import COLUMNS_CHANGED
 from headwater.columns.selection import as_registered, registered_columns
+from headwater.delta.small_versions import TableUnreadable
 from headwater.errors import Refused, Transient
 from headwater.gate import lease
 from headwater.gate.recovery import mended_registry
@@ -40,7 +41,7 @@ from headwater.verify.candidates import Candidates
 from headwater.verify.comparison import Comparison, comparison_of
 from headwater.verify.repair import Repair, repair_suspended
 from headwater.verify.settle import Settled, State, settle
-from headwater.verify.sides import LakeUnreadable, Sides, sides_of
+from headwater.verify.sides import Sides, sides_of
 from headwater.verify.version import DEFAULT_PATIENCE, Patience, Versions
 
 log = logging.getLogger(__name__)
@@ -270,7 +271,7 @@ class _Table:
                 if CHANGED not in str(error):
                     raise
                 why = why_changed(str(error))
-            except LakeUnreadable as damage:
+            except TableUnreadable as damage:
                 raise _NotCompared(f"{damage}; headwater load PIPELINE.yaml --table {self._name} --again") from damage
             log.info("%s: %s; taking another capture point", self._name, why)
         raise self._not_read(why)

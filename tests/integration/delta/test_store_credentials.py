@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from fixtures.object_stores import S3Server
 from fixtures.store_faults import MoodyStore
-from headwater import store_options
+from headwater import store_options, store_profiles
 from headwater.delta import small_tables, storage
 from headwater.store_options import StoreOptions
 
@@ -42,6 +43,35 @@ def test_temporary_credentials_are_renewed_for_every_library_that_uses_them(
         small_tables.append_once(table, [{"a": number}], ROWS)
         assert small_tables.write_checkpoint(f"{root}/small") == number + 1  # by delta-rs
         assert storage.exists(f"{root}/small/_delta_log/_last_checkpoint")
+    assert sorted(row["a"] for row in small_tables.rows_of(table)) == [0, 1, 2]
+    given, refused = store.tokens
+    assert (given > 3, refused) == (True, 0)
+
+
+def test_keys_that_a_profile_s_program_gives_are_renewed_too(
+    s3_server: S3Server, store: MoodyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ask.py").write_text(
+        "import json, os, urllib.request\n"
+        "ask = urllib.request.Request(os.environ['AWS_CONTAINER_CREDENTIALS_FULL_URI'])\n"
+        "ask.add_header('Authorization', open(os.environ['AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE']).read())\n"
+        "found = json.load(urllib.request.urlopen(ask))\n"
+        "print(json.dumps({'Version': 1, 'SessionToken': found.pop('Token'), **found}))\n"
+    )
+    (tmp_path / "config").write_text(
+        f"[profile pod]\ncredential_process = {sys.executable} {tmp_path}/ask.py\nregion = {s3_server.region}\n"
+        f"endpoint_url = {s3_server.through(store.address).endpoint}\n"
+    )
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setattr(store_options, "_BEFORE_SECONDS", 1)
+    monkeypatch.setattr(store_options, "_SOONEST_SECONDS", 0)
+    root = s3_server.uri(s3_server.bucket(), "lake")
+    store_profiles.enter(root, "pod", StoreOptions(), "the file")
+    table = small_tables.create_table(f"{root}/small", ROWS)
+    for number in range(3):
+        time.sleep(store.TOKEN_SECONDS)
+        small_tables.append_once(table, [{"a": number}], ROWS)
+        assert small_tables.write_checkpoint(f"{root}/small") == number + 1
     assert sorted(row["a"] for row in small_tables.rows_of(table)) == [0, 1, 2]
     given, refused = store.tokens
     assert (given > 3, refused) == (True, 0)

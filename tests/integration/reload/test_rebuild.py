@@ -122,6 +122,14 @@ def shop(database: Database, spark: SparkSession, tmp_path: Path) -> Shop:
     return made
 
 
+@pytest.fixture(params=["in this process", "by Spark"])
+def each_reader(request: pytest.FixtureRequest) -> None:
+    """The rows of a small table are read here, those of a large one by Spark."""
+    if request.param == "by Spark":
+        request.getfixturevalue("reloads_by_spark")
+
+
+@pytest.mark.usefixtures("each_reader")
 def test_a_live_table_is_partitioned_anew_from_its_rows_in_the_lake(
     shop: Shop, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +176,29 @@ def test_a_live_table_is_partitioned_anew_from_its_rows_in_the_lake(
     catch_up(shop.pipeline)
     assert shop.is_equal()
     assert shop.rebuild()["changed"] == []
+
+
+@pytest.mark.usefixtures("each_reader")
+def test_empty_texts_become_null_in_a_column_that_partitions_where_that_is_wanted(shop: Shop) -> None:
+    shop.declare(on_bad_value={"region": "null"})
+    load_tables(shop.pipeline, again=True)
+    shop.database.execute("update orders set region = '' where id in (3, 50)")
+    catch_up(shop.pipeline)
+    shop.declare(on_bad_value={"region": "null"}, partition_by=["region"])
+    done = shop.rebuild()
+    assert (done["read_from"], done["rows"]) == ("lake", 100)
+    assert shop.partitioned_by == ["region"]
+    wanted = [(i, region or None, amount, note) for i, region, amount, note in shop.source()]
+    assert sorted(shop.lake(), key=repr) == sorted(wanted, key=repr)
+
+
+def test_a_damaged_table_is_not_rebuilt_and_the_remedy_is_named(shop: Shop) -> None:
+    shop.declare(partition_by=["region"])
+    for file in Path(lake_path_of(shop.pipeline, NAME)).glob("*.parquet"):
+        file.unlink()
+    with pytest.raises(Refused, match="cannot be read") as refused:
+        shop.rebuild()
+    assert refused.value.remedy == f"headwater load PIPELINE.yaml --table {NAME} --again"
 
 
 def test_a_live_table_takes_other_types_from_the_source(shop: Shop, tmp_path: Path) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.verify import sides
+from headwater.delta import small_versions
 
 
 @pytest.fixture(params=["in this process", "by spark"])
 def each_comparison(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test runs twice: its tables are compared as small ones are, and as large ones are."""
     if request.param == "by spark":
-        monkeypatch.setattr(sides, "_FEW_BYTES", 0)
+        monkeypatch.setattr(small_versions, "SMALL_BYTES", 0)
