@@ -1,9 +1,9 @@
 """Where the object stores of lakes are and how they are entered: one set of options for obstore, delta-rs and Spark.
 
-What a pipeline file says of its store (`lake.storage`, and `lake.airflow` by way of `headwater.store_connections`) is
-kept here for the process, by the lake's root; what it does not say comes from the environment, as the libraries read
-it: `AWS_*`, `AZURE_*`, `GOOGLE_*`, and behind them the identity of the machine. A place of a lake that no pipeline file
-of this process names has the environment's alone.
+What a pipeline file says of its store (`lake.storage`, its `profile` by way of `headwater.store_profiles`, and
+`lake.airflow` by way of `headwater.store_connections`) is kept here for the process, by the lake's root; what it does
+not say comes from the environment, as the libraries read it: `AWS_*`, `AZURE_*`, `GOOGLE_*`, and behind them the
+identity of the machine. A place of a lake that no pipeline file of this process names has the environment's alone.
 
 Secrets are held, never shown: no repr has them.
 """

@@ -6,12 +6,20 @@ assume, a program that gives keys, single sign-on. Keys that expire are asked fo
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 from headwater import store_options
 from headwater.errors import Refused, Transient
 from headwater.store_options import StoreOptions, seconds_good
+
+_OF_THE_MACHINE: Final = ("iam-role", "container-role")
+"""Where botocore looks when a profile names nothing: another identity than the one that the file asks for."""
 
 
 def enter(root: str, profile: str, given: StoreOptions, where: str) -> None:
@@ -23,7 +31,7 @@ def enter(root: str, profile: str, given: StoreOptions, where: str) -> None:
 def _read(profile: str, given: StoreOptions, where: str) -> tuple[StoreOptions, float]:
     """The options, and for how many seconds they are good."""
     try:
-        from botocore.exceptions import BotoCoreError, ProfileNotFound
+        from botocore.exceptions import BotoCoreError, ClientError, InvalidConfigError, ProfileNotFound
         from botocore.session import Session
     except ModuleNotFoundError:
         raise Refused(
@@ -34,9 +42,11 @@ def _read(profile: str, given: StoreOptions, where: str) -> tuple[StoreOptions, 
         ) from None
     try:
         session = Session(profile=profile)
-        region, endpoint = session.get_config_variable("region"), session.get_scoped_config().get("endpoint_url")
-        found = session.get_credentials()
-        keys = found.get_frozen_credentials() if found is not None else None
+        said = session.get_scoped_config()
+        region, endpoint = session.get_config_variable("region"), said.get("endpoint_url")
+        with _unheard():
+            found = session.get_credentials()
+            keys = found.get_frozen_credentials() if found is not None else None
     except ProfileNotFound:
         raise Refused(
             f"there is no profile {profile} in the configuration files of this machine and user",
@@ -44,14 +54,22 @@ def _read(profile: str, given: StoreOptions, where: str) -> tuple[StoreOptions, 
             where=where,
             remedy="add it to ~/.aws/config (or the file that AWS_CONFIG_FILE names), or name another one",
         ) from None
-    except BotoCoreError as error:  # its text may hold what a program has answered
+    except InvalidConfigError:
+        raise Refused(
+            f"the profile {profile} does not hold together",
+            code="bad_configuration",
+            where=where,
+            remedy=f"aws sts get-caller-identity --profile {profile} shows why",
+        ) from None
+    except (BotoCoreError, ClientError, OSError, ValueError, RuntimeError) as error:
+        # Of a role, a program, a sign-on. Its text may hold what a program has answered.
         raise Transient(
             f"the profile {profile} gave no keys ({type(error).__name__})",
             code="lake_unavailable",
             where=where,
             remedy=f"aws sts get-caller-identity --profile {profile} shows why",
         ) from None
-    if keys is None:
+    if keys is None or (found.method in _OF_THE_MACHINE and "credential_source" not in said):
         raise Refused(
             f"the profile {profile} names no keys, and nothing that gives some",
             code="bad_configuration",
@@ -60,6 +78,13 @@ def _read(profile: str, given: StoreOptions, where: str) -> tuple[StoreOptions, 
         )
     secrets = {"access_key_id": keys.access_key, "secret_access_key": keys.secret_key}
     secrets |= {"session_token": keys.token} if keys.token else {}
+    if not keys.token and "AWS_SESSION_TOKEN" in os.environ:
+        raise Refused(
+            f"the keys of the profile {profile} have no token, and libraries would take AWS_SESSION_TOKEN with them",
+            code="bad_configuration",
+            where=where,
+            remedy="unset AWS_SESSION_TOKEN where this runs, or take lake.storage.profile out of the file",
+        )
     expiry = getattr(found, "_expiry_time", None)  # botocore has no other word for it
     options = replace(
         given,
@@ -68,3 +93,14 @@ def _read(profile: str, given: StoreOptions, where: str) -> tuple[StoreOptions, 
         secrets=tuple(sorted(secrets.items())),
     )
     return options, seconds_good(expiry.timestamp() if expiry is not None else None)
+
+
+@contextlib.contextmanager
+def _unheard() -> Iterator[None]:
+    """botocore logs what a program has answered that failed to give keys."""
+    logger = logging.getLogger("botocore.credentials")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before

@@ -7,6 +7,7 @@ import sys
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,6 +26,13 @@ endpoint_url = http://minio:9000
 credential_process = cat {folder}/answer
 [profile failing]
 credential_process = cat {folder}/nothing
+[profile absent]
+credential_process = {folder}/no_such_program
+[profile garbled]
+credential_process = cat {folder}/config
+[profile circle]
+source_profile = circle
+role_arn = arn:aws:iam::1:role/x
 [profile empty]
 region = eu-north-1
 """
@@ -89,14 +97,31 @@ def test_keys_that_expire_are_asked_for_again_before_they_do(
     [
         ("nobody", Refused, "there is no profile nobody"),
         ("failing", Transient, "the profile failing gave no keys"),
+        ("absent", Transient, "the profile absent gave no keys"),
+        ("garbled", Transient, "the profile garbled gave no keys"),
+        ("circle", Refused, "the profile circle does not hold together"),
         ("empty", Refused, "the profile empty names no keys"),
     ],
 )
 def test_a_profile_that_opens_nothing_is_said_by_name(
-    tmp_path: Path, profile: str, kind: type[Exception], said: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, profile: str, kind: type[Exception], said: str
 ) -> None:
-    with pytest.raises(kind, match=said):
+    with pytest.raises(kind, match=said) as raised:
         _pipeline(tmp_path, f"profile: {profile}").lake_path()
+    assert SECRET not in f"{raised.value}{caplog.text}"
+
+
+def test_the_machine_s_identity_takes_no_profile_s_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = SimpleNamespace(method="iam-role", get_frozen_credentials=lambda: SimpleNamespace(access_key="node"))
+    monkeypatch.setattr("botocore.session.Session.get_credentials", lambda self: found)
+    with pytest.raises(Refused, match="names no keys"):
+        _pipeline(tmp_path, "profile: empty").lake_path()
+
+
+def test_a_token_of_the_environment_goes_with_no_other_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "of other keys")
+    with pytest.raises(Refused, match="would take AWS_SESSION_TOKEN with them"):
+        _pipeline(tmp_path, "profile: plain").lake_path()
 
 
 def test_what_reads_profiles_may_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

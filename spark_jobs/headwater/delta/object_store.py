@@ -37,6 +37,7 @@ _LISTED: Final = 1000
 _AT_ONCE: Final = 8
 _UPLOADS: Final = 24
 """Of all threads together, beside what these do."""
+_WAITING: Final = 32
 _TRIES: Final = 5
 
 _T = TypeVar("_T")
@@ -175,7 +176,7 @@ def replace(place: str, data: bytes) -> None:
 
 
 def write(place: str, data: bytes) -> None:
-    _up(partial(replace, place, data))
+    _up(place, partial(replace, place, data))
 
 
 def append(place: str, data: bytes) -> None:
@@ -202,24 +203,32 @@ def side_by_side(work: Sequence[Callable[[], _T]]) -> list[_T]:
 
 @contextlib.contextmanager
 def uploads_beside() -> Iterator[None]:
-    begun: list[Future[None]] = []
+    begun: dict[str, Future[None]] = {}
     _beside.uploads = begun
     try:
-        yield
-    finally:
-        del _beside.uploads
-        wait(begun)
-    for upload in begun:
-        upload.result()
+        try:
+            yield
+        finally:
+            del _beside.uploads
+            wait(begun.values())
+        for upload in begun.values():
+            upload.result()
+    except BaseException:
+        for place in begun:
+            with contextlib.suppress(OSError):  # what cannot be removed now is swept with all that nobody names
+                delete(place)
+        raise
 
 
-def _up(work: Callable[[], None]) -> None:
+def _up(place: str, work: Callable[[], None]) -> None:
     """Now; in a block of `uploads_beside`, at some time before its end."""
-    begun: list[Future[None]] | None = getattr(_beside, "uploads", None)
+    begun: dict[str, Future[None]] | None = getattr(_beside, "uploads", None)
     if begun is None:
         work()
-    else:
-        begun.append(_uploading().submit(work))
+        return
+    if len(begun) >= _WAITING:  # each holds what it puts
+        list(begun.values())[-_WAITING].result()
+    begun[place] = _uploading().submit(work)
 
 
 @functools.cache
@@ -306,7 +315,7 @@ class _Writer(io.RawIOBase):
     def close(self) -> None:
         if not self.closed:
             super().close()
-            _up(self._finish)
+            _up(self._place, self._finish)
 
     def _finish(self) -> None:
         with _errors_of(self._place):

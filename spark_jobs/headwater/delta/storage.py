@@ -212,8 +212,8 @@ def parquet_writer(place: str, schema: Any, **options: Any) -> Any:
 
 def uploads_beside(folder: str) -> contextlib.AbstractContextManager[None]:
     """For the block, by its thread: in a store, what it writes as files that nobody knows yet (`write`,
-    `parquet_writer`) goes up beside whatever else it does. At the block's end all of it is there, or the error of one
-    is raised."""
+    `parquet_writer`) goes up beside whatever else it does. At the block's end all of it is there, or,
+    behind an error of the block's own or of one of them, none of it."""
     return object_store.uploads_beside() if is_remote(path_of(folder)) else contextlib.nullcontext()
 
 

@@ -27,6 +27,7 @@ from headwater.lake.ledger import read_epoch
 from headwater.lake.paths import table_path
 from headwater.lake.registry import PipelineRecord, Registry
 from headwater.lake.reload_records import load_name
+from headwater.load.connections import connections_for
 from headwater.load.copy import Copy, copy_whole
 from headwater.load.driver_answers import await_answer, is_running
 from headwater.load.handover import finish_handovers
@@ -103,15 +104,15 @@ def load(
                 sizes = _sizes(pipeline, wanted)
                 with LoadProgress(pipeline, held.session, "load", sizes, progress, show) as shown:
                     spark = JobSpark(pipeline.name, "load", root)
-                    if max(sizes.values()) >= BYTES_PER_PLAIN_UNIT:
-                        spark.start()  # it takes seconds, or is refused: nothing has begun, and no snapshot is held
+                    # It takes seconds, or is refused: nothing has begun, and no snapshot is held.
+                    session = spark.start() if max(sizes.values()) >= BYTES_PER_PLAIN_UNIT else None
                     one = TableLoad(
                         pipeline,
                         registry,
                         shown,
                         progress,
                         copy or copy_whole,
-                        Turns(pipeline.load.connections),
+                        Turns(connections_for(pipeline, connection, session)),
                         confirmed_lsn,
                     )
                     # Small ones are done soon, and let the large ones have all connections.
@@ -159,7 +160,7 @@ def _side_by_side(
             for table in mine:
                 yield str(table.name), one.run(session, own, table, memberships[table.name])
 
-    return dict(SideBySide(tables, work).run(one.pipeline.load.connections))
+    return dict(SideBySide(tables, work).run(one.turns.count))
 
 
 def _sizes(pipeline: Pipeline, tables: Sequence[CatalogTable]) -> dict[str, int]:

@@ -60,7 +60,7 @@ class TableLoad:
 
     def connections(self, table: str) -> int:
         """How many it takes to read: one for each whole unit."""
-        return max(1, min(self.pipeline.load.connections, self.progress.size_of(table) // BYTES_PER_PLAIN_UNIT))
+        return max(1, min(self.turns.count, self.progress.size_of(table) // BYTES_PER_PLAIN_UNIT))
 
     def run(self, spark: SparkOnDemand, connection: Connection, table: CatalogTable, membership: int) -> dict[str, Any]:
         """Load one table; what cannot be loaded becomes suspended, with the reason. The JSON of one table."""

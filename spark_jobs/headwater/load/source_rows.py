@@ -16,6 +16,7 @@ from headwater.columns.selection import as_registered, registered_columns
 from headwater.delta.tables import struct_type
 from headwater.errors import Refused
 from headwater.lake.registry import TableRecord
+from headwater.load.connections import connections_for
 from headwater.load.executors import LakeAccess, share_engine
 from headwater.load.units import BYTES_PER_UNIT, Extent, Unit, UnitReader, cut_units, describe
 from headwater.names import TableName
@@ -44,14 +45,14 @@ def rows_at(
     where: Predicate | None = None,
 ) -> DataFrame:
     """The rows with the columns of `schema`; evaluated while the snapshot is held, or not at all. `units`: of the
-    schema's leaves, cut since the snapshot was taken. `connections`: how many read (0: as many as the file allows).
+    schema's leaves, cut since the snapshot was taken. `connections`: how many read (0: as of `connections_for`).
     `writes_to`, `where`: see `headwater.load.units.UnitReader`."""
     share_engine(spark)
     if units is None:
         units, _ = units_of(connection, schema.leaves)
     key = key_of(pipeline, schema)
     reader = UnitReader(newest(pipeline.conninfo()), snapshot_id, schema, dict(signatures), writes_to, where, key)
-    parallel = max(1, min(connections or pipeline.load.connections, len(units)))
+    parallel = max(1, min(connections or connections_for(pipeline, connection, spark), len(units)))
     # Consecutive shares of the list hold every `parallel`-th unit: large tables end evenly.
     dealt = [(describe(unit),) for hand in range(parallel) for unit in units[hand::parallel]]
     descriptions = spark.sparkContext.parallelize(dealt, parallel)

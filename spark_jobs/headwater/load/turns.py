@@ -20,7 +20,7 @@ class Turns:
     """`count` connections, given out in the order in which they are asked for. From any thread."""
 
     def __init__(self, count: int) -> None:
-        self._free = count
+        self.count = self._free = count
         self._waiting: deque[object] = deque()
         self._changed = threading.Condition()
 

@@ -40,6 +40,7 @@ from headwater.pipeline_file.values import (
     connection_id,
     connection_value,
     connection_variable,
+    count_or_auto,
     distinct,
     duration_value,
     endpoint_value,
@@ -198,7 +199,8 @@ class Lake(_Section):
 
 
 class Load(_Section):
-    connections: _PositiveCount = 2
+    connections: Annotated[int | Literal["auto"], _read(count_or_auto, int | str)] = 2
+    max_connections: _PositiveCount = 8
     wait_for_old_transactions: _Duration = 600.0
     max_snapshot_age: _PositiveDuration = 6 * 3600.0
 

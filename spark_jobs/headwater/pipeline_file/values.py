@@ -105,6 +105,13 @@ def positive_count(value: Any) -> int:
     return int(value)
 
 
+def count_or_auto(value: Any) -> int | str:
+    try:
+        return "auto" if value == "auto" else positive_count(value)
+    except ValueError:
+        raise ValueError("expected auto, or a whole number, at least 1") from None
+
+
 def truth_value(value: Any) -> bool:
     if value not in (True, False, "true", "false"):
         raise ValueError("expected true or false")

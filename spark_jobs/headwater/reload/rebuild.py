@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.errors import PySparkException
 from pyspark.sql import functions
 
 from headwater.apply.replacement import row_files, rows_in
@@ -25,7 +26,7 @@ from headwater.apply.reshape import why_not
 from headwater.arrow_types import lake_schema
 from headwater.columns.shape import has_shape, options_for_a_rebuild, reshaped
 from headwater.delta.delta_log import Snapshot
-from headwater.delta.small_versions import TableUnreadable, is_small, rows_by_file, snapshot_at
+from headwater.delta.small_versions import TableUnreadable, batches, is_small, refuse_lost, snapshot_at
 from headwater.delta.spark_rows import rows_of_table
 from headwater.delta.tables import current, quoted, struct_type
 from headwater.errors import Refused, Transient
@@ -186,7 +187,11 @@ class _Rebuild:
                 if is_small(snapshot):
                     self._put_here(snapshot, folder)
                 else:
-                    self._put_by_spark(snapshot, folder)
+                    try:
+                        self._put_by_spark(snapshot, folder)
+                    except PySparkException:
+                        refuse_lost(snapshot)
+                        raise
             except TableUnreadable as damage:
                 again = f"headwater load PIPELINE.yaml --table {record.name} --again"
                 raise Refused(str(damage), code="not_rebuildable", where=record.name, remedy=again) from damage
@@ -195,16 +200,18 @@ class _Rebuild:
         return replace(asked, state="read", since=now_text(), snapshot="", capture_lsn=applied_lsn, rows=rows)
 
     def _put_here(self, snapshot: Snapshot, folder: str) -> None:
-        read = [rows for _, rows in rows_by_file(snapshot, lake_schema(self.record.schema))]
-        for name, becomes_null in self._texts_in_partitions():
-            for number, rows in enumerate(read):
+        texts = self._texts_in_partitions()
+
+        def fit(rows: pa.Table) -> pa.Table:
+            for name, becomes_null in texts:
                 empty = pc.equal(rows[name], "")
-                if becomes_null:
-                    texts = pc.if_else(empty, pa.scalar(None, pa.string()), rows[name])
-                    read[number] = rows.set_column(rows.column_names.index(name), name, texts)
-                elif pc.any(empty).as_py():
+                if not becomes_null and pc.any(empty).as_py():
                     raise self._empty_texts(name)
-        put_few_rows(read, folder, self.shape.cluster_by)
+                without = pc.if_else(empty, pa.scalar(None, pa.string()), rows[name])
+                rows = rows.set_column(rows.column_names.index(name), name, without)
+            return rows
+
+        put_few_rows(map(fit, batches(snapshot, lake_schema(self.record.schema))), folder, self.shape.cluster_by)
 
     def _put_by_spark(self, snapshot: Snapshot, folder: str) -> None:
         root = self.pipeline.lake_path()

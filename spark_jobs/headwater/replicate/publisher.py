@@ -103,11 +103,13 @@ class Publisher:
     def write(self, *, has_looked: bool = False) -> None:
         """Replace the file now, unless nothing was published yet or another driver has taken over, for which the ledger
         is looked at unless the caller `has_looked`."""
+        # What was seen before a wait for another thread's writing is old.
+        is_fresh = has_looked and not self._writing.locked()
         with self._writing:
             content = self._content()
             if content is None:
                 return
-            if not has_looked:
+            if not is_fresh:
                 self._ledger.check_fence()
             write_position_file(self._root, content)
             self._writings.looked(new=self._said is None or _told(content) != _told(self._said))

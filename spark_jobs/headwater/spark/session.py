@@ -185,6 +185,19 @@ def _bytes_of(frame: DataFrame) -> int:
     return int(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())
 
 
+def cores_of(session: SparkSession) -> int | None:
+    """Of a cluster as many as its settings let this application have; None: they do not say."""
+    context = session.sparkContext
+    if str(context.master).startswith("local"):
+        return int(context.defaultParallelism)
+    given = context.getConf()
+    if (most := given.get("spark.cores.max")) is not None:
+        return int(most)
+    executors = given.get("spark.dynamicAllocation.maxExecutors") or given.get("spark.executor.instances")
+    each = given.get("spark.executor.cores")
+    return int(executors) * int(each) if executors and each and executors.isdigit() else None
+
+
 def job_session(pipeline_name: str, job: str, lake: str) -> SparkSession:
     """`build_session` for one of Headwater's own jobs, tuned for tables that are small; see `suit`."""
     session = _session(pipeline_name, f"headwater {job}", lake, _TUNING)

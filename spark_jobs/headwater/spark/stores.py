@@ -51,8 +51,8 @@ def require_jars(place: str) -> None:
             f"Spark has no connector for {path.partition(':')[0]}:// here",
             code="no_connector",
             where=path,
-            remedy="let the lake lie on disk or in S3 for what reads by Spark: verify, validate, rebuild, reload of a "
-            "clustered table, headwater.read and views; loads, replicate and waits do without",
+            remedy="let the lake lie on disk or in S3 for what reads by Spark: validate, headwater.read, views, and "
+            "verify, rebuild and clustered reloads of large tables; loads, replicate and waits do without",
         )
     if not s3_jar_paths():
         raise Refused(

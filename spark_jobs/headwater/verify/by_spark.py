@@ -10,12 +10,15 @@ SHA-256 of its canonical text, in which each column's text is exact (floats by t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from py4j.protocol import Py4JJavaError
 from pyspark import StorageLevel
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import broadcast, expr
 from pyspark.sql.types import LongType
@@ -46,8 +49,17 @@ _KEYED = [
 ]  # fmt: skip
 
 
+@contextlib.contextmanager
+def _said_by_spark() -> Iterator[None]:
+    """What tasks fail with while their rows come over as Arrow is a Java error; as everywhere else it is Spark's."""
+    try:
+        yield
+    except Py4JJavaError as error:
+        raise PySparkException(str(error)) from error
+
+
 class SparkComparison:
-    """Source against lake for one table."""
+    """Source against lake for one table. PySparkException for what tasks fail with."""
 
     def __init__(self, spark: SparkSession, schema: TableSchema) -> None:
         self._spark = spark
@@ -67,9 +79,11 @@ class SparkComparison:
         self._key = {f"k{index}": key for index, key in enumerate(keys)}
         self._keys = list(self._key)
 
+    @_said_by_spark()
     def first_look(self, sides: Sides, limit: int) -> tuple[int, Candidates]:
         return self.compare(sides.source_by(self._spark), sides.lake_by(self._spark), limit)
 
+    @_said_by_spark()
     def look_again(self, sides: Sides, candidates: Candidates, numbers: Sequence[int]) -> dict[int, State]:
         lake = sides.lake_by(self._spark)
         if self.multiset:
@@ -80,6 +94,7 @@ class SparkComparison:
             states |= self._states(self._spark.createDataFrame(rows, kind), lake, self._numbered(candidates, part))
         return states
 
+    @_said_by_spark()
     def source_rows(self, sides: Sides, candidates: Candidates, numbers: Sequence[int]) -> pa.Table:
         source = sides.source_by(self._spark)
         columns = ", ".join(quoted(name) for name in source.columns)

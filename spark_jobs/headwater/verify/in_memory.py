@@ -1,6 +1,7 @@
 """Comparing source and lake in this process, where both are small: starting Spark would take longer than the work.
 
-It says what `headwater.verify.by_spark` says of the same rows. Rows that are the same in every bit have the same number
+It says what `headwater.verify.by_spark` says of the same rows, but for the form in which a float that is a key is shown
+(1e+16 here, 1.0E16 there). Rows that are the same in every bit have the same number
 (`headwater.log.net.codes`), so a first look rests on no digests; from look to look a row is known by the SHA-256 of its
 values.
 """
@@ -176,15 +177,22 @@ def _digests(rows: pa.Table) -> list[str]:
 
 def _texts(column: pa.ChunkedArray) -> list[str | None]:
     """As PostgreSQL reads them, and people; of a list the JSON of its elements' texts."""
-    if column.type == pa.float32():
-        return [None if value is None else _text(np.float32(value)) for value in column.to_pylist()]
-    return [None if value is None else _text(value) for value in column.to_pylist()]
+    kind = column.type
+    is_short = kind == pa.float32() or (pa.types.is_list(kind) and kind.value_type == pa.float32())
+    return [None if value is None else _text(value, is_short) for value in column.to_pylist()]
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, is_short: bool) -> str:
+    """`is_short`: of a float of four bytes, or a list of such."""
     match value:
         case bool():
             return "true" if value else "false"
+        case float() if math.isnan(value):
+            return "NaN"
+        case float() if math.isinf(value):
+            return "Infinity" if value > 0 else "-Infinity"
+        case float():
+            return str(np.float32(value)) if is_short else repr(value)
         case Decimal():
             return format(value, "f")
         case bytes():
@@ -195,6 +203,6 @@ def _text(value: Any) -> str:
         case date():
             return value.isoformat()
         case list():
-            texts = [None if element is None else _text(element) for element in value]
+            texts = [None if element is None else _text(element, is_short) for element in value]
             return json.dumps(texts, ensure_ascii=False, separators=(",", ":"))
     return str(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,9 +18,10 @@ from headwater.delta.delta_log import Snapshot
 from headwater.delta.delta_types import fields_of, value_type
 from headwater.delta.small_versions import rows_by_file
 from headwater.delta.spark_rows import rows_of_table
+from headwater.errors import Transient
 from headwater.load.rows_by_key import KeyReader
 from headwater.load.source_rows import few_rows_at, rows_at, units_of
-from headwater.load.units import Unit
+from headwater.load.units import LOCK_SECONDS, TableChanged, Unit
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.schema import DELETED, PARTITION_COLUMN, TableSchema
 from headwater.source.catalog.catalog import Signature
@@ -53,7 +54,7 @@ class Sides:
     @property
     def same_types(self) -> bool:
         """Whether the lake's table has the compared columns in their types."""
-        kinds = {column["name"]: value_type(column["type"]).lake for column in fields_of(self.lake.metadata)}
+        kinds = {column["name"]: _lake_type(column["type"]) for column in fields_of(self.lake.metadata)}
         wanted = {column.name: column.value.lake for column in self.schema.columns}
         if self.schema.partitioned:
             wanted[PARTITION_COLUMN] = "bigint"
@@ -98,6 +99,13 @@ class Sides:
             yield part, reader.rows()
 
 
+def _lake_type(kind: Any) -> str:
+    try:
+        return value_type(kind).lake
+    except KeyError:
+        return ""  # a struct or a map: somebody else's column
+
+
 def sides_of(
     pipeline: Pipeline,
     connection: Connection,
@@ -107,7 +115,13 @@ def sides_of(
     place: str,
     version: int,
 ) -> Sides:
-    """The leaves of `schema`, and `version` of the Delta table at `place`. TableUnreadable."""
-    units, size = units_of(connection, schema.leaves)
+    """The leaves of `schema`, and `version` of the Delta table at `place`. TableUnreadable; TableChanged for a leaf
+    that is locked for as long as `connection` waits."""
+    try:
+        units, size = units_of(connection, schema.leaves)
+    except Transient as error:
+        if error.code == "lock_timeout":
+            raise TableChanged(f"it was locked for {LOCK_SECONDS:g} s") from error
+        raise
     lake = small_versions.snapshot_at(place, version)
     return Sides(pipeline, connection, schema, snapshot_id, signatures, units, size, lake)

@@ -20,13 +20,15 @@ from pyspark.errors import PySparkException
 
 from headwater.columns.changes import COLUMNS_CHANGED
 from headwater.columns.selection import as_registered, registered_columns
-from headwater.delta.small_versions import TableUnreadable
+from headwater.delta.delta_log import read_snapshot
+from headwater.delta.small_versions import TableUnreadable, refuse_lost
 from headwater.errors import Refused, Transient
 from headwater.gate import lease
 from headwater.gate.recovery import mended_registry
 from headwater.gate.same_source import require_same_source
+from headwater.lake.paths import table_path
 from headwater.lake.registry import Registry, TableRecord
-from headwater.load.units import BAD_VALUE, CHANGED, TableChanged, UnfitValue, why_changed
+from headwater.load.units import BAD_VALUE, CHANGED, LOCK_SECONDS, TableChanged, UnfitValue, why_changed
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import Position, format_lsn
@@ -96,7 +98,9 @@ def verify(
     elif repair and (gap := begin_behind_gap(pipeline)):
         log.warning("%s: the log goes on with a new slot, and every table is compared", gap)
     with (
-        contextlib.closing(connect(pipeline.conninfo(), application_name="headwater verify")) as connection,
+        contextlib.closing(
+            connect(pipeline.conninfo(), application_name="headwater verify", lock_timeout=LOCK_SECONDS)
+        ) as connection,
         driver_beside(connection, pipeline, log.info) if repair else contextlib.nullcontext(),
     ):
         registry = open_compared(pipeline, connection, tables)
@@ -269,12 +273,24 @@ class _Table:
                 if BAD_VALUE in str(error):
                     raise _NotCompared("the source holds a value that the lake's type cannot hold") from error
                 if CHANGED not in str(error):
+                    self._refuse_lost()
                     raise
                 why = why_changed(str(error))
             except TableUnreadable as damage:
-                raise _NotCompared(f"{damage}; headwater load PIPELINE.yaml --table {self._name} --again") from damage
+                raise self._damaged(damage) from damage
             log.info("%s: %s; taking another capture point", self._name, why)
         raise self._not_read(why)
+
+    def _refuse_lost(self) -> None:
+        """Where Spark could not read the table: _NotCompared if that is for a file that is missing."""
+        place = table_path(self._pipeline.lake_path(), self._record().path)
+        try:
+            refuse_lost(read_snapshot(place))
+        except TableUnreadable as damage:
+            raise self._damaged(damage) from damage
+
+    def _damaged(self, damage: TableUnreadable) -> _NotCompared:
+        return _NotCompared(f"{damage}; headwater load PIPELINE.yaml --table {self._name} --again")
 
     @contextlib.contextmanager
     def _both_sides(self, schema: TableSchema) -> Iterator[_Look]:

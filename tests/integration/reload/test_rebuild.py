@@ -123,10 +123,17 @@ def shop(database: Database, spark: SparkSession, tmp_path: Path) -> Shop:
 
 
 @pytest.fixture(params=["in this process", "by Spark"])
-def each_reader(request: pytest.FixtureRequest) -> None:
-    """The rows of a small table are read here, those of a large one by Spark."""
+def each_reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of a small table are read here, those of a large one by Spark, and by nothing else."""
+    other = "put_rows"
     if request.param == "by Spark":
         request.getfixturevalue("reloads_by_spark")
+        other = "put_few_rows"
+
+    def not_this_one(*_: object) -> None:
+        pytest.fail(f"{other} was called")
+
+    monkeypatch.setattr(f"headwater.reload.rebuild.{other}", not_this_one)
 
 
 @pytest.mark.usefixtures("each_reader")
@@ -194,8 +201,12 @@ def test_empty_texts_become_null_in_a_column_that_partitions_where_that_is_wante
 
 def test_a_damaged_table_is_not_rebuilt_and_the_remedy_is_named(shop: Shop) -> None:
     shop.declare(partition_by=["region"])
-    for file in Path(lake_path_of(shop.pipeline, NAME)).glob("*.parquet"):
-        file.unlink()
+    files = list(Path(lake_path_of(shop.pipeline, NAME)).glob("*.parquet"))
+    content = files[0].read_bytes()
+    files[0].write_bytes(content[:4] + bytes(60) + content[64:])
+    with pytest.raises(Refused, match="cannot be read"):
+        shop.rebuild()
+    files[0].unlink()
     with pytest.raises(Refused, match="cannot be read") as refused:
         shop.rebuild()
     assert refused.value.remedy == f"headwater load PIPELINE.yaml --table {NAME} --again"

@@ -206,14 +206,36 @@ def test_small_tables_are_compared_without_java_and_one_that_is_damaged_keeps_no
     monkeypatch.setattr(session, "job_session", without_java)
     (lost,) = Path(shop.path(PAIRS)).glob("*.parquet")
     lost.unlink()
+    (other,) = Path(shop.path(EVENTS)).glob("*.parquet")
+    content = bytearray(other.read_bytes())
+    content[4:60] = bytes(56)  # of a page
+    other.write_bytes(content)
     assert main(["verify", shop.pipeline.file, "--json"]) == EXIT_SUSPENDED
     tables = json.loads(capfd.readouterr().out)["tables"]
-    pairs = tables.pop(PAIRS)
-    assert (pairs["compared"], pairs["rows"]) == (False, None)
-    assert lost.name in pairs["reason"]
-    assert f"headwater load PIPELINE.yaml --table {PAIRS} --again" in pairs["reason"]
+    damaged = {name: tables.pop(name) for name in (PAIRS, EVENTS)}
+    for name, table in damaged.items():
+        assert (table["compared"], table["rows"]) == (False, None)
+        assert "its Delta table cannot be read" in table["reason"]
+        assert f"headwater load PIPELINE.yaml --table {name} --again" in table["reason"]
+    assert lost.name in damaged[PAIRS]["reason"]
     for table in tables.values():
         assert (shown(table), table["compared"]) == (CLEAN, True)
+
+
+@pytest.mark.usefixtures("each_comparison")
+def test_a_table_that_misses_a_file_keeps_no_other_from_being_compared(shop: Shop) -> None:
+    (lost,) = Path(shop.path(PAIRS)).glob("*.parquet")
+    lost.unlink()
+    tables = shop.verify(PAIRS, ODD)
+    assert (tables[PAIRS]["compared"], lost.name in tables[PAIRS]["reason"]) == (False, True)
+    assert (shown(tables[ODD]), tables[ODD]["compared"]) == (CLEAN, True)
+
+
+@pytest.mark.usefixtures("each_comparison")
+def test_somebody_else_s_column_of_any_type_is_not_looked_at(shop: Shop) -> None:
+    shop.damage(PAIRS, "alter table TABLE add columns (extra struct<a: int, b: array<map<string, int>>>)")
+    table = shop.verify(PAIRS)[PAIRS]
+    assert (shown(table), table["compared"]) == (CLEAN, True)
 
 
 def test_at_most_twenty_keys_are_listed_and_all_are_counted(shop: Shop) -> None:

@@ -107,13 +107,13 @@ def test_who_publishes_faster_than_the_upkeep_can_commit_ends_no_upkeep_and_leav
     publish(lake, 130)
     append, races = delta_log.append, 0
 
-    def too_late(folder: str, version: int, actions: Iterable[dict[str, Any]]) -> None:
+    def too_late(folder: str, version: int, actions: Iterable[dict[str, Any]], *, has_looked: bool = False) -> None:
         nonlocal races
         found = list(actions)
         if found[0]["commitInfo"]["operation"] == "OPTIMIZE":
             races += 1
             publish(lake, 1)
-        append(folder, version, found)
+        append(folder, version, found, has_looked=has_looked)
 
     monkeypatch.setattr(delta_log, "append", too_late)
     done = kept(keep_ledger(lake.root, Event(), keep=0))

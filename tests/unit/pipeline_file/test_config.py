@@ -124,9 +124,11 @@ tables:
   - public.CUSTOMERS
   - {name: public.log_*, key: [id], exclude: [other.x]}
   - {name: public.z, exclude: [public.y]}
+load: {connections: many}
 """,
     )
     for expected in (
+        "load.connections: expected auto, or a whole number, at least 1; got 'many' (line 19)",
         "pipeline: expected a name of a-z",
         "source.slot: expected 1 to 63 of a-z, 0-9 and _; got 'Bad-Slot' (line 4)",
         "source.wal_ceiling: expected a size",
@@ -146,7 +148,7 @@ tables:
         "tables[4].exclude: possible only beside a pattern",
     ):
         assert expected in message
-    assert "17 problems" in message
+    assert "18 problems" in message
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,8 @@ def test_a_driver_ends_for_a_warm_successor_and_goes_on_for_one_that_is_coming(
         (NOBODY, None, -HOUR - 1, "seconds"),
         (NOBODY, 7, JUST_NOW, "seconds"),
         (ANNOUNCED, None, LONG_AGO, None),
-        (ANNOUNCED, None, -HOUR - 1, "seconds"),
+        (ANNOUNCED, None, -HOUR - 1, None),
+        (ANNOUNCED, None, -HOUR - PATIENCE_SECONDS - 1, "seconds"),
         (WARM, None, LONG_AGO, "seconds"),
     ],
 )

@@ -82,7 +82,7 @@ class SuccessorWatch:
             return "signal" if deadline is None else "seconds"
         if deadline is None:
             return None
-        awaited = max(self._overtime, PATIENCE_SECONDS if _ANNOUNCED in held else 0.0)
+        awaited = self._overtime + (PATIENCE_SECONDS if _ANNOUNCED in held else 0.0)
         return None if time.monotonic() < deadline + (awaited if target is None else 0.0) else "seconds"
 
 
