@@ -17,7 +17,7 @@ from headwater.delta.delta_log import DataFile, Snapshot, read_snapshot
 from headwater.delta.layout import layout_of, obstacle
 from headwater.delta.whole import lost_file
 
-SMALL_BYTES: Final = 64 << 20
+SMALL_BYTES: Final = 32 << 20
 _SMALL_ROWS: Final = 2_000_000
 """Rows that are much alike take few bytes in a file, and many in memory."""
 _READER_FEATURES: Final = frozenset({"columnMapping", "deletionVectors", "timestampNtz", "vacuumProtocolCheck"})

@@ -4,7 +4,7 @@ the cores and the file's ceiling bear."""
 from __future__ import annotations
 
 import logging
-import os
+import multiprocessing
 from typing import TYPE_CHECKING, Final
 
 from headwater.pipeline_file.pipeline import Pipeline
@@ -39,7 +39,7 @@ def connections_for(pipeline: Pipeline, connection: Connection, spark: SparkSess
     if said != "auto":
         return said
     most = pipeline.load.max_connections
-    cores = cores_of(spark) if spark is not None else os.cpu_count()
+    cores = cores_of(spark) if spark is not None else multiprocessing.cpu_count()
     free = free_sessions(connection)
     found = max(1, min(most, cores or most, free // (_SHARE * _SESSIONS_EACH)))
     shown = f"{cores} cores" if cores else "a cluster that does not say how many cores it has"

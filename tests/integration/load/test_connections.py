@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import multiprocessing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -58,7 +58,7 @@ def test_the_least_of_room_cores_and_ceiling_counts(
     found: int,
 ) -> None:
     monkeypatch.setattr(connections, "free_sessions", lambda connection: free)
-    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(multiprocessing, "cpu_count", lambda: cores)
     load = {"connections": "auto", "max_connections": most}
     pipeline = write_pipeline(tmp_path, database, "public.a", load=load)
     none: Any = None
