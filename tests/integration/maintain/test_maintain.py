@@ -116,11 +116,11 @@ def test_beside_a_driver_what_is_kept_stays_and_the_driver_goes_on(bank: Bank, s
     results: list[dict[str, Any]] = []
     with following(bank.pipeline) as driver, writing(bank.database, seed=3):
         begun = bank.epoch
-        until(lambda: bank.epoch > begun + 2, "epochs enough to leave something behind")
+        until(lambda: bank.epoch > begun + 4, "epochs enough to leave something behind")
         cut = cut_now(bank)
         kept = pin(bank, cut)
         until(lambda: bank.epoch > cut["epoch"] + 2, "epochs behind the pinned one")
-        for _ in range(2):
+        for _ in range(3):
             results.append(maintain(bank.pipeline))
             keep_ledger(bank.pipeline.lake_path(), Event(), enough=2)
             before = bank.epoch
