@@ -59,13 +59,12 @@ from headwater.source.snapshots import capture_point
 from headwater.spark.session import SparkOnDemand
 from headwater.verify.candidates import INDEX, Candidates
 from headwater.verify.comparison import Comparison, comparison_of
-from headwater.verify.sides import Sides, sides_of
+from headwater.verify.sides import KEYS_PER_READ, Sides, sides_of
 
 log = logging.getLogger(__name__)
 
 _MOST: Final = 100_000
 """Keys that differ: their rows are held in memory."""
-_KEYS_PER_READ = 2_000
 _MOST_SEVERAL: Final = 1_000
 """Keys that have several rows in the lake: each is looked for in all files."""
 _EXACT: Final = frozenset({"tinyint", "smallint", "int", "bigint", "string", "date", "timestamp", "timestamp_ntz"})
@@ -133,13 +132,13 @@ def _read_keys(
     keys = candidates.typed(numbers).rename_columns(list(schema.key)).cast(key_schema(schema))
     found = [kind.empty_table()]
     seconds = 0.0
-    for start in range(0, len(numbers), _KEYS_PER_READ):
+    for start in range(0, len(numbers), KEYS_PER_READ):
         time.sleep(seconds)
         began = time.monotonic()
-        texts = candidates.texts(numbers[start : start + _KEYS_PER_READ])
+        texts = candidates.texts(numbers[start : start + KEYS_PER_READ])
         key = key_of(pipeline, schema)
         reader = KeyReader(newest(pipeline.conninfo()), snapshot_id, schema, signatures, keys=texts, hash_key=key)
-        asked = KeySet(schema, keys.slice(start, _KEYS_PER_READ))
+        asked = KeySet(schema, keys.slice(start, KEYS_PER_READ))
         rows = reader.rows()
         found.append(rows.filter(pa.array(asked.has(rows))))
         seconds = time.monotonic() - began

@@ -103,7 +103,7 @@ def _lake_type(kind: Any) -> str:
     try:
         return value_type(kind).lake
     except KeyError:
-        return ""  # a struct or a map: somebody else's column
+        return ""  # a struct or a map, which no source gives: another program has added the column
 
 
 def sides_of(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from functools import partial
 from typing import Any, Final
 
 from headwater.errors import LostLease, SlotGap
@@ -42,12 +43,13 @@ def replicate_through_losses(
 ) -> dict[str, Any]:
     """`replicate`, which repairs what a lost slot has cost as often as it is lost, if the pipeline file wants that.
     A repair is no part of `max_seconds`."""
+    work = partial(replicate, pipeline, until, max_seconds, stop, take_over, overtime=overtime)
     if pipeline.source.on_slot_loss != "repair":
-        return replicate(pipeline, until, max_seconds, stop, take_over, overtime=overtime)
+        return work()
     repaired = _repair_what_waits(pipeline, stop)
     while True:
         try:
-            return replicate(pipeline, until, max_seconds, stop, take_over, overtime=overtime)
+            return work()
         except SlotGap as gap:
             if gap.code not in _LOST or stop.is_set():
                 raise

@@ -49,7 +49,7 @@ def test_keys_that_the_source_takes_for_equal_are_repaired_as_the_lakes_own_text
     database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row is read once however the keys fall that are asked for together."""
-    monkeypatch.setattr(repair, "_KEYS_PER_READ", 1)
+    monkeypatch.setattr(repair, "KEYS_PER_READ", 1)
     database.execute(
         "create table amounts (v numeric primary key, n int)",
         "insert into amounts select i::numeric(3, 1), i from generate_series(1, 5) i",
