@@ -27,7 +27,7 @@ from headwater.apply import direct
 from headwater.apply.by_spark import merge
 from headwater.apply.by_spark.optimize import TurnsOfSpark
 from headwater.apply.direct import Fence
-from headwater.apply.live_table import Keep, LiveTable
+from headwater.apply.live_table import Base, Keep, LiveTable
 from headwater.apply.plan import Applied, Plan, PlanAgain
 from headwater.apply.small_files import Upkeep
 from headwater.arrow_types import key_schema
@@ -97,6 +97,13 @@ class Applier:
         there = places != NOWHERE
         numbers = np.flatnonzero(there)
         return there, ((numbers[here], rows) for here, rows in state.rows_at(places[there], wanted))
+
+    def base(self, record: TableRecord, path: str, version: int, files: int) -> Base | None:
+        """What about so many `files` are made ready by for the table at `path`; None: it is written by Spark."""
+        if self.why_by_engine(record, path, version):
+            return None
+        with damage_named(record.name, path):
+            return self._states[path].base(files)
 
     def commit(self, plan: Plan) -> Applied:
         """Commit `plan`. PlanAgain when another commit came first; ForeignWrite (or Fenced, if it was a newer driver's)

@@ -19,6 +19,7 @@ from pyroaring import BitMap
 
 from headwater.apply.find_rows import Found, Work, find_rows, find_stored
 from headwater.apply.live_table import Added, LiveTable
+from headwater.apply.made_ready import MadeReady
 from headwater.apply.plan import Applied, Plan, PlanAgain
 from headwater.apply.soft_delete import end_deleted, others_marked
 from headwater.apply.staged.files import StagedRows
@@ -32,6 +33,7 @@ from headwater.delta.index.index import NOWHERE
 from headwater.delta.index.only_adds import lie_above, only_adds
 from headwater.delta.index.written_keys import WrittenKeys
 from headwater.delta.log_entries import Action
+from headwater.delta.metadata import columns_change
 from headwater.delta.new_files import Written, discard, discard_vectors, write_rows
 from headwater.delta.small_tables import LostRace
 from headwater.errors import Fenced
@@ -89,7 +91,7 @@ def commit(state: LiveTable, plan: Plan, fence: Fence) -> Applied:
     fence.refuse_newer(state.snapshot, plan.record.name)
     if state.snapshot.transactions.get(plan.app_id, 0) >= plan.to_lsn:
         raise PlanAgain  # the position is in the table already
-    work = Work(everything=plan.apply_path == "replace")
+    work, ready = Work(everything=plan.apply_path == "replace"), _made_ready(plan)
     added: list[DataFile] = []
     marked: _Marked = []
     try:
@@ -104,12 +106,31 @@ def commit(state: LiveTable, plan: Plan, fence: Fence) -> Applied:
         with stage("commit"):
             delta_log.commit(plan.path, plan.version + 1, actions, has_looked=has_looked)
     except LostRace as lost:
-        discard(plan.path, added)
+        if ready is None:  # what was made ready waits for the next attempt
+            discard(plan.path, added)
         discard_vectors(plan.path, (after for _, after in marked))
         raise PlanAgain from lost
-    state.follow_own(actions, work.deleted, keyed)
+    if ready is None:
+        state.follow_own(actions, work.deleted, keyed)
+    else:
+        state.follow_ready(actions, work.deleted, ready.rows, ready.moved_out)
     taken = "append" if work.append_because else ""
     return Applied(plan.version + 1, work.divergence, work.example, apply_path=taken, gone=gone)
+
+
+def bring_forward(ready: MadeReady, plan: Plan) -> None:
+    """As `commit`, on what is made ready beside the table: in no log."""
+    state, work = ready.rows, Work(everything=plan.apply_path == "replace")
+    with storage.uploads_beside(plan.path):
+        added, keyed = _written(state, plan, work)
+        marked = _marked(state, plan, work)
+    state.follow_own(_changed(state, work, added, marked), work.deleted, keyed)
+    ready.brought_forward(plan.changes)
+
+
+def _made_ready(plan: Plan) -> MadeReady | None:
+    staged = plan.changes.staged
+    return staged if isinstance(staged, MadeReady) else None
 
 
 def take(folder: str, fence: Fence) -> None:
@@ -134,6 +155,8 @@ def take(folder: str, fence: Fence) -> None:
 def _written(state: LiveTable, plan: Plan, work: Work) -> tuple[list[DataFile], Iterator[Added]]:
     """The new files, and again with the keys of their rows."""
     staged = plan.changes.staged
+    if isinstance(staged, MadeReady):
+        return staged.link(state, work), iter(())
     if isinstance(staged, StagedRows):
         with stage("plan"):
             return link_staged(state, plan, staged, work)
@@ -259,8 +282,7 @@ def _actions(
     state: LiveTable, plan: Plan, fence: Fence, work: Work, added: list[DataFile], changed: _Marked
 ) -> list[Action]:
     live, deleted = state.snapshot.files, work.deleted
-    whole = deleted.keys() - {before.name for before, _ in changed}
-    removed = list(live.values()) if work.everything else [live[name] for name in whole]
+    removed = _removed(state, work, changed)
     metrics = {
         "numOutputRows": sum((file.rows or 0) - file.deleted for file in added),
         "numDeletedRows": sum(len(rows) - live[name].deleted for name, rows in deleted.items()),
@@ -279,7 +301,23 @@ def _actions(
         delta_log.commit_info("HEADWATER APPLY", parameters, metrics, plan.version),
         delta_log.transaction(plan.app_id, plan.to_lsn),
         delta_log.transaction(fence.app_id, fence.generation),
-        *(delta_log.remove(file) for file in removed),
+        *(delta_log.transaction(app_id, number) for app_id, number in plan.counters.items()),
+        *(columns_change(state.snapshot, plan.becomes) if plan.becomes is not None else ()),
+        *_changed(state, work, added, changed),
+    ]
+
+
+def _removed(state: LiveTable, work: Work, changed: _Marked) -> list[DataFile]:
+    """Files of which no row is left."""
+    live = state.snapshot.files
+    if work.everything:
+        return list(live.values())
+    return [live[name] for name in work.deleted.keys() - {before.name for before, _ in changed}]
+
+
+def _changed(state: LiveTable, work: Work, added: list[DataFile], changed: _Marked) -> list[Action]:
+    return [
+        *(delta_log.remove(file) for file in _removed(state, work, changed)),
         *(delta_log.remove(before) for before, _ in changed),
         *(delta_log.add(after) for _, after in changed),
         *(delta_log.add(file) for file in added),

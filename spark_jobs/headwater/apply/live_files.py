@@ -6,7 +6,7 @@ given once: places in files that are not live any more lead nowhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,6 +68,19 @@ class LiveFiles:
         self._alive.append(1)
         self._by_name[file.name] = live
         return live
+
+    def leave_out(self, count: int) -> int:
+        """The first of `count` numbers that are given to nobody but files that `take` brings."""
+        first = self.numbers
+        self._by_number += [None] * count
+        self._alive.extend(bytes(count))
+        return first
+
+    def take(self, others: Iterable[LiveFile]) -> None:
+        """Files with numbers that were left out for them."""
+        for live in others:
+            self._by_number[live.number], self._alive[live.number] = live, 1
+            self._by_name[live.file.name] = live
 
     def restore(self, manifest: Manifest) -> None:
         """The numbers that an earlier driver has given; `follow` finds out what is new."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -28,13 +28,15 @@ from headwater.delta.index.index import NOWHERE, KeyIndex, place_of, row_of
 from headwater.delta.index.kept_index import KeptIndex
 from headwater.delta.layout import Layout, layout_of
 from headwater.delta.log_entries import Action
-from headwater.delta.where_files import columns_read, matches, may_match
+from headwater.delta.where_files import columns_read, rows_matching
 from headwater.predicate import Predicate
 from headwater.schema import TableSchema
 
 Int64 = npt.NDArray[np.int64]
 
 _NO_ROWS = BitMap()
+_MORE_FILES = 1 << 14
+"""Than were written at first: what brings them forward adds some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +57,49 @@ class Added:
     gone: BitMap = _NO_ROWS
 
 
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """Numbers from `first` on that are left out in the files `of` a table."""
+
+    first: int
+    count: int
+    of: LiveFiles
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A table as it stood in its writer's turn, for what is made ready beside it. `files`: names by number; `keys`:
+    where each key lay."""
+
+    snapshot: Snapshot
+    files: Mapping[int, str]
+    keys: KeyIndex
+    room: _Room
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """Files that are made ready: `snapshot`, which is the caller's own, says of them what a log would."""
+
+    snapshot: Snapshot
+    room: _Room
+
+
 class LiveTable:
     """The table in `folder` at the snapshot's version. One thread at a time."""
 
     def __init__(
-        self, folder: str, schema: TableSchema, kept: Keep | None = None, beside: Executor | None = None
+        self,
+        folder: str,
+        schema: TableSchema,
+        kept: Keep | None = None,
+        beside: Executor | None = None,
+        aside: Aside | None = None,
     ) -> None:
-        """`kept`, `beside`: as of `keep`; without them the index is not kept, and merged in the caller's turn."""
-        self.snapshot: Snapshot = read_snapshot(folder)
+        """`kept`, `beside`: as of `keep`; without them the index is not kept, and merged in the caller's turn. `aside`:
+        not the table itself, but files that are made ready to become its own."""
+        self.snapshot: Snapshot = read_snapshot(folder) if aside is None else aside.snapshot
+        self._room = aside.room if aside is not None else None
         self.keys = key_schema(schema)
         self._schema = schema
         self._folder = folder
@@ -89,6 +126,8 @@ class LiveTable:
         """Without files and index; both are derived anew when they are asked for."""
         folder = self._kept.folder if self._kept is not None else lambda: None
         self._files = LiveFiles(self.snapshot)
+        if self._room is not None:
+            self._files.leave_out(self._room.first)
         self._index = KeyIndex(self._files.alive, self._beside, folder)
         self._indexed = False
 
@@ -110,6 +149,11 @@ class LiveTable:
         """Find out where each key lies now, and not when the first is looked for."""
         self._ensure_index()
 
+    def all_keys(self) -> Iterator[Codes]:
+        """Of the rows that are there and of some that were, in parts."""
+        self._ensure_index()
+        return self._index.keys()
+
     @property
     def layout(self) -> Layout:
         """How rows lie in the table's files, by its newest metadata."""
@@ -127,6 +171,15 @@ class LiveTable:
             with self._in_step():
                 self._follow()
 
+    def base(self, files: int) -> Base:
+        """What about so many `files` are made ready by."""
+        self._ensure_index()
+        snapshot, count = self.snapshot, files + _MORE_FILES
+        stands = replace(snapshot, files=dict(snapshot.files), transactions=dict(snapshot.transactions))
+        numbers = {live.number: live.file.name for live in self._files}
+        room = _Room(self._files.leave_out(count), count, self._files)
+        return Base(stands, numbers, self._index.as_it_is(), room)
+
     def follow_own(self, actions: list[Action], deleted: Mapping[str, BitMap], added: Iterable[Added]) -> None:
         """Follow our own commit: it left `deleted` in the files named, and added these."""
         self.snapshot.follow(actions)
@@ -139,6 +192,34 @@ class LiveTable:
                     self._put(new, new.codes)
                     known[new.file.name] = new.gone
             self._follow(known)
+
+    def follow_ready(
+        self,
+        actions: list[Action],
+        deleted: Mapping[str, BitMap],
+        ready: LiveTable,
+        moved_out: tuple[Codes, Int64],
+    ) -> None:
+        """The same of a commit that added all of what was made `ready`. Of the keys `moved_out` that holds an entry,
+        but their rows stand where they are said to."""
+        self.snapshot.follow(actions)
+        if not self._indexed:
+            return
+        with self._in_step():
+            known = dict(deleted)
+            if ready._fits_into(self):
+                self._files.take(ready._files)
+                self._index.take(ready._index)
+                self._index.put(*moved_out)
+                known |= {live.file.name: ready._files.deleted_in(live) for live in ready._files}
+            self._follow(known)
+
+    def _fits_into(self, table: LiveTable) -> bool:
+        """Whether its numbers are free there; they are not in what has been read anew since."""
+        room = self._room
+        if room is None or room.of is not table._files or not self._indexed:
+            return False
+        return self._files.numbers <= room.first + room.count
 
     def save_index(self, *, at_once: bool = False) -> None:
         """Behind the ledger: keep the index for the next start, if it is time (or `at_once`)."""
@@ -190,19 +271,18 @@ class LiveTable:
             for here, rows in read_rows(self._folder, live.file, row_of(places[at]), wanted, self.layout):
                 yield at[here], rows
 
-    def rows_of(self, predicate: Predicate, schema: pa.Schema) -> dict[str, BitMap]:
-        """By file, the live rows of the predicate, as many as they may be. `schema`: the table's columns."""
+    def rows_of(
+        self, predicate: Predicate, schema: pa.Schema, known: Mapping[str, BitMap] = MappingProxyType({})
+    ) -> dict[str, BitMap]:
+        """By file, the live rows of the predicate, as many as they may be. `schema`: the table's columns. `known`: what
+        `rows_matching` has found in some of the files."""
         self._ensure_index()
         found, read = {}, columns_read(predicate, schema)
         for live in self._files:
-            if not may_match(predicate, live.file, self.layout, read):
-                continue
-            rows, first = BitMap(), 0
-            for part in column_batches(self._folder, live.file, read, self.layout):
-                rows |= BitMap((np.flatnonzero(matches(predicate, part)) + first).astype(np.uint32))
-                first += part.num_rows
-            rows -= self._files.deleted_in(live)
-            if rows:
+            rows = known.get(live.file.name)
+            if rows is None:
+                rows = rows_matching(predicate, self._folder, live.file, self.layout, read)
+            if rows := rows - self._files.deleted_in(live):
                 found[live.file.name] = rows
         return found
 

@@ -7,7 +7,8 @@ Delta's own writer, and the oracle of the others in tests.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from headwater.lake.registry import TableRecord
@@ -22,7 +23,8 @@ class Plan:
     """`version`: the table version that this was planned on; `to_lsn`: the applied position afterwards.
 
     `by_engine`: why Spark must write this table; empty: it is written directly. `verified`: afterwards every row is the
-    source's, whoever wrote before; only of a direct write.
+    source's, whoever wrote before; only of a direct write. Of what was made ready (`headwater.apply.made_ready`):
+    `becomes`, the columns that the table has from now on; `counters`: more of what the commit counts, by appId.
     """
 
     record: TableRecord
@@ -35,6 +37,8 @@ class Plan:
     because: str
     by_engine: str = ""
     verified: bool = False
+    becomes: TableSchema | None = None
+    counters: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

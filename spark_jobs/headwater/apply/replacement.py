@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from os.path import join
 from typing import Any
 
@@ -20,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.apply.unchanged_values import Keep, ReadValues
+from headwater.apply.waiting_files import waiting_files
 from headwater.arrow_types import key_schema, lake_schema
 from headwater.delta import storage
 from headwater.delta.index.codes import encode
@@ -39,6 +41,7 @@ _BYTES = 64 << 20
 _KEYS = "keys.arrow"
 
 
+Read = Callable[[], Iterator[pa.Table]]
 Scratch = Callable[[pa.Table], str]
 """Writes rows to a private Parquet file of the local disk; its path. Whoever asks for it removes it."""
 
@@ -58,13 +61,31 @@ def rows_in(files: Sequence[str]) -> list[tuple[int, int]]:
     return found
 
 
+def size_read(root: str, name: str, folder: str) -> tuple[int, int]:
+    """Rows and bytes that the reload `name` has read for the table in `folder`."""
+    waiting = waiting_files(root, name, folder)
+    if waiting is not None:
+        return waiting.rows, waiting.size
+    found = rows_in(row_files(root, name))
+    return sum(rows for rows, _ in found), sum(size for _, size in found)
+
+
 def remove_rows(root: str, name: str) -> None:
     storage.delete_folder(reloaded_path(root, name))
 
 
+def rows_read(schema: TableSchema, files: Sequence[str]) -> Iterator[pa.Table]:
+    """The rows in these files of a reload's folder, in parts."""
+    kind = lake_schema(schema)
+    for file in files:
+        with storage.parquet_file(file) as parquet:
+            for batch in parquet.iter_batches(batch_size=_at_a_time(parquet.metadata), columns=kind.names):
+                yield pa.Table.from_batches([batch]).select(kind.names).cast(kind)
+
+
 def part_of(
     schema: TableSchema,
-    files: Sequence[str],
+    read: Read,
     leaves: tuple[int, ...],
     where: Predicate | None,
     since: NetChanges | None,
@@ -74,10 +95,11 @@ def part_of(
     """The content of the part as a net effect on the table: the partitions `leaves`, or the rows of `where` (neither:
     the whole table), are emptied, and these rows are put.
 
-    `since`: the net effect that the rows do not hold yet, of the partitions' changes, else of all that the table stands
-    at. `scratch`: where Spark finds rows; `keep`: where values wait.
+    `read`: goes through the rows anew at each call. `since`: the net effect that they do not hold yet, of the
+    partitions' changes, else of all that the table stands at. `scratch`: where Spark finds rows; `keep`: where values
+    wait.
     """
-    rows = _Rows(schema, tuple(files), leaves, since, scratch, keep, where=where)
+    rows = _Rows(schema, read, leaves, since, scratch, keep, where=where)
     return replace(rows.frame, on_disk=rows)
 
 
@@ -99,7 +121,8 @@ def under_keys(schema: TableSchema, root: str, name: str, since: NetChanges | No
     keys = pa.ipc.open_file(storage.read(join(reloaded_path(root, name), _KEYS))).read_all().cast(key_schema(schema))
     asked = KeySet(schema, keys)
     tables = [lake_schema(schema).empty_table()]
-    for part in _Rows(schema, tuple(row_files(root, name)), (), since, str, keep, whole=False):
+    read = partial(rows_read, schema, row_files(root, name))
+    for part in _Rows(schema, read, (), since, str, keep, whole=False):
         mine = asked.has(part.rows)
         if any(mask[mine].any() for mask in part.unchanged.values()):
             raise Diverged(
@@ -136,7 +159,7 @@ class _Rows:
     """`headwater.net_changes.Parts` of `part_of`."""
 
     schema: TableSchema
-    files: tuple[str, ...]
+    read: Read
     leaves: tuple[int, ...]
     since: NetChanges | None
     scratch: Scratch
@@ -200,18 +223,15 @@ class _Rows:
         """What was read at the source, without what a TRUNCATE has removed since."""
         if self.since is not None and self.since.truncated:
             return
-        kind = lake_schema(self.schema)
         emptied = self.since.truncated_leaves if self.since is not None else ()
-        for file in self.files:
-            with storage.parquet_file(file) as parquet:
-                for batch in parquet.iter_batches(batch_size=_at_a_time(parquet.metadata), columns=kind.names):
-                    rows = pa.Table.from_batches([batch]).select(kind.names).cast(kind)
-                    if emptied and self.schema.partitioned:
-                        gone = pc.is_in(rows[PARTITION_COLUMN], value_set=pa.array(emptied, pa.int64()))
-                        rows = rows.filter(pc.invert(gone))
-                    elif emptied:
-                        return
-                    yield rows
+        if emptied and not self.schema.partitioned:
+            return
+        for rows in self.read():
+            if emptied:
+                gone = pc.is_in(rows[PARTITION_COLUMN], value_set=pa.array(emptied, pa.int64()))
+                yield rows.filter(pc.invert(gone))
+            else:
+                yield rows
 
 
 def _at_a_time(metadata: Any) -> int:

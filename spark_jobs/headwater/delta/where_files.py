@@ -13,7 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyroaring import BitMap
 
+from headwater.delta.data_files import column_batches
 from headwater.delta.delta_log import DataFile
 from headwater.delta.layout import Layout
 from headwater.delta.partition_values import from_text
@@ -52,6 +54,16 @@ def matches(predicate: Predicate, rows: pa.Table) -> Bool:
         case _:
             assert_never(predicate)
     return np.asarray(found.to_numpy(zero_copy_only=False) if isinstance(found, pa.Array) else found, dtype=np.bool_)
+
+
+def rows_matching(predicate: Predicate, folder: str, file: DataFile, layout: Layout, schema: pa.Schema) -> BitMap:
+    """The rows of the file that the predicate is true of, those that are gone included. `schema`: as of `may_match`."""
+    rows, first = BitMap(), 0
+    if may_match(predicate, file, layout, schema):
+        for part in column_batches(folder, file, schema, layout):
+            rows |= BitMap((np.flatnonzero(matches(predicate, part)) + first).astype(np.uint32))
+            first += part.num_rows
+    return rows
 
 
 def may_match(predicate: Predicate, file: DataFile, layout: Layout, schema: pa.Schema) -> bool:

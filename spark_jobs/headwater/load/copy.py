@@ -25,7 +25,7 @@ from headwater.errors import Transient
 from headwater.failpoints import reach
 from headwater.lake.registry import TableRecord
 from headwater.load.executors import LakeAccess, lacking, refuse_engine, share_engine
-from headwater.load.ordering import files_in_order, files_in_partitions
+from headwater.load.ordering import TableFiles
 from headwater.load.progress import LoadProgress
 from headwater.load.source_rows import extents, rows_at
 from headwater.load.stretch_notes import StretchNote, StretchNotes
@@ -175,8 +175,7 @@ def _copy_by_stretches(
         rows = sum(file.rows or 0 for file in loose)
         order = "partition_by" if layout.partition_by else "cluster_by"
         log.info("%s: %d rows are brought into the order of %s", record.name, rows, order)
-        lay_out = files_in_partitions if layout.partition_by else files_in_order
-        laid_out = lay_out(spark, target.path, record.schema, layout, loose, lake)
+        laid_out = TableFiles(target.path, record.schema, layout, lake).lay_out(spark, loose)
         files = [*(file for file in files if file not in loose), *laid_out]
         reach("load.after_ordering", record.name)
     done = whole_table.put_files(snapshot, record.schema, files, record.app_id(pipeline.name), target.confirmed_lsn)

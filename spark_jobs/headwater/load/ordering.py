@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from dataclasses import asdict, dataclass, replace
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
+from headwater.apply.waiting_files import keep_notes, put_note
 from headwater.arrow_types import as_stored, lake_schema
 from headwater.delta.clustering import SAMPLED_ROWS, Curve, new_run
 from headwater.delta.delta_log import DataFile
@@ -63,58 +64,74 @@ class _Placed:
             yield pa.RecordBatch.from_arrays([*batch.columns, *more], names)
 
 
-def files_in_order(
-    spark: SparkSession, folder: str, schema: TableSchema, layout: Layout, files: Sequence[DataFile], lake: LakeAccess
-) -> list[DataFile]:
-    """The rows of `files`, which are written below `folder` and in no commit yet, as one run of new files there.
-    `lake`: what executors write to."""
-    rows, size = sum(file.rows or 0 for file in files), sum(file.size for file in files)
-    if not rows:
-        return list(files)
-    ordered = in_order(_rows_of(spark, folder, schema, layout, files), schema.cluster_by, rows, size)
-    return _written(ordered, _Writer(folder, schema, layout, lake, new_run()))
+@dataclass(frozen=True)
+class TableFiles:
+    """Where tasks put rows of `schema`: in files of the table in `folder`, as `layout` says, that no commit names yet.
+    `lake`: what they write to; `notes`: the folder where each notes what it has written, if that is wanted."""
 
+    folder: str
+    schema: TableSchema
+    layout: Layout
+    lake: LakeAccess
+    notes: str = ""
 
-def files_in_partitions(
-    spark: SparkSession, folder: str, schema: TableSchema, layout: Layout, files: Sequence[DataFile], lake: LakeAccess
-) -> list[DataFile]:
-    """The rows of `files`, which lie unpartitioned below `folder` and are in no commit yet, as new files there, each of
-    one partition of `layout`. `lake`: what executors write to."""
-    size = sum(file.size for file in files)
-    # By the key as well: a partition that is larger than others is shared by several tasks, and its files have bounds.
-    by = [*map(quoted, layout.partition_by), *(quoted(name) for name in schema.key if name not in layout.partition_by)]
-    dealt = _rows_of(spark, folder, schema, layout, files).repartitionByRange(max(1, round(size / _STRETCH_BYTES)), *by)
-    return _written(dealt.sortWithinPartitions(*by), _Writer(folder, schema, layout, lake))
+    @property
+    def have_order(self) -> bool:
+        """Whether rows are to be laid out, and not left as they come."""
+        return bool(self.layout.partition_by or self.schema.cluster_by)
 
+    def as_they_come(self, frame: DataFrame) -> list[DataFile]:
+        """Put the rows of `frame`, which are read once, each task's into files of its own."""
+        return _written(frame, _Writer(self))
 
-def _rows_of(
-    spark: SparkSession, folder: str, schema: TableSchema, layout: Layout, files: Sequence[DataFile]
-) -> DataFrame:
-    kind = struct_type(schema)
-    stored = StructType([StructField(layout.in_files(column.name), column.dataType, True) for column in kind])
-    paths = [file.in_folder(folder) for file in files if file.rows]
-    return rows_of_files(spark, stored, paths).toDF(*kind.names)
+    def as_read(self, frame: DataFrame) -> list[DataFile]:
+        """The same without regard to partitions: no file for a reader of the table."""
+        return replace(self, layout=replace(self.layout, partition_by=())).as_they_come(frame)
+
+    def laid_out(self, frame: DataFrame, rows: int, size: int) -> list[DataFile]:
+        """Put the rows of `frame`, about so many and of so many bytes, where a reader looks for them: each file with
+        those of one partition, or all as one run in the order of the clustering."""
+        if not self.layout.partition_by:
+            return _written(in_order(frame, self.schema.cluster_by, rows, size), _Writer(self, new_run()))
+        partition_by, key = self.layout.partition_by, self.schema.key
+        # By the key as well: of a partition that is larger than others each of several tasks has a share, and its files
+        # have bounds.
+        by = [*map(quoted, partition_by), *(quoted(name) for name in key if name not in partition_by)]
+        dealt = frame.repartitionByRange(max(1, round(size / _STRETCH_BYTES)), *by)
+        return _written(dealt.sortWithinPartitions(*by), _Writer(self))
+
+    def lay_out(self, spark: SparkSession, files: Sequence[DataFile]) -> list[DataFile]:
+        """The same for the rows of `files`, which lie in the table's folder as they were read."""
+        rows, size = sum(file.rows or 0 for file in files), sum(file.size for file in files)
+        if not rows:
+            return list(files)
+        kind = struct_type(self.schema)
+        stored = StructType([StructField(self.layout.in_files(column.name), column.dataType, True) for column in kind])
+        paths = [file.in_folder(self.folder) for file in files if file.rows]
+        return self.laid_out(rows_of_files(spark, stored, paths).toDF(*kind.names), rows, size)
 
 
 def _written(frame: DataFrame, writer: _Writer) -> list[DataFile]:
-    return [DataFile(**json.loads(row["file"])) for row in frame.mapInArrow(writer, "file string").collect()]
+    found = frame.mapInArrow(writer, "file string, note string").collect()
+    into = writer.into
+    if into.notes:
+        keep_notes(into.notes, into.folder, {row["note"] for row in found})
+    return [DataFile(**json.loads(row["file"])) for row in found]
 
 
 @dataclass(frozen=True)
 class _Writer:
     """For `mapInArrow`: rows in, the files that hold them out. `run`: that these are of, if any."""
 
-    folder: str
-    schema: TableSchema
-    layout: Layout
-    lake: LakeAccess
+    into: TableFiles
     run: str = ""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        self.lake.enter()
-        kind = lake_schema(self.schema)
+        into = self.into
+        into.lake.enter()
+        kind = lake_schema(into.schema)
         tables = (as_stored(batch, kind) for batch in batches)
-        found: list[dict[str, Any]] = [
-            asdict(written.file) for written in write_rows(self.folder, kind, tables, self.layout, self.run)
-        ]
-        yield pa.RecordBatch.from_pydict({"file": pa.array([json.dumps(file) for file in found], pa.string())})
+        files = [written.file for written in write_rows(into.folder, kind, tables, into.layout, self.run)]
+        note = put_note(into.notes, files) if into.notes and files else ""
+        found = pa.array([json.dumps(asdict(file)) for file in files], pa.string())
+        yield pa.RecordBatch.from_pydict({"file": found, "note": pa.array([note] * len(files), pa.string())})

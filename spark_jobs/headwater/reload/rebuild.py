@@ -18,14 +18,17 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions
 
-from headwater.apply.replacement import row_files, rows_in
+from headwater.apply.replacement import size_read
 from headwater.apply.reshape import why_not
 from headwater.arrow_types import lake_schema
 from headwater.columns.shape import has_shape, options_for_a_rebuild, reshaped
 from headwater.delta.delta_log import Snapshot
+from headwater.delta.layout import layout_of
+from headwater.delta.metadata import becoming
 from headwater.delta.small_versions import TableUnreadable, batches, is_small, refuse_lost, snapshot_at
 from headwater.delta.spark_rows import rows_of_table
 from headwater.delta.tables import current, quoted, struct_type
@@ -35,7 +38,7 @@ from headwater.lake.paths import reloaded_path, table_path, table_uri
 from headwater.lake.registry import Registry, TableRecord, now_text
 from headwater.lake.reload_records import Reload
 from headwater.load.executors import LakeAccess, share_engine
-from headwater.load.ordering import in_order
+from headwater.load.ordering import TableFiles
 from headwater.load.progress import Report, Show
 from headwater.load.source_rows import schema_now
 from headwater.names import TableName
@@ -43,7 +46,7 @@ from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import format_lsn
 from headwater.reload.reload import ReadPart, open_registry
 from headwater.reload.replacing import Replacing, driver_beside, refuse_state
-from headwater.reload.row_folder import put_few_rows, put_rows
+from headwater.reload.row_folder import put_few_rows, put_table_files_again
 from headwater.reload.which_rows import part_named
 from headwater.schema import TableSchema
 from headwater.source.catalog.catalog import read_catalog
@@ -189,13 +192,13 @@ class _Rebuild:
                 else:
                     try:
                         self._put_by_spark(snapshot, folder)
-                    except PySparkException:
+                    except (PySparkException, Py4JJavaError):
                         refuse_lost(snapshot)
                         raise
             except TableUnreadable as damage:
                 again = f"headwater load PIPELINE.yaml --table {record.name} --again"
                 raise Refused(str(damage), code="not_rebuildable", where=record.name, remedy=again) from damage
-        rows = sum(count for count, _ in rows_in(row_files(root, asked.name)))
+        rows, _ = size_read(root, asked.name, path)
         self.progress(f"{record.name}: {rows} rows read")
         return replace(asked, state="read", since=now_text(), snapshot="", capture_lsn=applied_lsn, rows=rows)
 
@@ -225,12 +228,11 @@ class _Rebuild:
             elif frame.where(f"{quoted(name)} = ''").take(1):
                 raise self._empty_texts(name)
         frame = frame.select(*map(quoted, struct_type(self.record.schema).names))
-        if self.shape.cluster_by:
-            # About as many as its files hold.
-            files = snapshot.files.values()
-            rows, size = sum(file.rows or 0 for file in files), sum(file.size for file in files)
-            frame = in_order(frame, self.shape.cluster_by, rows, size)
-        put_rows(frame, folder, LakeAccess.to(root))
+        files = snapshot.files.values()
+        rows, size = sum(file.rows or 0 for file in files), sum(file.size for file in files)
+        layout = layout_of(becoming(snapshot, self.shape))
+        into = TableFiles(snapshot.folder, self.shape, layout, LakeAccess.to(root), folder)
+        put_table_files_again(frame, into, rows, size)
 
     def _texts_in_partitions(self) -> list[tuple[str, bool]]:
         """Columns of text that are to partition the table, and whether an empty text becomes NULL in them: from now on

@@ -14,20 +14,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from headwater.apply.replacement import row_files, rows_in
+from headwater.apply.direct import obstacle
+from headwater.apply.replacement import size_read
+from headwater.delta.delta_log import read_snapshot
+from headwater.delta.layout import layout_of
+from headwater.delta.metadata import becoming
 from headwater.errors import Refused, Transient
 from headwater.failpoints import reach
 from headwater.gate.recovery import mended_registry
 from headwater.gate.same_source import require_same_source
-from headwater.lake.paths import reloaded_path
+from headwater.lake.paths import reloaded_path, table_path
 from headwater.lake.registry import Registry, TableRecord, now_text
 from headwater.lake.reload_records import Reload
 from headwater.load.copy import NotAtThisCapturePoint, named_error
 from headwater.load.executors import LakeAccess
 from headwater.load.load import load
+from headwater.load.ordering import TableFiles
 from headwater.load.progress import LoadProgress, Report, Show
 from headwater.load.source_rows import few_rows_at, rows_at, schema_now, units_of, units_where
 from headwater.load.units import BYTES_PER_PLAIN_UNIT, TableChanged, UnfitValue, Unit
@@ -37,7 +43,7 @@ from headwater.pipeline_file.where_text import parse
 from headwater.position import format_lsn
 from headwater.predicate import Predicate
 from headwater.reload.replacing import Replacing, driver_beside, refuse_kept, refuse_state, refuse_unfit
-from headwater.reload.row_folder import put_few_rows, put_rows, put_rows_in_order
+from headwater.reload.row_folder import put_few_rows, put_rows, put_table_files
 from headwater.reload.which_rows import ReloadScope, part_named, rows_where
 from headwater.schema import Leaf, TableSchema
 from headwater.source.catalog.catalog import Signature, signature
@@ -169,11 +175,11 @@ class ReadPart:
             shown.reading(asked.table, capture.snapshot_id, len(units), None if self.part.whole else asked.shown)
             try:
                 self._put(reloaded_path(root, asked.name), chosen, capture.snapshot_id, signatures, units, spark)
-            except (PySparkException, TableChanged, UnfitValue) as error:
+            except (PySparkException, Py4JJavaError, TableChanged, UnfitValue) as error:
                 raise named_error(error, replace(self.record, schemas=((0, schema),))) from error
             if signature(self.connection, ids) != signatures:
                 raise NotAtThisCapturePoint("it was rewritten, truncated or altered")
-        rows = sum(count for count, _ in rows_in(row_files(root, asked.name)))
+        rows, _ = size_read(root, asked.name, table_path(root, self.record.path))
         self.progress(f"{asked.table}: {rows} rows of {asked.shown} read")
         return replace(
             asked,
@@ -194,12 +200,14 @@ class ReadPart:
         spark: SparkSession | None,
     ) -> None:
         """The rows of the units into `folder`, by `spark`; without one they are few, and come through this process."""
-        where, cluster_by = self._where, schema.cluster_by if self.part.whole else ()
+        where = self._where
         if spark is None:
+            cluster_by = schema.cluster_by if self.part.whole else ()
             with few_rows_at(self.pipeline, schema, snapshot_id, signatures, units, where) as rows:
                 put_few_rows(rows, folder, cluster_by)
             return
-        lake = LakeAccess.to(self.pipeline.lake_path())
+        root = self.pipeline.lake_path()
+        lake, table = LakeAccess.to(root), table_path(root, self.record.path)
         frame = rows_at(
             spark,
             self.pipeline,
@@ -211,10 +219,12 @@ class ReadPart:
             writes_to=lake,
             where=where,
         )
-        if cluster_by:
-            put_rows_in_order(frame, folder, lake, cluster_by)
-        else:
-            put_rows(frame, folder, lake)
+        snapshot = read_snapshot(table)
+        if obstacle(snapshot):
+            put_rows(frame, folder, lake)  # Spark is to write them
+            return
+        metadata = becoming(snapshot, schema) if self.shape is not None else snapshot.metadata
+        put_table_files(frame, TableFiles(table, schema, layout_of(metadata), lake, folder))
 
     def _follow(self) -> None:
         """Until the lake has the columns of the source: refused when it does not follow in time."""

@@ -13,14 +13,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from headwater.apply.replacement import remove_rows, row_files, rows_in
+from headwater.apply.replacement import remove_rows, row_files, size_read
+from headwater.apply.waiting_files import waiting_files
 from headwater.delta import storage
 from headwater.delta.foreign_terms import why_unwritable
 from headwater.errors import HeadwaterError, LostLease, Refused, Transient
 from headwater.failpoints import reach
 from headwater.gate.lease import is_alive
 from headwater.lake.ledger import read_epoch
-from headwater.lake.paths import table_path
+from headwater.lake.paths import reloaded_path, table_path
 from headwater.lake.registry import Registry, TableRecord, now_text
 from headwater.lake.reload_records import Keeping, Reload
 from headwater.load.driver_answers import await_answer, is_running
@@ -28,6 +29,7 @@ from headwater.load.progress import Report
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.pipeline_file.where_text import parse
 from headwater.position import format_lsn
+from headwater.reload.row_folder import discard_table_files
 from headwater.replicate.replicate import replicate
 from headwater.schema import Leaf, TableSchema
 from headwater.source.catalog.where_sql import exclude_each_other, reach_of
@@ -142,6 +144,7 @@ class Replacing:
         name = secrets.token_hex(8)
         session = f"headwater reload {name}"
         root = self.pipeline.lake_path()
+        folder, is_read = table_path(root, self.record.path), False
         # Its life is the job's: the driver gives a reload up whose job is gone.
         with contextlib.closing(connect(self.pipeline.conninfo(), application_name=session)):
             asked = self._ask(name, session)
@@ -152,14 +155,18 @@ class Replacing:
                 # What the driver had passed when it began to keep must be visible.
                 wait_out(self.connection, 0, patience, where=f"pipeline {self.pipeline.name}, table {asked.table}")
                 done = read(asked)
-                size = sum(found for _, found in rows_in(row_files(root, name)))
+                _, size = size_read(root, name, folder)
                 reach("reload.after_read")
-                storage.wrote(*row_files(root, name))
+                waiting = waiting_files(root, name, folder)
+                storage.wrote(*(waiting.places if waiting is not None else row_files(root, name)))
                 storage.sync(root)  # the driver goes by these rows from the moment that the registry names them
+                is_read = True
                 self.registry.write(done)
             except BaseException as error:
                 refusal = None if isinstance(error, HeadwaterError) else self._refusal(asked)
                 self._give_up(asked)
+                if not is_read:  # else the driver may know of it, and be about to name them
+                    discard_table_files(reloaded_path(root, name), folder)
                 remove_rows(root, name)
                 if isinstance(error, Exception) and refusal is not None:
                     raise refusal from error  # the driver has removed what was being written

@@ -1,14 +1,16 @@
-"""The folder of rows that a reload or a rebuild has read: Parquet files, sorted by name in the order of the rows.
+"""Where the rows lie that a reload or a rebuild has read. Many of them are written by Spark's tasks as files of the
+table, which one commit is to name; so they are written once, by all executors.
 
-Few rows are written by the job's own process. On disk Spark writes them by itself. In an object store it would write
-each under another name first and copy it twice; there every task puts its file through the lake's door.
+Few rows lie in a folder beside the table, as Parquet files sorted by name in the order of the rows, and so do those for
+a table that only Spark writes. These Spark writes by itself on disk. In an object store it would write each under
+another name first and copy it twice; there every task puts its file through the lake's door.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os.path import join
 from typing import Any
 
@@ -16,14 +18,16 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
-from headwater.apply.replacement import rows_in
+from headwater.apply.waiting_files import discard_noted
 from headwater.delta import storage
 from headwater.delta.clustering import ordered
 from headwater.delta.data_files import gathered
-from headwater.delta.spark_rows import rows_of_files
 from headwater.lake_root import is_remote
 from headwater.load.executors import LakeAccess
-from headwater.load.ordering import in_order
+from headwater.load.ordering import TableFiles
+from headwater.spark.stores import is_readable
+
+_AS_READ = "as-read"
 
 
 def put_rows(frame: DataFrame, folder: str, lake: LakeAccess) -> None:
@@ -35,21 +39,37 @@ def put_rows(frame: DataFrame, folder: str, lake: LakeAccess) -> None:
     _put_files(frame, folder, lake)
 
 
-def put_rows_in_order(frame: DataFrame, folder: str, lake: LakeAccess, cluster_by: tuple[str, ...]) -> None:
-    """The same for rows that can be read once only, along the curve through these columns."""
-    aside = join(folder, "as-read")
-    storage.delete_folder(folder)
-    put_rows(frame, aside, lake)
-    files = _files(aside)
-    if files:  # in a store there is none where there was no row
-        found = rows_in(files)
-        rows = rows_of_files(frame.sparkSession, frame.schema, files)
-        ordered = in_order(rows, cluster_by, sum(count for count, _ in found), sum(size for _, size in found))
-        if is_remote(storage.path_of(folder)):
-            _put_files(ordered, folder, lake)
-        else:
-            ordered.write.mode("append").option("compression", "snappy").parquet(folder)
-    storage.delete_folder(aside)
+def put_table_files(frame: DataFrame, into: TableFiles) -> None:
+    """Let files of the table, which wait for their commit, hold the rows of `frame`, that can be read once only. What
+    is noted in their folder are these, and no others."""
+    _forget(into)
+    if not into.have_order or not is_readable(frame.sparkSession, into.folder):
+        into.as_they_come(frame)
+        return
+    aside = replace(into, notes=join(into.notes, _AS_READ))
+    into.lay_out(frame.sparkSession, aside.as_read(frame))
+    discard_noted(aside.notes, into.folder)
+
+
+def put_table_files_again(frame: DataFrame, into: TableFiles, rows: int, size: int) -> None:
+    """The same for rows that can be read several times, about so many and of so many bytes."""
+    _forget(into)
+    if into.have_order:
+        into.laid_out(frame, rows, size)
+    else:
+        into.as_they_come(frame)
+
+
+def discard_table_files(notes: str, folder: str) -> None:
+    """Remove those that tasks have noted for the table in `folder`. No commit may name one, or be about to."""
+    for each in (notes, join(notes, _AS_READ)):
+        discard_noted(each, folder)
+
+
+def _forget(into: TableFiles) -> None:
+    """What an attempt before this one has written."""
+    discard_table_files(into.notes, into.folder)
+    storage.make_folder(join(into.notes, _AS_READ), mode=0o700)
 
 
 def put_few_rows(rows: Iterable[pa.Table], folder: str, cluster_by: tuple[str, ...]) -> None:

@@ -199,7 +199,7 @@ def _driving(opened: _Opened) -> Iterator[Run | dict[str, Any]]:
                 stop=stop,
                 processed=ledger.newest.position.lsn if ledger.newest else 0,
             )
-            with contextlib.closing(tables), sampler.running():
+            with contextlib.closing(tables), contextlib.closing(following), sampler.running():
                 yield run
 
 

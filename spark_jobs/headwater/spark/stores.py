@@ -85,6 +85,15 @@ def enter(session: SparkSession, place: str) -> None:
             conf.set(name, value)
 
 
+def is_readable(session: SparkSession, place: str) -> bool:
+    """Whether `enter` would let it read there."""
+    try:
+        enter(session, place)
+    except Refused:
+        return False
+    return True
+
+
 def no_commit(place: str, table: str, why: str) -> dict[str, Any] | None:
     """What an error says of a table that only Spark could write, and that lies in a store; None: it lies on disk."""
     if in_store(place) is None:

@@ -125,7 +125,7 @@ def shop(database: Database, spark: SparkSession, tmp_path: Path) -> Shop:
 @pytest.fixture(params=["in this process", "by Spark"])
 def each_reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows of a small table are read here, those of a large one by Spark, and by nothing else."""
-    other = "put_rows"
+    other = "put_table_files_again"
     if request.param == "by Spark":
         request.getfixturevalue("reloads_by_spark")
         other = "put_few_rows"
@@ -272,17 +272,21 @@ def test_types_that_change_beside_a_verify_or_behind_a_cut_are_told_apart(
 
 
 @pytest.mark.parametrize(
-    "failpoint",
+    ("here", "failpoint"),
     [
-        "replicate.before_rebuild",
-        "replicate.after_rebuild",
-        "replicate.after_part_commit",
-        "replicate.after_part_answer",
+        (True, "replicate.before_rebuild"),
+        (True, "replicate.after_rebuild"),
+        (True, "replicate.after_part_commit"),
+        (True, "replicate.after_part_answer"),
+        (False, "replicate.before_rebuild"),
+        (False, "replicate.after_rebuild"),
     ],
 )
 def test_a_driver_that_dies_over_a_rebuild_is_followed_by_one_that_ends_it(
-    shop: Shop, spark: SparkSession, tmp_path: Path, failpoint: str
+    shop: Shop, spark: SparkSession, tmp_path: Path, here: bool, failpoint: str, request: pytest.FixtureRequest
 ) -> None:
+    if not here:
+        request.getfixturevalue("reloads_by_spark")
     with Job(shop.pipeline, "replicate", failpoint=failpoint, spark=spark) as job:
         until(lambda: job.process.poll() is not None or status(shop.pipeline)["running"], "the driver runs")
         shop.declare(types={"amount": "string"}, partition_by=["region"])

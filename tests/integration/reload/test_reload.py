@@ -224,6 +224,32 @@ def test_a_whole_table_is_reloaded_with_the_large_values_that_the_log_leaves_out
     until(lambda: _equal(shop, PLAIN), "the lake equals the source")
 
 
+@pytest.mark.usefixtures("reloads_by_spark")
+def test_beside_what_is_made_ready_the_table_goes_on_and_cuts_have_it_in_step(shop: Shop, tmp_path: Path) -> None:
+    def cut() -> dict[int, int]:
+        found = headwater.wait(shop.pipeline, tables=[PLAIN], timeout=60)
+        assert found["tables"][PLAIN]["state"] == "in step"
+        return {row["id"]: row["n"] for row in headwater.scan(found, PLAIN, columns=["id", "n"]).read_all().to_pylist()}
+
+    shop.database.execute("alter table plain alter n type int using n + 7000")  # the log does not carry it
+    before = cut()
+    with armed(tmp_path, "replicate.before_round") as hold:
+        job = in_thread(lambda: _reload(shop, PLAIN))
+        hold.reached(job)
+        for number in range(3):
+            shop.database.execute(
+                f"insert into plain values ({7000 + number}, {number})", f"delete from plain where id = {number + 50}"
+            )
+            now = cut()
+            assert now[7000 + number] == number
+            assert number + 50 not in now
+            assert all(n == before[key] for key, n in now.items() if key < 7000)
+        assert not job.done()
+        hold.release()
+        job.result(120)
+    until(lambda: _equal(shop, PLAIN), "the lake equals the source")
+
+
 @pytest.mark.parametrize("parts", [["tree_low"], ["tree_low_0", "tree_rest_1"], ["tree_eu", "tree_rest"]], ids=str)
 def test_hashes_trees_and_default_partitions_are_reloaded_while_rows_move_through_them(
     shop: Shop, tmp_path: Path, parts: list[str]
@@ -336,8 +362,15 @@ def test_a_reload_whose_table_is_loaded_anew_meanwhile_says_so(shop: Shop, monke
 
 
 @pytest.mark.parametrize(
-    "failpoint", ["replicate.before_part", "replicate.after_part_commit", "replicate.after_part_answer"]
+    ("each_reader", "failpoint"),
+    [
+        *(("here", point) for point in ("replicate.before_part", "replicate.after_part_commit")),
+        *(("by Spark", point) for point in ("replicate.before_round", "replicate.before_ready_commit")),
+        *(("by Spark", point) for point in ("replicate.after_part_commit", "replicate.after_part_answer")),
+    ],
+    indirect=["each_reader"],
 )
+@pytest.mark.usefixtures("each_reader")
 def test_a_driver_that_dies_over_a_reload_leaves_it_to_the_next_one(
     database: Database, spark: SparkSession, tmp_path: Path, failpoint: str
 ) -> None:

@@ -48,6 +48,8 @@ ELSEWHERE = (
     "replicate.after_kept_share",
     "replicate.before_chunk",
     "replicate.before_part",
+    "replicate.before_round",
+    "replicate.before_ready_commit",
     "replicate.after_part_",
     "replicate.before_evolution",
     "replicate.after_evolution",

@@ -3,6 +3,7 @@ and no more of them than fit come into memory at a time."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from headwater.apply import replacement, unchanged_values
-from headwater.apply.replacement import part_of, under_keys, write_keys
+from headwater.apply.replacement import part_of, rows_read, under_keys, write_keys
 from headwater.arrow_types import key_schema, lake_schema
 from headwater.lake.paths import reloaded_path
 from headwater.net_changes import NetChanges
@@ -72,7 +73,9 @@ def test_values_that_changes_keep_come_piece_by_piece(tmp_path: Path, held: list
     path = tmp_path / "rows.parquet"
     pq.write_table(rows(range(ROWS + 50), 1), path)
     since = updates_of_all_that_keep_their_large_values()
-    parts = list(part_of(SCHEMA, [str(path)], (), None, since, str, keeping(held)).in_parts())
+    parts = list(
+        part_of(SCHEMA, partial(rows_read, SCHEMA, [str(path)]), (), None, since, str, keeping(held)).in_parts()
+    )
     found = {row["id"]: (row["n"], row["big"]) for part in parts for row in part.rows.to_pylist()}
     changed = {i + 1000 * (i % 2): (7, large(i)) for i in range(ROWS)}
     assert found == changed | {i: (1, large(i)) for i in range(ROWS, ROWS + 50)}

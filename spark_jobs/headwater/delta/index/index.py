@@ -11,7 +11,7 @@ swaps the result in: the entries put meanwhile lie in newer runs.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
@@ -19,7 +19,18 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.delta.index.codes import Codes, encode
-from headwater.delta.index.runs import NOWHERE, Abandoned, Bool, Int64, KeyRun, RunFile, merged, remove_runs, sorted_run
+from headwater.delta.index.runs import (
+    NOWHERE,
+    Abandoned,
+    Bool,
+    Int64,
+    KeyRun,
+    RunFile,
+    merged,
+    part_of,
+    remove_runs,
+    sorted_run,
+)
 from headwater.schema import TableSchema
 
 __all__ = ["NOWHERE", "KeyIndex", "KeySet", "file_of", "place_of", "row_of"]
@@ -143,6 +154,26 @@ class KeyIndex:
         """Begin with runs that were saved. Nothing may have been put before."""
         self._runs = list(runs)
         self._pinned = self._named()
+
+    def as_it_is(self) -> KeyIndex:
+        """The same keys at the same places, whatever is put here from now on; another thread may look them up."""
+        self._take_merged()
+        found = KeyIndex()
+        found._runs = list(self._runs)
+        return found
+
+    def take(self, other: KeyIndex) -> None:
+        """All that `other` holds, as the newest here. It is not used any more."""
+        self._take_merged()
+        self._runs += other._runs
+        self._settle()
+
+    def keys(self) -> Iterator[Codes]:
+        """All that were ever put, in parts; some of them several times."""
+        for run in self._runs:
+            for first in range(0, len(run), _LOOKED_UP):
+                yield part_of(run.codes, first, first + _LOOKED_UP)
+            run.let_pages_go()
 
     def close(self) -> None:
         """End what runs beside the writer; the index can still be looked up."""

@@ -83,7 +83,7 @@ class KeyRun:
         step = -(-len(codes) * _HELD // max(self.mapping.size(), _HELD))
         found = []
         for start in range(0, len(codes), step):
-            found.append(self._look_up(_slice(codes, start, start + step)))
+            found.append(self._look_up(part_of(codes, start, start + step)))
             self.let_pages_go()
         return np.concatenate(found)
 
@@ -149,7 +149,7 @@ def merged(
         if stop():
             raise Abandoned
         newest_first = [(run, *bound) for run, bound in zip(reversed(runs), reversed(bounds), strict=True)]
-        codes = Codes.joined([_slice(run.codes, low, high) for run, low, high in newest_first])
+        codes = Codes.joined([part_of(run.codes, low, high) for run, low, high in newest_first])
         places = np.concatenate([run.place[low:high] for run, low, high in newest_first])
         order = _order(codes)
         codes, places = codes.take(order), places[order]
@@ -174,7 +174,8 @@ def _bounds(runs: Sequence[KeyRun]) -> list[list[tuple[int, int]]]:
     return [[(int(edge[i]), int(edge[i + 1])) for edge in edges] for i in range(len(cuts) + 1)]
 
 
-def _slice(codes: Codes, low: int, high: int) -> Codes:
+def part_of(codes: Codes, low: int, high: int) -> Codes:
+    """The codes numbered `low` to `high`, the latter left out."""
     return Codes(codes.first[low:high], codes.second[low:high] if codes.second is not None else None)
 
 

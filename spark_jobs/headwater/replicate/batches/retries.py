@@ -153,7 +153,7 @@ class Retries:
             storage.delete(place)
 
 
-def reason_of(error: Exception) -> str:
+def reason_of(error: BaseException) -> str:
     """`error` in a line. Of others' errors only what cannot quote a row's value."""
     if isinstance(error, HeadwaterError):
         return error.message

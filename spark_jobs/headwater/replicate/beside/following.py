@@ -87,6 +87,10 @@ class Following:
             self._tables.joining.rejoins(name)
         self._loads.settled(name)
 
+    def close(self) -> None:
+        """End what runs beside the lanes."""
+        self._reloads.close()
+
     def _sweep(self) -> None:
         """What was kept or read for nobody that is left."""
         wanted = {load_name(r) for r in self._registry.tables.values() if r.state in ("loading", "catching up")}

@@ -11,36 +11,40 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-import numpy as np
-
+from headwater.apply.columns import columns_counter
 from headwater.apply.plan import Plan
-from headwater.apply.replacement import part_of, row_files, rows_in, under_keys
+from headwater.apply.replacement import Read, part_of, row_files, rows_read, size_read, under_keys
+from headwater.apply.waiting_files import WaitingFiles, discard_noted, waiting_files
 from headwater.columns.shape import has_shape
 from headwater.delta import storage
+from headwater.delta.delta_log import read_snapshot
+from headwater.delta.layout import layout_of
+from headwater.delta.metadata import becoming
 from headwater.errors import Refused, TableError
 from headwater.failpoints import reach
 from headwater.lake.ledger import TableVersion
+from headwater.lake.paths import reloaded_path
 from headwater.lake.registry import TableRecord, now_text
 from headwater.lake.reload_records import Keeping, Reload
-from headwater.log.blocks import Rows, Transactions
-from headwater.log.net.net_effect import net_effect
 from headwater.log.net.on_disk import PartsOnDisk, on_disk
 from headwater.log.spill import SpillStore
 from headwater.net_changes import NetChanges
 from headwater.pipeline_file.where_text import parse
-from headwater.replicate.batches.batch import Share
 from headwater.replicate.batches.lanes import Result
-from headwater.replicate.tables.planning import describe_change, transactions_that_count, visible_in
+from headwater.replicate.beside.kept_since import KeptSince
+from headwater.replicate.beside.preparing import Preparation, Preparations
 from headwater.replicate.tables.tables import Tables
 from headwater.schema import TableSchema
 
 log = logging.getLogger(__name__)
 
+_WHOLE = (1 << 53) - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Merging:
     """A reload whose rows have been read. `position`: every table holds at least all up to there; `spill`:
-    for what does not fit into memory."""
+    for what does not fit into memory; `preparations`: what was made ready of reloads beside the lanes."""
 
     tables: Tables
     root: str
@@ -48,6 +52,7 @@ class Merging:
     position: int
     spill: SpillStore
     still_alive: Callable[[], None]
+    preparations: Preparations
 
     def merge(self, answer: Keeping) -> tuple[Result, Keeping]:
         """Let the rows that were read, brought forward by what was kept, take the place of the part; what is to be
@@ -74,7 +79,8 @@ class Merging:
                 # A driver before this one may have died over a change of columns.
                 tables.columns.finish(name, self.still_alive)
             record = tables.records[name]
-            if reload.shape is not None and has_shape(record.schema, reload.shape):
+            has_its_shape = reload.shape is not None and has_shape(record.schema, reload.shape)
+            if has_its_shape or self._is_done(record):
                 gone: int | None = 0  # the driver before this one has done it, and died before it said so
             elif self._has_changed(record):
                 return answer.ended("failed", now_text(), "the table's columns changed meanwhile")
@@ -103,15 +109,62 @@ class Merging:
         """Let the rows that were read, brought forward, stand in the table; how many stood there. None: it cannot be
         written any more. Refused when what was read is not there."""
         reload = self.reload
-        if sum(rows for rows, _ in rows_in(row_files(self.root, reload.name))) != reload.rows:
+        if (prepared := self.preparations.take(reload)) is not None:
+            try:
+                return self._put_prepared(record, prepared)
+            except Exception as error:
+                # It may be halfway through the last changes; at the next attempt the lane does it all.
+                self.preparations.slowly(reload, error)
+                if not isinstance(error, TableError):
+                    raise
+        if size_read(self.root, reload.name, self.tables.folder(record.name))[0] != reload.rows:
             raise Refused("the rows that were read are gone from the lake", code="reload_failed", where=record.name)
         # Partitions may have come meanwhile.
         schema = reload.shape.with_leaves(record.schema.leaves) if reload.shape is not None else record.schema
         content = partial(self._content, record, schema)
         if reload.shape is not None:
-            return self.tables.reshaping.rebuild(record, schema, content, self.still_alive)
-        done = self.tables.commits.commit(record, partial(self._plan, record, content), self.still_alive)
-        return (done[1].gone or 0) if done is not None else None
+            gone: int | None = self.tables.reshaping.rebuild(record, schema, content, self.still_alive)
+        else:
+            done = self.tables.commits.commit(record, partial(self._plan, record, content), self.still_alive)
+            gone = (done[1].gone or 0) if done is not None else None
+        if (waiting := self._waiting(record)) is not None and gone is not None:
+            discard_noted(reloaded_path(self.root, reload.name), waiting.folder)  # their rows lie in others by now
+        return gone
+
+    def _put_prepared(self, record: TableRecord, prepared: Preparation) -> int | None:
+        """What is left to be done of what was made ready: the last changes, and the commit."""
+        reload, shape = self.reload, self.reload.shape
+        reach("replicate.before_rebuild" if shape is not None else "replicate.before_ready_commit", record.name)
+
+        def planned(version: TableVersion) -> Plan:
+            prepared.bring_forward(max(self.position, version.applied_lsn))
+            content = prepared.made_ready.as_changes(reload.leaves)
+            plan = self._plan(record, lambda _: content, version)
+            counters = {reloads_counter(plan.app_id): _number(reload)}
+            if shape is not None:
+                counters[columns_counter(plan.app_id)] = len(record.schemas) + 1
+            return replace(plan, becomes=prepared.schema(record) if shape is not None else None, counters=counters)
+
+        done = self.tables.commits.commit(record, planned, self.still_alive)
+        if done is None:
+            return None
+        prepared.made_ready.discard_left_over()
+        if shape is not None:
+            reach("replicate.after_rebuild", record.name)
+            self.tables.reshaping.has_shape(record, prepared.schema(record))
+        return done[1].gone or 0
+
+    def _is_done(self, record: TableRecord) -> bool:
+        """Whether the table holds what was made ready of this reload."""
+        stands = self.tables.states.versions.get(record.name)
+        if stands is None or self._waiting(record) is None:
+            return False
+        snapshot = read_snapshot(self.tables.folder(record.name), stands.version)
+        counter = reloads_counter(record.app_id(self.tables.pipeline))
+        return snapshot.transactions.get(counter) == _number(self.reload)
+
+    def _waiting(self, record: TableRecord) -> WaitingFiles | None:
+        return waiting_files(self.root, self.reload.name, self.tables.folder(record.name))
 
     def _plan(self, record: TableRecord, content: Callable[[int], NetChanges], version: TableVersion) -> Plan:
         # No commit ends within a record: one byte further the table holds nothing else, and Delta takes it for new.
@@ -126,36 +179,30 @@ class Merging:
         reload, keep = self.reload, partial(on_disk, store=self.spill)
         # Anew for each version of the table: a driver before this one may still wake up and commit what it has kept.
         # Nobody follows a suspended table: it holds nothing of what came since.
-        since = self._since(record, schema, max(self.position, applied_lsn)) if not reload.suspended else None
+        since = None
+        if not reload.suspended:
+            kept = KeptSince(self.tables.keeper, reload, self.spill)
+            since = kept.net(record, schema, max(self.position, applied_lsn))
         if reload.keys:
             return under_keys(schema, self.root, reload.name, since, keep)
         where = parse(reload.where, schema) if reload.where else None
-        files = row_files(self.root, reload.name)
-        return part_of(schema, files, reload.leaves, where, since, PartsOnDisk(self.spill).write_parquet, keep)
+        scratch = PartsOnDisk(self.spill).write_parquet
+        return part_of(schema, self._rows(record, schema), reload.leaves, where, since, scratch, keep)
 
-    def _since(self, record: TableRecord, schema: TableSchema, up_to: int) -> NetChanges | None:
-        """The net effect on the part of what was committed after the rows were read, in the columns of `schema`. What
-        an earlier driver has kept above `up_to` the table does not hold, and the log brings it again: here as well it
-        would come twice."""
-        reload, blocks, truncates, transactions = self.reload, [], [], []
-        for kept in self.tables.keeper.changes(reload.name, reload.table).shares(up_to):
-            known = kept.share.transactions
-            counts = kept.counts & _not_read(record, reload, known)
-            some, cuts = Share(list(kept.share.blocks), list(kept.share.truncates)).that_count(known, counts)
-            blocks += some
-            truncates += cuts
-            transactions.append(known)
-        if not transactions:
-            return None
-        part = schema
-        if reload.leaves:
-            part = schema.with_leaves(tuple(leaf for leaf in schema.leaves if leaf.relation_id in reload.leaves))
-        describe = partial(describe_change, Transactions.joined(transactions))
-        return net_effect(part, blocks, truncates, describe, self.spill)
+    def _rows(self, record: TableRecord, schema: TableSchema) -> Read:
+        waiting = self._waiting(record)
+        if waiting is None:
+            return partial(rows_read, schema, row_files(self.root, self.reload.name))
+        snapshot = read_snapshot(waiting.folder)
+        metadata = becoming(snapshot, schema) if self.reload.shape is not None else snapshot.metadata
+        return partial(waiting.batches, schema, layout_of(metadata))
 
 
-def _not_read(record: TableRecord, reload: Reload, transactions: Transactions) -> Rows:
-    """Which of the transactions the rows that were read do not hold."""
-    if not reload.snapshot:
-        return transactions_that_count(record, transactions, reload.capture_lsn)
-    return ~visible_in(reload.snapshot, transactions, np.ones(len(transactions), dtype=np.bool_))
+def reloads_counter(app_id: str) -> str:
+    """The appId under which a commit says which reload's files it names."""
+    return f"{app_id}/reload"
+
+
+def _number(reload: Reload) -> int:
+    """Of its name, which is given once, as much as every reader of JSON takes for a whole number."""
+    return int(reload.name, 16) & _WHOLE

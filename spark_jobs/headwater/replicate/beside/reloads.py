@@ -8,13 +8,16 @@ from collections.abc import Callable
 from functools import partial
 
 from headwater.apply.replacement import remove_rows
+from headwater.apply.waiting_files import discard_noted
 from headwater.failpoints import reach
+from headwater.lake.paths import reloaded_path
 from headwater.lake.registry import Registry, now_text
 from headwater.lake.reload_records import Keeping, Reload
 from headwater.log.spill import SpillStore
 from headwater.replicate.batches.lanes import Lanes, Result
 from headwater.replicate.beside.answers import Answers
 from headwater.replicate.beside.merging import Merging
+from headwater.replicate.beside.preparing import Preparations
 from headwater.replicate.tables.tables import Tables
 
 log = logging.getLogger(__name__)
@@ -35,6 +38,7 @@ class ReloadsFollowed:
         self._root, self._registry, self._tables, self._answers = root, registry, tables, answers
         self._spill, self._still_alive = spill, still_alive
         self._given: dict[str, Keeping] = {}  # answers to reloads that are not done
+        self._preparations = Preparations(tables, root, spill, lambda: self._position())
         self._busy: set[str] = set()  # errands that are on their way, by the name of what they are for
 
     def begin(self, position: int) -> None:
@@ -67,8 +71,12 @@ class ReloadsFollowed:
             self._busy.add(reload.name)
             self._lanes.behind(reload.table, partial(self._begin, reload))
         elif reload.state == "read" and self._position() >= reload.capture_lsn:
-            self._busy.add(reload.name)
-            self._lanes.behind(reload.table, partial(self._merge, reload))
+            if self._preparations.is_due(reload):
+                self._busy.add(reload.name)
+                self._lanes.behind(reload.table, partial(self._prepare, reload))
+            elif not self._preparations.is_running(reload):
+                self._busy.add(reload.name)
+                self._lanes.behind(reload.table, partial(self._merge, reload))
 
     def _why_not(self, reload: Reload) -> str | None:
         record = self._registry.tables.get(reload.table)
@@ -92,13 +100,31 @@ class ReloadsFollowed:
         # What an earlier driver has kept counts from where that one began.
         self._given[reload.name] = known or self._answers.keep(reload.name, reload.table, position)
 
+    def _prepare(self, reload: Reload) -> Result:
+        """In its lane: what is large of it is made ready beside."""
+        try:
+            self._preparations.begin(reload)
+        except Exception as error:
+            self._preparations.slowly(reload, error)
+        self._busy.discard(reload.name)
+        return Result()
+
     def _merge(self, reload: Reload) -> Result:
         """In its lane."""
         reach("replicate.before_part", reload.table)
-        merging = Merging(self._tables, self._root, reload, self._position(), self._spill, self._still_alive)
+        merging = Merging(
+            self._tables,
+            self._root,
+            reload,
+            self._position(),
+            self._spill,
+            self._still_alive,
+            self._preparations,
+        )
         result, answer = merging.merge(self._given[reload.name])
         self._registry.write(answer)
         reach("replicate.after_part_answer", reload.table)
+        self._preparations.forget(reload.name)
         self._end_keeping(reload)
         self._given.pop(reload.name, None)
         self._busy.discard(reload.name)
@@ -108,12 +134,19 @@ class ReloadsFollowed:
         log.warning("%s: the reload of %s is given up: %s", reload.table, reload.shown, reason)
         answer = self._given.pop(reload.name, None) or self._answers.keeping(reload.name, reload.table)
         self._registry.write(answer.ended("failed", now_text(), reason))
+        self._preparations.forget(reload.name)
         self._lanes.behind(reload.table, partial(self._end_keeping, reload))
 
     def _end_keeping(self, reload: Reload) -> Result:
         self._tables.keeper.end(reload.name, reload.table)
+        if reload.state == "asked":  # of one that was read a driver before this one may have named the files
+            discard_noted(reloaded_path(self._root, reload.name), self._tables.folder(reload.table))
         remove_rows(self._root, reload.name)
         return Result()
+
+    def close(self) -> None:
+        """End what runs beside the lanes."""
+        self._preparations.close()
 
     def give_up_for_the_dead(self) -> None:
         """A job that died before it had read everything will never say so; a reload that has is finished without it."""

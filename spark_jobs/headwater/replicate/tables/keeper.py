@@ -38,8 +38,17 @@ class ShareInFiles:
     files: tuple[str, ...]
 
 
+@dataclass(slots=True)
+class Seen:
+    """How far what is kept was read: the `last` share, the `base` of the next one's numbers, the position `reached`."""
+
+    last: str = ""
+    base: int = 0
+    reached: int = 0
+
+
 class KeptChanges:
-    """What is kept under `name`, by the driver of `generation` from now on. One thread at a time."""
+    """What is kept under `name`, by the driver of `generation` from now on. One thread at a time, but for `shares`."""
 
     def __init__(self, root: str, name: str, generation: int) -> None:
         self._folder = kept_path(root, name)
@@ -68,27 +77,35 @@ class KeptChanges:
             storage.replace(file, piece)
             storage.sync_files(file)  # before its row is published: a row that outlives a power cut holds it for kept
 
-    def shares(self, up_to: int | None = None) -> Iterator[ShareInFiles]:
+    def shares(
+        self, up_to: int | None = None, seen: Seen | None = None, applied: int | None = None
+    ) -> Iterator[ShareInFiles]:
         """All that is kept, in the log's order. What a driver had begun to keep when it died is left out.
 
         `up_to`: so far counts what earlier drivers have kept. What lies above it the log delivers again, and it is kept
-        again when its turn has come.
+        again when its turn has come. `seen`: goes on from there, and is moved on. `applied`: beside the lane, which may
+        be keeping more: only as far as the table holds it.
         """
-        base, reached = 0, 0
+        seen = seen or Seen()
         for kept_as, names in groupby(self._names(), key=lambda name: name.rsplit("-", 1)[0]):
+            if kept_as <= seen.last:
+                continue
+            is_own = int(kept_as.split("-")[0]) == self._generation
             files = tuple(join(self._folder, name) for name in names)
             readers = [partial(storage.read_range, file) for file in files]
             if not all(is_whole(read, storage.info(file).size) for read, file in zip(readers, files, strict=True)):
                 continue  # the power went while it was written
-            share = share_of(readers, base)
+            share = share_of(readers, seen.base)
+            if is_own and applied is not None and (share is None or share.to_lsn > applied):
+                return
             if share is None:
                 continue
             to_lsn, ends = share.to_lsn, share.transactions.end_lsn
-            if up_to is not None and int(kept_as.split("-")[0]) != self._generation:
+            if up_to is not None and not is_own:
                 to_lsn = min(to_lsn, up_to)
-            counts: Rows = np.asarray((ends > reached) & (ends <= to_lsn))
+            counts: Rows = np.asarray((ends > seen.reached) & (ends <= to_lsn))
+            seen.last, seen.base, seen.reached = kept_as, share.next, max(seen.reached, to_lsn)
             yield ShareInFiles(share, counts, files)
-            base, reached = share.next, max(reached, to_lsn)
 
     def remove(self, kept: ShareInFiles) -> None:
         """It is in the table."""

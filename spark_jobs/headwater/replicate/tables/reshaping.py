@@ -59,7 +59,7 @@ class Reshaping:
         with damage_named(record.name, self._states.folder(record)):
             self.commit(record, rebuilt, still_alive)
         reach("replicate.after_rebuild", record.name)
-        self._has_shape(record, schema)
+        self.has_shape(record, schema)
         return gone
 
     def learn(self, record: TableRecord) -> None:
@@ -71,7 +71,7 @@ class Reshaping:
         with damage_named(record.name, path):
             shape = shape_ahead(path, stands.version, record.name, app_id, len(record.schemas), shapes)
         if shape is not None:
-            self._has_shape(record, shape)
+            self.has_shape(record, shape)
 
     def _shapes_asked(self, record: TableRecord) -> list[TableSchema]:
         """What rebuilds were to make of the table since its load, the last one first; those that are over, too."""
@@ -79,7 +79,7 @@ class Reshaping:
         mine = (record.name, record.incarnation)
         return [r.shape for r in reloads if r.shape is not None and (r.table, r.incarnation) == mine]
 
-    def _has_shape(self, record: TableRecord, schema: TableSchema) -> None:
+    def has_shape(self, record: TableRecord, schema: TableSchema) -> None:
         """The lake's table is in a shape that the registry has yet to learn."""
         applied_lsn = self._versions[record.name].applied_lsn
 

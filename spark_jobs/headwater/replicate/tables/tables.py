@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from headwater.apply.applier import Applier
 from headwater.apply.direct import Fence
+from headwater.apply.live_table import Base
 from headwater.apply.warm_tables import WarmTables
 from headwater.errors import ForeignWrite, TableError
 from headwater.lake.cuts import history_name, table_of
@@ -180,6 +181,18 @@ class Tables:
         if record.schema.history:
             self._applier.forget(self.foreign.folders(name)[history_name(name)])
             self._histories.resume(self._applier, record)
+
+    @property
+    def pipeline(self) -> str:
+        return self._pipeline.name
+
+    def folder(self, name: str) -> str:
+        """Where the table lies in the lake."""
+        return self.states.folder(self.records[name])
+
+    def base(self, name: str, files: int) -> Base | None:
+        """In its lane: what about so many `files` are made ready by; None: it is written by Spark."""
+        return self._applier.base(self.records[name], self.folder(name), self.states.versions[name].version, files)
 
     def meet(self, record: TableRecord) -> None:
         """In its lane: a load has committed the table while this driver runs."""

@@ -1,0 +1,236 @@
+"""The content of a table, or of a part of it, made ready beside its writer: however much changes meanwhile, the commit
+that names it leaves the table as the source has it, and what comes behind finds every row."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from fixtures.twins import APP, FENCE, KEEP_CUTS, KEYS, Twins, schema_of
+from headwater.apply import whole_table
+from headwater.apply.applier import Applier
+from headwater.apply.direct import Fence, bring_forward
+from headwater.apply.live_files import LiveFile
+from headwater.apply.live_table import LiveTable
+from headwater.apply.made_ready import MadeReady, on_rows_of
+from headwater.apply.plan import Plan, PlanAgain, choose
+from headwater.apply.waiting_files import WaitingFiles
+from headwater.arrow_types import lake_schema
+from headwater.delta.delta_log import read_snapshot
+from headwater.delta.layout import layout_of
+from headwater.delta.metadata import becoming
+from headwater.delta.new_files import write_rows
+from headwater.delta.small_tables import LostRace
+from headwater.errors import Refused
+from headwater.lake.registry import TableRecord
+from headwater.net_changes import NetChanges
+from headwater.predicate import OneOf, Predicate
+
+LEVEL = OneOf("level", (0,))
+
+
+def no_spark() -> Any:
+    pytest.fail("Spark was asked for")
+
+
+@pytest.fixture
+def applier() -> Iterator[Applier]:
+    made = Applier(no_spark, Fence(FENCE, 1))
+    yield made
+    made.close()
+
+
+def table_of(applier: Applier, folder: Path, kind: str, seed: int, partition_by: tuple[str, ...] = ()) -> Twins:
+    """A table with the changes of some batches."""
+    keys, key = KEYS[kind]
+    record = TableRecord("public.t", "public/t", "active", incarnation=1, schemas=((0, schema_of(keys, partition_by)),))
+    twins = Twins(applier, record, key, folder / "direct", folder / "merged", random.Random(seed))
+    whole_table.create(str(twins.direct), twins.schema, KEEP_CUTS)
+    for _ in range(3):
+        twins.write(twins.batch())
+    return twins
+
+
+class Making:
+    """What a driver does for a reload, without one."""
+
+    def __init__(self, twins: Twins, emptied: Predicate | None = None, becomes: Any = None) -> None:
+        self.twins, self.emptied, self.schema = twins, emptied, becomes or twins.schema
+        folder = str(twins.direct)
+        snapshot = read_snapshot(folder)
+        metadata = becoming(snapshot, self.schema) if becomes is not None else snapshot.metadata
+        rows = [row for row in twins.model.values() if emptied is None or row["level"] == 0]
+        kind = lake_schema(self.schema)
+        # As several tasks write them.
+        parts = [pa.Table.from_pylist(rows[at::3], schema=kind) for at in range(3)]
+        self.files = [
+            one.file for part in parts for one in write_rows(folder, kind, [part], layout_of(metadata)) if part.num_rows
+        ]
+        self.becomes = becomes
+        base = twins.applier.base(*twins.at(folder), len(self.files))
+        assert base is not None
+        waiting = WaitingFiles(folder, tuple(self.files))
+        self.ready = MadeReady(base, self.schema, waiting, emptied, lambda: None, becomes=becomes is not None)
+
+    def bring_forward(self, changes: NetChanges) -> None:
+        if self.emptied is not None:
+            changes = on_rows_of(self.emptied, changes, self.schema)
+        record = replace(self.twins.record, on_divergence="repair", schemas=((0, self.schema),))
+        path, because = choose(changes, self.schema, "")
+        if not changes.is_empty:
+            plan = Plan(record, str(self.twins.direct), "", self.ready.rows.version, 0, changes, path, because)
+            bring_forward(self.ready, plan)
+
+    def commit(self) -> Any:
+        twins = self.twins
+        twins.lsn += 1
+        changes = self.ready.as_changes()
+        path, because = choose(changes, self.schema, "")
+        record = replace(twins.record, on_divergence="repair")
+        plan = replace(twins.plan(twins.direct, changes, path), record=record, because=because, becomes=self.becomes)
+        return twins.applier.commit(replace(plan, counters={f"{APP}/reload": 7}))
+
+
+def with_all_values(twins: Twins, changes: NetChanges) -> NetChanges:
+    """The same where the log carries every value."""
+    keys = twins.schema.key
+    known = {tuple(row[name] for name in keys): row for row in twins.model.values()}
+    rows = [known[tuple(row[name] for name in keys)] for row in changes.rows.to_pylist()]
+    return replace(changes, rows=pa.Table.from_pylist(rows, schema=changes.rows.schema), unchanged={}, origins=None)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("kind", ["bigint", "text and date"])
+def test_a_whole_table_goes_on_meanwhile_and_is_as_the_source_then(
+    applier: Applier, tmp_path: Path, kind: str, seed: int
+) -> None:
+    twins = table_of(applier, tmp_path, kind, seed)
+    truth = dict(twins.model)
+    twins.write(twins.batch())  # what the source never had
+    twins.model = truth
+    making = Making(twins)
+    kept = []
+    for _ in range(4):
+        # It contradicts the table as it stands, not the one that is made ready.
+        kept.append(twins.batch())
+        if len(kept) == 2:
+            making.bring_forward(kept[0])
+            making.bring_forward(kept[1])
+    for late in kept[2:]:
+        making.bring_forward(late)
+    making.commit()
+    twins.assert_as_the_model(merged=False)
+    names = read_snapshot(str(twins.direct)).transactions
+    assert names[f"{APP}/reload"] == 7
+    for _ in range(3):
+        assert twins.write(twins.batch()).divergence == 0
+    twins.assert_as_the_model(merged=False)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_part_takes_the_place_of_its_rows_wherever_they_stand(applier: Applier, tmp_path: Path, seed: int) -> None:
+    twins = table_of(applier, tmp_path, "bigint", seed, ("level",))
+    truth = dict(twins.model)
+    mine = [number for number, row in truth.items() if row["level"] == 0]
+    free = [number for number in range(100) if number not in truth]
+    # By mistake: a row of the part stands outside of it, another is not there, one is there that the source has not.
+    wrong = [{**truth[mine[0]], "level": 7}, {**twins.row(free[0]), "level": 0}]
+    twins.write(twins.changes(wrong, [True, False], [False, False], [None, None], [twins.key(mine[1])]))
+    making = Making(twins, LEVEL)
+    for _ in range(3):
+        touched = twins.batch()
+        changes = with_all_values(twins, touched)
+        # The table's own writer repairs what contradicts it.
+        record, twins.record = twins.record, replace(twins.record, on_divergence="repair")
+        twins.write(changes)
+        twins.record = record
+        making.bring_forward(changes)
+    making.commit()
+    twins.assert_as_the_model(merged=False)
+    for _ in range(3):
+        assert twins.write(twins.batch()).divergence == 0
+    twins.assert_as_the_model(merged=False)
+
+
+def test_a_table_takes_another_shape_in_the_commit_that_names_its_files(applier: Applier, tmp_path: Path) -> None:
+    twins = table_of(applier, tmp_path, "bigint", 1, ("level",))
+    shape = replace(twins.schema, partition_by=())
+    making = Making(twins, becomes=shape)
+    making.bring_forward(twins.batch())
+    making.commit()
+    snapshot = read_snapshot(str(twins.direct))
+    assert snapshot.metadata["partitionColumns"] == []
+    later = twins.batch()
+    twins.record = replace(twins.record, schemas=((0, shape),))
+    assert twins.write(later).divergence == 0
+    twins.assert_as_the_model(merged=False)
+
+
+def test_where_the_table_was_read_anew_meanwhile_its_keys_are_read_from_the_files(
+    applier: Applier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twins = table_of(applier, tmp_path, "uuid", 3)
+    making = Making(twins)
+    applier.forget(str(twins.direct))
+    read, keys_in = [], LiveTable._keys_in
+
+    def noted(self: LiveTable, live: LiveFile) -> Any:
+        read.append(live.file.name)
+        return keys_in(self, live)
+
+    monkeypatch.setattr(LiveTable, "_keys_in", noted)
+    making.bring_forward(twins.batch())
+    making.commit()
+    assert twins.write(twins.batch()).divergence == 0
+    assert {file.name for file in making.files} <= set(read)
+    twins.assert_as_the_model(merged=False)
+
+
+def test_keys_are_not_read_again_in_the_turn_of_the_writer(
+    applier: Applier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twins = table_of(applier, tmp_path, "uuid", 4)
+    making = Making(twins)
+    making.bring_forward(twins.batch())
+    monkeypatch.setattr(LiveTable, "_keys_in", lambda *_: pytest.fail("keys were read"))
+    making.commit()
+    assert twins.write(twins.batch()).divergence == 0
+    twins.assert_as_the_model(merged=False)
+
+
+def test_a_lost_race_leaves_what_was_made_ready_for_the_next_attempt(
+    applier: Applier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twins = table_of(applier, tmp_path, "bigint", 5)
+    making = Making(twins)
+
+    def lost(*_: Any, **__: Any) -> None:
+        raise LostRace("another was faster")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("headwater.delta.delta_log.commit", lost)
+        with pytest.raises(PlanAgain):
+            making.commit()
+    making.bring_forward(twins.batch())
+    making.commit()
+    twins.assert_as_the_model(merged=False)
+
+
+def test_files_that_a_vacuum_took_are_named_before_anything_is_done(applier: Applier, tmp_path: Path) -> None:
+    twins = table_of(applier, tmp_path, "bigint", 6)
+    version = read_snapshot(str(twins.direct)).version
+    making = Making(twins)
+    gone = making.files[0]
+    Path(gone.in_folder(str(twins.direct))).unlink()
+    base = applier.base(*twins.at(str(twins.direct)), 1)
+    assert base is not None
+    waiting = WaitingFiles(str(twins.direct), tuple(making.files))
+    with pytest.raises(Refused, match=r"1 of the \d+ files of rows that were read are gone"):
+        MadeReady(base, twins.schema, waiting, None, lambda: None, becomes=False)
+    assert read_snapshot(str(twins.direct)).version == version
