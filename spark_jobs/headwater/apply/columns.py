@@ -1,19 +1,21 @@
 """A table's columns become others, in one commit: added, renamed; a dropped one stays and is NULL from then on.
 
 Columns without a value in older rows cost one entry in the log. Where older rows change (a default, another name, a
-wider type) every data file is written anew, one at a time, so the table is read as before by every reader: no column
-mapping is switched on behind anybody's back. The commit carries the applied position, which it leaves as it is, and
-counts the table's schemas under an appId of its own, so that who comes back after a crash knows whether it is done.
+wider type) every data file is written anew, those of a large table by Spark's tasks. So it is read as before by every
+reader: no column mapping is switched on behind anybody's back. The commit carries the applied position, which it leaves
+as it is, and counts the table's schemas under an appId of its own, so that who comes back after a crash knows whether
+it is done.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
+from headwater.apply.by_spark.tasks import FileTasks
 from headwater.apply.direct import Fence, obstacle
 from headwater.apply.live_files import deleted_rows
 from headwater.delta import delta_log
@@ -57,8 +59,9 @@ def require_possible(folder: str, version: int, name: str, to: ColumnChange) -> 
     _refuse(read_snapshot(folder, version), name, to)
 
 
-def evolve(folder: str, version: int, name: str, app_id: str, to: ColumnChange, fence: Fence) -> int:
-    """Commit the change upon `version`; the version afterwards (the same where it is done already).
+def evolve(folder: str, version: int, name: str, app_id: str, to: ColumnChange, fence: Fence, tasks: FileTasks) -> int:
+    """Commit the change upon `version`; the version afterwards (the same where it is done already). `tasks` write the
+    files anew.
 
     LostRace when another commit came first. SchemaChanged when the table cannot become that; Fenced by a newer driver.
     """
@@ -69,15 +72,11 @@ def evolve(folder: str, version: int, name: str, app_id: str, to: ColumnChange, 
     fence.refuse_newer(snapshot, name)
     _refuse(snapshot, name, to)
     metadata = _metadata(snapshot, to)
-    added: list[DataFile] = []
     removed = list(snapshot.files.values()) if to.renamed or to.fill or to.widened else []
-    try:
-        for file in removed:
-            if (file.rows is None) or file.rows > file.deleted:
-                added.append(_rewritten(snapshot, file, metadata, to))  # noqa: PERF401 (known, should the next one fail)
-    except BaseException:
-        discard(folder, added)
-        raise
+    living = [file for file in removed if (file.rows is None) or file.rows > file.deleted]
+    size = sum(file.size for file in living)
+    rewrite = _Rewrite(replace(snapshot, files={}, transactions={}), metadata, to)
+    added = tasks.map(rewrite, living, size, lambda file: discard(folder, [file]))
     protocol = with_features(snapshot, metadata)
     metrics = {"numRemovedFiles": len(removed), "numAddedFiles": len(added)}
     said = {
@@ -138,12 +137,23 @@ def _metadata(snapshot: Snapshot, to: ColumnChange) -> Action:
     return {**snapshot.metadata, "schemaString": schema, "configuration": configuration}
 
 
-def _rewritten(snapshot: Snapshot, file: DataFile, metadata: Action, to: ColumnChange) -> DataFile:
-    """The rows of `file` that are there, with the columns of `metadata`."""
-    before, after = stored_schema(snapshot.metadata), stored_schema(metadata)
+@dataclass(frozen=True, slots=True)
+class _Rewrite:
+    """Writes the rows of a file that are there anew, with the columns of `metadata`."""
 
-    def batches() -> Iterator[pa.Table]:
-        layout = layout_of(snapshot.metadata)
+    snapshot: Snapshot
+    metadata: Action
+    to: ColumnChange
+
+    def __call__(self, file: DataFile) -> DataFile:
+        layout, after = layout_of(self.metadata), stored_schema(self.metadata)
+        return write_batches(
+            self.snapshot.folder, after, self._batches(file, after), layout, beside=file, run=run_of(file.name)
+        )
+
+    def _batches(self, file: DataFile, after: pa.Schema) -> Iterator[pa.Table]:
+        snapshot, to = self.snapshot, self.to
+        layout, before = layout_of(snapshot.metadata), stored_schema(snapshot.metadata)
         for rows in live_batches(snapshot.folder, file, deleted_rows(snapshot, file), before, layout):
             columns = dict(zip((to.renamed.get(n, n) for n in rows.column_names), rows.columns, strict=True))
             for column in to.added:
@@ -154,5 +164,3 @@ def _rewritten(snapshot: Snapshot, file: DataFile, metadata: Action, to: ColumnC
                     filled = value.cast(kind).take(pa.array([0] * rows.num_rows, pa.int64()))
                 columns[column.name] = filled
             yield pa.table([columns[column.name].cast(column.type) for column in after], schema=after)
-
-    return write_batches(snapshot.folder, after, batches(), layout_of(metadata), beside=file, run=run_of(file.name))

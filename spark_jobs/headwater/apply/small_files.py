@@ -158,6 +158,34 @@ class Rewritten:
         ]
 
 
+def rewrite(
+    folder: str,
+    schema: TableSchema,
+    metadata: Action,
+    sources: list[Source],
+    because: str,
+    still_wanted: Callable[[], None],
+) -> Rewritten:
+    """Make one file, or run, of the live rows of `sources`, which are of one partition; `metadata`: the table's.
+    `still_wanted` raises when it is not."""
+    kind, layout = stored_schema(metadata), layout_of(metadata)
+    if schema.cluster_by:
+        added, order = rewrite_in_order(folder, schema, sources, kind, layout, still_wanted)
+        return Rewritten(sources, added, because, order)
+    codes: list[Codes] = []
+
+    def batches() -> Iterator[pa.Table]:
+        for file, deleted in sources:
+            for batch in live_batches(folder, file, deleted, kind, layout):
+                still_wanted()
+                if schema.key:
+                    codes.append(encode(schema, batch.select(list(schema.key))))
+                yield batch
+
+    file = write_batches(folder, kind, batches(), layout, beside=sources[0][0])
+    return Rewritten(sources, [(file, Codes.joined(codes) if codes else None)], because)
+
+
 class Upkeep:
     """One thread for the upkeep of all tables of a driver; `close` ends it."""
 
@@ -241,7 +269,7 @@ class Upkeep:
         done: list[Rewritten] = []
         try:
             for sources, because in groups:
-                done.append(self.rewrite(folder, schema, sources, because, metadata))
+                done.append(rewrite(folder, schema, metadata, sources, because, self._refuse_to_go_on))
         except BaseException:
             discard(folder, [file for one in done for file in one.files])
             raise
@@ -249,27 +277,6 @@ class Upkeep:
             now = time.monotonic()
             self._rests_until = now + min(_REST * (now - began), _LONGEST_REST)
         return done
-
-    def rewrite(
-        self, folder: str, schema: TableSchema, sources: list[Source], because: str, metadata: Action
-    ) -> Rewritten:
-        """Make one file, or run, of the live rows of `sources`, which are of one partition; `metadata`: the table's."""
-        kind, layout = stored_schema(metadata), layout_of(metadata)
-        if schema.cluster_by:
-            added, order = rewrite_in_order(folder, schema, sources, kind, layout, self._refuse_to_go_on)
-            return Rewritten(sources, added, because, order)
-        codes: list[Codes] = []
-
-        def batches() -> Iterator[pa.Table]:
-            for file, deleted in sources:
-                for batch in live_batches(folder, file, deleted, kind, layout):
-                    self._refuse_to_go_on()
-                    if schema.key:
-                        codes.append(encode(schema, batch.select(list(schema.key))))
-                    yield batch
-
-        file = write_batches(folder, kind, batches(), layout, beside=sources[0][0])
-        return Rewritten(sources, [(file, Codes.joined(codes) if codes else None)], because)
 
     def _refuse_to_go_on(self) -> None:
         """InterruptedError when the driver ends."""

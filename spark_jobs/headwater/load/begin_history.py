@@ -22,9 +22,9 @@ from headwater.delta.new_files import discard, write_rows
 from headwater.delta.small_tables import LostRace
 from headwater.delta.tables import quoted
 from headwater.history_columns import INCARNATION, LSN, OPERATION, SEQUENCE
+from headwater.lake.executors import refuse_engine
 from headwater.lake.history import history_record, holds_others, lacking, stored_record
 from headwater.lake.registry import TableRecord
-from headwater.load.executors import refuse_engine
 from headwater.spark.session import SparkOnDemand
 
 _TRIES = 3

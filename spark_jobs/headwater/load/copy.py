@@ -23,8 +23,8 @@ from headwater.delta.partition_values import NameTooLong, too_long
 from headwater.delta.small_tables import LostRace
 from headwater.errors import Transient
 from headwater.failpoints import reach
+from headwater.lake.executors import LakeAccess, lacking, refuse_engine, share_engine
 from headwater.lake.registry import TableRecord
-from headwater.load.executors import LakeAccess, lacking, refuse_engine, share_engine
 from headwater.load.ordering import TableFiles
 from headwater.load.progress import LoadProgress
 from headwater.load.source_rows import extents, rows_at

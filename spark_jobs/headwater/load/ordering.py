@@ -23,7 +23,7 @@ from headwater.delta.layout import Layout
 from headwater.delta.new_files import write_rows
 from headwater.delta.spark_rows import rows_of_files
 from headwater.delta.tables import quoted, struct_type
-from headwater.load.executors import LakeAccess
+from headwater.lake.executors import LakeAccess
 from headwater.schema import TableSchema
 
 _STRETCH_BYTES: Final = 128 << 20

@@ -15,9 +15,9 @@ from headwater.columns.hidden import key_of
 from headwater.columns.selection import as_registered, registered_columns
 from headwater.delta.tables import struct_type
 from headwater.errors import Refused
+from headwater.lake.executors import LakeAccess, share_engine
 from headwater.lake.registry import TableRecord
 from headwater.load.connections import connections_for
-from headwater.load.executors import LakeAccess, share_engine
 from headwater.load.units import BYTES_PER_UNIT, Extent, Unit, UnitReader, cut_units, describe
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline

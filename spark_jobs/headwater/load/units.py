@@ -20,7 +20,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from headwater.errors import BadValue, HeadwaterError
-from headwater.load.executors import LakeAccess
+from headwater.lake.executors import LakeAccess
 from headwater.log.hiding import hide_columns
 from headwater.log.values.decode import decode_copy_rows, mark_lost_in_partitions
 from headwater.predicate import Predicate

@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from threading import Event
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headwater.apply.by_spark.optimize import ENOUGH, compact_directly, optimize, worth_optimizing
+from headwater.apply.by_spark.tasks import FileTasks
 from headwater.apply.direct import obstacle
 from headwater.apply.small_files import choose
 from headwater.delta import log_files, storage
@@ -41,6 +42,9 @@ from headwater.pipeline_file.pipeline import Pipeline
 from headwater.source.connection import Connection, connect, identify
 from headwater.source.slot import read_slot
 from headwater.spark.session import job_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -168,10 +172,14 @@ class _Maintenance:
         try:
             with self._no_load():
                 if direct:
-                    return compact_directly(folder, record.schema, generation_app(self._pipeline.name)), ""
-                return optimize(job_session(self._pipeline.name, "maintain", self._root), snapshot), ""
+                    tasks = FileTasks(self._spark, self._root)
+                    return compact_directly(folder, record.schema, generation_app(self._pipeline.name), tasks), ""
+                return optimize(self._spark(), snapshot), ""
         except LostLease as lost:
             return False, lost.message
+
+    def _spark(self) -> SparkSession:
+        return job_session(self._pipeline.name, "maintain", self._root)
 
     @contextlib.contextmanager
     def _no_load(self) -> Iterator[None]:

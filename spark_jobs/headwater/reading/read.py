@@ -102,7 +102,7 @@ def _brought(rows: DataFrame, name: str) -> DataFrame:
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
-    from headwater.load.executors import lacking
+    from headwater.lake.executors import lacking
     from headwater.load.units import BAD_VALUE, CHANGED
 
     try:

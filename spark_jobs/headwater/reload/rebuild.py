@@ -34,10 +34,10 @@ from headwater.delta.spark_rows import rows_of_table
 from headwater.delta.tables import current, quoted, struct_type
 from headwater.errors import Refused, Transient
 from headwater.lake.cuts import allow_old_versions, pin_cut, release_pin
+from headwater.lake.executors import LakeAccess, share_engine
 from headwater.lake.paths import reloaded_path, table_path, table_uri
 from headwater.lake.registry import Registry, TableRecord, now_text
 from headwater.lake.reload_records import Reload
-from headwater.load.executors import LakeAccess, share_engine
 from headwater.load.ordering import TableFiles
 from headwater.load.progress import Report, Show
 from headwater.load.source_rows import schema_now

@@ -27,11 +27,11 @@ from headwater.errors import Refused, Transient
 from headwater.failpoints import reach
 from headwater.gate.recovery import mended_registry
 from headwater.gate.same_source import require_same_source
+from headwater.lake.executors import LakeAccess
 from headwater.lake.paths import reloaded_path, table_path
 from headwater.lake.registry import Registry, TableRecord, now_text
 from headwater.lake.reload_records import Reload
 from headwater.load.copy import NotAtThisCapturePoint, named_error
-from headwater.load.executors import LakeAccess
 from headwater.load.load import load
 from headwater.load.ordering import TableFiles
 from headwater.load.progress import LoadProgress, Report, Show

@@ -22,8 +22,8 @@ from headwater.apply.waiting_files import discard_noted
 from headwater.delta import storage
 from headwater.delta.clustering import ordered
 from headwater.delta.data_files import gathered
+from headwater.lake.executors import LakeAccess
 from headwater.lake_root import is_remote
-from headwater.load.executors import LakeAccess
 from headwater.load.ordering import TableFiles
 from headwater.spark.stores import is_readable
 

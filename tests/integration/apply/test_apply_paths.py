@@ -37,7 +37,7 @@ from headwater.apply.applier import Applier
 from headwater.apply.by_spark import optimize as compaction
 from headwater.apply.direct import Fence
 from headwater.apply.plan import ApplyPath, PlanAgain
-from headwater.apply.small_files import Rewritten, Upkeep
+from headwater.apply.small_files import Rewritten, Upkeep, rewrite
 from headwater.delta import delta_log
 from headwater.delta import new_files as partitioned_write
 from headwater.delta.index import written_keys
@@ -239,7 +239,7 @@ def test_rows_deleted_while_their_files_are_rewritten_stay_deleted(
     upkeep = Upkeep(Fence(FENCE, 1))
     sources = [(file, state.deleted_rows(file.name)) for file in state.snapshot.files.values()]
     rewritten: Future[list[Rewritten]] = Future()
-    rewritten.set_result([upkeep.rewrite(path, twins.schema, sources, "a test", state.snapshot.metadata)])
+    rewritten.set_result([rewrite(path, twins.schema, state.snapshot.metadata, sources, "a test", lambda: None)])
     for _ in range(6):
         twins.lsn += 1
         twins.applier.commit(twins.plan(twins.direct, twins.batch(), "positional"))

@@ -18,7 +18,7 @@ from fixtures.twins import FENCE, Twins, by_delta_rs, make_twins
 from headwater.apply import clustered_files as clustered_rewrite
 from headwater.apply import small_files as upkeep
 from headwater.apply.direct import Fence, obstacle
-from headwater.apply.small_files import Rewritten, Upkeep
+from headwater.apply.small_files import Rewritten, Upkeep, rewrite
 from headwater.delta import clustering, delta_log
 from headwater.delta.delta_log import DataFile
 from headwater.delta.small_tables import write_checkpoint
@@ -36,7 +36,7 @@ def _rewritten(twins: Twins, work: Upkeep) -> tuple[Any, Future[list[Rewritten]]
     state = twins.applier._states[path]
     sources = [(file, state.deleted_rows(file.name)) for file in state.snapshot.files.values()]
     done: Future[list[Rewritten]] = Future()
-    done.set_result([work.rewrite(path, twins.schema, sources, "a test", state.snapshot.metadata)])
+    done.set_result([rewrite(path, twins.schema, state.snapshot.metadata, sources, "a test", lambda: None)])
     return state, done
 
 
@@ -134,7 +134,7 @@ def test_runs_are_gathered_as_files_are_and_a_file_made_anew_stays_in_its_run(
     before = runs[large][0]
     work, state = Upkeep(Fence(FENCE, 1)), twins.applier._states[path]
     sources = [(before, state.deleted_rows(before.name))]
-    rewritten = work.rewrite(path, twins.schema, sources, "a test", state.snapshot.metadata)
+    rewritten = rewrite(path, twins.schema, state.snapshot.metadata, sources, "a test", lambda: None)
     assert work.commit(path, state, [rewritten])
     work.close()
     assert len(_runs(twins.direct)[large]) == len(runs[large])

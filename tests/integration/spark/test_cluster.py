@@ -20,8 +20,8 @@ from fixtures.jobs import in_thread, until
 from fixtures.object_stores import S3Server
 from fixtures.postgres import Database
 from headwater.errors import Refused
+from headwater.lake.executors import LakeAccess, lacking
 from headwater.lake.paths import registry_path
-from headwater.load.executors import LakeAccess, lacking
 from headwater.load.units import UnitReader
 from headwater.schema import TableSchema
 from headwater.source.reading_now import readers

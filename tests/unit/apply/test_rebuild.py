@@ -12,6 +12,7 @@ import pytest
 from deltalake import DeltaTable
 
 from fixtures.jobs import queried
+from headwater.apply.by_spark.tasks import FileTasks
 from headwater.apply.columns import ColumnChange, evolve
 from headwater.apply.direct import Fence
 from headwater.apply.reshape import rebuild
@@ -32,6 +33,12 @@ SCHEMA = TableSchema(
     ),
     ("id",),
 )
+
+
+def no_spark() -> Any:
+    pytest.fail("Spark was asked for")
+
+
 ROWS: list[dict[str, Any]] = [{"id": 1, "region": "eu"}, {"id": 2, "region": None}]
 
 
@@ -81,7 +88,15 @@ def _rebuild(folder: str) -> None:
 
 def _rename(folder: str) -> None:
     now = replace(SCHEMA, columns=(SCHEMA.columns[0], replace(SCHEMA.columns[1], name="area")))
-    evolve(folder, 1, "public.t", APP, ColumnChange(now, (), {"region": "area"}, number=2), FENCE)
+    evolve(
+        folder,
+        1,
+        "public.t",
+        APP,
+        ColumnChange(now, (), {"region": "area"}, number=2),
+        FENCE,
+        FileTasks(no_spark, folder),
+    )
 
 
 @pytest.mark.parametrize("change", [_rebuild, _rename])

@@ -239,7 +239,7 @@ BESIDE = {
     "delta/index/written_keys.py": "keys of a commit that wait on local disk",
     "setup/init.py": "the pipeline file that it writes",
     "replicate/reader/pipe.py": "memory without a name, from one process to the other",
-    "load/executors.py": "the engine's own modules, packed for executors",
+    "lake/executors.py": "the engine's own modules, packed for executors",
     "validate/suites.py": "suites of expectations, which lie beside the pipeline file",
     "demo": "a server and a scheduler of its own, in a folder of its own",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.load.executors import NO_FOLDER, lacking
+from headwater.lake.executors import NO_FOLDER, lacking
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,18 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
 from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
+from headwater.apply.by_spark.tasks import FileTasks
 from headwater.apply.direct import Fence, obstacle
 from headwater.apply.live_table import LiveTable
-from headwater.apply.small_files import Upkeep, as_read, choose
+from headwater.apply.small_files import Group, Rewritten, Source, Upkeep, as_read, choose, rewrite
 from headwater.delta.delta_log import DataFile, Snapshot, read_snapshot
+from headwater.delta.log_entries import Action
+from headwater.delta.new_files import discard
 from headwater.schema import TableSchema
 from headwater.spark.session import SparkOnDemand, require_exclusive
 
@@ -42,22 +46,44 @@ _SIZES = {
 }
 
 
-def compact_directly(folder: str, schema: TableSchema, generation_app: str) -> bool:
-    """Rewrite a directly written table's small files and deleted rows; whether anything was committed."""
+def compact_directly(folder: str, schema: TableSchema, generation_app: str, tasks: FileTasks) -> bool:
+    """Rewrite a directly written table's small files and deleted rows, by `tasks`; whether anything was committed."""
     state = LiveTable(folder, schema)
     # No driver's generation is raised or taken back by this: the mark stays as it was found.
     fence = Fence(generation_app, state.snapshot.transactions.get(generation_app, 0))
     changed = False
     with contextlib.closing(Upkeep(fence)) as upkeep:
-        while True:
-            groups = choose(state.snapshot.files.values(), ENOUGH)
-            if not groups:
-                return changed
-            if not upkeep.commit(
-                folder, state, upkeep.rewrite_all(folder, schema, as_read(state, groups), state.snapshot.metadata)
-            ):
-                return changed
+        while groups := _all_groups(state.snapshot.files.values()):
+            size = sum(file.size for group in groups for file in group.files)
+            work = _Rewrite(folder, schema, state.snapshot.metadata)
+            made = tasks.map(work, as_read(state, groups), size, lambda one: discard(folder, one.files))
+            if not upkeep.commit(folder, state, made):
+                break
             changed = True
+    return changed
+
+
+def _all_groups(files: Iterable[DataFile]) -> list[Group]:
+    """All that is to be rewritten now. No file is in two of them."""
+    found: list[Group] = []
+    left = {file.name: file for file in files}
+    while groups := choose(left.values(), ENOUGH):
+        found += groups
+        for group in groups:
+            for file in group.files:
+                del left[file.name]
+    return found
+
+
+@dataclass(frozen=True)
+class _Rewrite:
+    folder: str
+    schema: TableSchema
+    metadata: Action
+
+    def __call__(self, group: tuple[list[Source], str]) -> Rewritten:
+        made = rewrite(self.folder, self.schema, self.metadata, *group, lambda: None)
+        return replace(made, added=[(file, None) for file, _ in made.added])  # nobody looks for keys here
 
 
 def worth_optimizing(files: Iterable[DataFile], enough: int) -> bool:

@@ -17,6 +17,7 @@ from itertools import pairwise
 import pyarrow as pa
 
 from headwater.apply.applier import damage_named
+from headwater.apply.by_spark.tasks import FileTasks
 from headwater.apply.columns import ColumnChange, evolve, require_possible
 from headwater.apply.direct import Fence
 from headwater.columns.changes import (
@@ -66,6 +67,7 @@ class Evolving:
         histories: Histories,
         reshaping: Reshaping,
         fence: Fence,
+        tasks: FileTasks,
         files_seen: Mapping[int, int],
         *,
         binary: bool,
@@ -74,6 +76,7 @@ class Evolving:
         `binary`: whether the log connection sends values in their binary form."""
         self._pipeline, self._states, self._foreign, self._histories = pipeline, states, foreign, histories
         self._reshaping, self._fence, self._files_seen, self._binary = reshaping, fence, files_seen, binary
+        self._tasks = tasks
         self._finished: dict[str, tuple[int, int, int]] = {}  # by table what of it was seen to be finished
 
     def as_now(self, name: str, share: Share, transactions: Transactions, still_alive: Callable[[], None]) -> Share:
@@ -201,9 +204,9 @@ class Evolving:
             before, after = (schema for _, schema in record.schemas[-2:])
             to = _columns(record, before, after, len(record.schemas))
             with _suspending(record, self._states.folder(record)):
-                self._histories.evolve(record, still_alive)
+                self._histories.evolve(record, self._tasks, still_alive)
                 app_id = record.app_id(self._pipeline.name)
-                change = partial(evolve, name=name, app_id=app_id, to=to, fence=self._fence)
+                change = partial(evolve, name=name, app_id=app_id, to=to, fence=self._fence, tasks=self._tasks)
                 self._reshaping.commit(record, change, still_alive)
             reach("replicate.after_evolution", name)
         self._finished[name] = self._known(record)

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.apply.applier import Applier, overwriting_named
+from headwater.apply.by_spark.tasks import FileTasks
 from headwater.apply.columns import ColumnChange, evolve
 from headwater.apply.direct import Fence
 from headwater.apply.plan import Plan, PlanAgain
@@ -94,7 +95,7 @@ class Histories:
             return
         raise KeepsChanging.during(_TRIES, name)
 
-    def evolve(self, record: TableRecord, still_alive: Callable[[], None]) -> None:
+    def evolve(self, record: TableRecord, tasks: FileTasks, still_alive: Callable[[], None]) -> None:
         """The history of `record`'s table, if it has one, has each of its columns from now on."""
         name = history_name(record.name)
         if name not in self._records:
@@ -111,7 +112,7 @@ class Histories:
             to = ColumnChange(own.schema, missing, widened=widened)
             still_alive()
             try:
-                now = evolve(path, version.version, record.name, own.app_id(self._pipeline), to, fence)
+                now = evolve(path, version.version, record.name, own.app_id(self._pipeline), to, fence, tasks)
             except LostRace:
                 self._ledger.check_fence()
                 self._read(record, path)

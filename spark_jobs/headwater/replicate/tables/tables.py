@@ -13,6 +13,7 @@ from functools import partial
 from types import MappingProxyType
 
 from headwater.apply.applier import Applier
+from headwater.apply.by_spark.tasks import FileTasks
 from headwater.apply.direct import Fence
 from headwater.apply.live_table import Base
 from headwater.apply.warm_tables import WarmTables
@@ -152,8 +153,17 @@ class Tables:
         self.keeper = Keeper(self._root, ledger.generation)
         self.planner = Planner(name, self._root, applier, self._staging)
         self.reshaping = Reshaping(name, states, foreign, fence, self._registry.reloads)
+        tasks = FileTasks(spark, self._root)
         self.columns = Evolving(
-            self._pipeline, states, foreign, histories, self.reshaping, fence, self.files_seen, binary=self._binary
+            self._pipeline,
+            states,
+            foreign,
+            histories,
+            self.reshaping,
+            fence,
+            tasks,
+            self.files_seen,
+            binary=self._binary,
         )
         self.commits = TableCommits(states, foreign, histories, applier, self.columns, self.planner, self._staging)
         self.shares = Shares(states, self.owners, self.keeper, self.commits, self.retries, self.attempt)
