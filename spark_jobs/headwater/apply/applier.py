@@ -28,6 +28,7 @@ from headwater.apply.by_spark import merge
 from headwater.apply.by_spark.optimize import TurnsOfSpark
 from headwater.apply.direct import Fence
 from headwater.apply.live_table import Base, Keep, LiveTable
+from headwater.apply.made_ready import MadeReady
 from headwater.apply.plan import Applied, Plan, PlanAgain
 from headwater.apply.small_files import Upkeep
 from headwater.arrow_types import key_schema
@@ -98,12 +99,18 @@ class Applier:
         numbers = np.flatnonzero(there)
         return there, ((numbers[here], rows) for here, rows in state.rows_at(places[there], wanted))
 
-    def base(self, record: TableRecord, path: str, version: int, files: int) -> Base | None:
-        """What about so many `files` are made ready by for the table at `path`; None: it is written by Spark."""
+    def base(self, record: TableRecord, path: str, version: int, files: int, *, part: bool) -> Base | None:
+        """What about so many `files` are made ready by for the table at `path`, or for a `part` of it; None: it is
+        written by Spark."""
         if self.why_by_engine(record, path, version):
             return None
         with damage_named(record.name, path):
-            return self._states[path].base(files)
+            return self._states[path].base(files, part=part)
+
+    def has_room_for(self, path: str, ready: MadeReady) -> bool:
+        """Whether what was made ready is still what the table at `path` can take without reading its keys again."""
+        state = self._states.get(path)
+        return state is None or ready.rows.fits_into(state)
 
     def commit(self, plan: Plan) -> Applied:
         """Commit `plan`. PlanAgain when another commit came first; ForeignWrite (or Fenced, if it was a newer driver's)

@@ -125,7 +125,7 @@ def bring_forward(ready: MadeReady, plan: Plan) -> None:
         added, keyed = _written(state, plan, work)
         marked = _marked(state, plan, work)
     state.follow_own(_changed(state, work, added, marked), work.deleted, keyed)
-    ready.brought_forward(plan.changes)
+    ready.brought_forward(plan.changes, [*added, *(after for _, after in marked)])
 
 
 def _made_ready(plan: Plan) -> MadeReady | None:

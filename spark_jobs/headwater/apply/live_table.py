@@ -7,7 +7,7 @@ table's log and data files and follows them by `advance`; after a lost race it i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -79,10 +79,12 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class Aside:
-    """Files that are made ready: `snapshot`, which is the caller's own, says of them what a log would."""
+    """Files that are made ready: `snapshot`, which is the caller's own, says of them what a log would. `still_wanted`
+    raises when they are not."""
 
     snapshot: Snapshot
     room: _Room
+    still_wanted: Callable[[], None]
 
 
 class LiveTable:
@@ -100,6 +102,7 @@ class LiveTable:
         not the table itself, but files that are made ready to become its own."""
         self.snapshot: Snapshot = read_snapshot(folder) if aside is None else aside.snapshot
         self._room = aside.room if aside is not None else None
+        self._still_wanted = aside.still_wanted if aside is not None else lambda: None
         self.keys = key_schema(schema)
         self._schema = schema
         self._folder = folder
@@ -171,9 +174,11 @@ class LiveTable:
             with self._in_step():
                 self._follow()
 
-    def base(self, files: int) -> Base:
-        """What about so many `files` are made ready by."""
-        self._ensure_index()
+    def base(self, files: int, *, part: bool) -> Base:
+        """What about so many `files` are made ready by, as a `part` of the table, or as all of it: then nobody asks
+        where its keys are."""
+        if part:
+            self._ensure_index()
         snapshot, count = self.snapshot, files + _MORE_FILES
         stands = replace(snapshot, files=dict(snapshot.files), transactions=dict(snapshot.transactions))
         numbers = {live.number: live.file.name for live in self._files}
@@ -200,23 +205,28 @@ class LiveTable:
         ready: LiveTable,
         moved_out: tuple[Codes, Int64],
     ) -> None:
-        """The same of a commit that added all of what was made `ready`. Of the keys `moved_out` that holds an entry,
-        but their rows stand where they are said to."""
+        """Follow our own commit: it left `deleted` in the files named, and added all that was made `ready`.
+
+        `moved_out`: keys whose rows have left that for another place, and that place. The index of what was made ready
+        says of each that it has no row, which must not be the last word."""
         self.snapshot.follow(actions)
         if not self._indexed:
             return
         with self._in_step():
             known = dict(deleted)
-            if ready._fits_into(self):
+            if ready.fits_into(self):
                 self._files.take(ready._files)
                 self._index.take(ready._index)
                 self._index.put(*moved_out)
                 known |= {live.file.name: ready._files.deleted_in(live) for live in ready._files}
             self._follow(known)
 
-    def _fits_into(self, table: LiveTable) -> bool:
-        """Whether its numbers are free there; they are not in what has been read anew since."""
+    def fits_into(self, table: LiveTable) -> bool:
+        """Whether its numbers are free there; they are not in what has been read anew since. Nobody minds where the
+        table does not know its keys."""
         room = self._room
+        if not table._indexed:
+            return True
         if room is None or room.of is not table._files or not self._indexed:
             return False
         return self._files.numbers <= room.first + room.count
@@ -334,6 +344,7 @@ class LiveTable:
         """The codes of the file's live rows, and their places."""
         deleted, first = self._files.deleted_in(live), 0
         for keys in column_batches(self._folder, live.file, self.keys, self.layout):
+            self._still_wanted()
             rows = alive_rows(first, keys.num_rows, deleted)
             first += keys.num_rows
             part = keys if len(rows) == keys.num_rows else keys.take(pa.array(rows - first + keys.num_rows))

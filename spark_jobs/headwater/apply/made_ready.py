@@ -7,7 +7,7 @@ Memory alone knows it: whoever comes behind a driver that died makes it ready ag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,13 +26,19 @@ from headwater.delta.index.codes import Codes, encode
 from headwater.delta.index.index import NOWHERE, file_of, row_of
 from headwater.delta.layout import layout_of
 from headwater.delta.metadata import becoming
+from headwater.delta.new_files import discard, discard_vectors
 from headwater.delta.where_files import columns_read, matches, rows_matching
-from headwater.errors import Refused
+from headwater.errors import Diverged, Refused
 from headwater.net_changes import NetChanges, Parts
-from headwater.predicate import Predicate
+from headwater.predicate import Predicate, columns_of
 from headwater.schema import TableSchema
 
 Int64 = npt.NDArray[np.int64]
+
+
+def reload_counter(app_id: str, name: str) -> str:
+    """The appId that the commit of the reload `name` counts: to name its files twice would damage the table."""
+    return f"{app_id}/reload/{name}"
 
 
 class MadeReady:
@@ -56,10 +62,12 @@ class MadeReady:
         files = {file.name: file for file in waiting.files}
         snapshot = replace(base.snapshot, metadata=metadata, files=files, transactions={})
         self._refuse_gone()
-        self.rows = LiveTable(waiting.folder, schema, aside=Aside(snapshot, base.room))
+        self.rows = LiveTable(waiting.folder, schema, aside=Aside(snapshot, base.room, still_wanted))
         self.rows.index_keys()
         self._emptied: dict[str, BitMap] = {}  # rows of the part by file, whether they live or not
         self._elsewhere: dict[str, BitMap] = {}
+        self._made: list[DataFile] = []
+        self._changes = 0
         self._doubles: list[Codes] = []
         self._left: list[Codes] = []  # keys that changes have taken out of the part, by and by
         self.moved_out: tuple[Codes, Int64] = Codes(np.zeros(0, dtype=np.uint64)), np.zeros(0, dtype=np.int64)
@@ -82,21 +90,28 @@ class MadeReady:
             unchanged={},
             origins=None,
             removed=key_schema(self.schema).empty_table(),
-            changes=0,
+            changes=self._changes,
             truncated=self.emptied is None,
             truncated_leaves=leaves,
             replaced=self.emptied if not leaves else None,
             staged=self,
         )
 
-    def brought_forward(self, net: NetChanges) -> None:
-        """Its files hold `net` from now on."""
+    def brought_forward(self, net: NetChanges, made: Iterable[DataFile]) -> None:
+        """Its files hold `net` from now on; `made`: for that, as the log would name them."""
+        self._made += made
+        self._changes += net.changes
         if self.emptied is None or not self.schema.key:
             return
+        if net.truncated or net.truncated_leaves:  # which names no key
+            for codes in self.rows.all_keys():
+                self._note_left(codes)
         for part in net.in_parts():
             for keys in (part.rows, part.removed):
-                codes = encode(self.schema, keys.select(list(self.schema.key)))
-                self._left.append(codes.take(np.flatnonzero(self.rows.find(codes) == NOWHERE)))
+                self._note_left(encode(self.schema, keys.select(list(self.schema.key))))
+
+    def _note_left(self, codes: Codes) -> None:
+        self._left.append(codes.take(np.flatnonzero(self.rows.find(codes) == NOWHERE)))
 
     def link(self, state: LiveTable, work: Work) -> list[DataFile]:
         """In the writer's turn: what goes of the table, as `work`; the files that come."""
@@ -123,22 +138,38 @@ class MadeReady:
         return codes.take(at), places[at]
 
     def discard_left_over(self) -> None:
-        """Behind the commit: files of which every row had changed by then are nobody's."""
-        for file in self._waiting.files:
-            if file.name not in self.rows.snapshot.files:
-                storage.delete(file.in_folder(self._waiting.folder))
+        """Behind the commit: what changes have taken the place of before is nobody's."""
+        named = self.rows.snapshot.files
+        vectors = {str(file.vector) for file in named.values()}
+        self._discard([file for file in (*self._waiting.files, *self._made) if file.name not in named])
+        discard_vectors(self._waiting.folder, [file for file in self._made if str(file.vector) not in vectors])
+
+    def give_up(self) -> None:
+        """It is not going to be committed: what was made for changes goes; the files that were read stay."""
+        read = {file.name for file in self._waiting.files}
+        self._discard([file for file in self._made if file.name not in read])
+        discard_vectors(self._waiting.folder, self._made)
+
+    def _discard(self, files: Iterable[DataFile]) -> None:
+        discard(self._waiting.folder, files)
 
     def _refuse_gone(self) -> None:
         """No commit has named them: a VACUUM by hand takes them for nobody's once they are old."""
-        gone = [place for place in self._waiting.places if not storage.exists(place)]
+        named = [file.name for file in self._waiting.files if file.name in self._base.snapshot.files]
+        assert not named, "the table has these files already"
+        gone = [place for place in self._waiting.places if not self._is_there(place)]
         if gone:
             raise Refused(
                 f"{len(gone)} of the {len(self._waiting.files)} files of rows that were read are gone from the lake, "
                 "as by a VACUUM of another program",
                 code="reload_failed",
                 where=self._waiting.folder,
-                remedy="run it again, and no VACUUM beside it (headwater maintain leaves such files)",
+                remedy="run it again, and no VACUUM of another program beside it",
             )
+
+    def _is_there(self, place: str) -> bool:
+        self._still_wanted()
+        return storage.exists(place)
 
     def _find_emptied(self, emptied: Predicate) -> None:
         """Which rows of the table's files are of the part: that never changes of a file."""
@@ -178,9 +209,16 @@ class MadeReady:
 
 
 def on_rows_of(where: Predicate, net: NetChanges, schema: TableSchema) -> NetChanges:
-    """The net effect `net` on the rows of `where` alone: one that is not of it (any more) is gone from them."""
+    """The net effect `net` on the rows of `where` alone: one that is not of it (any more) is gone from them. Diverged
+    where that cannot be told, since the log left out a value that it is about."""
     if net.on_disk is not None:
         return replace(net, on_disk=_PartsOnRows(where, net.on_disk, schema))
+    if any(net.unchanged[name].any() for name in columns_of(where) & net.unchanged.keys()):
+        raise Diverged(
+            "rows keep values that the log does not carry, and that the predicate is about",
+            where=f"{schema.schema}.{schema.name}",
+            remedy=f"headwater reload PIPELINE.yaml --table {schema.schema}.{schema.name}",
+        )
     is_of = matches(where, net.rows)
     some, keys = pa.array(is_of), list(schema.key)
     removed = net.removed

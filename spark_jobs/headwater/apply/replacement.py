@@ -61,9 +61,9 @@ def rows_in(files: Sequence[str]) -> list[tuple[int, int]]:
     return found
 
 
-def size_read(root: str, name: str, folder: str) -> tuple[int, int]:
-    """Rows and bytes that the reload `name` has read for the table in `folder`."""
-    waiting = waiting_files(root, name, folder)
+def size_read(root: str, name: str) -> tuple[int, int]:
+    """Rows and bytes that the reload `name` has read."""
+    waiting = waiting_files(root, name)
     if waiting is not None:
         return waiting.rows, waiting.size
     found = rows_in(row_files(root, name))

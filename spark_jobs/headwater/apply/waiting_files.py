@@ -1,17 +1,19 @@
-"""Files of a table that wait for the commit which is to name them: tasks have written them among the table's own, and
-what they are is noted in the folder of the reload or rebuild that they are for.
+"""Files of a table that wait for the commit which is to name them: tasks have written them among the table's own, for a
+reload or a rebuild, in whose folder it is noted what they are.
 
-No commit has named them, so to readers they are not there. What comes to nothing removes them by the notes; what was
-killed before it had noted a file leaves that one to clean-up, as any writer does.
+No commit has named them, so to readers they are not there. Each task notes what it has written; when all have ended the
+job lists, in one file, those that count: a task may have been done twice. Clean-up spares what is noted or listed
+there. What comes to nothing removes them by these; a file that nobody had noted yet is clean-up's, as any writer's.
 """
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from os.path import join
+from typing import Any
 
 import pyarrow as pa
 from pyroaring import BitMap
@@ -25,7 +27,8 @@ from headwater.delta.new_files import discard
 from headwater.lake.paths import reloaded_path
 from headwater.schema import TableSchema
 
-_SUFFIX = ".files.json"
+_LIST = "files.json"
+_NOTES = "notes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,38 +56,67 @@ class WaitingFiles:
             yield from live_batches(self.folder, file, BitMap(), lake_schema(schema), layout)
 
 
-def put_note(notes: str, files: Sequence[DataFile]) -> str:
-    """Note in the folder `notes` that these files are written; the name of the note."""
-    name = f"{uuid.uuid4().hex}{_SUFFIX}"
-    storage.replace(join(notes, name), json.dumps([asdict(file) for file in files]).encode())
-    return name
+def make_notes(root: str, name: str) -> str:
+    """The folder in which tasks note what they write for the reload `name`."""
+    folder = join(reloaded_path(root, name), _NOTES)
+    storage.make_folder(folder)  # executors write to it, whoever they run as
+    return folder
 
 
-def keep_notes(notes: str, folder: str, names: Collection[str]) -> None:
-    """Those of other tasks, which did not end or were done again, go, and their files in `folder` with them."""
-    for name in _names(notes):
-        if name not in names:
-            discard(folder, _read(notes, name))
-            storage.delete(join(notes, name))
+def put_note(notes: str, folder: str, files: Sequence[DataFile]) -> None:
+    """By a task: these files are written for the table in `folder`."""
+    storage.replace(join(notes, f"{uuid.uuid4().hex}.json"), _text(folder, files))
 
 
-def waiting_files(root: str, name: str, folder: str) -> WaitingFiles | None:
-    """Those of the reload `name`, for the table in `folder`; None: its rows do not lie in such files."""
-    notes = reloaded_path(root, name)
-    found = _names(notes)
-    if not found:
+def put_list(root: str, name: str, folder: str, files: Sequence[DataFile]) -> None:
+    """By the job: these files, and no others, hold the rows of the reload `name`."""
+    storage.replace(join(reloaded_path(root, name), _LIST), _text(folder, files))
+
+
+def are_listed(root: str, name: str) -> bool:
+    """Whether the rows of the reload `name` lie in such files."""
+    return storage.exists(join(reloaded_path(root, name), _LIST))
+
+
+def waiting_files(root: str, name: str) -> WaitingFiles | None:
+    """Those that are listed; None: the rows do not lie in such files."""
+    try:
+        document = json.loads(storage.read_text(join(reloaded_path(root, name), _LIST)))
+    except FileNotFoundError:
         return None
-    return WaitingFiles(folder, tuple(file for note in found for file in _read(notes, note)))
+    return _read(document)
 
 
-def discard_noted(notes: str, folder: str) -> None:
-    """Remove what was noted, and the notes. No commit may name it, or be about to."""
-    keep_notes(notes, folder, ())
+def discard_waiting(root: str, name: str) -> None:
+    """Remove the files of the reload `name`, noted or listed, and what says of them. No commit may name one, or be
+    about to."""
+    for found in _all(root, name):
+        discard(found.folder, found.files)
+    storage.delete(join(reloaded_path(root, name), _LIST))
+    storage.delete_folder(join(reloaded_path(root, name), _NOTES))
 
 
-def _names(notes: str) -> list[str]:
-    return sorted(name for name in storage.names(notes) if name.endswith(_SUFFIX))
+def all_waiting(root: str) -> set[str]:
+    """The places of all such files in the lake."""
+    names = storage.names(reloaded_path(root, ""))
+    return {place for name in names for found in _all(root, name) for place in found.places}
 
 
-def _read(notes: str, name: str) -> list[DataFile]:
-    return [DataFile(**file) for file in json.loads(storage.read_text(join(notes, name)))]
+def _all(root: str, name: str) -> Iterator[WaitingFiles]:
+    """What was noted, and what was listed; files may be in both."""
+    if (listed := waiting_files(root, name)) is not None:
+        yield listed
+    notes = join(reloaded_path(root, name), _NOTES)
+    for note in storage.names(notes):
+        try:
+            yield _read(json.loads(storage.read_text(join(notes, note))))
+        except (FileNotFoundError, ValueError):  # it is being written, or has just gone
+            continue
+
+
+def _text(folder: str, files: Sequence[DataFile]) -> bytes:
+    return json.dumps({"folder": folder, "files": [asdict(file) for file in files]}).encode()
+
+
+def _read(document: dict[str, Any]) -> WaitingFiles:
+    return WaitingFiles(document["folder"], tuple(DataFile(**file) for file in document["files"]))

@@ -57,7 +57,8 @@ def matches(predicate: Predicate, rows: pa.Table) -> Bool:
 
 
 def rows_matching(predicate: Predicate, folder: str, file: DataFile, layout: Layout, schema: pa.Schema) -> BitMap:
-    """The rows of the file that the predicate is true of, those that are gone included. `schema`: as of `may_match`."""
+    """The rows of the file that the predicate is true of, those that are gone included. `schema`: the
+    columns of `columns_read`."""
     rows, first = BitMap(), 0
     if may_match(predicate, file, layout, schema):
         for part in column_batches(folder, file, schema, layout):

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
-from headwater.apply.waiting_files import keep_notes, put_note
+from headwater.apply.waiting_files import put_note
 from headwater.arrow_types import as_stored, lake_schema
 from headwater.delta.clustering import SAMPLED_ROWS, Curve, new_run
 from headwater.delta.delta_log import DataFile
@@ -112,10 +112,7 @@ class TableFiles:
 
 
 def _written(frame: DataFrame, writer: _Writer) -> list[DataFile]:
-    found = frame.mapInArrow(writer, "file string, note string").collect()
-    into = writer.into
-    if into.notes:
-        keep_notes(into.notes, into.folder, {row["note"] for row in found})
+    found = frame.mapInArrow(writer, "file string").collect()
     return [DataFile(**json.loads(row["file"])) for row in found]
 
 
@@ -132,6 +129,6 @@ class _Writer:
         kind = lake_schema(into.schema)
         tables = (as_stored(batch, kind) for batch in batches)
         files = [written.file for written in write_rows(into.folder, kind, tables, into.layout, self.run)]
-        note = put_note(into.notes, files) if into.notes and files else ""
-        found = pa.array([json.dumps(asdict(file)) for file in files], pa.string())
-        yield pa.RecordBatch.from_pydict({"file": found, "note": pa.array([note] * len(files), pa.string())})
+        if into.notes and files:
+            put_note(into.notes, into.folder, files)
+        yield pa.RecordBatch.from_pydict({"file": pa.array([json.dumps(asdict(file)) for file in files], pa.string())})

@@ -15,7 +15,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 
+from headwater.apply.waiting_files import all_waiting
 from headwater.delta import log_files
 from headwater.lake import wait_log
 from headwater.lake.cuts import remove_expired
@@ -176,6 +178,7 @@ class Caretaker:
             horizon.version,
             log_from=horizon.log_from,
             orphans_before=self._orphans_before(),
+            waiting=partial(all_waiting, self._root),
             stop=self._end_piece,
         )
         self._last[name] = horizon.version, time.monotonic()

@@ -15,6 +15,7 @@ import contextlib
 import errno
 import json
 import os.path
+from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Event
 
@@ -50,21 +51,34 @@ class _Known:
 
 
 def clean(
-    folder: str, log: LogFiles, horizon: int, *, log_from: int, orphans_before: float | None, stop: Event
+    folder: str,
+    log: LogFiles,
+    horizon: int,
+    *,
+    log_from: int,
+    orphans_before: float | None,
+    waiting: Callable[[], set[str]] = set,
+    stop: Event,
 ) -> Cleaned:
     """Remove what versions from `horizon` on do not need, and of the log what those from `log_from` on do not.
 
     `orphans_before`: files that the log does not mention go when they are older than this (seconds since 1970); None:
-    they stay. `stop` ends it early, at a good place. FileNotFoundError when another clean-up was faster.
+    they stay. So do those that are `waiting` for their commit, however old. `stop` ends it early, at a good place.
+    FileNotFoundError when another clean-up was faster.
     """
     cleaned = Cleaned()
     known = _known(folder, log, horizon)
     goes = []
+    spared: set[str] | None = None
     for file in storage.files_below(folder, _may_hold_files):
         if not _is_ours(file.path) or file.path in known.needed:
             continue
         orphan = file.path not in known.removed
-        if not orphan or (orphans_before is not None and file.modified < orphans_before):
+        if orphan and (orphans_before is None or file.modified >= orphans_before):
+            continue
+        if orphan and spared is None:
+            spared = waiting()  # nearly always nothing is an orphan
+        if not orphan or (spared is not None and os.path.join(folder, file.path) not in spared):
             goes.append((file, orphan))
     entries = _superseded(log, min(horizon, log_from))
     if goes or entries:

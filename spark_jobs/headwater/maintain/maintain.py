@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from headwater.apply.by_spark.optimize import ENOUGH, compact_directly, optimize
 from headwater.apply.by_spark.tasks import FileTasks
 from headwater.apply.direct import obstacle
 from headwater.apply.small_files import choose
+from headwater.apply.waiting_files import all_waiting
 from headwater.delta import log_files, storage
 from headwater.delta.delta_log import read_snapshot
 from headwater.delta.log_entries import log_path
@@ -144,6 +146,7 @@ class _Maintenance:
             horizon.version,
             log_from=horizon.log_from,
             orphans_before=self._orphans_before(),
+            waiting=partial(all_waiting, self._root),
             stop=Event(),
         )
         return _result(

@@ -46,7 +46,7 @@ from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import format_lsn
 from headwater.reload.reload import ReadPart, open_registry
 from headwater.reload.replacing import Replacing, driver_beside, refuse_state
-from headwater.reload.row_folder import put_few_rows, put_table_files_again
+from headwater.reload.row_folder import ReloadFiles, put_few_rows
 from headwater.reload.which_rows import part_named
 from headwater.schema import TableSchema
 from headwater.source.catalog.catalog import read_catalog
@@ -174,7 +174,7 @@ class _Rebuild:
         return all(old[column.attnum] == (column.value, column.on_bad_value) for column in self.shape.columns)
 
     def _read_lake(self, asked: Reload, until_published: contextlib.ExitStack) -> Reload:
-        """All rows of the table's newest version, into the reload's folder."""
+        """All rows of the table's newest version."""
         root, record = self.pipeline.lake_path(), self.record
         path, app_id = table_path(root, record.path), record.app_id(self.pipeline.name)
         folder = reloaded_path(root, asked.name)
@@ -191,14 +191,14 @@ class _Rebuild:
                     self._put_here(snapshot, folder)
                 else:
                     try:
-                        self._put_by_spark(snapshot, folder)
+                        self._put_by_spark(snapshot, asked.name)
                     except (PySparkException, Py4JJavaError):
                         refuse_lost(snapshot)
                         raise
             except TableUnreadable as damage:
                 again = f"headwater load PIPELINE.yaml --table {record.name} --again"
                 raise Refused(str(damage), code="not_rebuildable", where=record.name, remedy=again) from damage
-        rows, _ = size_read(root, asked.name, path)
+        rows, _ = size_read(root, asked.name)
         self.progress(f"{record.name}: {rows} rows read")
         return replace(asked, state="read", since=now_text(), snapshot="", capture_lsn=applied_lsn, rows=rows)
 
@@ -216,23 +216,23 @@ class _Rebuild:
 
         put_few_rows(map(fit, batches(snapshot, lake_schema(self.record.schema))), folder, self.shape.cluster_by)
 
-    def _put_by_spark(self, snapshot: Snapshot, folder: str) -> None:
+    def _put_by_spark(self, snapshot: Snapshot, name: str) -> None:
         root = self.pipeline.lake_path()
         spark = job_session(self.pipeline.name, "rebuild", root)
         share_engine(spark)
         allow_old_versions(spark)
         frame = rows_of_table(spark, snapshot.folder, snapshot.version)
-        for name, becomes_null in self._texts_in_partitions():
+        for column, becomes_null in self._texts_in_partitions():
             if becomes_null:
-                frame = frame.withColumn(name, functions.expr(f"nullif({quoted(name)}, '')"))
-            elif frame.where(f"{quoted(name)} = ''").take(1):
-                raise self._empty_texts(name)
+                frame = frame.withColumn(column, functions.expr(f"nullif({quoted(column)}, '')"))
+            elif frame.where(f"{quoted(column)} = ''").take(1):
+                raise self._empty_texts(column)
         frame = frame.select(*map(quoted, struct_type(self.record.schema).names))
         files = snapshot.files.values()
         rows, size = sum(file.rows or 0 for file in files), sum(file.size for file in files)
         layout = layout_of(becoming(snapshot, self.shape))
-        into = TableFiles(snapshot.folder, self.shape, layout, LakeAccess.to(root), folder)
-        put_table_files_again(frame, into, rows, size)
+        into = TableFiles(snapshot.folder, self.shape, layout, LakeAccess.to(root))
+        ReloadFiles(root, name, into).put_again(frame, rows, size)
 
     def _texts_in_partitions(self) -> list[tuple[str, bool]]:
         """Columns of text that are to partition the table, and whether an empty text becomes NULL in them: from now on

@@ -43,7 +43,7 @@ from headwater.pipeline_file.where_text import parse
 from headwater.position import format_lsn
 from headwater.predicate import Predicate
 from headwater.reload.replacing import Replacing, driver_beside, refuse_kept, refuse_state, refuse_unfit
-from headwater.reload.row_folder import put_few_rows, put_rows, put_table_files
+from headwater.reload.row_folder import ReloadFiles, put_few_rows, put_rows
 from headwater.reload.which_rows import ReloadScope, part_named, rows_where
 from headwater.schema import Leaf, TableSchema
 from headwater.source.catalog.catalog import Signature, signature
@@ -131,7 +131,7 @@ class ReadPart:
     shape: TableSchema | None = None
 
     def read(self, asked: Reload) -> Reload:
-        """Read the part at a capture point into the folder of its own."""
+        """Read the part at a capture point."""
         _, size = self._units(self._leaves_now())
         sizes = {asked.table: size}
         shown = self.until_published.enter_context(
@@ -174,12 +174,12 @@ class ReadPart:
             units, _ = self._units(leaves)
             shown.reading(asked.table, capture.snapshot_id, len(units), None if self.part.whole else asked.shown)
             try:
-                self._put(reloaded_path(root, asked.name), chosen, capture.snapshot_id, signatures, units, spark)
+                self._put(asked.name, chosen, capture.snapshot_id, signatures, units, spark)
             except (PySparkException, Py4JJavaError, TableChanged, UnfitValue) as error:
                 raise named_error(error, replace(self.record, schemas=((0, schema),))) from error
             if signature(self.connection, ids) != signatures:
                 raise NotAtThisCapturePoint("it was rewritten, truncated or altered")
-        rows, _ = size_read(root, asked.name, table_path(root, self.record.path))
+        rows, _ = size_read(root, asked.name)
         self.progress(f"{asked.table}: {rows} rows of {asked.shown} read")
         return replace(
             asked,
@@ -192,21 +192,23 @@ class ReadPart:
 
     def _put(
         self,
-        folder: str,
+        name: str,
         schema: TableSchema,
         snapshot_id: str,
         signatures: dict[int, Signature],
         units: list[Unit],
         spark: SparkSession | None,
     ) -> None:
-        """The rows of the units into `folder`, by `spark`; without one they are few, and come through this process."""
+        """The rows of the units, for the reload `name`, by `spark`; without one they are few, and come through this
+        process."""
+        root = self.pipeline.lake_path()
+        folder = reloaded_path(root, name)
         where = self._where
         if spark is None:
             cluster_by = schema.cluster_by if self.part.whole else ()
             with few_rows_at(self.pipeline, schema, snapshot_id, signatures, units, where) as rows:
                 put_few_rows(rows, folder, cluster_by)
             return
-        root = self.pipeline.lake_path()
         lake, table = LakeAccess.to(root), table_path(root, self.record.path)
         frame = rows_at(
             spark,
@@ -224,7 +226,8 @@ class ReadPart:
             put_rows(frame, folder, lake)  # Spark is to write them
             return
         metadata = becoming(snapshot, schema) if self.shape is not None else snapshot.metadata
-        put_table_files(frame, TableFiles(table, schema, layout_of(metadata), lake, folder))
+        files = TableFiles(table, schema, layout_of(metadata), lake)
+        ReloadFiles(root, name, files).put(frame)
 
     def _follow(self) -> None:
         """Until the lake has the columns of the source: refused when it does not follow in time."""

@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from headwater.apply.replacement import remove_rows, row_files, size_read
-from headwater.apply.waiting_files import waiting_files
+from headwater.apply.waiting_files import discard_waiting, waiting_files
 from headwater.delta import storage
 from headwater.delta.foreign_terms import why_unwritable
 from headwater.errors import HeadwaterError, LostLease, Refused, Transient
 from headwater.failpoints import reach
 from headwater.gate.lease import is_alive
 from headwater.lake.ledger import read_epoch
-from headwater.lake.paths import reloaded_path, table_path
+from headwater.lake.paths import table_path
 from headwater.lake.registry import Registry, TableRecord, now_text
 from headwater.lake.reload_records import Keeping, Reload
 from headwater.load.driver_answers import await_answer, is_running
@@ -29,7 +29,6 @@ from headwater.load.progress import Report
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.pipeline_file.where_text import parse
 from headwater.position import format_lsn
-from headwater.reload.row_folder import discard_table_files
 from headwater.replicate.replicate import replicate
 from headwater.schema import Leaf, TableSchema
 from headwater.source.catalog.where_sql import exclude_each_other, reach_of
@@ -40,6 +39,8 @@ from headwater.source.snapshots import wait_for_old_transactions as wait_out
 log = logging.getLogger(__name__)
 
 _MERGE_SECONDS: Final = 3600.0
+_ROWS_A_SECOND: Final = 10_000
+"""That a driver brings at the very least, should other reloads wait before this one."""
 
 
 def refuse_state(record: TableRecord) -> None:
@@ -144,7 +145,7 @@ class Replacing:
         name = secrets.token_hex(8)
         session = f"headwater reload {name}"
         root = self.pipeline.lake_path()
-        folder, is_read = table_path(root, self.record.path), False
+        is_read = False
         # Its life is the job's: the driver gives a reload up whose job is gone.
         with contextlib.closing(connect(self.pipeline.conninfo(), application_name=session)):
             asked = self._ask(name, session)
@@ -155,9 +156,9 @@ class Replacing:
                 # What the driver had passed when it began to keep must be visible.
                 wait_out(self.connection, 0, patience, where=f"pipeline {self.pipeline.name}, table {asked.table}")
                 done = read(asked)
-                _, size = size_read(root, name, folder)
+                _, size = size_read(root, name)
                 reach("reload.after_read")
-                waiting = waiting_files(root, name, folder)
+                waiting = waiting_files(root, name)
                 storage.wrote(*(waiting.places if waiting is not None else row_files(root, name)))
                 storage.sync(root)  # the driver goes by these rows from the moment that the registry names them
                 is_read = True
@@ -166,7 +167,7 @@ class Replacing:
                 refusal = None if isinstance(error, HeadwaterError) else self._refusal(asked)
                 self._give_up(asked)
                 if not is_read:  # else the driver may know of it, and be about to name them
-                    discard_table_files(reloaded_path(root, name), folder)
+                    discard_waiting(root, name)
                 remove_rows(root, name)
                 if isinstance(error, Exception) and refusal is not None:
                     raise refusal from error  # the driver has removed what was being written
@@ -285,7 +286,8 @@ class Replacing:
 
     def _merged(self, read: Reload) -> Keeping:
         """What the driver has made of it, as soon as that is published."""
-        merged = self._answer(read, lambda answer: answer.state == "done", seconds=_MERGE_SECONDS, mark=True)
+        patience = _MERGE_SECONDS + read.rows / _ROWS_A_SECOND
+        merged = self._answer(read, lambda answer: answer.state == "done", seconds=patience, mark=True)
         root = self.pipeline.lake_path()
 
         def published(answer: Keeping) -> bool:

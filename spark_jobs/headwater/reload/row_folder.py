@@ -18,16 +18,16 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
-from headwater.apply.waiting_files import discard_noted
+from headwater.apply.waiting_files import discard_waiting, make_notes, put_list
 from headwater.delta import storage
 from headwater.delta.clustering import ordered
 from headwater.delta.data_files import gathered
+from headwater.delta.delta_log import DataFile
+from headwater.delta.new_files import discard
 from headwater.lake.executors import LakeAccess
 from headwater.lake_root import is_remote
 from headwater.load.ordering import TableFiles
 from headwater.spark.stores import is_readable
-
-_AS_READ = "as-read"
 
 
 def put_rows(frame: DataFrame, folder: str, lake: LakeAccess) -> None:
@@ -39,41 +39,43 @@ def put_rows(frame: DataFrame, folder: str, lake: LakeAccess) -> None:
     _put_files(frame, folder, lake)
 
 
-def put_table_files(frame: DataFrame, into: TableFiles) -> None:
-    """Let files of the table, which wait for their commit, hold the rows of `frame`, that can be read once only. What
-    is noted in their folder are these, and no others."""
-    _forget(into)
-    if not into.have_order or not is_readable(frame.sparkSession, into.folder):
-        into.as_they_come(frame)
-        return
-    aside = replace(into, notes=join(into.notes, _AS_READ))
-    into.lay_out(frame.sparkSession, aside.as_read(frame))
-    discard_noted(aside.notes, into.folder)
+@dataclass(frozen=True)
+class ReloadFiles:
+    """The files of a table that hold what the reload `name` has read, and wait for their commit (`headwater.apply.
+    waiting_files`). `into`: where tasks put rows; its notes are made here."""
 
+    root: str
+    name: str
+    into: TableFiles
 
-def put_table_files_again(frame: DataFrame, into: TableFiles, rows: int, size: int) -> None:
-    """The same for rows that can be read several times, about so many and of so many bytes."""
-    _forget(into)
-    if into.have_order:
-        into.laid_out(frame, rows, size)
-    else:
-        into.as_they_come(frame)
+    def put(self, frame: DataFrame) -> None:
+        """Let them be the rows of `frame`, that can be read once only, and no others."""
+        into = self._begun()
+        if not into.have_order or not is_readable(frame.sparkSession, into.folder):
+            self._list(into.as_they_come(frame))
+            return
+        as_read = into.as_read(frame)
+        laid_out = into.lay_out(frame.sparkSession, as_read)
+        self._list(laid_out)
+        if laid_out != as_read:
+            discard(into.folder, as_read)
 
+    def put_again(self, frame: DataFrame, rows: int, size: int) -> None:
+        """As `put`, for rows that can be read several times, about so many and of so many bytes."""
+        into = self._begun()
+        self._list(into.laid_out(frame, rows, size) if into.have_order else into.as_they_come(frame))
 
-def discard_table_files(notes: str, folder: str) -> None:
-    """Remove those that tasks have noted for the table in `folder`. No commit may name one, or be about to."""
-    for each in (notes, join(notes, _AS_READ)):
-        discard_noted(each, folder)
+    def _begun(self) -> TableFiles:
+        discard_waiting(self.root, self.name)  # of an attempt before this one
+        return replace(self.into, notes=make_notes(self.root, self.name))
 
-
-def _forget(into: TableFiles) -> None:
-    """What an attempt before this one has written."""
-    discard_table_files(into.notes, into.folder)
-    storage.make_folder(join(into.notes, _AS_READ), mode=0o700)
+    def _list(self, files: list[DataFile]) -> None:
+        if files:
+            put_list(self.root, self.name, self.into.folder, files)
 
 
 def put_few_rows(rows: Iterable[pa.Table], folder: str, cluster_by: tuple[str, ...]) -> None:
-    """The same for rows that come to this process; along the curve through `cluster_by`, if it names columns, for which
+    """As `put_rows`, for rows that come to this process; along the curve through `cluster_by`, if there are any: then
     all are held in memory."""
     storage.delete_folder(folder)
     storage.make_folder(folder, mode=0o700)

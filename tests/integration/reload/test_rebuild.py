@@ -125,7 +125,7 @@ def shop(database: Database, spark: SparkSession, tmp_path: Path) -> Shop:
 @pytest.fixture(params=["in this process", "by Spark"])
 def each_reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows of a small table are read here, those of a large one by Spark, and by nothing else."""
-    other = "put_table_files_again"
+    other = "ReloadFiles"
     if request.param == "by Spark":
         request.getfixturevalue("reloads_by_spark")
         other = "put_few_rows"

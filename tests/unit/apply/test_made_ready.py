@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from fixtures.twins import APP, FENCE, KEEP_CUTS, KEYS, Twins, schema_of
+from fixtures.twins import APP, FENCE, KEEP_CUTS, KEYS, Twins, by_delta_rs, schema_of
 from headwater.apply import whole_table
 from headwater.apply.applier import Applier
 from headwater.apply.direct import Fence, bring_forward
@@ -22,15 +22,16 @@ from headwater.apply.made_ready import MadeReady, on_rows_of
 from headwater.apply.plan import Plan, PlanAgain, choose
 from headwater.apply.waiting_files import WaitingFiles
 from headwater.arrow_types import lake_schema
+from headwater.delta.deletion_vectors import vector_file
 from headwater.delta.delta_log import read_snapshot
 from headwater.delta.layout import layout_of
 from headwater.delta.metadata import becoming
 from headwater.delta.new_files import write_rows
 from headwater.delta.small_tables import LostRace
-from headwater.errors import Refused
+from headwater.errors import Diverged, Refused
 from headwater.lake.registry import TableRecord
 from headwater.net_changes import NetChanges
-from headwater.predicate import OneOf, Predicate
+from headwater.predicate import IsNull, OneOf, Predicate
 
 LEVEL = OneOf("level", (0,))
 
@@ -73,7 +74,7 @@ class Making:
             one.file for part in parts for one in write_rows(folder, kind, [part], layout_of(metadata)) if part.num_rows
         ]
         self.becomes = becomes
-        base = twins.applier.base(*twins.at(folder), len(self.files))
+        base = twins.applier.base(*twins.at(folder), len(self.files), part=emptied is not None)
         assert base is not None
         waiting = WaitingFiles(folder, tuple(self.files))
         self.ready = MadeReady(base, self.schema, waiting, emptied, lambda: None, becomes=becomes is not None)
@@ -94,7 +95,7 @@ class Making:
         path, because = choose(changes, self.schema, "")
         record = replace(twins.record, on_divergence="repair")
         plan = replace(twins.plan(twins.direct, changes, path), record=record, because=because, becomes=self.becomes)
-        return twins.applier.commit(replace(plan, counters={f"{APP}/reload": 7}))
+        return twins.applier.commit(replace(plan, counters={f"{APP}/reload/r": 1}))
 
 
 def with_all_values(twins: Twins, changes: NetChanges) -> NetChanges:
@@ -126,8 +127,7 @@ def test_a_whole_table_goes_on_meanwhile_and_is_as_the_source_then(
         making.bring_forward(late)
     making.commit()
     twins.assert_as_the_model(merged=False)
-    names = read_snapshot(str(twins.direct)).transactions
-    assert names[f"{APP}/reload"] == 7
+    assert read_snapshot(str(twins.direct)).transactions[f"{APP}/reload/r"] == 1
     for _ in range(3):
         assert twins.write(twins.batch()).divergence == 0
     twins.assert_as_the_model(merged=False)
@@ -228,9 +228,64 @@ def test_files_that_a_vacuum_took_are_named_before_anything_is_done(applier: App
     making = Making(twins)
     gone = making.files[0]
     Path(gone.in_folder(str(twins.direct))).unlink()
-    base = applier.base(*twins.at(str(twins.direct)), 1)
+    base = applier.base(*twins.at(str(twins.direct)), 1, part=False)
     assert base is not None
     waiting = WaitingFiles(str(twins.direct), tuple(making.files))
     with pytest.raises(Refused, match=r"1 of the \d+ files of rows that were read are gone"):
         MadeReady(base, twins.schema, waiting, None, lambda: None, becomes=False)
     assert read_snapshot(str(twins.direct)).version == version
+
+
+def test_behind_a_truncate_a_row_that_came_back_elsewhere_is_found(applier: Applier, tmp_path: Path) -> None:
+    twins = table_of(applier, tmp_path, "bigint", 3, ("level",))
+    number = next(number for number, row in twins.model.items() if row["level"] == 0)
+    making = Making(twins, LEVEL)
+    back = {**twins.row(number), "level": 7}
+    emptied = replace(twins.changes([back], [False], [False], [None], []), truncated=True)
+    twins.model = {number: back}
+    twins.write(emptied, "replace")
+    making.bring_forward(emptied)
+    making.commit()
+    twins.assert_as_the_model(merged=False)
+    twins.model = {number: {**back, "big": "anew"}}
+    assert twins.write(twins.changes([twins.model[number]], [True], [False], [None], [])).divergence == 0
+    twins.assert_as_the_model(merged=False)
+
+
+def test_a_predicate_is_not_judged_by_a_value_that_the_log_left_out(applier: Applier, tmp_path: Path) -> None:
+    twins = table_of(applier, tmp_path, "bigint", 7)
+    number, row = next(iter(twins.model.items()))
+    kept = twins.changes([{**row, "big": None}], [True], [True], [None], [])
+    with pytest.raises(Diverged, match="keep values that the log does not carry, and that the predicate is about"):
+        on_rows_of(IsNull("big", negated=True), kept, twins.schema)
+    assert on_rows_of(OneOf("id", (row["id"],)), kept, twins.schema).rows.num_rows == 1
+    assert twins.key(number) == (row["id"],)
+
+
+def test_what_changes_took_the_place_of_is_removed_and_nothing_that_a_commit_names(
+    applier: Applier, tmp_path: Path
+) -> None:
+    twins = table_of(applier, tmp_path, "bigint", 8)
+
+    def unnamed() -> set[str]:
+        found = read_snapshot(str(twins.direct)).files.values()
+        named = {file.name for file in found} | {vector_file("", file.vector) for file in found if file.vector}
+        return {path.name for path in twins.direct.iterdir() if path.is_file()} - named
+
+    before = unnamed()
+    making = Making(twins)
+    for _ in range(5):
+        making.bring_forward(twins.batch())
+    other = Making(twins)
+    for _ in range(3):
+        other.bring_forward(twins.batch())
+    other.ready.give_up()
+    assert {file.name for file in other.files} <= unnamed(), "the rows that were read may be asked for again"
+    for file in other.files:
+        Path(file.in_folder(str(twins.direct))).unlink()
+    old = {file.name for file in read_snapshot(str(twins.direct)).files.values()}
+    making.commit()
+    making.ready.discard_left_over()
+    left = unnamed() - before - old
+    assert not [name for name in left if name.endswith(".parquet")], left
+    assert by_delta_rs(twins.direct)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Event
 
 import pytest
 
 from fixtures.hand_tables import HandTable, ids_at
+from headwater.apply.waiting_files import all_waiting, are_listed, discard_waiting, make_notes, put_list, put_note
 from headwater.delta import log_files
 from headwater.delta.deletion_vectors import vector_file
-from headwater.delta.delta_log import read_snapshot
+from headwater.delta.delta_log import DataFile, read_snapshot
 from headwater.maintain.cleanup import Cleaned, clean
 
 DAY = 24 * 3600.0
@@ -179,6 +182,29 @@ def test_files_of_partitions_are_found_in_their_folders(tmp_path: Path) -> None:
     (folder / "part-0.parquet").touch()
     table.age(9 * DAY)
     assert clean_at(table, 0, time.time()).orphans == 1
+
+
+def test_files_that_wait_for_the_commit_of_a_reload_are_spared_however_old(tmp_path: Path) -> None:
+    root = str(tmp_path)
+    table = HandTable(tmp_path / "public" / "t")
+    folder = str(table.folder)
+    for name in ("noted", "listed", "nobodys"):
+        (table.folder / f"part-{name}.parquet").touch()
+    table.age(9 * DAY)
+    file = DataFile("part-noted.parquet", 0, 0, None, {}, None, 0)
+    put_note(make_notes(root, "reload"), folder, [file])
+    put_list(root, "reload", folder, [replace(file, name="part-listed.parquet")])
+
+    def cleaned() -> Cleaned:
+        waiting = partial(all_waiting, root)
+        found = log_files.look(folder)
+        return clean(folder, found, 0, log_from=0, orphans_before=time.time(), waiting=waiting, stop=Event())
+
+    assert cleaned().orphans == 1
+    assert {path.name for path in table.folder.glob("*.parquet")} == {"part-noted.parquet", "part-listed.parquet"}
+    discard_waiting(root, "reload")
+    assert not list(table.folder.glob("*.parquet"))
+    assert not are_listed(root, "reload")
 
 
 def test_a_stopped_clean_up_leaves_a_log_that_reads_on(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from headwater.delta import storage
 from headwater.lake.paths import kept_path
 from headwater.log import kept as kept_bytes
 from headwater.log.blocks import Block, Held, Relation, RelationColumn, Transactions, Truncate
-from headwater.replicate.tables.keeper import KeptChanges
+from headwater.replicate.tables.keeper import KeptChanges, Seen
 
 ORDERS = Relation(7, "public", "orders", "d", (RelationColumn("id", 23, -1, True), RelationColumn("n", 23, -1, False)))
 LINES = Relation(8, "public", "lines", "f", ())
@@ -134,3 +134,34 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
     storage.replace(f"{kept_path(str(tmp_path), 'a')}/{name}", b"something else entirely")
     with pytest.raises(ValueError, match="no file of kept changes"):
         list(changes.shares())
+
+
+def counting(changes: KeptChanges, up_to: int, seen: Seen, applied: int | None = None) -> list[int]:
+    """The transactions that count of what was not read before."""
+    return [
+        int(xid)
+        for kept in changes.shares(up_to, seen, applied)
+        for xid, counts in zip(kept.share.transactions.xid, kept.counts, strict=True)
+        if counts
+    ]
+
+
+def test_what_is_read_by_and_by_comes_once(tmp_path: Path) -> None:
+    changes, seen = begun(tmp_path, 2), Seen()
+    changes.append(everything(block(ORDERS, 0, 4)), [], transactions((11, 100, 0), (12, 200, 3)), 200)
+    assert counting(changes, 200, seen, applied=100) == [], "the table does not hold the share yet"
+    assert counting(changes, 200, seen, applied=200) == [11, 12]
+    changes.append(everything(block(ORDERS, 5)), [], transactions((13, 300, 5)), 300)
+    assert counting(changes, 200, seen) == [13]
+    assert counting(changes, 300, seen) == []
+
+
+def test_what_an_earlier_driver_may_yet_bring_into_the_table_is_not_passed_by(tmp_path: Path) -> None:
+    earlier = begun(tmp_path, 1)
+    earlier.append(everything(block(ORDERS, 0)), [], transactions((11, 100, 0)), 100)
+    earlier.append(everything(block(ORDERS, 5, 7)), [], transactions((12, 200, 5), (13, 250, 7)), 250)
+    mine, seen = begun(tmp_path, 2), Seen()
+    assert counting(mine, 100, seen) == [11]
+    assert counting(mine, 250, seen) == [12, 13], "it woke up and committed what it had kept"
+    mine.append(everything(block(ORDERS, 9)), [], transactions((13, 250, 0), (14, 300, 9)), 300)
+    assert counting(mine, 300, seen) == [14]

@@ -12,18 +12,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from headwater.apply.columns import columns_counter
+from headwater.apply.made_ready import reload_counter
 from headwater.apply.plan import Plan
 from headwater.apply.replacement import Read, part_of, row_files, rows_read, size_read, under_keys
-from headwater.apply.waiting_files import WaitingFiles, discard_noted, waiting_files
+from headwater.apply.waiting_files import are_listed, waiting_files
 from headwater.columns.shape import has_shape
 from headwater.delta import storage
 from headwater.delta.delta_log import read_snapshot
 from headwater.delta.layout import layout_of
 from headwater.delta.metadata import becoming
-from headwater.errors import Refused, TableError
+from headwater.errors import Refused, TableError, Transient
 from headwater.failpoints import reach
 from headwater.lake.ledger import TableVersion
-from headwater.lake.paths import reloaded_path
 from headwater.lake.registry import TableRecord, now_text
 from headwater.lake.reload_records import Keeping, Reload
 from headwater.log.net.on_disk import PartsOnDisk, on_disk
@@ -38,10 +38,8 @@ from headwater.schema import TableSchema
 
 log = logging.getLogger(__name__)
 
-_WHOLE = (1 << 53) - 1
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Merging:
     """A reload whose rows have been read. `position`: every table holds at least all up to there; `spill`:
     for what does not fit into memory; `preparations`: what was made ready of reloads beside the lanes."""
@@ -53,6 +51,8 @@ class Merging:
     spill: SpillStore
     still_alive: Callable[[], None]
     preparations: Preparations
+    written_anew: bool = False
+    """Behind `merge`: the rows that were read lie in other files of the table by now."""
 
     def merge(self, answer: Keeping) -> tuple[Result, Keeping]:
         """Let the rows that were read, brought forward by what was kept, take the place of the part; what is to be
@@ -80,7 +80,7 @@ class Merging:
                 tables.columns.finish(name, self.still_alive)
             record = tables.records[name]
             has_its_shape = reload.shape is not None and has_shape(record.schema, reload.shape)
-            if has_its_shape or self._is_done(record):
+            if has_its_shape or (self._has_files and self._is_done(record)):
                 gone: int | None = 0  # the driver before this one has done it, and died before it said so
             elif self._has_changed(record):
                 return answer.ended("failed", now_text(), "the table's columns changed meanwhile")
@@ -112,12 +112,12 @@ class Merging:
         if (prepared := self.preparations.take(reload)) is not None:
             try:
                 return self._put_prepared(record, prepared)
-            except Exception as error:
-                # It may be halfway through the last changes; at the next attempt the lane does it all.
+            except TableError as error:
                 self.preparations.slowly(reload, error)
-                if not isinstance(error, TableError):
-                    raise
-        if size_read(self.root, reload.name, self.tables.folder(record.name))[0] != reload.rows:
+            except Exception as error:
+                self.preparations.again(reload, error)  # it may be halfway through the last changes
+                raise
+        if size_read(self.root, reload.name)[0] != reload.rows:
             raise Refused("the rows that were read are gone from the lake", code="reload_failed", where=record.name)
         # Partitions may have come meanwhile.
         schema = reload.shape.with_leaves(record.schema.leaves) if reload.shape is not None else record.schema
@@ -127,20 +127,21 @@ class Merging:
         else:
             done = self.tables.commits.commit(record, partial(self._plan, record, content), self.still_alive)
             gone = (done[1].gone or 0) if done is not None else None
-        if (waiting := self._waiting(record)) is not None and gone is not None:
-            discard_noted(reloaded_path(self.root, reload.name), waiting.folder)  # their rows lie in others by now
+        self.written_anew = gone is not None
         return gone
 
     def _put_prepared(self, record: TableRecord, prepared: Preparation) -> int | None:
         """What is left to be done of what was made ready: the last changes, and the commit."""
         reload, shape = self.reload, self.reload.shape
+        if not self.tables.has_room_for(record.name, prepared.made_ready):
+            raise Transient(f"{record.name} was read anew since {reload.shown} was made ready", where=record.name)
         reach("replicate.before_rebuild" if shape is not None else "replicate.before_ready_commit", record.name)
 
         def planned(version: TableVersion) -> Plan:
             prepared.bring_forward(max(self.position, version.applied_lsn))
             content = prepared.made_ready.as_changes(reload.leaves)
             plan = self._plan(record, lambda _: content, version)
-            counters = {reloads_counter(plan.app_id): _number(reload)}
+            counters = dict(plan.counters)
             if shape is not None:
                 counters[columns_counter(plan.app_id)] = len(record.schemas) + 1
             return replace(plan, becomes=prepared.schema(record) if shape is not None else None, counters=counters)
@@ -157,21 +158,23 @@ class Merging:
     def _is_done(self, record: TableRecord) -> bool:
         """Whether the table holds what was made ready of this reload."""
         stands = self.tables.states.versions.get(record.name)
-        if stands is None or self._waiting(record) is None:
+        if stands is None:
             return False
         snapshot = read_snapshot(self.tables.folder(record.name), stands.version)
-        counter = reloads_counter(record.app_id(self.tables.pipeline))
-        return snapshot.transactions.get(counter) == _number(self.reload)
-
-    def _waiting(self, record: TableRecord) -> WaitingFiles | None:
-        return waiting_files(self.root, self.reload.name, self.tables.folder(record.name))
+        return reload_counter(record.app_id(self.tables.pipeline), self.reload.name) in snapshot.transactions
 
     def _plan(self, record: TableRecord, content: Callable[[int], NetChanges], version: TableVersion) -> Plan:
         # No commit ends within a record: one byte further the table holds nothing else, and Delta takes it for new.
         to_lsn = version.applied_lsn + 1
         # A row of the part that is stored in another one as well must have been put there by mistake.
-        lenient, because = replace(record, on_divergence="repair"), f"reload of {self.reload.shown}"
-        return self.tables.planner.plan(lenient, content(version.applied_lsn), version, to_lsn, because)
+        lenient = replace(record, on_divergence="repair")
+        because = f"{'reload' if self.reload.shape is None else 'rebuild'} of {self.reload.shown}"
+        plan = self.tables.planner.plan(lenient, content(version.applied_lsn), version, to_lsn, because)
+        return replace(plan, counters={reload_counter(plan.app_id, self.reload.name): 1}) if self._has_files else plan
+
+    @property
+    def _has_files(self) -> bool:
+        return are_listed(self.root, self.reload.name)
 
     def _content(self, record: TableRecord, schema: TableSchema, applied_lsn: int) -> NetChanges:
         """What is to stand in the part, in the columns of `schema`: the rows that were read, brought forward by what
@@ -190,19 +193,9 @@ class Merging:
         return part_of(schema, self._rows(record, schema), reload.leaves, where, since, scratch, keep)
 
     def _rows(self, record: TableRecord, schema: TableSchema) -> Read:
-        waiting = self._waiting(record)
+        waiting = waiting_files(self.root, self.reload.name)
         if waiting is None:
             return partial(rows_read, schema, row_files(self.root, self.reload.name))
         snapshot = read_snapshot(waiting.folder)
         metadata = becoming(snapshot, schema) if self.reload.shape is not None else snapshot.metadata
         return partial(waiting.batches, schema, layout_of(metadata))
-
-
-def reloads_counter(app_id: str) -> str:
-    """The appId under which a commit says which reload's files it names."""
-    return f"{app_id}/reload"
-
-
-def _number(reload: Reload) -> int:
-    """Of its name, which is given once, as much as every reader of JSON takes for a whole number."""
-    return int(reload.name, 16) & _WHOLE

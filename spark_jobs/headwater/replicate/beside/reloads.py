@@ -8,9 +8,9 @@ from collections.abc import Callable
 from functools import partial
 
 from headwater.apply.replacement import remove_rows
-from headwater.apply.waiting_files import discard_noted
+from headwater.apply.waiting_files import discard_waiting
+from headwater.errors import TableError
 from headwater.failpoints import reach
-from headwater.lake.paths import reloaded_path
 from headwater.lake.registry import Registry, now_text
 from headwater.lake.reload_records import Keeping, Reload
 from headwater.log.spill import SpillStore
@@ -104,14 +104,19 @@ class ReloadsFollowed:
         """In its lane: what is large of it is made ready beside."""
         try:
             self._preparations.begin(reload)
-        except Exception as error:
+        except TableError as error:
             self._preparations.slowly(reload, error)
+        except Exception as error:
+            self._preparations.again(reload, error)
         self._busy.discard(reload.name)
         return Result()
 
     def _merge(self, reload: Reload) -> Result:
         """In its lane."""
         reach("replicate.before_part", reload.table)
+        if self._preparations.is_due(reload):  # what was ready could not be used
+            self._busy.discard(reload.name)
+            return Result()
         merging = Merging(
             self._tables,
             self._root,
@@ -125,7 +130,7 @@ class ReloadsFollowed:
         self._registry.write(answer)
         reach("replicate.after_part_answer", reload.table)
         self._preparations.forget(reload.name)
-        self._end_keeping(reload)
+        self._end_keeping(reload, discard=merging.written_anew)
         self._given.pop(reload.name, None)
         self._busy.discard(reload.name)
         return result
@@ -135,12 +140,14 @@ class ReloadsFollowed:
         answer = self._given.pop(reload.name, None) or self._answers.keeping(reload.name, reload.table)
         self._registry.write(answer.ended("failed", now_text(), reason))
         self._preparations.forget(reload.name)
-        self._lanes.behind(reload.table, partial(self._end_keeping, reload))
+        # Of one that was read a driver before this one may have named the files.
+        self._lanes.behind(reload.table, partial(self._end_keeping, reload, discard=reload.state == "asked"))
 
-    def _end_keeping(self, reload: Reload) -> Result:
+    def _end_keeping(self, reload: Reload, *, discard: bool) -> Result:
+        """`discard`: no commit names the files of its rows."""
         self._tables.keeper.end(reload.name, reload.table)
-        if reload.state == "asked":  # of one that was read a driver before this one may have named the files
-            discard_noted(reloaded_path(self._root, reload.name), self._tables.folder(reload.table))
+        if discard:
+            discard_waiting(self._root, reload.name)
         remove_rows(self._root, reload.name)
         return Result()
 

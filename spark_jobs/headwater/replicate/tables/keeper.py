@@ -83,10 +83,11 @@ class KeptChanges:
         """All that is kept, in the log's order. What a driver had begun to keep when it died is left out.
 
         `up_to`: so far counts what earlier drivers have kept. What lies above it the log delivers again, and it is kept
-        again when its turn has come. `seen`: goes on from there, and is moved on. `applied`: beside the lane, which may
-        be keeping more: only as far as the table holds it.
+        again when its turn has come. `seen`: goes on from there, and is moved on, but not past what lies above `up_to`:
+        who kept that may yet bring it into the table. `applied`: beside the lane, which may be keeping more: only as
+        far as the table holds it.
         """
-        seen = seen or Seen()
+        seen, moves = seen or Seen(), True
         for kept_as, names in groupby(self._names(), key=lambda name: name.rsplit("-", 1)[0]):
             if kept_as <= seen.last:
                 continue
@@ -101,10 +102,11 @@ class KeptChanges:
             if share is None:
                 continue
             to_lsn, ends = share.to_lsn, share.transactions.end_lsn
-            if up_to is not None and not is_own:
-                to_lsn = min(to_lsn, up_to)
+            if up_to is not None and not is_own and to_lsn > up_to:
+                to_lsn, moves = up_to, False
             counts: Rows = np.asarray((ends > seen.reached) & (ends <= to_lsn))
-            seen.last, seen.base, seen.reached = kept_as, share.next, max(seen.reached, to_lsn)
+            seen.base, seen.reached = share.next, max(seen.reached, to_lsn)
+            seen.last = kept_as if moves else seen.last
             yield ShareInFiles(share, counts, files)
 
     def remove(self, kept: ShareInFiles) -> None:

@@ -16,6 +16,7 @@ from headwater.apply.applier import Applier
 from headwater.apply.by_spark.tasks import FileTasks
 from headwater.apply.direct import Fence
 from headwater.apply.live_table import Base
+from headwater.apply.made_ready import MadeReady
 from headwater.apply.warm_tables import WarmTables
 from headwater.errors import ForeignWrite, TableError
 from headwater.lake.cuts import history_name, table_of
@@ -200,9 +201,15 @@ class Tables:
         """Where the table lies in the lake."""
         return self.states.folder(self.records[name])
 
-    def base(self, name: str, files: int) -> Base | None:
-        """In its lane: what about so many `files` are made ready by; None: it is written by Spark."""
-        return self._applier.base(self.records[name], self.folder(name), self.states.versions[name].version, files)
+    def base(self, name: str, files: int, *, part: bool) -> Base | None:
+        """In its lane: what about so many `files` are made ready by, for a `part` of it or all; None: it is written by
+        Spark."""
+        version = self.states.versions[name].version
+        return self._applier.base(self.records[name], self.folder(name), version, files, part=part)
+
+    def has_room_for(self, name: str, ready: MadeReady) -> bool:
+        """In its lane: whether what was made ready can still be taken as it is."""
+        return self._applier.has_room_for(self.folder(name), ready)
 
     def meet(self, record: TableRecord) -> None:
         """In its lane: a load has committed the table while this driver runs."""
