@@ -1,7 +1,8 @@
 """The rows that a reload has read at the source, brought forward by what was committed since, as what is to stand in
 their part of the table.
 
-The rows lie as Parquet files in a folder of the reload's own. They are read batch by batch when the part is written,
+The rows lie as Parquet files in a folder of the reload's own, or in files of the table that wait for their commit
+(`headwater.apply.waiting_files`) and cannot be made ready. They are read batch by batch when the part is written,
 without those that the kept changes replace or remove; behind them come the rows that these put. A large value that the
 log does not carry is taken from the row that was read; until its change is written it waits on local disk. So no key is
 in two parts, and memory holds numbers for the keys of the kept changes, and a batch of rows.

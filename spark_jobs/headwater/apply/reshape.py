@@ -4,7 +4,8 @@ of other types.
 The folder stays the same, so cuts of before, which name versions, are read as before; a reader of the newest version
 sees the old shape or the new one and nothing in between. The commit leaves the applied position as it is and counts the
 table's schemas under the appId that changes of columns count them under (`headwater.apply.columns`): who comes back
-after a crash knows whether it is done.
+after a crash knows whether it is done. What is large is made ready beside and committed as a plan is
+(`headwater.apply.made_ready`), and counts them, too.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from headwater.lake_root import is_remote
 from headwater.names import TableName
 from headwater.position import format_lsn, parse_lsn
 from headwater.schema import PARTITION_COLUMN
+from headwater.spark.stores import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -250,6 +251,8 @@ def read_version(spark: SparkSession, cut: Mapping[str, Any], name: str, table: 
 
     try:
         frame = rows_of_table(spark, table["path"], table["version"])
+        if is_connect(spark):
+            _ = frame.schema  # there nobody looks at the table before the first query
         reason = why_gone(cut, table)
         if not reason:
             return frame.where(wanted) if (wanted := partitions_condition(table, "`")) else frame

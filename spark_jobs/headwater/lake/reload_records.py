@@ -29,8 +29,9 @@ class Reload:
     job's application_name at the source, which says whether it lives. `unknown`: partitions that the table is to know
     from now on.
     When it is "read": `snapshot`, `capture_lsn` as of `headwater.lake.registry.Capture`; `rows` rows lie in the folder
-    of its name (`headwater.apply.replacement`). Without a snapshot they were read in the lake, where `capture_lsn` was
-    applied. `shape`: the table is to be in that shape afterwards (`headwater.reload.rebuild`).
+    of its name (`headwater.apply.replacement`), or in files that are listed there (`headwater.apply.waiting_files`).
+    Without a snapshot they were read in the lake, where `capture_lsn` was applied. `shape`: the table is to be in that
+    shape afterwards (`headwater.reload.rebuild`).
     `suspended`: since when the table was suspended when this was asked, if nobody follows it: the part is put right as
     of the capture point, and the table stays suspended.
     """

@@ -23,6 +23,7 @@ from headwater.schema import Leaf, TableSchema
 from headwater.source.catalog.catalog import read_catalog, signature
 from headwater.source.connection import Connection, connect
 from headwater.source.snapshots import capture_point
+from headwater.spark.stores import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,6 +45,13 @@ def read(spark: SparkSession, cut: Mapping[str, Any], *, allow_behind: bool = Fa
     """
     if not cuts.is_at_source(cut):
         return cuts.read(spark, cut, allow_behind=allow_behind)
+    if is_connect(spark):
+        raise Refused(
+            "the cut fell back to the source, which a session of Spark Connect cannot read",
+            code="no_spark_driver",
+            where=f"cut of pipeline {cut['pipeline']}",
+            remedy="read it in a Spark job (SparkOnCutOperator), or wait without on_timeout=fallback",
+        )
     pipeline = load_pipeline(cut["fallback"]["pipeline_file"])
     with contextlib.closing(connect(pipeline.conninfo(), application_name="headwater fallback")) as connection:
         for _ in range(_ATTEMPTS):

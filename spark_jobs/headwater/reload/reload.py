@@ -1,6 +1,7 @@
 """`headwater reload`: replace a table, or a part of it, by what the source holds, while replication goes on.
 
-The rows are read at a capture point into a folder beside the table; the driver keeps the changes of the part meanwhile,
+The rows are read at a capture point, few of them into a folder beside the table, many into files of the table that wait
+for their commit; the driver keeps the changes of the part meanwhile,
 and lets both together take the part's place between two of its own commits. Readers see the old version until that
 commit is published. Where no driver runs, one runs here until then.
 """

@@ -140,7 +140,7 @@ class Replacing:
     shape: TableSchema | None = None
 
     def run(self, read: Callable[[Reload], Reload]) -> dict[str, Any]:
-        """`read` puts the rows into the reload's folder, and gives its record back as "read". The JSON of one table."""
+        """`read` puts the rows where the reload's record says, and gives it back as "read". The JSON of one table."""
         started = time.monotonic()
         name = secrets.token_hex(8)
         session = f"headwater reload {name}"

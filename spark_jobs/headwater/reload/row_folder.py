@@ -41,8 +41,8 @@ def put_rows(frame: DataFrame, folder: str, lake: LakeAccess) -> None:
 
 @dataclass(frozen=True)
 class ReloadFiles:
-    """The files of a table that hold what the reload `name` has read, and wait for their commit (`headwater.apply.
-    waiting_files`). `into`: where tasks put rows; its notes are made here."""
+    """The files of a table that hold what the reload `name` has read (`headwater.apply.waiting_files`). `into`: where
+    tasks put rows; the folder of their notes is made here."""
 
     root: str
     name: str

@@ -65,9 +65,10 @@ def require_jars(place: str) -> None:
 
 def enter(session: SparkSession, place: str) -> None:
     """From now on the session reads what lies in the store of `place`. Refused where it has no connector; nothing
-    happens for a place on disk, or one that is not known here."""
+    happens for a place on disk, or one that is not known here, nor to the server behind a session of Spark Connect:
+    that is its owner's to say."""
     path = in_store(place)
-    if path is None:
+    if path is None or is_connect(session):
         return
     if not _is_s3(path) or not has_class(session._jvm, _CONNECTOR):
         require_jars(path)
@@ -104,6 +105,11 @@ def no_commit(place: str, table: str, why: str) -> dict[str, Any] | None:
         "where": table,
         "remedy": f"headwater load PIPELINE.yaml --table {table} --again, once {place} is removed there",
     }
+
+
+def is_connect(session: SparkSession) -> bool:
+    """Whether it is a session of Spark Connect, which speaks to a server and has no JVM here."""
+    return type(session).__module__.startswith("pyspark.sql.connect")
 
 
 def has_class(jvm: Any, name: str) -> bool:
