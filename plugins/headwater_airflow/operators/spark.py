@@ -189,7 +189,24 @@ class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the 
         # Asked for by the base class once `conf` is complete: OpenLineage may have added the task as the job's parent.
         self._require_spark_connection()
         self.conf = joined_conf(self.spark_conf(), self.conf or {}, self.jars)
-        submission = SparkSubmission(
+        try:
+            submission = self._submission()
+        except (RuntimeError, NameError):  # as the provider says it, or stumbles over it
+            raise AirflowFailException(
+                f"the Spark connection {self._conn_id!r} means Kubernetes, for which Airflow's Spark provider wants "
+                "apache-airflow-providers-cncf-kubernetes beside it: install that where tasks run"
+            ) from None
+        if submission.deploy_mode != "client":
+            raise AirflowFailException(
+                f"the Spark connection {self._conn_id!r} means {submission.master} in mode {submission.deploy_mode}. "
+                "Headwater's drivers run beside their task (client mode): elsewhere the source's password would have "
+                "to be on a command line"
+            )
+        submission.when_it_runs = self._show_links
+        return submission
+
+    def _submission(self) -> SparkSubmission:
+        return SparkSubmission(
             conf=self.conf,
             conn_id=self._conn_id,
             files=self.files,
@@ -204,23 +221,22 @@ class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the 
             executor_cores=self._executor_cores,
             executor_memory=self._executor_memory,
             driver_memory=self._driver_memory,
+            keytab=self.keytab,
+            principal=self.principal,
+            use_krb5ccache=self._use_krb5ccache,
+            proxy_user=self.proxy_user,
             name=f"{self.dag_id}.{self.task_id}",
             num_executors=self._num_executors,
+            status_poll_interval=self._status_poll_interval,
             application_args=[str(argument) for argument in self.application_args or ()],
             env_vars={**(self.env_vars or {}), **self.environment()},
             verbose=self._verbose,
+            spark_binary=self._spark_binary,
             properties_file=self.properties_file,
+            yarn_queue=self._yarn_queue,
             deploy_mode=self._deploy_mode,
+            post_submit_commands=self.post_submit_commands,
         )
-        remote = submission.master.startswith(("yarn", "k8s"))
-        if remote or submission.deploy_mode != "client":
-            raise AirflowFailException(
-                f"the Spark connection {self._conn_id!r} means {submission.master} in mode {submission.deploy_mode}. "
-                "Headwater's drivers run beside their task (local or spark://, client mode): elsewhere the source's "
-                "password would have to be on a command line"
-            )
-        submission.when_it_runs = self._show_links
-        return submission
 
     def _require_spark_connection(self) -> None:
         # The provider takes a missing connection for YARN, which fails much later and says something else.

@@ -38,6 +38,8 @@ class SparkSubmission(SparkSubmitHook):  # type: ignore[misc]  # the provider is
     """A hook for one submission. `result` is the JSON object that the job printed, if it printed one;
     `spark_application` is known as soon as it has one."""
 
+    _env_vars: dict[str, Any] | None
+
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.result: dict[str, Any] | None = None
@@ -67,6 +69,12 @@ class SparkSubmission(SparkSubmitHook):  # type: ignore[misc]  # the provider is
     @property
     def stop_requested(self) -> bool:
         return self._stop.is_set()
+
+    def _build_spark_common_args(self) -> list[str]:
+        """In client mode the driver is a child of spark-submit, whose environment is enough. For YARN and Kubernetes
+        the provider would make arguments of it, and these are for everybody to see."""
+        self._env, self._env_vars = self._env_vars, None
+        return list(super()._build_spark_common_args())
 
     def submit(self, application: str = "", **arguments: Any) -> str | None:
         self._application = application
