@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from os.path import join
@@ -106,6 +106,12 @@ class Applier:
             return None
         with damage_named(record.name, path):
             return self._states[path].base(files, part=part)
+
+    def has_counted(self, path: str, counters: Iterable[str]) -> bool:
+        """Whether a commit that counts one of these appIds is in the log of the table at `path`, as far as that was
+        read."""
+        state = self._states.get(path)
+        return state is not None and not state.snapshot.transactions.keys().isdisjoint(counters)
 
     def has_room_for(self, path: str, ready: MadeReady) -> bool:
         """Whether what was made ready is still what the table at `path` can take without reading its keys again."""

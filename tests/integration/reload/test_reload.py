@@ -4,7 +4,7 @@ committed meanwhile is lost or doubled."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,8 @@ from fixtures.lake_waits import request
 from fixtures.loaded import loaded_pipeline, pipeline_in_step
 from fixtures.postgres import Database
 from headwater.cli import main
-from headwater.delta import storage
+from headwater.delta import delta_log, storage
+from headwater.delta.log_entries import Action
 from headwater.errors import EXIT_SUSPENDED, BadValue, LostLease, Refused, Transient
 from headwater.lake.ledger import read_epoch
 from headwater.lake.paths import kept_path, reloaded_path
@@ -248,6 +249,26 @@ def test_beside_what_is_made_ready_the_table_goes_on_and_cuts_have_it_in_step(sh
         hold.release()
         job.result(120)
     until(lambda: _equal(shop, PLAIN), "the lake equals the source")
+
+
+@pytest.mark.usefixtures("reloads_by_spark")
+def test_a_commit_whose_answer_was_lost_is_not_made_twice(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit, lost = delta_log.commit, list[int]()
+
+    def losing(folder: str, version: int, actions: Iterable[Action], **options: Any) -> None:
+        written = list(actions)
+        commit(folder, version, written, **options)
+        if not lost and any("/reload/" in action.get("txn", {}).get("appId", "") for action in written):
+            lost.append(version)
+            raise OSError(5, "the answer was lost")
+
+    monkeypatch.setattr(delta_log, "commit", losing)
+    shop.database.execute("insert into sales values (7001, 'eu', 1, 'before')")
+    assert _reload(shop, SALES, "sales_eu")["tables"][SALES]["state"] == "active"
+    assert lost
+    shop.until_equal()
+    shop.database.execute("update sales set n = n + 1 where region = 'eu'", "delete from sales where id = 7001")
+    shop.until_equal()
 
 
 @pytest.mark.parametrize("parts", [["tree_low"], ["tree_low_0", "tree_rest_1"], ["tree_eu", "tree_rest"]], ids=str)

@@ -112,10 +112,12 @@ class Merging:
         if (prepared := self.preparations.take(reload)) is not None:
             try:
                 return self._put_prepared(record, prepared)
-            except TableError as error:
-                self.preparations.slowly(reload, error)
+            except _LaneAlone as alone:
+                self.preparations.slowly(reload, alone.why)
             except Exception as error:
-                self.preparations.again(reload, error)  # it may be halfway through the last changes
+                # The last changes may be half in; and the commit may be there, and name what was made for it.
+                self.preparations.let_go(reload)
+                self.preparations.again(reload, error)
                 raise
         if size_read(self.root, reload.name)[0] != reload.rows:
             raise Refused("the rows that were read are gone from the lake", code="reload_failed", where=record.name)
@@ -137,23 +139,32 @@ class Merging:
             raise Transient(f"{record.name} was read anew since {reload.shown} was made ready", where=record.name)
         reach("replicate.before_rebuild" if shape is not None else "replicate.before_ready_commit", record.name)
 
-        def planned(version: TableVersion) -> Plan:
-            prepared.bring_forward(max(self.position, version.applied_lsn))
+        is_done = False
+
+        def planned(version: TableVersion) -> Plan | None:
+            nonlocal is_done
+            try:
+                prepared.bring_forward(max(self.position, version.applied_lsn))
+            except TableError as error:
+                raise _LaneAlone(error) from error
             content = prepared.made_ready.as_changes(reload.leaves)
             plan = self._plan(record, lambda _: content, version)
             counters = dict(plan.counters)
+            if is_done := self.tables.has_counted(record.name, counters):
+                return None  # an attempt before this one, whose answer was lost
             if shape is not None:
                 counters[columns_counter(plan.app_id)] = len(record.schemas) + 1
             return replace(plan, becomes=prepared.schema(record) if shape is not None else None, counters=counters)
 
         done = self.tables.commits.commit(record, planned, self.still_alive)
-        if done is None:
+        if done is None and not is_done:
             return None
-        prepared.made_ready.discard_left_over()
+        if done is not None:
+            prepared.made_ready.discard_left_over()
         if shape is not None:
             reach("replicate.after_rebuild", record.name)
             self.tables.reshaping.has_shape(record, prepared.schema(record))
-        return done[1].gone or 0
+        return (done[1].gone or 0) if done is not None else 0
 
     def _is_done(self, record: TableRecord) -> bool:
         """Whether the table holds what was made ready of this reload."""
@@ -199,3 +210,10 @@ class Merging:
         snapshot = read_snapshot(waiting.folder)
         metadata = becoming(snapshot, schema) if self.reload.shape is not None else snapshot.metadata
         return partial(waiting.batches, schema, layout_of(metadata))
+
+
+class _LaneAlone(Exception):
+    """What was made ready cannot be brought forward, and nothing was committed."""
+
+    def __init__(self, why: TableError) -> None:
+        self.why = why

@@ -178,6 +178,10 @@ class Preparations:
         self._drop(reload.name)
         self._slow.add(reload.name)
 
+    def let_go(self, reload: Reload) -> None:
+        """Of what was made ready, a part of which a commit may name."""
+        self._running.pop(reload.name, None)
+
     def again(self, reload: Reload, why: BaseException) -> None:
         """It is to be begun anew after a rest, unless that has failed too often."""
         failed = self._failed[reload.name] = self._failed.get(reload.name, 0) + 1

@@ -8,7 +8,7 @@ stands, and what others did), `headwater.replicate.tables.upkeep` (its files).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
 
@@ -206,6 +206,10 @@ class Tables:
         Spark."""
         version = self.states.versions[name].version
         return self._applier.base(self.records[name], self.folder(name), version, files, part=part)
+
+    def has_counted(self, name: str, counters: Iterable[str]) -> bool:
+        """In its lane, once a commit upon it was planned: whether one that counts one of these appIds is in its log."""
+        return self._applier.has_counted(self.folder(name), counters)
 
     def has_room_for(self, name: str, ready: MadeReady) -> bool:
         """In its lane: whether what was made ready can still be taken as it is."""
