@@ -18,7 +18,7 @@ import pyarrow as pa
 from headwater.apply.by_spark.tasks import FileTasks
 from headwater.apply.direct import Fence, obstacle
 from headwater.apply.live_files import deleted_rows
-from headwater.delta import delta_log
+from headwater.delta import delta_log, storage
 from headwater.delta.clustering import run_of
 from headwater.delta.commit_notes import note
 from headwater.delta.data_files import live_batches, write_batches
@@ -77,6 +77,7 @@ def evolve(folder: str, version: int, name: str, app_id: str, to: ColumnChange, 
     size = sum(file.size for file in living)
     rewrite = _Rewrite(replace(snapshot, files={}, transactions={}), metadata, to)
     added = tasks.map(rewrite, living, size, lambda file: discard(folder, [file]))
+    storage.wrote(*(file.in_folder(folder) for file in added))  # by whichever process
     protocol = with_features(snapshot, metadata)
     metrics = {"numRemovedFiles": len(removed), "numAddedFiles": len(added)}
     said = {

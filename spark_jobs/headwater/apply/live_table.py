@@ -181,6 +181,8 @@ class LiveTable:
             self._ensure_index()
         snapshot, count = self.snapshot, files + _MORE_FILES
         stands = replace(snapshot, files=dict(snapshot.files), transactions=dict(snapshot.transactions))
+        if not self._indexed:  # its numbers are yet to be given
+            return Base(stands, {}, KeyIndex(), _Room(0, 0, LiveFiles(stands)))
         numbers = {live.number: live.file.name for live in self._files}
         room = _Room(self._files.leave_out(count), count, self._files)
         return Base(stands, numbers, self._index.as_it_is(), room)

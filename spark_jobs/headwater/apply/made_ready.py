@@ -21,6 +21,7 @@ from headwater.apply.live_table import Aside, Base, LiveTable
 from headwater.apply.waiting_files import WaitingFiles
 from headwater.arrow_types import key_schema, lake_schema
 from headwater.delta import storage
+from headwater.delta.deletion_vectors import vector_file
 from headwater.delta.delta_log import DataFile
 from headwater.delta.index.codes import Codes, encode
 from headwater.delta.index.index import NOWHERE, file_of, row_of
@@ -139,19 +140,18 @@ class MadeReady:
 
     def discard_left_over(self) -> None:
         """Behind the commit: what changes have taken the place of before is nobody's."""
-        named = self.rows.snapshot.files
-        vectors = {str(file.vector) for file in named.values()}
-        self._discard([file for file in (*self._waiting.files, *self._made) if file.name not in named])
-        discard_vectors(self._waiting.folder, [file for file in self._made if str(file.vector) not in vectors])
+        folder, named = self._waiting.folder, self.rows.snapshot.files
+        discard(folder, [file for file in (*self._waiting.files, *self._made) if file.name not in named])
+        # One file holds the vectors that were made at a time: it stays for any that is still of use.
+        needed = {vector_file(folder, file.vector) for file in named.values() if file.vector}
+        made = [file for file in self._made if file.vector and vector_file(folder, file.vector) not in needed]
+        discard_vectors(folder, made)
 
     def give_up(self) -> None:
         """It is not going to be committed: what was made for changes goes; the files that were read stay."""
         read = {file.name for file in self._waiting.files}
-        self._discard([file for file in self._made if file.name not in read])
+        discard(self._waiting.folder, [file for file in self._made if file.name not in read])
         discard_vectors(self._waiting.folder, self._made)
-
-    def _discard(self, files: Iterable[DataFile]) -> None:
-        discard(self._waiting.folder, files)
 
     def _refuse_gone(self) -> None:
         """No commit has named them: a VACUUM by hand takes them for nobody's once they are old."""

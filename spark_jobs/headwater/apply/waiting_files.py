@@ -63,14 +63,14 @@ def make_notes(root: str, name: str) -> str:
     return folder
 
 
-def put_note(notes: str, folder: str, files: Sequence[DataFile]) -> None:
+def put_note(root: str, notes: str, folder: str, files: Sequence[DataFile]) -> None:
     """By a task: these files are written for the table in `folder`."""
-    storage.replace(join(notes, f"{uuid.uuid4().hex}.json"), _text(folder, files))
+    storage.replace(join(notes, f"{uuid.uuid4().hex}.json"), _text(root, folder, files))
 
 
 def put_list(root: str, name: str, folder: str, files: Sequence[DataFile]) -> None:
     """By the job: these files, and no others, hold the rows of the reload `name`."""
-    storage.replace(join(reloaded_path(root, name), _LIST), _text(folder, files))
+    storage.replace(join(reloaded_path(root, name), _LIST), _text(root, folder, files))
 
 
 def are_listed(root: str, name: str) -> bool:
@@ -84,7 +84,7 @@ def waiting_files(root: str, name: str) -> WaitingFiles | None:
         document = json.loads(storage.read_text(join(reloaded_path(root, name), _LIST)))
     except FileNotFoundError:
         return None
-    return _read(document)
+    return _read(root, document)
 
 
 def discard_waiting(root: str, name: str) -> None:
@@ -109,14 +109,16 @@ def _all(root: str, name: str) -> Iterator[WaitingFiles]:
     notes = join(reloaded_path(root, name), _NOTES)
     for note in storage.names(notes):
         try:
-            yield _read(json.loads(storage.read_text(join(notes, note))))
+            yield _read(root, json.loads(storage.read_text(join(notes, note))))
         except (FileNotFoundError, ValueError):  # it is being written, or has just gone
             continue
 
 
-def _text(folder: str, files: Sequence[DataFile]) -> bytes:
-    return json.dumps({"folder": folder, "files": [asdict(file) for file in files]}).encode()
+def _text(root: str, folder: str, files: Sequence[DataFile]) -> bytes:
+    # Who reads it may see the lake under another path.
+    below = folder.removeprefix(root).lstrip("/")
+    return json.dumps({"below": below, "files": [asdict(file) for file in files]}).encode()
 
 
-def _read(document: dict[str, Any]) -> WaitingFiles:
-    return WaitingFiles(document["folder"], tuple(DataFile(**file) for file in document["files"]))
+def _read(root: str, document: dict[str, Any]) -> WaitingFiles:
+    return WaitingFiles(join(root, document["below"]), tuple(DataFile(**file) for file in document["files"]))

@@ -130,5 +130,5 @@ class _Writer:
         tables = (as_stored(batch, kind) for batch in batches)
         files = [written.file for written in write_rows(into.folder, kind, tables, into.layout, self.run)]
         if into.notes and files:
-            put_note(into.notes, into.folder, files)
+            put_note(into.lake.root, into.notes, into.folder, files)
         yield pa.RecordBatch.from_pydict({"file": pa.array([json.dumps(asdict(file)) for file in files], pa.string())})

@@ -67,18 +67,17 @@ def clean(
     FileNotFoundError when another clean-up was faster.
     """
     cleaned = Cleaned()
+    # Before the log is read: what waits no longer by then is named there.
+    spared = waiting() if orphans_before is not None else set()
     known = _known(folder, log, horizon)
     goes = []
-    spared: set[str] | None = None
     for file in storage.files_below(folder, _may_hold_files):
         if not _is_ours(file.path) or file.path in known.needed:
             continue
         orphan = file.path not in known.removed
         if orphan and (orphans_before is None or file.modified >= orphans_before):
             continue
-        if orphan and spared is None:
-            spared = waiting()  # nearly always nothing is an orphan
-        if not orphan or (spared is not None and os.path.join(folder, file.path) not in spared):
+        if not orphan or os.path.join(folder, file.path) not in spared:
             goes.append((file, orphan))
     entries = _superseded(log, min(horizon, log_from))
     if goes or entries:

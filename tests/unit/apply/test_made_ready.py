@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from fixtures.twins import APP, FENCE, KEEP_CUTS, KEYS, Twins, by_delta_rs, schema_of
+from fixtures.twins import APP, FENCE, KEEP_CUTS, KEYS, Twins, schema_of
 from headwater.apply import whole_table
 from headwater.apply.applier import Applier
 from headwater.apply.direct import Fence, bring_forward
@@ -24,6 +24,7 @@ from headwater.apply.waiting_files import WaitingFiles
 from headwater.arrow_types import lake_schema
 from headwater.delta.deletion_vectors import vector_file
 from headwater.delta.delta_log import read_snapshot
+from headwater.delta.index import kept_index
 from headwater.delta.layout import layout_of
 from headwater.delta.metadata import becoming
 from headwater.delta.new_files import write_rows
@@ -73,7 +74,7 @@ class Making:
         self.files = [
             one.file for part in parts for one in write_rows(folder, kind, [part], layout_of(metadata)) if part.num_rows
         ]
-        self.becomes = becomes
+        self.becomes, self.model = becomes, twins.model
         base = twins.applier.base(*twins.at(folder), len(self.files), part=emptied is not None)
         assert base is not None
         waiting = WaitingFiles(folder, tuple(self.files))
@@ -276,6 +277,7 @@ def test_what_changes_took_the_place_of_is_removed_and_nothing_that_a_commit_nam
     making = Making(twins)
     for _ in range(5):
         making.bring_forward(twins.batch())
+    making.model = dict(twins.model)
     other = Making(twins)
     for _ in range(3):
         other.bring_forward(twins.batch())
@@ -288,4 +290,28 @@ def test_what_changes_took_the_place_of_is_removed_and_nothing_that_a_commit_nam
     making.ready.discard_left_over()
     left = unnamed() - before - old
     assert not [name for name in left if name.endswith(".parquet")], left
-    assert by_delta_rs(twins.direct)
+    twins.model = making.model
+    twins.assert_as_the_model(merged=False)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_table_whose_index_is_kept_and_was_not_asked_for_yet_takes_what_was_made_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(kept_index, "WORTH_KEEPING", 1)
+    first = Applier(no_spark, Fence(FENCE, 1))
+    twins = table_of(first, tmp_path, "bigint", seed)
+    first.close()  # which keeps the index
+    second = twins.applier = Applier(no_spark, Fence(FENCE, 1))
+    making = Making(twins)
+    twins.model = dict(twins.model)
+    changes = twins.batch()
+    assert twins.write(changes).divergence == 0  # now the index is asked for
+    making.bring_forward(changes)
+    making.commit()
+    twins.assert_as_the_model(merged=False)
+    for _ in range(3):
+        assert twins.write(twins.batch()).divergence == 0
+    twins.assert_as_the_model(merged=False)
+    second.close()

@@ -192,7 +192,7 @@ def test_files_that_wait_for_the_commit_of_a_reload_are_spared_however_old(tmp_p
         (table.folder / f"part-{name}.parquet").touch()
     table.age(9 * DAY)
     file = DataFile("part-noted.parquet", 0, 0, None, {}, None, 0)
-    put_note(make_notes(root, "reload"), folder, [file])
+    put_note(root, make_notes(root, "reload"), folder, [file])
     put_list(root, "reload", folder, [replace(file, name="part-listed.parquet")])
 
     def cleaned() -> Cleaned:

@@ -24,6 +24,7 @@ from headwater.apply.by_spark.tasks import FileTasks
 from headwater.apply.direct import Fence, obstacle
 from headwater.apply.live_table import LiveTable
 from headwater.apply.small_files import Group, Rewritten, Source, Upkeep, as_read, choose, rewrite
+from headwater.delta import storage
 from headwater.delta.delta_log import DataFile, Snapshot, read_snapshot
 from headwater.delta.log_entries import Action
 from headwater.delta.new_files import discard
@@ -39,6 +40,8 @@ _REST = 19.0
 _SMALL = 64 << 20
 _TARGET = 256 << 20
 _TRIES = 3
+_AT_MOST = 8 << 30
+"""Bytes of one commit: so much is lost where a driver starts meanwhile, and commits first."""
 _SIZES = {
     # Delta would take every file below a gigabyte: a table of that size would be written anew each time.
     "spark.databricks.delta.optimize.minFileSize": str(_SMALL),
@@ -57,6 +60,7 @@ def compact_directly(folder: str, schema: TableSchema, generation_app: str, task
             size = sum(file.size for group in groups for file in group.files)
             work = _Rewrite(folder, schema, state.snapshot.metadata)
             made = tasks.map(work, as_read(state, groups), size, lambda one: discard(folder, one.files))
+            storage.wrote(*(file.in_folder(folder) for one in made for file in one.files))  # by whichever process
             if not upkeep.commit(folder, state, made):
                 break
             changed = True
@@ -64,10 +68,12 @@ def compact_directly(folder: str, schema: TableSchema, generation_app: str, task
 
 
 def _all_groups(files: Iterable[DataFile]) -> list[Group]:
-    """All that is to be rewritten now. No file is in two of them."""
+    """All that is to be rewritten now, as far as one commit goes. No file is in two of them."""
     found: list[Group] = []
     left = {file.name: file for file in files}
-    while groups := choose(left.values(), ENOUGH):
+    while sum(file.size for group in found for file in group.files) < _AT_MOST and (
+        groups := choose(left.values(), ENOUGH)
+    ):
         found += groups
         for group in groups:
             for file in group.files:

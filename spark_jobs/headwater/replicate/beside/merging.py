@@ -21,7 +21,7 @@ from headwater.delta import storage
 from headwater.delta.delta_log import read_snapshot
 from headwater.delta.layout import layout_of
 from headwater.delta.metadata import becoming
-from headwater.errors import Refused, TableError, Transient
+from headwater.errors import KeepsChanging, Refused, TableError
 from headwater.failpoints import reach
 from headwater.lake.ledger import TableVersion
 from headwater.lake.registry import TableRecord, now_text
@@ -136,7 +136,7 @@ class Merging:
         """What is left to be done of what was made ready: the last changes, and the commit."""
         reload, shape = self.reload, self.reload.shape
         if not self.tables.has_room_for(record.name, prepared.made_ready):
-            raise Transient(f"{record.name} was read anew since {reload.shown} was made ready", where=record.name)
+            raise KeepsChanging.during(1, record.name)  # it was read anew since this was made ready
         reach("replicate.before_rebuild" if shape is not None else "replicate.before_ready_commit", record.name)
 
         is_done = False

@@ -115,6 +115,7 @@ class ReloadsFollowed:
         """In its lane."""
         reach("replicate.before_part", reload.table)
         if self._preparations.is_due(reload):  # what was ready could not be used
+            self._tables.retries.passed(reload.name)  # it is not tried again, but begun anew
             self._busy.discard(reload.name)
             return Result()
         merging = Merging(
