@@ -18,6 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from threading import Event
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,6 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from headwater.apply.clustered_files import rewrite_in_order
-from headwater.apply.direct import Fence
 from headwater.apply.live_table import Added, LiveTable
 from headwater.delta import delta_log
 from headwater.delta.clustering import run_of
@@ -39,6 +39,9 @@ from headwater.delta.log_entries import Action
 from headwater.delta.new_files import discard, discard_vectors
 from headwater.delta.small_tables import LostRace, write_checkpoint
 from headwater.schema import TableSchema
+
+if TYPE_CHECKING:
+    from headwater.apply.direct import Fence
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
-
 from headwater.errors import HeadwaterError
 from headwater.lake.executors import LakeAccess, share_engine
 from headwater.spark.session import SparkOnDemand
@@ -37,6 +34,9 @@ class FileTasks:
         raised here, once all that was made of others is undone. `work` and the items are pickled, and must not need
         more of this process than they hold."""
         if size >= LARGE_BYTES and len(items) > 1:
+            from py4j.protocol import Py4JError
+            from pyspark.errors import PySparkException
+
             try:
                 made = self._by_spark(work, items)
             except (PySparkException, Py4JError, HeadwaterError, OSError) as error:
