@@ -44,6 +44,24 @@ def pipeline(folder: Path, source: EmbeddedServer, *tables: str | dict[str, Any]
     return load_pipeline(file)
 
 
+def make_parted_table(source: EmbeddedServer, parts: int, size: int) -> None:
+    """`parted`, of ten columns, in so many partitions by ranges of the key, with `size` rows each."""
+    with source.connect("postgres") as connection:
+        connection.execute(
+            "create table parted (id bigint primary key, a int, note text, amount numeric(12,2), at timestamptz, "
+            "day date, flag bool, ratio float8, tag uuid, category text) partition by range (id)"
+        )
+        for number in range(parts):
+            bounds = f"from ({number * size}) to ({(number + 1) * size})"
+            connection.execute(f"create table parted_{number} partition of parted for values {bounds}")
+        connection.execute(
+            "insert into parted select g, g % 1000, 'note ' || g, g * 1.25, now() - g * interval '1 second', date "
+            "'2020-01-01' + (g % 1000)::int, g % 2 = 0, g * 0.5, md5(g::text)::uuid, 'category ' || g % 50 "
+            f"from generate_series(0, {size * parts - 1}::bigint) g"
+        )
+        connection.execute("vacuum analyze parted")
+
+
 def make_mixed_tables(source: EmbeddedServer) -> list[str]:
     """Ten tables of `ROWS` rows and ten columns of mixed types, the first one with a 10 kB text besides that updates
     leave alone; and `mixed(commits)`, which makes single-row commits: of each table 20 % inserts, 60 % updates, 20 %

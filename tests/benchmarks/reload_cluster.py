@@ -23,7 +23,7 @@ from typing import Any
 
 import psycopg
 from figures import figure
-from mixed_load import server
+from mixed_load import make_parted_table, server
 
 from headwater.lake.position_file import read_position_file
 from headwater.load.load import load
@@ -46,20 +46,7 @@ def main() -> None:
     size = ROWS // PARTS
     found: dict[int, dict[str, float]] = {}
     with server() as source, tempfile.TemporaryDirectory(prefix="headwater-bench-") as scratch:
-        with source.connect("postgres") as connection:
-            connection.execute(
-                "create table parted (id bigint primary key, a int, note text, amount numeric(12,2), at timestamptz, "
-                "day date, flag bool, ratio float8, tag uuid, category text) partition by range (id)"
-            )
-            for number in range(PARTS):
-                bounds = f"from ({number * size}) to ({(number + 1) * size})"
-                connection.execute(f"create table parted_{number} partition of parted for values {bounds}")
-            connection.execute(
-                "insert into parted select g, g % 1000, md5(g::text), g * 1.25, now() - g * interval '1 second', date "
-                "'2020-01-01' + (g % 1000)::int, g % 2 = 0, g * 0.5, md5(g::text)::uuid, 'category ' || g % 50 "
-                f"from generate_series(0, {size * PARTS - 1}::bigint) g"
-            )
-            connection.execute("vacuum analyze parted")
+        make_parted_table(source, PARTS, size)
         for workers in (1, 2):
             folder = Path(scratch) / f"workers-{workers}"
             folder.mkdir()

@@ -40,7 +40,8 @@ class FileTasks:
             try:
                 made = self._by_spark(work, items)
             except (PySparkException, Py4JError, HeadwaterError, OSError) as error:
-                log.warning("it is done by one thread, since Spark failed: %s", str(error).split("\n", 1)[0])
+                said = str(error).split("\n", 1)[0]
+                log.warning("%d files are worked on by one thread, since Spark failed: %s", len(items), said)
             else:
                 return _all_or_none(made, undo)
         return _all_or_none(map(_Caught(work), items), undo)

@@ -32,7 +32,7 @@ from headwater.net_changes import NetChanges
 from headwater.pipeline_file.where_text import parse
 from headwater.replicate.batches.lanes import Result
 from headwater.replicate.beside.kept_since import KeptSince
-from headwater.replicate.beside.preparing import Preparation, Preparations
+from headwater.replicate.beside.preparing import Preparations, ReloadPreparation
 from headwater.replicate.tables.tables import Tables
 from headwater.schema import TableSchema
 
@@ -132,7 +132,7 @@ class Merging:
         self.written_anew = gone is not None
         return gone
 
-    def _put_prepared(self, record: TableRecord, prepared: Preparation) -> int | None:
+    def _put_prepared(self, record: TableRecord, prepared: ReloadPreparation) -> int | None:
         """What is left to be done of what was made ready: the last changes, and the commit."""
         reload, shape = self.reload, self.reload.shape
         if not self.tables.has_room_for(record.name, prepared.made_ready):

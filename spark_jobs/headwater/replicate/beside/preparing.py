@@ -41,7 +41,7 @@ _ATTEMPTS: Final = 10
 _LONGEST_REST: Final = 60.0
 
 
-class Preparation:
+class ReloadPreparation:
     """Of one reload. `run` beside the lane; the rest in it."""
 
     def __init__(
@@ -114,7 +114,7 @@ class Preparations:
     def __init__(self, tables: Tables, root: str, spill: SpillStore, position: Callable[[], int]) -> None:
         self._tables, self._root, self._spill, self._position = tables, root, spill, position
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="headwater-prepare")
-        self._running: dict[str, tuple[Preparation, Future[None]]] = {}
+        self._running: dict[str, tuple[ReloadPreparation, Future[None]]] = {}
         self._unwanted: set[str] = set()
         self._failed: dict[str, int] = {}
         self._rests: dict[str, float] = {}  # until when (monotonic)
@@ -143,7 +143,7 @@ class Preparations:
         def is_unwanted() -> bool:
             return self._closing.is_set() or reload.name in self._unwanted
 
-        preparation = Preparation(self._tables, reload, waiting, self._spill, is_unwanted)
+        preparation = ReloadPreparation(self._tables, reload, waiting, self._spill, is_unwanted)
         log.info("%s: %s is made ready: %d rows", reload.table, reload.shown, waiting.rows)
         self._running[reload.name] = preparation, self._pool.submit(preparation.run, base, self._position)
 
@@ -164,7 +164,7 @@ class Preparations:
             return reload.name not in self._slow
         return not known[1].done()
 
-    def take(self, reload: Reload) -> Preparation | None:
+    def take(self, reload: Reload) -> ReloadPreparation | None:
         """What is ready; None: the lane has to do it all. Raises Refused when it cannot be done."""
         known = self._running.get(reload.name)
         if known is None:
