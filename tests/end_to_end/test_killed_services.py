@@ -35,6 +35,9 @@ pytestmark = [pytest.mark.airflow, pytest.mark.postgres, pytest.mark.spark]
 
 SLICE_SECONDS, NEW_SLICE_SECONDS = 3600.0, 3333.0
 LONG = 300
+PATIENT_TASKS = {"AIRFLOW__WORKERS__MAX_FAILED_HEARTBEATS": "60"}
+"""Airflow ends a task that could not send three heartbeats, within less than a minute: a slow machine needs longer than
+that to start an API server again, and then it is Airflow that ends the slice."""
 until = partial(waiting.until, pause=0.5)
 
 WAITS = """
@@ -67,7 +70,7 @@ def dags(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def demo(dags: Path) -> Iterator[Demo]:
-    with demo_environment(slice_seconds=SLICE_SECONDS, dags=dags, environ=RARE_PARSING) as running:
+    with demo_environment(slice_seconds=SLICE_SECONDS, dags=dags, environ=RARE_PARSING | PATIENT_TASKS) as running:
         yield running
 
 
