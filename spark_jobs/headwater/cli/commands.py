@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -136,10 +135,9 @@ def _replicate(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Eve
     if args.overtime and args.max_seconds is None:
         raise _usage("--overtime goes with --max-seconds", "replicate")
     result = replicate_through_losses(pipeline, args.until, args.max_seconds, stop, args.take_over, args.overtime)
-    file = shlex.quote(pipeline.file)
     for name, table in result["tables"].items():
         if table["state"] == "suspended":
-            say(f"{name} is suspended: {table['reason']}. What to do: {table['remedy'].replace('PIPELINE.yaml', file)}")
+            say(f"{name} is suspended: {table['reason']}. What to do: {pipeline.with_file(table['remedy'])}")
     return result, _unless_suspended(result)
 
 

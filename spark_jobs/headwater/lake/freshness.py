@@ -115,13 +115,14 @@ def verdict(
     return replace(judged, tables=tables, ignored=ignored, eta_seconds=_eta(judged, look, tables))
 
 
-def at_deadline(waiting: Verdict, *, seen_alive: bool, pipeline_file: str) -> Verdict:
-    """What a wait that is still waiting at its deadline ends as."""
+def at_deadline(waiting: Verdict, *, alive: bool, since: str, pipeline_file: str) -> Verdict:
+    """What a wait that is still waiting at its deadline ends as. `alive`: a driver was seen to live during the wait;
+    `since`: when one did last, as `headwater.lake.health.stopped_since` says it."""
     if waiting.awaits_validation:
         return replace(
             waiting, outcome=Outcome.NOT_VALIDATED, remedy=f"headwater validate {pipeline_file}, then wait again"
         )
-    if seen_alive:
+    if alive:
         return replace(
             waiting,
             outcome=Outcome.TIMED_OUT,
@@ -130,7 +131,7 @@ def at_deadline(waiting: Verdict, *, seen_alive: bool, pipeline_file: str) -> Ve
     return replace(
         waiting,
         outcome=Outcome.NOT_RUNNING,
-        reason=f"no replicate driver was seen alive during the wait; {waiting.reason}",
+        reason=f"replication is stopped, {since}; {waiting.reason}",
         remedy=f"headwater replicate {pipeline_file}",
         eta_seconds=None,
     )

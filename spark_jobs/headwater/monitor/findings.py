@@ -7,9 +7,8 @@ that nobody replicates then is no finding of its own.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Final, Literal
 
 from headwater.errors import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_SUSPENDED
@@ -65,8 +64,7 @@ def findings(seen: Examined) -> list[Finding]:
         *_long_logs(seen),
         *_small_files(seen),
     ]
-    file = shlex.quote(seen.pipeline.file)
-    exact = [_with_file(finding, file) for finding in found]
+    exact = [replace(finding, remedy=seen.pipeline.with_file(finding.remedy)) for finding in found]
     return sorted(exact, key=lambda finding: finding.severity != "error")  # stable
 
 
@@ -81,11 +79,6 @@ def exit_status(seen: Examined, found: list[Finding]) -> int:
     if not errors:
         return EXIT_DONE
     return EXIT_FAILED if errors <= _TO_BE_STARTED else EXIT_REFUSED
-
-
-def _with_file(finding: Finding, file: str) -> Finding:
-    changed = {**finding.to_json(), "remedy": finding.remedy.replace("PIPELINE.yaml", file)}
-    return Finding(**changed)  # type: ignore[arg-type]
 
 
 def _source(seen: Examined) -> Iterator[Finding]:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from headwater.lake.health import LEVELS
+
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
@@ -34,6 +36,7 @@ _PIPELINE, _TABLE = ("pipeline",), ("pipeline", "table")
 
 UP = Metric("headwater_pipeline_up", _PIPELINE, "1: the pipeline's file and lake can be read; 0: they cannot.")
 RUNNING = Metric("headwater_pipeline_running", _PIPELINE, "1: a replicate driver lives; 0: none does.")
+HEALTH = Metric("headwater_pipeline_health", ("pipeline", "level"), "1 for the level that the pipeline's health has.")
 PAUSED = Metric(
     "headwater_pipeline_paused", _PIPELINE, "1: nobody may replicate, by `headwater pause`; 0: anybody may."
 )
@@ -96,6 +99,7 @@ TABLE_VERSION = Metric("headwater_table_version", _TABLE, "Version of the Delta 
 METRICS: tuple[Metric, ...] = (
     UP,
     RUNNING,
+    HEALTH,
     PAUSED,
     EPOCHS,
     GENERATION,
@@ -180,6 +184,8 @@ def samples(overview: Mapping[str, Any], tables: Iterable[Mapping[str, Any]]) ->
     for metric, value in known:
         if value is not None:
             yield metric, (name,), float(value)
+    for level in LEVELS:
+        yield HEALTH, (name, level), float(overview["health"]["level"] == level)
     for state, count in overview["tables"].items():
         yield TABLES, (name, state), float(count)
     for stage, measures in overview["stages"].items():

@@ -8,6 +8,7 @@ for some (`headwater.monitor.source_watch`); without the source everything is th
 from __future__ import annotations
 
 import logging
+import shlex
 import threading
 import time
 from collections import Counter
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from headwater.lake.health import Facts, health
 from headwater.lake.load_files import shown_loads
 from headwater.lake.look import IN_STEP, Look, ReportedState
 from headwater.lake.looks import often
@@ -28,7 +30,7 @@ from headwater.lake.wait_log import WaitLog
 from headwater.monitor.lags import Lags
 from headwater.monitor.recent_epochs import RecentEpoch, RecentEpochs
 from headwater.monitor.source_watch import SourceAnswer, SourceWatch
-from headwater.monitor.status import durable_json, remedy_of, slot_of
+from headwater.monitor.status import durable_json, remedy_of, room_of, slot_of
 from headwater.monitor.table_page import files_of, reason_of, reloads_of, schema_versions
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
@@ -90,6 +92,8 @@ class PipelineWatch:
             file, state = seen.look.file, seen.answer.state
             lag_bytes, lag_seconds = seen.lags.of_pipeline()
             states = self._states(seen)
+            rates = file.rates if file is not None else {}
+            moving = speed(rates, lag_bytes, lag_seconds, running=bool(seen.running))
             attention = [
                 {"table": name, **_state_json(table, self._remedy(table, seen))}
                 for name, table in sorted(states.items(), key=lambda item: item[1].since, reverse=True)
@@ -101,6 +105,18 @@ class PipelineWatch:
                 "file": self.pipeline.file,
                 "lake": self.pipeline.lake.root,
                 "state": _pipeline_state(seen, states),
+                "health": health(
+                    Facts(
+                        look=seen.look,
+                        tables={row["table"]: row for row in self._tables(seen)},
+                        file=shlex.quote(self.pipeline.file),
+                        running=seen.running,
+                        now=seen.at,
+                        outage=seen.answer.outage if state is None else "",
+                        room=room_of(state, seen.answer.wal_bound),
+                        eta_seconds=moving["eta_seconds"],
+                    )
+                ).to_json(),
                 "running": seen.running,
                 "paused": _paused(seen),
                 "generation": file.generation if file is not None else None,
@@ -114,7 +130,7 @@ class PipelineWatch:
                 "lag_bytes": lag_bytes,
                 "lag_seconds": lag_seconds,
                 "changes_per_second": self._recent.changes_per_second(seen.at),
-                **speed(file.rates if file is not None else {}, lag_bytes, lag_seconds, running=bool(seen.running)),
+                **moving,
                 "latency": [[_time(epoch.applied_at), epoch.latency] for epoch in self._recent.with_latency(_POINTS)],
                 "tables": dict(sorted(Counter(table.state for table in states.values()).items())),
                 "loads": seen.loads,
@@ -249,7 +265,7 @@ class PipelineWatch:
         return {name: seen.look.tables.get(name, new) for name in named | seen.answer.listed | set(seen.look.tables)}
 
     def _remedy(self, table: ReportedState, seen: _Seen) -> str:
-        return table.remedy or remedy_of(table.state, self.pipeline.file, bool(seen.running))
+        return remedy_of(table, self.pipeline, running=bool(seen.running))
 
     def _tables(self, seen: _Seen) -> list[dict[str, Any]]:
         lately: dict[str, list[RecentEpoch]] = {}

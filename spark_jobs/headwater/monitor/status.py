@@ -7,11 +7,14 @@ why.
 
 from __future__ import annotations
 
+import shlex
 import time
 from contextlib import closing
+from datetime import UTC, datetime
 from typing import Any
 
 from headwater.errors import Transient
+from headwater.lake.health import Facts, SlotRoom, health
 from headwater.lake.load_files import shown_loads
 from headwater.lake.look import Look, ReportedState
 from headwater.lake.looks import often
@@ -25,6 +28,7 @@ from headwater.position import format_lsn
 from headwater.source.catalog.standing import Registered
 from headwater.source.connection import connect
 from headwater.source.reading_now import jobs_there
+from headwater.source.slot import wal_bound
 from headwater.waiting.source_state import (
     STATEMENT_SECONDS,
     SourceState,
@@ -42,15 +46,29 @@ def status(pipeline: Pipeline) -> dict[str, Any]:
     lake = LakeReader(pipeline.lake_path(), pipeline.name)
     look = lake.look()
     tables = followed(lake.registry(), pipeline.source.publication)
-    source, listed, loads, unreachable = _ask(pipeline, tables)
+    source, bound, listed, loads, unreachable = _ask(pipeline, tables)
     look = as_the_source_stands(look, source, lambda: tables)
     running = is_running(source, lake, look)
     file = look.file
     newest = file.read_position if file is not None else None
     lags = Lags(look, source)
     lag_bytes, lag_seconds = lags.of_pipeline()
+    shown = tables_of(pipeline, lake, look, listed, lags, running)
+    moving = speed(file.rates if file is not None else {}, lag_bytes, lag_seconds, running=running)
     return {
         "pipeline": pipeline.name,
+        "health": health(
+            Facts(
+                look=look,
+                tables=shown,
+                file=shlex.quote(pipeline.file),
+                running=running,
+                now=datetime.now(UTC),
+                outage=unreachable,
+                room=room_of(source, bound),
+                eta_seconds=moving["eta_seconds"],
+            )
+        ).to_json(),
         "running": running,
         "paused": _paused(lake),
         "generation": file.generation if file is not None else None,
@@ -60,10 +78,10 @@ def status(pipeline: Pipeline) -> dict[str, Any]:
         "read_position": format_lsn(newest) if newest is not None else None,
         "lag_bytes": lag_bytes,
         "lag_seconds": lag_seconds,
-        "tables": tables_of(pipeline, lake, look, listed, lags, running),
+        "tables": shown,
         "slot": slot_of(pipeline, source, unreachable),
         "loads": loads,
-        **speed(file.rates if file is not None else {}, lag_bytes, lag_seconds, running=running),
+        **moving,
     }
 
 
@@ -72,11 +90,15 @@ def durable_json(file: PositionFile | None) -> dict[str, Any] | None:
     return file.durable_position.to_json() if file is not None and file.durable_position is not None else None
 
 
+def room_of(source: SourceState | None, bound: int | None) -> SlotRoom:
+    return SlotRoom(source.slot.retained_wal_bytes, bound) if source is not None and source.slot else SlotRoom()
+
+
 def _ask(
     pipeline: Pipeline, tables: list[Registered]
-) -> tuple[SourceState | None, set[str], list[dict[str, Any]], str]:
-    """The source's answers, the tables that the pipeline's entries match there now, loads and reloads that run, and why
-    there are none."""
+) -> tuple[SourceState | None, int | None, set[str], list[dict[str, Any]], str]:
+    """The source's answers, the bytes of log that it keeps for the slot at most, the tables that the pipeline's entries
+    match there now, loads and reloads that run, and why there are none."""
     from headwater.source.catalog.matching import match_entries
     from headwater.source.catalog.relations import list_relations
 
@@ -86,9 +108,11 @@ def _ask(
             state = read_source_state(connection, pipeline, tables)
             matched, _ = match_entries(pipeline.tables, list_relations(connection))
             loads = shown_loads(pipeline.lake_path(), jobs_there(connection))
-            return state, {str(relation.name) for relation, _ in matched}, loads, ""
+            bounds = (wal_bound(connection), pipeline.source.wal_ceiling)
+            bound = min((size for size in bounds if size is not None), default=None)
+            return state, bound, {str(relation.name) for relation, _ in matched}, loads, ""
     except Transient as error:
-        return None, set(), [], f"the source does not answer: {error.message}"
+        return None, None, set(), [], f"the source does not answer: {error.message}"
 
 
 def is_running(source: SourceState | None, lake: LakeReader, look: Look) -> bool:
@@ -135,7 +159,7 @@ def tables_of(
             "state": table.state,
             "reason": table.reason,
             "since": table.since or None,
-            "remedy": table.remedy or remedy_of(table.state, pipeline.file, running),
+            "remedy": remedy_of(table, pipeline, running=running),
             "retrying": look.retrying(name),
             "applied_lsn": format_lsn(version.applied_lsn) if version is not None else None,
             "version": version.version if version is not None else None,
@@ -157,11 +181,14 @@ def _paused(lake: LakeReader) -> str | None:
     return (registry.pipeline.paused or None) if registry is not None and registry.pipeline is not None else None
 
 
-def remedy_of(state: str, file: str, running: bool) -> str:
-    """The command that takes a table further that only has to go on."""
-    if state == "new":
-        return f"headwater load {file}"
-    return f"headwater replicate {file}" if state == "catching up" and not running else ""
+def remedy_of(table: ReportedState, pipeline: Pipeline, *, running: bool) -> str:
+    """The command that takes a table further, as it can be typed here; empty: nothing has to be done."""
+    remedy = table.remedy
+    if not remedy and table.state == "new":
+        remedy = "headwater load PIPELINE.yaml"
+    if not remedy and table.state == "catching up" and not running:
+        remedy = "headwater replicate PIPELINE.yaml"
+    return pipeline.with_file(remedy)
 
 
 def slot_of(pipeline: Pipeline, source: SourceState | None, unreachable: str) -> dict[str, Any]:

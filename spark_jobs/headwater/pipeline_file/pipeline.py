@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -341,6 +342,10 @@ class Pipeline(_Section):
             remedy="write env: and a variable's name there, and set that variable to a secret that is kept for good "
             "(openssl rand -hex 32 makes one) wherever this pipeline is loaded, replicated and verified",
         )
+
+    def with_file(self, remedy: str) -> str:
+        """`remedy` as it can be typed here: with this file's path, as a shell needs it, for PIPELINE.yaml."""
+        return remedy.replace("PIPELINE.yaml", shlex.quote(self.file))
 
     def lake_path(self) -> str:
         """The lake's root: a path of this machine, or a place in an object store, which this process can enter then.

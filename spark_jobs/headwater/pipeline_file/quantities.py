@@ -53,3 +53,17 @@ def size_text(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def seconds_text(seconds: float) -> str:
+    """A duration, for a person: `0.8 s`, `5 s`, `4 min`, `3 h 20 min`, `2 d 5 h`."""
+    if seconds < 60:
+        return f"{seconds:.{0 if seconds >= 10 else 1}f}".removesuffix(".0") + " s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h" if hours else f"{days} d"

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from headwater.lake import freshness
 from headwater.lake.freshness import Outcome, Verdict
+from headwater.lake.health import stopped_since
 from headwater.lake.look import Look
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.waiting.lookout import Lookout
@@ -48,13 +49,14 @@ class Judgement:
                 return replace(judged, outcome=None, reason=missing)
         return judged
 
-    def at_deadline(self, judged: Verdict, *, driver_seen: bool) -> Verdict:
-        """What a wait ends as that is not satisfied by now."""
+    def at_deadline(self, judged: Verdict, look: Look, *, driver_seen: bool) -> Verdict:
+        """What a wait ends as that is not satisfied by now, as `look` shows the lake."""
         target = self._target
         by_clock = target.max_staleness is not None or target.by_table or target.open
         if target.now or (by_clock and self._lookout.source is None):
             return self._visits.unreachable(judged)
-        return freshness.at_deadline(judged, seen_alive=driver_seen, pipeline_file=self._pipeline.file)
+        since = stopped_since(look, datetime.now(UTC))
+        return freshness.at_deadline(judged, alive=driver_seen, since=since, pipeline_file=self._pipeline.file)
 
     def is_gone(self, cut: Mapping[str, Any]) -> bool:
         """Whether the validated `cut`, which is pinned by now, was cleaned up before; then it is not offered again."""

@@ -1,4 +1,4 @@
-"""What a wait that goes on can say about itself: how far the lake is, how fast it moves, what holds it up.
+"""What a wait that goes on can say about itself: how far the lake is, how fast it moves, what blocks it.
 
 Pure: from one look at the lake and what the source answered last. Bytes are of the source's log, seconds go by the
 source's clock. Transactions that are open at the source are named only where they do hold a table up: a wait never
@@ -13,8 +13,10 @@ from datetime import datetime
 from typing import Any
 
 from headwater.lake.freshness import LOG_RATE, Verdict
+from headwater.lake.health import stopped_since
 from headwater.lake.look import IN_STEP, Look, complete_until, samples_of
 from headwater.lake.requirements import Target
+from headwater.pipeline_file.quantities import seconds_text, size_text
 from headwater.position import format_lsn
 from headwater.source.snapshots import OpenTransaction
 from headwater.waiting.source_state import SourceState
@@ -52,16 +54,16 @@ class WaitProgress:
 
     def __str__(self) -> str:
         parts = [f"waiting for {self.target}: {self.reason}"]
-        gap = [f"{self.gap_bytes} bytes of the log"] if self.gap_bytes is not None else []
-        gap += [f"{self.gap_seconds:.1f} s"] if self.gap_seconds is not None else []
+        gap = [f"{size_text(self.gap_bytes)} of the log"] if self.gap_bytes is not None else []
+        gap += [seconds_text(self.gap_seconds)] if self.gap_seconds is not None else []
         if gap and self.table is not None and self.position is not None:
             parts.append(f"{self.table} is complete up to {format_lsn(self.position)}, {' and '.join(gap)} behind")
         if self.bytes_per_second:
-            parts.append(f"{self.bytes_per_second:.0f} bytes/s are applied")
+            parts.append(f"{size_text(self.bytes_per_second)}/s are applied")
         if self.eta_seconds is not None:
-            parts.append(f"about {self.eta_seconds:.1f} s to go")
+            parts.append(f"about {seconds_text(self.eta_seconds)} to go")
         if self.blocker:
-            parts.append(f"held up: {self.blocker}")
+            parts.append(f"blocked by: {self.blocker}")
         return "; ".join(parts)
 
 
@@ -77,6 +79,7 @@ def progress(target: Target, judged: Verdict, look: Look, source: SourceState | 
         known = samples_of(file) + samples
         now = source.now() if source is not None else max((time for time, _ in known), default=None)
         seconds = _age(now, complete_until(file, covered, samples))
+    stopped = source is not None and (source.slot is None or not source.slot.active)
     return WaitProgress(
         target=str(target),
         reason=judged.reason,
@@ -84,8 +87,9 @@ def progress(target: Target, judged: Verdict, look: Look, source: SourceState | 
         position=covered,
         gap_bytes=max((gap.gap_bytes for gap in judged.tables.values() if gap.gap_bytes is not None), default=None),
         gap_seconds=seconds,
-        bytes_per_second=file.rates.get(LOG_RATE) if file is not None else None,
-        eta_seconds=judged.eta_seconds,
+        # The file of a driver that has ended goes on saying how fast it was.
+        bytes_per_second=file.rates.get(LOG_RATE) if file is not None and not stopped else None,
+        eta_seconds=judged.eta_seconds if not stopped else None,
         blocker=_blocker(judged, look, named, source, outage),
     )
 
@@ -106,7 +110,7 @@ def _blocker(judged: Verdict, look: Look, named: Sequence[str], source: SourceSt
         open_there = _oldest(source.open_transactions) if source is not None else ""
         return f"{held}; transactions open at the source: {open_there}" if open_there else held
     if source is not None and (source.slot is None or not source.slot.active):
-        return "no replicate driver reads the slot"
+        return f"replication is stopped, {stopped_since(look, source.now())}"
     late = [name for name, gap in judged.tables.items() if gap.gap_bytes]
     stage = bottleneck(by_stage(look.file.rates)) if look.file is not None else None
     found = []

@@ -118,7 +118,7 @@ class Waiter:
         if judged.outcome is None and not late and self._request.give_up_early:
             judged = freshness.hopeless(judged, self._deadline - time.monotonic())
         if judged.outcome is None and late:
-            judged = self._judgement.at_deadline(judged, driver_seen=self._driver_seen)
+            judged = self._judgement.at_deadline(judged, look, driver_seen=self._driver_seen)
         return judged, look
 
     @property

@@ -27,7 +27,7 @@ def look(
 ) -> Look:
     samples = ((utc(10).isoformat(), 0x200), (utc(20).isoformat(), 0x280))
     position = position_at(lsn=0x180)
-    file = PositionFile(1, 2, position, 0x280, "", pending or {}, samples=samples, rates=rates or {})
+    file = PositionFile(1, 2, position, 0x280, utc(0).isoformat(), pending or {}, samples=samples, rates=rates or {})
     return Look(file, {A: ReportedState("active"), B: ReportedState(state, "it was loaded")}, ("7", 1))
 
 
@@ -46,10 +46,10 @@ def test_it_says_how_far_how_fast_and_how_long() -> None:
     text = str(found)
     for part in (
         "waiting for 0/300: a change of public.a at 0/201 has been read and is not published yet",
-        "public.a is complete up to 0/200, 256 bytes of the log and 20.",
-        "64 bytes/s are applied",
-        "about 4.0 s to go",
-        "held up: the stage write is the busiest one",
+        "public.a is complete up to 0/200, 256 B of the log and 20 s behind",
+        "64 B/s are applied",
+        "about 4 s to go",
+        "blocked by: the stage write is the busiest one",
     ):
         assert part in text
     assert found.to_json()["position"] == "0/200"
@@ -88,7 +88,10 @@ def test_a_table_that_catches_up_is_held_by_the_oldest_open_transactions() -> No
 def test_nobody_who_reads_and_a_source_that_is_silent_come_first() -> None:
     shown = look(rates=SLOW)
     judged = verdict(TARGET, shown, [A, B])
-    assert progress(TARGET, judged, shown, source(reading=False)).blocker == "no replicate driver reads the slot"
+    stopped = progress(TARGET, judged, shown, source(reading=False))
+    assert stopped.blocker == "replication is stopped, no driver since 22:13 UTC"
+    # A driver that has ended left its last speed behind.
+    assert (stopped.bytes_per_second, stopped.eta_seconds) == (None, None)
     silent = progress(TARGET, judged, shown, source(reading=False), "connection refused").blocker
     assert silent == "the source does not answer: connection refused"
 
@@ -97,7 +100,7 @@ def test_a_lake_without_an_epoch_has_no_place_to_name() -> None:
     shown = Look(None, {A: ReportedState("catching up")}, ("7", 1))
     found = progress(TARGET, verdict(TARGET, shown, [A]), shown, None)
     assert (found.table, found.position, found.gap_seconds) == (None, None, None)
-    assert str(found).endswith("held up: public.a is catching up")
+    assert str(found).endswith("blocked by: public.a is catching up")
 
 
 def test_the_clock_of_the_source_goes_on_between_two_questions() -> None:
