@@ -1,4 +1,5 @@
-"""A pipeline's DAGs from its YAML: `<pipeline>.load`, `.replicate`, `.reload`, `.validate` and `.maintain`.
+"""A pipeline's DAGs from its YAML: `<pipeline>.load`, `.replicate`, `.reload`, `.verify`, `.validate` and
+`.maintain`.
 
     from headwater_airflow.dag_factory import headwater_dags
     globals().update(headwater_dags("/etc/headwater/shop.yaml"))
@@ -30,6 +31,7 @@ from headwater_airflow.operators.spark import (
     ReloadOperator,
     ReplicateOperator,
     ValidateOperator,
+    VerifyOperator,
 )
 from headwater_airflow.pipeline_files import read_pipelines
 from headwater_airflow.timetable import BackfillIntervals, OverlappingSlices
@@ -38,6 +40,7 @@ log = logging.getLogger(__name__)
 _GLOB = frozenset("*?[")
 _OVERTIME_SECONDS = 3600.0
 """Past the end of its slice, at least. Not for ever: a task that Airflow has forgotten must end."""
+_WHICH_TABLES = "Only these tables, one a line, as SQL names them. Empty: all of them."
 _SHOWN = 50
 """Of a pipeline's lines of tables so many are in its DAGs' documentation."""
 
@@ -104,7 +107,7 @@ def _dags(
     arguments = {**spark, "pipeline": pipeline.file, "conn_id": spark_conn_id}
     load_id, replicate_id = f"{pipeline.name}.load", f"{pipeline.name}.replicate"
     reload_id, maintain_id = f"{pipeline.name}.reload", f"{pipeline.name}.maintain"
-    validate_id = f"{pipeline.name}.validate"
+    validate_id, verify_id = f"{pipeline.name}.validate", f"{pipeline.name}.verify"
     common: dict[str, Any] = {"catchup": False, "tags": list(tags)}
     overlap = min(warm_up_seconds, slice_seconds / 2)
     about = _about(pipeline)
@@ -115,10 +118,20 @@ def _dags(
         max_active_runs=1,
         is_paused_upon_creation=False,  # without a schedule it runs only when asked to
         default_args={"retries": 3, "retry_delay": timedelta(seconds=20), **default_args},
+        render_template_as_native_obj=True,
+        params={
+            "tables": _names_param("Tables", _WHICH_TABLES),
+            "again": Param(
+                False,
+                type="boolean",
+                title="Load again",
+                description="Load the tables named above again, also those that are loaded or suspended.",
+            ),
+        },
         doc_md=_LOAD_DOC.format(file=pipeline.file, replicate=replicate_id) + about,
         **common,
     ) as load:
-        loading = LoadOperator(task_id="load", **arguments)
+        loading = LoadOperator(task_id="load", **_chosen("tables", "again"), **arguments)
         begin = BeginReplicationOperator(
             task_id="begin_replication",
             replicate_dag_id=replicate_id,
@@ -177,34 +190,63 @@ def _dags(
         is_paused_upon_creation=False,  # it runs only when asked to
         render_template_as_native_obj=True,
         params={
-            "table": Param("", type="string", title="Table", description="As SQL names it: public.orders"),
-            "partitions": Param(
-                [],
-                type="array",
-                items={"type": "string"},
-                title="Partitions",
-                description="One a line, as SQL names them; none: the whole table. In a backfill: orders_{start:%Y_%m}",
+            "table": Param(
+                None,
+                type=["null", "string"],
+                title="Table",
+                description="The table to reload, as SQL names it: public.orders",
+                section="What to reload",
+            ),
+            "partitions": _names_param(
+                "Partitions",
+                "Only these partitions, one a line, as SQL names them: orders_2026_01. Empty: the whole table. "
+                "In a backfill: orders_{start:%Y_%m}",
+                section="Only a part of the table (optional)",
             ),
             "where": Param(
-                "",
-                type="string",
+                None,
+                type=["null", "string"],
                 title="Rows",
-                description="Instead of partitions, a predicate: id between 5 and 9. In a backfill: "
+                description="Instead of partitions, only the rows of a predicate: id between 5 and 9. In a backfill: "
                 "day >= '{start:%Y-%m-%d}' and day < '{end:%Y-%m-%d}'",
+                section="Only a part of the table (optional)",
             ),
             "changed": Param(
                 False,
                 type="boolean",
-                title="What has changed",
-                description="Find what may differ by the source's catalog, compare and repair it; no table: in all",
+                title="Find what has changed",
+                description="Find by the source's catalog what may differ, compare it and repair it: in the table "
+                "named above, or in all tables if none is named.",
+                section="Or let Headwater find it",
             ),
         },
         default_args={"retries": 2, "retry_delay": timedelta(seconds=30), **default_args},
         doc_md=_RELOAD_DOC.format(file=pipeline.file, replicate=replicate_id) + about,
         **common,
     ) as reload:
-        chosen = {name: f"{{{{ params.{name} }}}}" for name in ("table", "partitions", "where", "changed")}
-        ReloadOperator(task_id="reload", **chosen, **arguments)
+        ReloadOperator(task_id="reload", **_chosen("table", "partitions", "where", "changed"), **arguments)
+    with DAG(
+        verify_id,
+        description=f"Compares source and lake of the pipeline {pipeline.name}, and repairs what differs",
+        schedule=None,
+        max_active_runs=1,
+        is_paused_upon_creation=False,  # it runs only when asked to
+        render_template_as_native_obj=True,
+        params={
+            "tables": _names_param("Tables", _WHICH_TABLES),
+            "repair": Param(
+                False,
+                type="boolean",
+                title="Repair",
+                description="Write what differs to the lake, and lift suspensions. Without it the run fails when "
+                "source and lake differ, and changes nothing.",
+            ),
+        },
+        default_args={"retries": 0, **default_args},
+        doc_md=_VERIFY_DOC.format(file=pipeline.file, replicate=replicate_id) + about,
+        **common,
+    ) as verify:
+        VerifyOperator(task_id="verify", **_chosen("tables", "repair"), **arguments)
     with DAG(
         validate_id,
         description=f"Runs the expectation suites of the pipeline {pipeline.name} on a consistent cut",
@@ -217,7 +259,18 @@ def _dags(
         **common,
     ) as validate:
         ValidateOperator(task_id="validate", incremental=validate_incremental, **arguments)
-    return {load_id: load, replicate_id: replicate, reload_id: reload, validate_id: validate, maintain_id: maintain}
+    return {dag.dag_id: dag for dag in (load, replicate, reload, verify, validate, maintain)}
+
+
+def _chosen(*names: str) -> dict[str, str]:
+    """Arguments of an operator that the run's form fills in."""
+    return {name: f"{{{{ params.{name} }}}}" for name in names}
+
+
+def _names_param(title: str, description: str, **schema: Any) -> Param:
+    """A field of a run's form for names, one a line, that may stay empty."""
+    schema = {"type": ["null", "array"], "items": {"type": "string"}, **schema}
+    return Param([], title=title, description=description, **schema)
 
 
 def _about(pipeline: Pipeline) -> str:
@@ -236,6 +289,9 @@ _RELOAD_DOC = """Replaces a table of `{file}`, some of its partitions, or rows o
 
 _REPLICATE_DOC = """Replicates the log of the source of `{file}`, in slices of {seconds:g} s of which each takes over
 from the one before. Pausing this DAG stops the running slice cleanly within seconds; unpaused, it goes on."""
+
+_VERIFY_DOC = """Compares every row of `{file}` in source and lake, while `{replicate}` goes on. With *Repair* it writes
+what differs, and lifts suspensions; without it the run fails when something differs."""
 
 _MAINTAIN_DOC = """Compacts the tables of `{file}` if `{replicate}` does not run just then (it compacts by itself),
 writes checkpoints, and removes files and log entries that no pin and no cut of `lake.keep_cuts` needs."""

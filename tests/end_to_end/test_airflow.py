@@ -661,7 +661,7 @@ def test_a_button_starts_a_run_through_airflows_api(demo: Demo, pages: Browser) 
     pages.open(f"{demo.airflow.address}/plugin/headwater/headwater/pipelines/shop")
     pages.into_frame("iframe[title=Headwater]")
     pages.wait(lambda: "Maintain" in pages.texts("header button"), "the button of a DAG that is there")
-    assert pages.texts("header button") == ["Load", "Reload…", "Maintain", "Pause replication"]
+    assert pages.texts("header button") == ["Load", "Reload…", "Verify", "Maintain", "Pause replication"]
     next(button for button in pages.all("header button") if button.text == "Maintain").click()
     pages.one("dialog[open] button.primary").click()
     shows(pages, "was started: it waits, because the DAG is paused")
@@ -716,10 +716,10 @@ def test_what_needs_a_person_says_why_and_what_to_do(demo: Demo, pages: Browser,
     broken.write_text("pipeline: broken\nsauce: {}\n")
     try:
         pages.open(f"{demo.airflow.address}/headwater/")
-        shows(pages, "broken.yaml cannot be used", "unknown key", "bank", "a value does not fit", "--again")
+        shows(pages, "broken.yaml cannot be used", "unknown key", "bank", "a value does not fit", "See what to do")
         assert pages.texts(".card .badge.bad")[0] == "suspended"
         pages.open(f"{demo.airflow.address}/headwater/pipelines/bank")
-        shows(pages, "Without the source", "Connection refused", "public.b is suspended", "What to do:")
+        shows(pages, "Source unreachable", "Connection refused", "public.b is suspended", "What to do:", "--again")
         assert "not-to-be-seen" not in pages.driver.page_source
     finally:
         bank.unlink()

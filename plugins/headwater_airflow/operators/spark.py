@@ -253,15 +253,27 @@ class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the 
 
 
 class LoadOperator(HeadwaterSparkOperator):
-    """Loads the tables that are not loaded yet (all, or `tables`); takes up where an earlier try ended."""
+    """Loads the tables that are not loaded yet (all, or `tables`); takes up where an earlier try ended. `again`: loads
+    `tables` again that are loaded. Both may be templates, as those of `ReloadOperator`."""
 
-    def __init__(self, *, pipeline: str, tables: Sequence[str] = (), **arguments: Any) -> None:
-        super().__init__(
-            pipeline=pipeline,
-            application=entry_script("load"),
-            application_args=[pipeline, "--json", *_table_arguments(tables)],
-            **arguments,
-        )
+    template_fields: Sequence[str] = (*HeadwaterSparkOperator.template_fields, "tables", "again")
+
+    def __init__(
+        self, *, pipeline: str, tables: Sequence[str] | str | None = (), again: bool | str = False, **arguments: Any
+    ) -> None:
+        super().__init__(pipeline=pipeline, application=entry_script("load"), **arguments)
+        self.tables = tables
+        self.again = again
+
+    def execute(self, context: Context) -> dict[str, Any] | None:
+        again = ["--again"] if _is_true(self.again) else []
+        if again and not self.named_tables():
+            raise AirflowFailException("again: name the tables that are to be loaded again")
+        self.application_args = [self.pipeline, "--json", *_table_arguments(self.named_tables()), *again]
+        return super().execute(context)
+
+    def named_tables(self) -> list[str]:
+        return _names(self.tables)
 
     def get_openlineage_facets_on_start(self) -> OperatorLineage:
         return lineage.copied(self.pipeline, self.named_tables())
@@ -291,9 +303,9 @@ class ReloadOperator(HeadwaterSparkOperator):
         self,
         *,
         pipeline: str,
-        table: str = "",
-        partitions: Sequence[str] | str = (),
-        where: str = "",
+        table: str | None = "",
+        partitions: Sequence[str] | str | None = (),
+        where: str | None = "",
         changed: bool | str = False,
         **arguments: Any,
     ) -> None:
@@ -304,12 +316,11 @@ class ReloadOperator(HeadwaterSparkOperator):
         self.changed = changed
 
     def execute(self, context: Context) -> dict[str, Any] | None:
-        names = [self.partitions] if isinstance(self.partitions, str) else list(self.partitions)
-        *names, predicate = _in_interval([*names, self.where], context)
-        parts = [part for name in names if name for part in ("--partition", name)]
+        *names, predicate = _in_interval([*_names(self.partitions), self.where or ""], context)
+        parts = [part for name in names for part in ("--partition", name)]
         table = ["--table", self.table] if self.table else []
         where = [f"--where={predicate}"] if predicate else []
-        changed = ["--changed"] if str(self.changed).lower() == "true" else []
+        changed = ["--changed"] if _is_true(self.changed) else []
         self.application_args = [self.pipeline, "--json", *table, *parts, *where, *changed]
         return super().execute(context)
 
@@ -409,15 +420,26 @@ class MaintainOperator(HeadwaterSparkOperator):
 
 
 class VerifyOperator(HeadwaterSparkOperator):
-    """Compares source and lake; fails when they differ, with the differing keys in the XCom `result`."""
+    """Compares source and lake; fails when they differ, with the differing keys in the XCom `result`. `repair`: puts
+    right what differs, which lifts suspensions, and succeeds if all of it is. Both may be templates, as those of
+    `ReloadOperator`."""
 
-    def __init__(self, *, pipeline: str, tables: Sequence[str] = (), **arguments: Any) -> None:
-        super().__init__(
-            pipeline=pipeline,
-            application=entry_script("verify"),
-            application_args=[pipeline, "--json", *_table_arguments(tables)],
-            **arguments,
-        )
+    template_fields: Sequence[str] = (*HeadwaterSparkOperator.template_fields, "tables", "repair")
+
+    def __init__(
+        self, *, pipeline: str, tables: Sequence[str] | str | None = (), repair: bool | str = False, **arguments: Any
+    ) -> None:
+        super().__init__(pipeline=pipeline, application=entry_script("verify"), **arguments)
+        self.tables = tables
+        self.repair = repair
+
+    def execute(self, context: Context) -> dict[str, Any] | None:
+        repair = ["--repair"] if _is_true(self.repair) else []
+        self.application_args = [self.pipeline, "--json", *_table_arguments(self.named_tables()), *repair]
+        return super().execute(context)
+
+    def named_tables(self) -> list[str]:
+        return _names(self.tables)
 
     def get_openlineage_facets_on_start(self) -> OperatorLineage:
         return lineage.compared(self.pipeline, self.named_tables())
@@ -538,6 +560,17 @@ def _in_interval(texts: Sequence[str], context: Context) -> list[str]:
         return str(moment.strftime(found[2]) if found[2] else moment.isoformat())
 
     return [_BOUND.sub(bound, text) for text in texts]
+
+
+def _names(value: Sequence[str] | str | None) -> list[str]:
+    """Of an argument that a template may have filled in: with a list, one name, or nothing."""
+    names = [value] if isinstance(value, str) else list(value or ())
+    return [name for name in names if name]
+
+
+def _is_true(value: bool | str) -> bool:
+    """Of a truth that a template may have filled in."""
+    return str(value).lower() == "true"
 
 
 def _table_arguments(tables: Sequence[str]) -> list[str]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _STATIC = Path(__file__).parent / "static"
 _SCRAPE_SECONDS = 8.0  # below Prometheus' ten
-_FREE_TEXTS = frozenset({"reason", "remedy", "message", "what"})
+_FREE_TEXTS = frozenset({"reason", "remedy", "message", "what", "sentence"})
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'self'; form-action 'none'; frame-ancestors 'self'",

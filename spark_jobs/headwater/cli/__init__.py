@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stop = threading.Event()
     scrubber = Scrubber()
     try:
-        with _signals(stop, clean="replicate" in arguments[:1]):
+        with _signals(stop, clean=arguments[:1] in (["replicate"], ["top"])):
             if arguments[:1] == ["demo"]:
                 from headwater.demo import main as demo
 
@@ -67,17 +67,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace, stop: threading.Event, scrubber: Scrubber, out: TextIO) -> int:
     try:
-        result, exit_status = commands.run(args, stop, scrubber.learn)
+        done = commands.run(args, stop, scrubber.learn, out)
     except BrokenPipeError:
         raise
     except Exception as error:
         return _report(error, args, scrubber, out)
+    if done is None:
+        return EXIT_DONE
+    result, exit_status = done
     if args.json:
         print(json.dumps(result), file=out, flush=True)
     else:
         from headwater.terminal.render import render
 
-        render(args.command, result, out)
+        render(args.command, result, out, verbose=getattr(args, "verbose", False))
     return exit_status
 
 

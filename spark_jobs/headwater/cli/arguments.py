@@ -46,7 +46,12 @@ EXAMPLES: Final = {
         "headwater wait shop.yaml --table public.orders --require 30s --timeout 2m",
     ),
     "waits": ("headwater waits shop.yaml --last 24h",),
-    "status": ("headwater status shop.yaml --json | jq '.tables[].lag_seconds'",),
+    "status": (
+        "headwater status shop.yaml",
+        "headwater status shop.yaml --exit-code > /dev/null || page_somebody",
+        "headwater status shop.yaml --json | jq -r .health.sentence",
+    ),
+    "top": ("headwater top shop.yaml",),
     "doctor": ("headwater doctor shop.yaml",),
     "verify": ("headwater verify shop.yaml --table public.orders --repair",),
     "validate": ("headwater validate shop.yaml --cut cut.json --incremental",),
@@ -70,9 +75,14 @@ def complete() -> None:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """What `arguments` ask for; SystemExit where they cannot be understood, or ask for help."""
+    """What `arguments` ask for; SystemExit where they cannot be understood or ask for help, and where there are none:
+    then with all help that there is."""
     _Parser.as_json = "--json" in arguments
-    return parser().parse_args(arguments)
+    made = parser()
+    if not arguments:
+        made.print_help(sys.stderr)
+        raise SystemExit(EXIT_REFUSED)
+    return made.parse_args(arguments)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -95,6 +105,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="Exit status: 0 done, 1 failed (try again), 2 refused (a person must act), 3 not fresh in time, "
         "4 some tables are suspended, 5 verify found differences or a validation failed.",
     )
+    made.add_argument("--version", action="version", version=f"headwater {_version()}")
     commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def bare(name: str, text: str) -> argparse.ArgumentParser:
@@ -163,7 +174,13 @@ def parser() -> argparse.ArgumentParser:
     waits = command("waits", "show how long sensors and other waits took, and how they ended")
     text = f"look back so far (default: 7d; {KEPT_DAYS} days are kept)"
     waits.add_argument("--last", metavar="7d", type=_seconds, default=7 * 86400.0, help=text)
-    command("status", "show state, position and lag of every table, and the slot")
+    status = command("status", "say how the pipeline is, and of each table its state and how far it is behind")
+    status.add_argument("--verbose", action="store_true", help="also positions, versions, the slot and the stages")
+    text = "end with 3 if the pipeline is late, stopped or paused, with 4 if it is degraded: for scripts and probes"
+    status.add_argument("--exit-code", action="store_true", help=text)
+    top = command("top", "show the status live until Ctrl-C; with --json one object a line")
+    top.add_argument("--every", metavar="2s", type=_seconds, default=2.0, help="how often (default: 2s)")
+    top.add_argument("--verbose", action="store_true", help="also positions, versions, the slot and the stages")
     command("doctor", "explain what is wrong with a pipeline, how that is known and what to do; changes nothing")
     verify = command("verify", "compare source and lake row by row", tables=each)
     verify.add_argument("--repair", action="store_true", help="put the rows right that differ, in one commit a table")
@@ -188,6 +205,12 @@ def parser() -> argparse.ArgumentParser:
     # Only listed here: `main` hands its arguments over unread.
     commands.add_parser("demo", help="the whole way on an embedded PostgreSQL", add_help=False)
     return made
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("headwater")
 
 
 def _completed(option: argparse.Action, by: Callable[..., Iterable[str]]) -> None:

@@ -12,28 +12,40 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
-from headwater.errors import EXIT_DIFFERENCES, EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_SUSPENDED, Refused
+from headwater.errors import (
+    EXIT_DIFFERENCES,
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_NOT_FRESH,
+    EXIT_REFUSED,
+    EXIT_SUSPENDED,
+    Refused,
+)
 from headwater.names import BadName, TableName
 from headwater.terminal.bars import load_display, say
 
 if TYPE_CHECKING:
     from headwater.pipeline_file.pipeline import Pipeline
 
+_PATIENCE = 3.0  # seconds for the source's first answer: a first screen without it would say that it is away
 Result = tuple[dict[str, Any], int]
 """What a command gives: its JSON object and its exit status."""
 
 
-def run(args: argparse.Namespace, stop: threading.Event, learn: Callable[[str], None]) -> Result:
-    """Run the command that `args` names. `stop` asks replicate for its end; `learn` is told each connection string
-    before it is used."""
+def run(args: argparse.Namespace, stop: threading.Event, learn: Callable[[str], None], out: TextIO) -> Result | None:
+    """Run the command that `args` names. `stop` asks replicate and top for their end; `learn` is told each connection
+    string before it is used. None: the command has written to `out` by itself."""
     from headwater.pipeline_file.pipeline import load_pipeline
 
     if args.command == "init":
         return _init(args, learn)
     pipeline = load_pipeline(args.pipeline)
     learn(pipeline.conninfo())
+    if args.command == "top":
+        _top(pipeline, args, stop, out)
+        return None
     return _COMMANDS[args.command](pipeline, args, stop)
 
 
@@ -166,7 +178,28 @@ def _status(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event)
     from headwater.monitor.status import status
 
     result = status(pipeline)
-    return result, _unless_suspended(result)
+    return result, _status_of(result, args.exit_code)
+
+
+def _status_of(result: dict[str, Any], by_health: bool) -> int:
+    """4 where a table is suspended; else 0, or what the health says."""
+    if by_health and (level := result["health"]["level"]) != "ok":
+        suspended = _unless_suspended(result)
+        return suspended or (EXIT_SUSPENDED if level == "degraded" else EXIT_NOT_FRESH)
+    return _unless_suspended(result)
+
+
+def _top(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event, out: TextIO) -> None:
+    """Show the status until `stop`: on a terminal in its place, else one after the other, with --json one a line."""
+    from headwater.monitor.overview import PipelineWatch
+    from headwater.terminal.live import live
+
+    watch = PipelineWatch(pipeline, patience=_PATIENCE)
+
+    def look() -> dict[str, Any]:
+        return {**watch.overview(), "tables": {row["table"]: row for row in watch.table_rows()}}
+
+    live(look, out, stop, every=args.every, as_json=args.json, verbose=args.verbose)
 
 
 def _doctor(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:

@@ -25,13 +25,15 @@ _AGE: Final = 90.0  # seconds; a moment that is longer ago is given with how lon
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """`remedy`: the one command that helps; empty where nothing has to be done, or nothing here can do it."""
+    """`remedy`: the one command that helps; empty where nothing has to be done, or nothing here can do it. `table`: the
+    one that sentence and remedy are about; None: the pipeline is."""
 
     level: Level
     sentence: str
     remedy: str = ""
+    table: str | None = None
 
-    def to_json(self) -> dict[str, str]:
+    def to_json(self) -> dict[str, str | None]:
         return asdict(self)
 
 
@@ -47,7 +49,8 @@ class SlotRoom:
 class Facts:
     """What health follows from. `tables`: as `status` shows them, by name: `state`, `reason`, `remedy`, `retrying`,
     `lag_seconds`, `freshness_seconds`. `file`: the pipeline file, as a shell needs it. `running`: whether a driver
-    lives, None if that is not known yet. `outage`: why the source does not answer; empty: it does. `now` is this
+    lives, None if that is not known yet. `outage`: that the source does not answer, and why; empty:
+    it does. `now` is this
     machine's clock, and only tells how long ago something was."""
 
     look: Look
@@ -112,6 +115,7 @@ def _stopped(facts: Facts) -> str:
 def _degraded(facts: Facts) -> Health | None:
     remedy = f"headwater doctor {facts.file}"
     followed, room = facts.followed, facts.room
+    name = None
     if facts.suspended:
         name = facts.suspended[0]
         remedy = followed[name]["remedy"] or remedy
@@ -122,17 +126,18 @@ def _degraded(facts: Facts) -> Health | None:
         sentence = f"{which}: {followed[name]['reason']}{silent}"
     elif facts.outage:
         alive = "whether a driver lives is not known yet" if facts.running is None else "the driver tries again"
-        sentence = f"the source does not answer, {alive}{_as_of(facts.look)}"
+        sentence = f"{facts.outage}; {alive}{_as_of(facts.look)}"
     elif failing := [name for name, table in followed.items() if table["retrying"] is not None]:
         trying = followed[failing[0]]["retrying"]
         since = moment_text(trying["since"], facts.now)
-        sentence = f"{failing[0]} has failed since {since} and is tried again: {trying['reason']}"
+        name = failing[0]
+        sentence = f"{name} has failed since {since} and is tried again: {trying['reason']}"
     elif room.retained is not None and room.bound is not None and room.retained > room.bound * _NEAR:
         kept, bound = size_text(room.retained), size_text(room.bound)
         sentence = f"the source keeps {kept} of its log; past {bound} the slot is given up"
     else:
         return None
-    return Health("degraded", _ended(f"Degraded: {sentence}"), remedy)
+    return Health("degraded", _ended(f"Degraded: {sentence}"), remedy, name)
 
 
 def _late(facts: Facts) -> Health | None:
@@ -148,7 +153,7 @@ def _late(facts: Facts) -> Health | None:
         table, others = late[worst], f"; {len(late)} of {_all(followed)} are late" if len(late) > 1 else ""
         behind, allowed = seconds_text(table["lag_seconds"]), seconds_text(allowed_seconds(table))
         sentence = f"{worst} is {behind} behind the source, {allowed} are allowed{eta}{others}"
-        return Health("late", f"Late: {sentence}.", f"headwater status {facts.file} --verbose")
+        return Health("late", f"Late: {sentence}.", f"headwater status {facts.file} --verbose", worst)
     unready = [name for name, table in followed.items() if table["state"] != IN_STEP]
     if unready:
         which = unready[0] if len(unready) == 1 else f"{len(unready)} of {_all(followed)}"

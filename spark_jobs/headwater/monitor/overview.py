@@ -29,7 +29,7 @@ from headwater.lake.validations import recent_results
 from headwater.lake.wait_log import WaitLog
 from headwater.monitor.lags import Lags
 from headwater.monitor.recent_epochs import RecentEpoch, RecentEpochs
-from headwater.monitor.source_watch import SourceAnswer, SourceWatch
+from headwater.monitor.source_watch import FIRST_SECONDS, SourceAnswer, SourceWatch
 from headwater.monitor.status import durable_json, remedy_of, room_of, slot_of
 from headwater.monitor.table_page import files_of, reason_of, reloads_of, schema_versions
 from headwater.names import TableName
@@ -66,10 +66,14 @@ class _Seen:
 class PipelineWatch:
     """The pipeline of one file, for everybody who looks at it. From any thread."""
 
-    def __init__(self, pipeline: Pipeline, conninfo: Callable[[], str] | None = None) -> None:
-        """`conninfo` gives the source's connection string (secret); None: as the pipeline file says."""
+    def __init__(
+        self, pipeline: Pipeline, conninfo: Callable[[], str] | None = None, patience: float = FIRST_SECONDS
+    ) -> None:
+        """`conninfo` gives the source's connection string (secret); None: as the pipeline file says. `patience`: how
+        many seconds who looks waits for the source, where it has not been asked for a while."""
         self.pipeline = pipeline
         self._source = SourceWatch(pipeline, conninfo or pipeline.conninfo)
+        self._patience = patience
         self._lock = threading.RLock()
         self._seen: _Seen | None = None
         self._looked_at = float("-inf")
@@ -224,7 +228,7 @@ class PipelineWatch:
         tables = followed(registry, self.pipeline.source.publication)
         self._source.latest(tables, wait=0)  # it answers while the ledger is read
         self._recent.refresh()
-        answer = self._source.latest(tables)
+        answer = self._source.latest(tables, wait=self._patience)
         state = answer.state
         running = state.slot is not None and state.slot.active if state is not None else self._file_moves(look)
         look = as_the_source_stands(look, state, lambda: followed(registry, self.pipeline.source.publication))

@@ -61,10 +61,9 @@ class SourceWatch:
         self._asking: threading.Event | None = None
         self._answer = SourceAnswer()
 
-    def latest(self, tables: list[Registered], wait: float | None = None) -> SourceAnswer:
+    def latest(self, tables: list[Registered], wait: float = FIRST_SECONDS) -> SourceAnswer:
         """The newest answer; a visit is begun when it is older than `ASK_SECONDS`. `tables`: those to ask about. It is
-        waited for, `wait` seconds (None: `FIRST_SECONDS`) at most, when nobody has looked for a while: else the last
-        answer will do."""
+        waited for, `wait` seconds at most, when nobody has looked for a while: else the last answer will do."""
         with self._lock:
             age = _age(self._answer)
             if age >= ASK_SECONDS and self._asking is None:
@@ -74,7 +73,7 @@ class SourceWatch:
                 visit.start()
             asking = self._asking
         if age >= 2 * ASK_SECONDS and asking is not None:
-            asking.wait(FIRST_SECONDS if wait is None else wait)
+            asking.wait(wait)
         with self._lock:
             answer = self._answer
         if answer.state is not None and (age := _age(answer)) > STALE_SECONDS:

@@ -4,10 +4,13 @@ terminal. What is said in sentences (reasons, remedies) stands below it, where i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from headwater.pipeline_file.quantities import size_text
-from headwater.terminal.bars import line
+from headwater.terminal.status_screen import grid, status_screen
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _COLUMNS = {
     "init": ("size", "rows", "identity", "text in the lake"),
@@ -21,7 +24,6 @@ _COLUMNS = {
     "pause": ("state",),
     "resume": ("state",),
     "wait": ("state", "version", "applied_lsn", "gap_bytes"),
-    "status": ("state", "applied_lsn", "version", "rows", "lag_bytes", "lag_seconds"),
     "maintain": (
         "files_before",
         "files_after",
@@ -40,20 +42,18 @@ _SENTENCES = {
     "reload": ("reasons", "not_repaired"),
     "rebuild": ("changed",),
     "wait": ("reason",),
-    "status": ("reason", "remedy"),
     "maintain": ("kept_for", "skipped", "error"),
     "validate": ("failed", "keys", "reason"),
     "verify": ("not_compared", "written_anew", "not_repaired", "keys"),
 }
 
 
-def render(command: str, result: dict[str, Any], out: TextIO) -> None:
-    """Writes `result` of `command` to `out`."""
-    from rich.console import Console
-
-    # Into a file or pipe nothing is cut or folded: there is no width to respect.
-    console = Console(file=out, highlight=False, markup=False, emoji=False, width=None if out.isatty() else 1000)
-    if command == "check":
+def render(command: str, result: dict[str, Any], out: TextIO, *, verbose: bool = False) -> None:
+    """Writes `result` of `command` to `out`. `verbose`: more than fits a screen, where the command knows it."""
+    console = console_on(out)
+    if command == "status":
+        _render_status(console, result, verbose=verbose)
+    elif command == "check":
         _render_check(console, result)
     elif command == "init":
         _render_init(console, result)
@@ -63,6 +63,20 @@ def render(command: str, result: dict[str, Any], out: TextIO) -> None:
         _render_tables(console, command, result)
 
 
+def console_on(out: TextIO) -> Console:
+    from rich.console import Console
+
+    # Into a file or pipe nothing is cut or folded: there is no width to respect.
+    return Console(file=out, highlight=False, markup=False, emoji=False, width=None if out.isatty() else 1000)
+
+
+def _render_status(console: Console, result: Mapping[str, Any], *, verbose: bool) -> None:
+    from rich.text import Text
+
+    for part in status_screen(result, verbose=verbose, size=console.size if console.is_terminal else None):
+        console.print(part, soft_wrap=isinstance(part, Text))
+
+
 def _render_tables(console: Any, command: str, result: dict[str, Any]) -> None:
     tables = result.get("tables") or {}
     if command == "verify":
@@ -70,12 +84,9 @@ def _render_tables(console: Any, command: str, result: dict[str, Any]) -> None:
     _grid(console, "table", tables, _COLUMNS.get(command, ()))
     _sentences(console, tables, _SENTENCES.get(command, ()))
     _grid(console, "wait", {_wait_of(one): one for one in result.get("waits", ())}, _COLUMNS["waits"])
-    _grid(console, "stage", result.get("stages") or {}, ("rate", "busy", "latency_seconds"))
     for key, value in result.items():
-        if key not in ("tables", "stages", "waits", "loads") and value not in (None, {}):
+        if key not in ("tables", "waits") and value not in (None, {}):
             console.print(f"{key}: {_cell(value)}", soft_wrap=True)
-    for load in result.get("loads", ()):
-        console.print(f"{load['what']} since {load['since']}: {line(load)}", soft_wrap=True)
 
 
 def _not_compared(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,19 +172,11 @@ def _render_doctor(console: Any, result: dict[str, Any]) -> None:
 
 
 def _grid(console: Any, first: str, rows: Mapping[str, Mapping[str, Any]], wanted: Iterable[str]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    columns = [column for column in wanted if any(row.get(column) not in (None, "") for row in rows.values())]
-    grid = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in (first, *columns):
-        # A narrow terminal folds, the widest first, and loses nothing; headings fold between their words.
-        grid.add_column(column.replace("_", " "), overflow="fold")
-    for name, row in rows.items():
-        # Text, not str: a table may be called [bold].
-        grid.add_row(*(Text(_cell(value)) for value in (name, *(row.get(column) for column in columns))))
     if rows:
-        console.print(grid)
+        columns = list(wanted)
+        headings = [column.replace("_", " ") for column in (first, *columns)]
+        cells = [[name, *(_cell(row.get(column)) for column in columns)] for name, row in rows.items()]
+        console.print(grid(headings, cells))
 
 
 def _sentences(console: Any, rows: Mapping[str, Mapping[str, Any]], wanted: Iterable[str]) -> None:

@@ -19,12 +19,12 @@ def speed(
 ) -> dict[str, Any]:
     """`stages` (rate in bytes of log a second while busy, busy share, part of the newest epoch's latency),
     `bottleneck`, `catching_up`, and `eta_seconds` until the lag is gone; None when nothing can be said, or when the
-    source writes as fast as its log is applied."""
+    source writes as fast as its log is applied. Without a driver (`running`) the stages are those of its end."""
     stages = by_stage(rates)
     catching_up = running and lag_seconds is not None and lag_seconds > BEHIND_SECONDS
     return {
         "stages": stages,
-        "bottleneck": bottleneck(stages),
+        "bottleneck": bottleneck(stages) if running else None,
         "catching_up": catching_up,
         "eta_seconds": _eta(rates, lag_bytes) if catching_up else None,
     }

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[3]
 PASSWORD = "not-to-be-seen"
-ALL_DAGS = {f"shop.{job}" for job in ("load", "replicate", "reload", "validate", "maintain")}
+ALL_DAGS = {f"shop.{job}" for job in ("load", "replicate", "reload", "verify", "validate", "maintain")}
 SOURCE = f"postgresql://someone:{PASSWORD}@127.0.0.1:1/nowhere"
 
 BLOCKED_IMPORTS = """
@@ -210,6 +210,47 @@ def test_a_backfill_puts_its_interval_into_what_is_reloaded(tmp_path: Path, monk
     assert arguments("manual", where="note = '{start}'") == ["--where=note = '{start}'"]
     with pytest.raises(AirflowFailException, match="would reload the same"):
         arguments("backfill", where="id < 5")
+
+
+@pytest.mark.parametrize(
+    ("job", "chosen", "expected"),
+    [
+        ("load", {"tables": None, "again": False}, []),
+        ("load", {"tables": ["public.a", ""], "again": True}, ["--table", "public.a", "--again"]),
+        ("verify", {"tables": "public.a", "repair": "False"}, ["--table", "public.a"]),
+        ("verify", {"tables": [], "repair": "true"}, ["--repair"]),
+    ],
+)
+def test_what_a_form_leaves_empty_is_asked_of_all_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str, chosen: dict[str, Any], expected: list[str]
+) -> None:
+    from headwater_airflow.operators import spark
+
+    monkeypatch.setattr(spark.HeadwaterSparkOperator, "execute", lambda self, context: {})
+    dag = headwater_dags(write_pipeline(tmp_path, "shop"))[f"shop.{job}"]
+    task: Any = dag.get_task(job)
+    for name, value in chosen.items():
+        assert getattr(task, name) == f"{{{{ params.{name} }}}}"
+        setattr(task, name, value)
+    task.execute({})
+    assert task.application_args == [task.pipeline, "--json", *expected]
+
+
+def test_nothing_is_loaded_again_that_nobody_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow.sdk.exceptions import AirflowFailException
+
+    from headwater_airflow.operators.spark import LoadOperator
+
+    with pytest.raises(AirflowFailException, match="name the tables"):
+        LoadOperator(task_id="load", pipeline="shop.yaml", again=True).execute({})
+
+
+def test_every_field_of_a_form_may_stay_empty(tmp_path: Path) -> None:
+    for dag in headwater_dags(write_pipeline(tmp_path, "shop")).values():
+        for name in dag.params:
+            param = dag.params.get_param(name)
+            assert param.schema["type"] == "boolean" or "null" in param.schema["type"], f"{dag.dag_id}: {name}"
+            assert param.value in (None, False, [])
 
 
 def test_a_faulty_file_among_others_is_left_out_and_reported_elsewhere(tmp_path: Path) -> None:

@@ -154,6 +154,12 @@ def test_a_pipeline_shows_its_state_its_epochs_and_what_needs_a_person(pages: Pa
     lake.enter("public.b", "suspended", "a value does not fit", "headwater load shop.yaml --table public.b --again")
     found = pages.client("everything").get(f"{API}/shop").json()
     assert found["state"] == "suspended"
+    assert found["health"] == {
+        "level": "degraded",
+        "sentence": "Degraded: public.b is suspended: a value does not fit; the source does not answer.",
+        "remedy": "headwater load shop.yaml --table public.b --again",
+        "table": "public.b",
+    }
     assert found["tables"] == {"active": 1, "new": 1, "suspended": 1}
     (attention,) = found["attention"]
     assert attention["table"] == "public.b"
@@ -272,6 +278,9 @@ def test_the_metrics_are_openmetrics_and_say_what_the_lake_holds(pages: Pages) -
     assert scraped["headwater_pipeline_epochs_total", "shop"] == 1
     assert scraped["headwater_pipeline_tables", "shop", "suspended"] == 1
     assert scraped["headwater_table_state", "public.b", "shop", "suspended"] == 1
+    health = {key[1:]: value for key, value in scraped.items() if key[0] == "headwater_pipeline_health"}
+    assert {level for labels, value in health.items() for level in {*labels} - {"shop"} if value} == {"degraded"}
+    assert len(health) == 5
     assert scraped["headwater_table_freshness_seconds", "public.a", "shop"] == 30
     assert scraped["headwater_table_version", "public.a", "shop"] == 1
     assert scraped["headwater_source_up", "shop"] == 0
@@ -370,4 +379,5 @@ def test_a_pause_is_shown_as_such(pages: Pages) -> None:
     client = pages.client("everything")
     found = client.get(f"{API}/shop").json()
     assert (found["state"], found["paused"]) == ("paused", "2026-03-01T00:00:00Z")
+    assert (found["health"]["level"], found["health"]["remedy"].split()[1]) == ("paused", "resume")
     assert 'headwater_pipeline_paused{pipeline="shop"} 1.0' in client.get("metrics").text

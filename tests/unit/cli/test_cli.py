@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,14 @@ def test_a_usage_error_is_an_error_object_too(capsys: pytest.CaptureFixture[str]
     error = json.loads(capsys.readouterr().out)["error"]
     assert set(error) == {"code", "message", "where", "remedy"}
     assert "--require" in error["message"]
+
+
+def test_a_bare_headwater_shows_its_commands_and_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    shown = capsys.readouterr().err
+    assert all(command in shown for command in EXAMPLES)
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"headwater {version('headwater')}\n"
 
 
 def test_help_ends_with_0(capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,7 +230,7 @@ def test_every_command_takes_json(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("headwater st", {"status"}),
         ("headwater wait --requ", {"--require"}),
-        ("headwater status ", {"shop.yaml"}),
+        ("headwater drop ", {"shop.yaml"}),
         ("headwater load shop.yaml --table public.o", {"public.orders", "public.other"}),
     ],
 )
@@ -244,28 +253,6 @@ def test_the_shell_completes_commands_options_files_and_tables(tmp_path: Path, l
         check=True,
     )
     assert {word.strip() for word in answer.read_text().split("\n")} - {"--help", "-h", "--json"} == expected
-
-
-def test_tables_fit_a_terminal_and_lose_nothing() -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    reason = "its columns changed at the source: " + "a long story, " * 20
-    name = "public.a_rather_long_name_of_a_table"
-    table = {"state": "suspended", "applied_lsn": "16/B374D848", "version": 123456, "rows": 1234567890}
-    lags = {"lag_bytes": 12345678901, "lag_seconds": 12345.678, "reason": reason, "remedy": "headwater load x.yaml"}
-    out = Terminal()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("COLUMNS", "80")
-        patch.setenv("TERM", "dumb")
-        render("status", {"pipeline": "shop", "tables": {name: {**table, **lags}}}, out)
-    grid, _, below = out.getvalue().partition(f"{name}: reason: ")
-    assert max(map(len, grid.splitlines())) <= 80
-    assert re.sub(r"\s", "", "".join(line[:15] for line in grid.splitlines()[1:])) == name
-    assert "suspended 16/B374D848 123456  1234567890 12345678901 12345.678" in grid
-    assert below.startswith(reason.rstrip())
-    assert "remedy: headwater load x.yaml" in below
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["check", "--help"], ["wait", "--help"]])

@@ -15,6 +15,8 @@ from headwater.lake.position_file import PositionFile
 NOW = datetime(2026, 3, 1, 12, 17, tzinfo=UTC)
 STOPPED = NOW - timedelta(minutes=14)
 GIB = 1 << 30
+AS_OF = "the lake holds everything up to 2026-03-01 12:02:57 UTC"
+SILENT = "the source does not answer: connection refused"
 
 
 def table(state: str = "active", lag: float | None = 0.4, allowed: float | None = None, **more: Any) -> dict[str, Any]:
@@ -51,8 +53,7 @@ def test_without_a_driver_it_is_stopped_and_says_since_when() -> None:
     found = of({"a": table(lag=0.0), "b": SUSPENDED}, running=False, outage="connection refused")
     assert (found.level, found.remedy) == ("stopped", "headwater replicate shop.yaml")
     assert found.sentence == (
-        "Stopped: no driver since 12:03 UTC (14 min ago); the lake holds everything up to 2026-03-01 12:02:57 UTC; "
-        "the source does not answer; b is suspended."
+        f"Stopped: no driver since 12:03 UTC (14 min ago); {AS_OF}; the source does not answer; b is suspended."
     )
     assert of({"a": table("catching up", lag=None)}, running=False, published=False).sentence == (
         "Stopped: no driver has replicated yet."
@@ -74,52 +75,56 @@ def test_a_pause_is_a_persons_and_comes_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tables", "facts", "sentence", "remedy"),
+    ("tables", "facts", "sentence", "remedy", "name"),
     [
         (
             {"a": SUSPENDED, "b": table()},
             {},
             "Degraded: a is suspended: the column amount is now text.",
             SUSPENDED["remedy"],
+            "a",
         ),
         (
             {"a": SUSPENDED, "b": SUSPENDED, "c": table()},
             {},
             "Degraded: 2 of 3 tables are suspended, among them a: the column amount is now text.",
             SUSPENDED["remedy"],
+            "a",
         ),
         (
             {"a": table(lag=None)},
-            {"outage": "connection refused"},
-            "Degraded: the source does not answer, the driver tries again; the lake holds everything up to "
-            "2026-03-01 12:02:57 UTC.",
+            {"outage": SILENT},
+            f"Degraded: {SILENT}; the driver tries again; {AS_OF}.",
             "headwater doctor shop.yaml",
+            None,
         ),
         (
             {"a": table(lag=None)},
-            {"outage": "connection refused", "running": None},
-            "Degraded: the source does not answer, whether a driver lives is not known yet; the lake holds everything "
-            "up to 2026-03-01 12:02:57 UTC.",
+            {"outage": SILENT, "running": None},
+            f"Degraded: {SILENT}; whether a driver lives is not known yet; {AS_OF}.",
             "headwater doctor shop.yaml",
+            None,
         ),
         (
             {"a": table(retrying={"since": STOPPED.isoformat(), "attempts": 3, "reason": "no space is left"})},
             {},
             "Degraded: a has failed since 12:03 UTC (14 min ago) and is tried again: no space is left.",
             "headwater doctor shop.yaml",
+            "a",
         ),
         (
             {"a": table()},
             {"room": SlotRoom(12 * GIB, 20 * GIB)},
             "Degraded: the source keeps 12.0 GiB of its log; past 20.0 GiB the slot is given up.",
             "headwater doctor shop.yaml",
+            None,
         ),
     ],
 )
 def test_what_needs_a_look_is_named(
-    tables: dict[str, dict[str, Any]], facts: dict[str, Any], sentence: str, remedy: str
+    tables: dict[str, dict[str, Any]], facts: dict[str, Any], sentence: str, remedy: str, name: str | None
 ) -> None:
-    assert of(tables, **facts) == Health("degraded", sentence, remedy)
+    assert of(tables, **facts) == Health("degraded", sentence, remedy, name)
 
 
 def test_log_that_is_far_from_its_bound_degrades_nothing() -> None:
@@ -136,6 +141,7 @@ def test_late_is_what_the_file_says_or_a_minute() -> None:
         "late",
         "Late: b is 1 min behind the source, 5 s are allowed, about 42 s to go; 2 of 3 tables are late.",
         "headwater status shop.yaml --verbose",
+        "b",
     )
 
 

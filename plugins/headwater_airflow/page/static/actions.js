@@ -4,28 +4,71 @@
 import { airflowLink, dagPath, runPath, setPaused, trigger } from "./airflow.js";
 import { h } from "./dom.js";
 import { ago } from "./format.js";
-
-const SAYS = {
-  load: ["Load", "Loads the tables that are not loaded yet, while replication goes on with the others."],
-  reload: ["Reload…", "Replaces a table, or a part of it, by what the source holds. Readers see the old rows until the new ones are published."],
-  maintain: ["Maintain", "Compacts tables, and removes files that no cut needs any more."],
-};
+import { copyButton } from "./parts.js";
 
 // What came of the last one; made anew at each refresh, since an element stands in one place only.
 let said = { pipeline: "", content: () => null };
 
 /** Of a pipeline; or of one of its tables, which can be reloaded. */
 export function actions(one, again) {
-  const buttons = Object.keys(SAYS)
-    .filter((what) => one.dags?.[what] && (what === "reload" || !one.table))
-    .map((what) => h("button", { type: "button", title: SAYS[what][1], click: () => ask(one, what, again) }, SAYS[what][0]));
-  const replicate = one.dags?.replicate;
-  if (replicate && !one.table) {
-    const words = replicate.is_paused ? "Resume replication" : "Pause replication";
-    buttons.push(h("button", { type: "button", click: () => ask(one, "pause", again) }, words));
-  }
+  const known = one.table ? [reload] : [load, reload, verify, maintain, replication];
+  const buttons = known.map((make) => make(one)).filter(Boolean).map((action) => button(one, action, again));
   return h("div.actions", null, buttons, h("p.said", { role: "status" }, said.pipeline === one.pipeline ? said.content() : null));
 }
+
+/** What the `remedy` of the pipeline, or of its table `table`, is here: the button of the DAG that does it, and the
+ * command for a shell where there is none. */
+export function cure(one, remedy, table, again) {
+  if (!remedy) return null;
+  const action = CURES.find(([command]) => command.test(remedy))?.[1](one, table);
+  const command = h("p", null, "What to do: ", h("code", null, remedy), " ", copyButton(remedy));
+  return action ? h("div.actions", null, button(one, action, again, "primary"), h("details", null, h("summary", null, "in a shell"), command)) : command;
+}
+
+const load = (one) => run(one, "load", "Load", "Loads the tables that are not loaded yet, while replication goes on with the others.", {});
+const verify = (one) => run(one, "verify", "Verify", "Compares every row of source and lake. Changes nothing; the run fails if they differ.", {});
+const maintain = (one) => run(one, "maintain", "Maintain", "Compacts tables, and removes files that no cut needs any more.", {});
+
+// A remedy is a command, perhaps with words around it: the first that fits.
+const CURES = [
+  [/headwater (load .*--again|resume .*--table)/, (one, table) => table && run(one, "load", `Load ${table} again`, "Reads the whole table from the source, while the others go on. Readers see the old rows until it is done.", { tables: [table], again: true })],
+  [/headwater verify .*--repair/, (one, table) => run(one, "verify", table ? `Repair ${table}` : "Compare and repair", "Compares source and lake, writes what differs, and lifts the suspension.", { tables: table ? [table] : [], repair: true })],
+  [/headwater reload /, (one, table) => reload(one, table, table ? `Reload ${table}…` : undefined)],
+  [/headwater load /, load],
+  [/headwater replicate /, (one) => (one.dags?.replicate?.is_paused ? replication(one) : run(one, "replicate", "Start replication", "Starts a run of the DAG now: a driver goes on where the last one ended.", {}))],
+];
+
+/** A run of a DAG of the pipeline; null where there is no such DAG, or this user may not see it. */
+function run(one, what, name, explained, values, fields = []) {
+  const dag = one.dags?.[what];
+  if (!dag) return null;
+  const start = async (filled) => {
+    const started = await trigger(dag.dag_id, { ...values, ...filled });
+    const waits = dag.is_paused ? ": it waits, because the DAG is paused" : "";
+    return () => [airflowLink(runPath(dag.dag_id, started.dag_run_id), `a run of ${dag.dag_id}`), ` was started${waits}`];
+  };
+  return { name, explained, fields, start };
+}
+
+function reload(one, table = one.table, name = "Reload…") {
+  const explained = "Replaces a table, or a part of it, by what the source holds. Readers see the old rows until the new ones are published.";
+  return run(one, "reload", name, explained, {}, reloadFields(one, table));
+}
+
+function replication(one) {
+  const dag = one.dags?.replicate;
+  if (!dag) return null;
+  const start = async () => {
+    await setPaused(dag.dag_id, !dag.is_paused);
+    return () => [airflowLink(dagPath(dag.dag_id), dag.dag_id), dag.is_paused ? " goes on" : " is paused"];
+  };
+  return dag.is_paused
+    ? { name: "Resume replication", explained: "The next slice begins at once.", fields: [], start }
+    : { name: "Pause replication", explained: "The running slice stops cleanly within seconds. The source keeps its log until replication goes on.", fields: [], start };
+}
+
+const button = (one, action, again, kind) =>
+  h(kind ? `button.${kind}` : "button", { type: "button", title: action.explained, click: () => ask(one, action, again) }, action.name);
 
 /** The pipeline's DAGs, each with its newest run. */
 export function dagLinks(one) {
@@ -39,52 +82,36 @@ export function dagLinks(one) {
 }
 
 /** A dialog, since a frame of Airflow's may not use the browser's own. */
-function ask(one, what, again) {
+function ask(one, { name, explained, fields, start }, again) {
   const close = () => dialog.remove();
-  const paused = one.dags.replicate?.is_paused;
-  const [name, explained] = what === "pause"
-    ? [paused ? "Resume replication" : "Pause replication", paused ? "The next slice begins at once." : "The running slice stops cleanly within seconds. The source keeps its log until replication goes on."]
-    : SAYS[what];
-  const fields = what === "reload" ? reloadFields(one) : [];
+  const plain = name.replace("…", "");
   const submit = async (event) => {
     event.preventDefault();
-    const values = conf(fields);
+    const filled = conf(fields);
     close();
-    say(one, () => `${name}: asking Airflow`, again);
+    say(one, () => `${plain}: asking Airflow`, again);
     try {
-      say(one, await act(one, what, values), again);
+      say(one, await start(filled), again);
     } catch (error) {
       const why = error.status === 403 ? "Airflow does not let you" : error.message;
-      say(one, () => `${name}: ${why}`, again);
+      say(one, () => `${plain}: ${why}`, again);
     }
   };
-  const dialog = h("dialog", { close, "aria-label": name },
+  const dialog = h("dialog", { close, "aria-label": plain },
     h("form", { submit },
-      h("h2", null, name.replace("…", "")), h("p", null, explained), fields,
-      h("div.actions", null, h("button.primary", { type: "submit" }, name.replace("…", "")), h("button", { type: "button", click: close }, "Cancel"))));
+      h("h2", null, plain), h("p", null, explained), fields,
+      h("div.actions", null, h("button.primary", { type: "submit" }, plain), h("button", { type: "button", click: close }, "Cancel"))));
   document.body.append(dialog);
   dialog.showModal();
 }
 
-async function act(one, what, values) {
-  if (what === "pause") {
-    const dag = one.dags.replicate;
-    await setPaused(dag.dag_id, !dag.is_paused);
-    return () => [airflowLink(dagPath(dag.dag_id), dag.dag_id), dag.is_paused ? " goes on" : " is paused"];
-  }
-  const dag = one.dags[what];
-  const run = await trigger(dag.dag_id, values);
-  const waits = dag.is_paused ? ": it waits, because the DAG is paused" : "";
-  return () => [airflowLink(runPath(dag.dag_id, run.dag_run_id), `a run of ${dag.dag_id}`), ` was started${waits}`];
-}
-
-function reloadFields(one) {
-  const loaded = (one.table_list ?? []).filter((table) => !["new", "removed"].includes(table.state));
-  const names = one.table ? [one.table] : loaded.map((table) => table.table);
+function reloadFields(one, table) {
+  const loaded = (one.table_list ?? []).filter((row) => !["new", "removed"].includes(row.state));
+  const names = table ? [table] : loaded.map((row) => row.table);
   return [
     h("label", null, "Table", h("select", { name: "table", required: true }, names.map((name) => h("option", null, name)))),
-    h("label", null, "Partitions, one a line (none: the whole table)", h("textarea", { name: "partitions", rows: 3 })),
-    h("label", null, "Or rows by a predicate: id between 5 and 9", h("input", { name: "where" })),
+    h("label", null, "Partitions, one a line (empty: the whole table)", h("textarea", { name: "partitions", rows: 3 })),
+    h("label", null, "Or only the rows of a predicate, for example: id between 5 and 9", h("input", { name: "where" })),
   ];
 }
 

@@ -3,9 +3,9 @@
 import { airflowLink, failedRuns, request, runPath } from "./airflow.js";
 import { h } from "./dom.js";
 import { ago, bytes, count, plural, rate, seconds } from "./format.js";
-import { attention, badge, fact, gauge, sparkline } from "./parts.js";
+import { attention, badge, fact, gauge, health, sparkline } from "./parts.js";
 
-const SILENT = "the source does not answer";
+const SILENT = "source unreachable";
 
 export const title = () => "Pipelines";
 
@@ -44,11 +44,12 @@ function card(one, failed) {
         : h("p.muted", null, "gathering…"));
   const failure = failed.find((run) => run.dag_id.startsWith(`${one.pipeline}.`));
   return h("li.card", { "data-key": one.pipeline }, head,
+    health(one.health, one.health.remedy ? h("p", null, h("a", { href }, "See what to do")) : null),
     h("dl.facts", null, lagFacts(one), walFact(one), transactionFact(one)),
     one.latency.length > 1 ? h("div.line", null, h("span.muted", null, "commit to visible "), sparkline(one.latency.map((point) => point[1]), "from commit to visible")) : null,
     h("div.line", null, tableCounts(one)),
-    one.source.answers ? null : withoutSource(one),
-    lastError(one, failure));
+    suspended(one),
+    lastFailure(failure, one));
 }
 
 export function stateTitle(one) {
@@ -95,29 +96,34 @@ export function transactionFact(one) {
   return fact("oldest open transaction", oldest ? seconds(oldest.seconds) : "none", oldest?.what ?? null);
 }
 
-export function withoutSource(one) {
-  return attention({ title: "Without the source", reason: `${one.source.reason}; what only the source can tell is left out`, kind: "going" });
-}
-
 function tableCounts(one) {
   const all = Object.values(one.tables).reduce((sum, value) => sum + value, 0);
   return [h("span.muted", null, plural(all, "table"), ": "),
-    Object.entries(one.tables).map(([state, number]) => [badge(`${state}`), h("span.count", null, ` ${count(number)} `)])];
+    Object.entries(one.tables).map(([state, number]) => [badge(state, null, one.running === false), h("span.count", null, ` ${count(number)} `)])];
 }
 
-function lastError(one, failure) {
-  const first = one.attention[0];
-  const more = one.attention.length + one.more_attention - 1;
-  return [
-    first
-      ? attention({ title: [h("a", { href: tableHref(one.pipeline, first.table) }, first.table), " is suspended"], reason: first.reason, remedy: first.remedy, since: ago(first.since, one.at) })
-      : null,
+export function withoutSource(one) {
+  return one.source.answers ? null
+    : attention({ title: "Source unreachable: values marked – are unknown", reason: one.source.reason, kind: "going" });
+}
+
+/** The suspended tables, but for the one that the health is about. */
+export const besides = (one) => one.attention.filter((table) => table.table !== one.health.table);
+
+function suspended(one) {
+  const [first, ...others] = besides(one);
+  const more = others.length + one.more_attention;
+  return first && [
+    attention({ title: [h("a", { href: tableHref(one.pipeline, first.table) }, first.table), " is suspended"], reason: first.reason, since: ago(first.since, one.at), cure: [] }),
     more > 0 ? h("p.muted", null, `and ${plural(more, "more suspended table")}`) : null,
-    failure
-      ? h("p.line", null, h("span.muted", null, "last failed run: "),
-          airflowLink(runPath(failure.dag_id, failure.dag_run_id), failure.dag_id), " ", ago(failure.end_date ?? failure.run_after, one.at))
-      : null,
   ];
+}
+
+function lastFailure(failure, one) {
+  return failure
+    ? h("p.line", null, h("span.muted", null, "last failed run: "),
+        airflowLink(runPath(failure.dag_id, failure.dag_run_id), failure.dag_id), " ", ago(failure.end_date ?? failure.run_after, one.at))
+    : null;
 }
 
 export function tableHref(pipeline, table) {

@@ -17,8 +17,8 @@ const KINDS = {
   loading: "going",
   gathering: "going",
   new: "idle",
-  stopped: "idle",
-  paused: "idle",
+  stopped: "bad",
+  paused: "going",
   removed: "idle",
   unknown: "idle",
   suspended: "bad",
@@ -28,12 +28,10 @@ const KINDS = {
   faulty: "bad",
 };
 
-export function kindOf(state) {
-  return KINDS[state] ?? "idle";
-}
-
-export function badge(state, title) {
-  const kind = kindOf(state);
+/** `stale`: nobody says so any more, so nothing is good. */
+export function badge(state, title, stale = false) {
+  const known = KINDS[state] ?? "idle";
+  const kind = stale && known !== "bad" ? "idle" : known;
   const [shape, attributes] = SHAPES[kind];
   const half = kind === "going";
   return h(
@@ -51,12 +49,22 @@ export function section(heading, ...children) {
   return h("section", { "data-key": heading }, h("h2", null, heading), children);
 }
 
-/** What needs a person: why, since when, and the command that cures it. */
-export function attention({ title, reason, remedy, since, kind = "bad" }) {
+const LEVELS = { ok: "good", late: "going", degraded: "bad", stopped: "bad", paused: "going" };
+
+/** How a pipeline is, in one sentence, and what cures it: what a page says first. */
+export function health({ level, sentence }, cure) {
+  const kind = LEVELS[level];
+  const [, word, rest] = /^([^:]*:)?(.*)$/s.exec(sentence);
+  return h(`div.note.health.${kind}`, { role: kind === "bad" ? "alert" : "status", "data-key": "health" },
+    h("p.sentence", null, word ? h("strong", null, word) : null, rest), cure);
+}
+
+/** What needs a person: why, since when, and what cures it: an element, or the command. */
+export function attention({ title, reason, remedy, since, cure, kind = "bad" }) {
   return h(`div.note.${kind}`, { role: kind === "bad" ? "alert" : null },
     h("div.note-title", null, title, since ? h("span.muted", null, ", ", since) : null),
     reason ? h("p", null, reason) : null,
-    remedy ? h("p", null, "What to do: ", h("code", null, remedy), " ", copyButton(remedy)) : null);
+    cure ?? (remedy ? h("p", null, "What to do: ", h("code", null, remedy), " ", copyButton(remedy)) : null));
 }
 
 export function copyButton(text) {

@@ -1,11 +1,11 @@
 // One pipeline: its figures, its tables, its newest epochs, the sensors that wait for it, and what can be started.
 
-import { actions, dagLinks } from "./actions.js";
+import { actions, cure, dagLinks } from "./actions.js";
 import { airflowLink, dagsOf, request, taskPath, waitingSensors } from "./airflow.js";
 import { h } from "./dom.js";
 import { ago, bytes, count, plural, rate, seconds } from "./format.js";
-import { lagFacts, stateTitle, tableHref, transactionFact, walFact, withoutSource } from "./overview.js";
-import { attention, badge, fact, section, sortable, sparkline, stageBar, timeline } from "./parts.js";
+import { besides, lagFacts, stateTitle, tableHref, transactionFact, walFact, withoutSource } from "./overview.js";
+import { attention, badge, fact, health, section, sortable, sparkline, stageBar, timeline } from "./parts.js";
 
 // The stages in the order of the data's way.
 const WAY = ["send", "receive", "frame", "ship", "queue", "wait", "decode", "net", "plan", "write", "commit", "other", "publish"];
@@ -37,11 +37,12 @@ export function show(one, place, again) {
       ? attention({ title: "The lake cannot be shown", reason: one.error.message, remedy: one.error.remedy })
       : h("p.muted", null, "gathering…"));
   return h("main", null, head,
-    one.source.answers ? null : withoutSource(one),
-    stopped(one),
-    one.attention.map((table) => attention({
+    health(one.health, cure(one, one.health.remedy, one.health.table, again)),
+    withoutSource(one),
+    pausedDag(one),
+    besides(one).map((table) => attention({
       title: [h("a", { href: tableHref(one.pipeline, table.table) }, table.table), ` is ${table.state}`],
-      reason: table.reason, remedy: table.remedy, since: ago(table.since, one.at),
+      reason: table.reason, cure: cure(one, table.remedy, table.table, again), since: ago(table.since, one.at),
     })),
     one.retrying.map((table) => attention({
       kind: "going", title: [h("a", { href: tableHref(one.pipeline, table.table) }, table.table), ` fails and is tried again, ${plural(table.attempts, "failed attempt")} so far`],
@@ -61,15 +62,12 @@ export function show(one, place, again) {
     waits(one, again));
 }
 
-function stopped(one) {
-  if (one.paused)
-    return attention({ kind: "going", title: "Replication is paused in the lake", since: ago(one.paused, one.at), reason: "drivers end or wait, wherever they are started; the source keeps its log meanwhile", remedy: `headwater resume ${one.file}` });
-  if (one.running !== false || one.state === "new" || one.state === "loading") return null;
-  if (!one.dags) return null; // not known yet: it may be paused
-  const dag = one.dags.replicate;
-  if (dag?.is_paused)
-    return attention({ kind: "going", title: "Replication is paused", reason: `the DAG ${dag.dag_id} is paused: the source keeps its log until it goes on` });
-  return attention({ title: "No driver replicates", reason: `the source keeps its log until one does; see the runs of ${one.pipeline}.replicate`, remedy: `headwater replicate ${one.file}` });
+/** Who waits for a run of a paused DAG waits for ever. */
+function pausedDag(one) {
+  const dag = one.dags?.replicate;
+  return dag?.is_paused && !["new", "loading", "paused"].includes(one.state)
+    ? attention({ kind: "going", title: `The DAG ${dag.dag_id} is paused`, reason: "No run of it begins. The source keeps its log until it goes on." })
+    : null;
 }
 
 function stages(one) {
@@ -77,7 +75,7 @@ function stages(one) {
   const names = Object.keys(one.stages).sort((one, other) => place(one) - place(other));
   if (!names.length) return null;
   return section("Stages",
-    h("p.muted", null, one.bottleneck ? ["The bottleneck is ", h("strong", null, one.bottleneck), ": the busiest stage of the last ten seconds."] : "No stage is busy for half of its time: the source is the slow one, or idle."),
+    h("p.muted", null, one.running === false ? "These are the last figures of a driver that has ended." : one.bottleneck ? ["The bottleneck is ", h("strong", null, one.bottleneck), ": the busiest stage of the last ten seconds."] : "No stage is busy for half of its time: the source is the slow one, or idle."),
     sortable(`stages:${one.pipeline}`, [
       { name: "stage", show: (name) => (name === one.bottleneck ? h("strong", null, name) : name) },
       { name: "busy", number: true, title: "share of the last ten seconds", show: (name) => percent(one.stages[name].busy) },
@@ -167,7 +165,7 @@ function tables(one, again) {
       h("span.muted", null, ` ${shown.length} of ${one.table_list.length}`)),
     sortable(`tables:${one.pipeline}`, [
       { name: "table", value: (t) => t.table, show: (t) => h("a", { href: tableHref(one.pipeline, t.table) }, t.table) },
-      { name: "state", value: (t) => RANK[t.state] ?? 9, show: (t) => [badge(t.state, t.reason), t.since ? h("span.muted", null, " ", ago(t.since, one.at)) : null] },
+      { name: "state", value: (t) => RANK[t.state] ?? 9, show: (t) => [badge(t.state, t.reason, one.running === false), t.since ? h("span.muted", null, " ", ago(t.since, one.at)) : null] },
       { name: "lag", number: true, value: (t) => t.lag_seconds, show: (t) => [seconds(t.lag_seconds), t.late ? h("span.late", { title: `more than the ${seconds(t.freshness_seconds)} of the pipeline file` }, " late") : null] },
       { name: "behind", number: true, title: "bytes of the log", value: (t) => t.lag_bytes, show: (t) => bytes(t.lag_bytes) },
       { name: "applied position", value: (t) => position(t.applied_lsn), show: (t) => (t.applied_lsn ? h("code", null, t.applied_lsn) : "–") },
