@@ -557,11 +557,16 @@ def shows(browser: Browser, *words: str) -> None:
 def test_the_ui_leads_from_all_pipelines_to_one_and_its_tables(demo: Demo, pages: Browser) -> None:
     pages.open(f"{demo.airflow.address}/plugin/headwater")
     pages.into_frame("iframe[title=Headwater]")
-    shows(pages, "Pipelines", "shop", "running", "retained WAL", "oldest open transaction")
+    shows(pages, "Pipelines", "shop", "Up to date: 4 tables", "running", "retained WAL", "oldest open transaction")
     pages.one("a[href='pipelines/shop']").click()
-    shows(pages, "Stages", "Newest epochs", "shop.replicate", "generation")
+    shows(pages, "End-to-end latency", "Where the time goes", "Newest epochs", "shop.replicate")
     pages.wait(lambda: len(pages.all("a[href^='pipelines/shop/tables/']")) == 4, "every table")
-    pages.one("svg[aria-label*='of the last 6 hours: at most '] polyline")
+    pages.one("latency-chart[aria-label^='End-to-end latency of the last 6 h: at most '] canvas")
+    next(button for button in pages.all(".choices button") if button.text == "1 h").click()
+    chart = pages.one("latency-chart[aria-label^='End-to-end latency of the last 1 h: at most ']")
+    assert len(json.loads(chart.get_attribute("data-drawn"))["longest"]) == 60
+    assert pages.texts(".choices button[aria-pressed=true]") == ["1 h"]
+    pages.script("sessionStorage.clear()")
     pages.one("a[href='pipelines/shop/tables/public.orders']").click()
     shows(pages, "public.orders", "Files", "What was applied", "Schema", "positional")
     pages.out_of_frame()
@@ -579,7 +584,7 @@ def test_a_task_that_runs_leads_to_the_page_of_its_pipeline(demo: Demo, pages: B
     until(lambda: client.call("GET", place)["extra_links"]["Pipeline"], "the running task's link")
     pages.open(client.call("GET", place)["extra_links"]["Pipeline"])
     pages.into_frame("iframe[title=Headwater]")
-    shows(pages, "Stages", "Newest epochs")
+    shows(pages, "Where the time goes", "Newest epochs")
     pages.out_of_frame()
 
 
@@ -606,7 +611,7 @@ def test_a_page_is_readable_on_a_narrow_screen(demo: Demo, pages: Browser) -> No
     try:
         for place, word in (
             ("", "retained WAL"),
-            ("pipelines/shop", "Stages"),
+            ("pipelines/shop", "Where the time goes"),
             ("pipelines/shop/tables/public.orders", "Schema"),
         ):
             pages.open(f"{demo.airflow.address}/headwater/{place}")

@@ -68,7 +68,7 @@ def test_the_dags_and_their_jobs_are_found_without_a_checkout(folder: Path, tmp_
     assert len(found["scripts"]) == 8
     places = [found["package"], *found["scripts"].values()]
     assert all(Path(place).is_relative_to(folder / "environment") for place in places), places
-    of_the_pipeline = [f"shop.{job}" for job in ("load", "maintain", "reload", "replicate", "validate")]
+    of_the_pipeline = [f"shop.{job}" for job in ("load", "maintain", "reload", "replicate", "validate", "verify")]
     assert found["dags"] == ["headwater_example_downstream", *of_the_pipeline]
 
 
@@ -88,7 +88,8 @@ def test_the_wheel_holds_the_pages_with_their_scripts_and_styles(folder: Path) -
     (wheel,) = folder.glob("dist/*.whl")
     held = {name.removeprefix(f"{PAGE}/") for name in zipfile.ZipFile(wheel).namelist() if name.startswith(PAGE)}
     assert {"index.html", "page.js", "page.css"} <= held
-    assert held == {file.name for file in (ROOT / "plugins" / PAGE).iterdir()}
+    page = ROOT / "plugins" / PAGE
+    assert held == {str(file.relative_to(page)) for file in page.rglob("*") if file.is_file()}
 
 
 def test_the_source_distribution_holds_what_the_compose_file_needs(folder: Path) -> None:

@@ -142,8 +142,9 @@ def create_app(watches: Watches | None = None) -> FastAPI:
 def static_version() -> str:
     """Of the page's files, by their content: it stands in their addresses."""
     digest = hashlib.sha256()
-    for file in sorted(_STATIC.iterdir()):
-        digest.update(file.read_bytes())
+    for file in sorted(_STATIC.rglob("*")):
+        if file.is_file():
+            digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
 
 

@@ -11,6 +11,7 @@ import argparse
 import json
 import logging
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -89,6 +90,8 @@ def _report(error: Exception, args: argparse.Namespace | None, scrubber: Scrubbe
     if os.environ.get("HEADWATER_DEBUG") == "1":
         print(scrubber.scrub("".join(traceback.format_exception(error))), file=sys.stderr)
     known = _known(error)
+    if args is not None and getattr(args, "pipeline", None):
+        known.remedy = known.remedy.replace("PIPELINE.yaml", shlex.quote(args.pipeline))
     exit_status, sentence = known.exit_status, str(known)
     command = args.command if args else ""
     if command == "wait" and isinstance(error, SourceUnreachable):

@@ -12,7 +12,7 @@ import shlex
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -81,12 +81,12 @@ class PipelineWatch:
         self._waits_seen: list[dict[str, Any]] = []
         self._waits_read_at = float("-inf")
         self._file: tuple[Any, float, bool] | None = None  # content, since when, whether we saw it change
-        self._begin_anew()
+        self._begin_anew(None)
 
-    def _begin_anew(self) -> None:
+    def _begin_anew(self, before: RecentEpochs | None) -> None:
         root = self.pipeline.lake_path()
         self._lake = LakeReader(root, self.pipeline.name)
-        self._recent = RecentEpochs(root)
+        self._recent = RecentEpochs(root, before=before)
         self._began_at = time.monotonic()
 
     def overview(self) -> dict[str, Any]:
@@ -158,7 +158,11 @@ class PipelineWatch:
             leases = seen.registry.leases.values() if seen.registry is not None else ()
             return {
                 **overview,
-                "latencies": [[_time(at), longest] for at, longest in self._recent.latencies.points(seen.at)],
+                "history": {
+                    **self._recent.latencies.to_json(seen.at),
+                    "marks": self._marks(seen),
+                    "freshness_seconds": min(self._wanted(seen), default=None),
+                },
                 "table_list": self._tables(seen),
                 "epochs": [self._epoch(epoch) for epoch in reversed(self._recent.epochs)][:_POINTS],
                 "jobs": [
@@ -223,7 +227,7 @@ class PipelineWatch:
         if self._seen is not None and now - self._looked_at < LOOK_SECONDS:
             return self._seen
         if now - self._began_at > _ANEW_SECONDS:
-            self._begin_anew()
+            self._begin_anew(self._recent)
         look, registry = self._lake.look(), self._lake.registry()
         tables = followed(registry, self.pipeline.source.publication)
         self._source.latest(tables, wait=0)  # it answers while the ledger is read
@@ -262,6 +266,28 @@ class PipelineWatch:
         if now - since <= _ALIVE_SECONDS + often(self.pipeline.lake_path()).file:
             return True if changed else None
         return False
+
+    def _wanted(self, seen: _Seen) -> list[float]:
+        """The stalenesses that the file allows tables."""
+        wanted = [self.pipeline.freshness_of(TableName.parse(name)) for name in seen.look.tables]
+        return [seconds for seconds in wanted if seconds is not None]
+
+    def _marks(self, seen: _Seen) -> list[dict[str, str]]:
+        """What happened that a person looks for in a chart: tables loaded, reloaded, suspended, by when."""
+        if seen.registry is None:
+            return []
+        happened = [
+            *((one.capture.taken_at, "loaded", one.name) for one in seen.registry.tables.values() if one.capture),
+            *((one.since, "suspended", one.name) for one in seen.registry.tables.values() if one.state == "suspended"),
+            *((one["since"], "reloaded", one["table"]) for one in reloads_of(seen.registry) if one["state"] == "done"),
+        ]
+        together: dict[tuple[str, str], list[tuple[str, str]]] = {}
+        for at, what, name in happened:
+            together.setdefault((at[:16], what), []).append((at, name))  # up to the minute
+        return [
+            {"at": min(at for at, _ in each), "what": f"{_some([name for _, name in each])} {what}"}
+            for (_, what), each in sorted(together.items())
+        ]
 
     def _states(self, seen: _Seen) -> dict[str, ReportedState]:
         named = {str(entry.name) for entry in self.pipeline.tables if isinstance(entry.name, TableName)}
@@ -370,6 +396,10 @@ def _not_durable(file: PositionFile | None) -> int | None:
 
 def _time(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _some(names: Sequence[str]) -> str:
+    return f"{names[0]} was" if len(names) == 1 else f"{len(names)} tables were"
 
 
 def _age(moment: datetime, now: datetime) -> float:

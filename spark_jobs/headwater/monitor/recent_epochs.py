@@ -15,17 +15,21 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.delta import storage
 from headwater.delta.delta_log import DataFile, Snapshot, read_snapshot
 from headwater.lake.ledger import COMPLETE_EVERY, TableVersion
 from headwater.lake.paths import ledger_path
-from headwater.monitor.latency_history import HOURS, READ, LatencyHistory
+from headwater.monitor import latency_history
+from headwater.monitor.latency_history import READ, LatencyHistory
 
 KEPT = 3 * COMPLETE_EVERY
 """Epochs that are kept: at one a second five minutes, and never without a row that names every table."""
 
+_ROUNDED = timedelta(milliseconds=1)
+"""Statistics of moments are kept in milliseconds."""
 _RATE_SECONDS = 60.0
 _COLUMNS = ["epoch", "generation", "from_lsn", "to_lsn", "source_time", "applied_at", "complete", "tables", "stages"]
 
@@ -57,12 +61,15 @@ class RecentEpoch:
 class RecentEpochs:
     """The newest epochs of the lake under `root`, oldest first, and the newest version of every table."""
 
-    def __init__(self, root: str, kept: int = KEPT) -> None:
+    def __init__(self, root: str, kept: int = KEPT, before: RecentEpochs | None = None) -> None:
+        """`before`: what was known of the same lake so far. Its older rows are not read again, unless the lake was made
+        anew since."""
         self._folder = ledger_path(root)
         self._snapshot: Snapshot | None = None
         self.epochs: deque[RecentEpoch] = deque(maxlen=kept)
         self.versions: dict[str, TableVersion] = {}
         self.latencies = LatencyHistory()
+        self._before = before if before is not None and before.epochs else None
 
     @property
     def newest(self) -> RecentEpoch | None:
@@ -107,6 +114,7 @@ class RecentEpochs:
         spans = {file.name: (file, _newest_in(file)) for file in snapshot.files.values()}
         if not self.epochs:
             self._read_latencies([file for file, _ in spans.values()])
+            self._before = None
         newest = max((last for _, last in spans.values() if last is not None), default=0)
         after = max(self.epochs[-1].epoch if self.epochs else 0, newest - (self.epochs.maxlen or KEPT))
         rows = [row for file, last in spans.values() if last is None or last > after for row in self._read(file, after)]
@@ -119,12 +127,32 @@ class RecentEpochs:
         return True
 
     def _read_latencies(self, files: list[DataFile]) -> None:
-        since = (datetime.now(UTC) - timedelta(hours=HOURS)).isoformat()
+        since = datetime.now(UTC) - latency_history.KEPT
+        if self._before is not None and self._goes_on(files):
+            self.latencies = self._before.latencies
+            since = max(since, self._before.epochs[-1].applied_at)
         for file in files:
             last = _maxima(file).get("applied_at")
-            if last is None or last >= since:
+            if last is None or datetime.fromisoformat(last) >= since - _ROUNDED:
                 with storage.parquet_file(file.in_folder(self._folder)) as opened:
-                    self.latencies.take_rows(opened.read(READ, use_threads=False))
+                    for batch in opened.iter_batches(columns=READ, use_threads=False):
+                        self.latencies.take_rows(pa.Table.from_batches([batch]))
+
+    def _goes_on(self, files: list[DataFile]) -> bool:
+        """Whether the newest row that was known before is still there: else this is another lake, or a power cut took
+        it."""
+        assert self._before is not None
+        known = self._before.epochs[-1]
+        at = known.applied_at
+        for file in files:
+            lowest, highest = _minima(file).get("applied_at"), _maxima(file).get("applied_at")
+            if lowest is None or highest is None:
+                continue
+            if datetime.fromisoformat(lowest) - _ROUNDED <= at <= datetime.fromisoformat(highest) + _ROUNDED:
+                rows = self._read(file, known.epoch - 1)
+                if any(row["epoch"] == known.epoch and row["applied_at"] == at for row in rows):
+                    return True
+        return False
 
     def _read(self, file: DataFile, after: int) -> list[dict[str, Any]]:
         with storage.parquet_file(file.in_folder(self._folder)) as opened:
@@ -148,8 +176,7 @@ class RecentEpochs:
             dict(row["stages"] or {}),
         )
         self.epochs.append(epoch)
-        if epoch.latency is not None:
-            self.latencies.take(epoch.applied_at, epoch.latency)
+        self.latencies.take(epoch.applied_at, epoch.generation, epoch.latency)
 
 
 def _newest_in(file: DataFile) -> int | None:
@@ -165,3 +192,7 @@ def _newest_in(file: DataFile) -> int | None:
 def _maxima(file: DataFile) -> dict[str, Any]:
     """The highest values in the file that its statistics tell, moments as text."""
     return dict(json.loads(file.stats).get("maxValues", {})) if file.stats is not None else {}
+
+
+def _minima(file: DataFile) -> dict[str, Any]:
+    return dict(json.loads(file.stats).get("minValues", {})) if file.stats is not None else {}

@@ -56,7 +56,9 @@ def size_text(size: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """A duration, for a person: `0.8 s`, `5 s`, `4 min`, `3 h 20 min`, `2 d 5 h`."""
+    """A duration, for a person: `5 ms`, `0.8 s`, `5 s`, `4 min`, `3 h 20 min`, `2 d 5 h`."""
+    if 0 < seconds < 0.0995:
+        return f"{seconds * 1000:.0f} ms"
     if seconds < 60:
         return f"{seconds:.{0 if seconds >= 10 else 1}f}".removesuffix(".0") + " s"
     minutes = round(seconds / 60)

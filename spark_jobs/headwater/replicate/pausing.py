@@ -8,6 +8,7 @@ suspended one: what it misses is not kept, and its resumption loads it anew, wit
 from __future__ import annotations
 
 import logging
+import shlex
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +28,8 @@ _SAY: Final = 60.0
 
 
 def pause(pipeline: Pipeline, tables: Sequence[TableName] = ()) -> dict[str, Any]:
-    """`{"paused": since, "tables": {T: {"state"}}}`: the pipeline (without `tables`), or these. Idempotent."""
+    """`{"paused": since, "tables": {T: {"state"}}, "done", "next"}`: the pipeline (without `tables`), or these. `done`
+    says what was done, `next` what is still to do. Idempotent."""
     registry = _open(pipeline, tables)
     assert registry.pipeline is not None
     if not tables and not registry.pipeline.paused:
@@ -39,7 +41,13 @@ def pause(pipeline: Pipeline, tables: Sequence[TableName] = ()) -> dict[str, Any
 
     for table in tables:
         registry.change(str(table), paused)
-    return _report(registry, tables)
+    if tables:
+        done = f"Paused {_named(tables)}: the changes of what is paused are not kept, and resume loads it again"
+        back = "".join(f" --table {shlex.quote(str(table))}" for table in tables)
+    else:
+        done = f"Paused {pipeline.name}: a driver ends within seconds, and the source keeps its log until resume"
+        back = ""
+    return _report(registry, tables, done, pipeline.with_file(f"headwater resume PIPELINE.yaml{back}"))
 
 
 def resume(
@@ -56,7 +64,12 @@ def resume(
 
         load(pipeline, suspended, again=True, progress=progress)
         registry.refresh()
-    return _report(registry, tables)
+    if tables:
+        done = f"Resumed {_named(tables)}"
+    else:
+        done = f"Resumed {pipeline.name}: a driver that waits goes on within a second, and none was started"
+    going = "if no driver runs: headwater replicate PIPELINE.yaml (under Airflow its next run begins by itself)"
+    return _report(registry, tables, done, pipeline.with_file(going))
 
 
 def _open(pipeline: Pipeline, tables: Sequence[TableName]) -> Registry:
@@ -72,10 +85,14 @@ def _open(pipeline: Pipeline, tables: Sequence[TableName]) -> Registry:
     return registry
 
 
-def _report(registry: Registry, tables: Sequence[TableName]) -> dict[str, Any]:
+def _named(tables: Sequence[TableName]) -> str:
+    return ", ".join(map(str, tables))
+
+
+def _report(registry: Registry, tables: Sequence[TableName], done: str, then: str) -> dict[str, Any]:
     assert registry.pipeline is not None
     states = {str(name): {"state": registry.tables[str(name)].state} for name in tables}
-    return {"paused": registry.pipeline.paused or None, "tables": states}
+    return {"paused": registry.pipeline.paused or None, "tables": states, "done": done, "next": then}
 
 
 def await_resumption(

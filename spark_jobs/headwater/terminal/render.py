@@ -3,10 +3,10 @@ terminal. What is said in sentences (reasons, remedies) stands below it, where i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
-from headwater.pipeline_file.quantities import size_text
+from headwater.pipeline_file.quantities import seconds_text, size_text
 from headwater.terminal.status_screen import grid, status_screen
 
 if TYPE_CHECKING:
@@ -79,14 +79,50 @@ def _render_status(console: Console, result: Mapping[str, Any], *, verbose: bool
 
 def _render_tables(console: Any, command: str, result: dict[str, Any]) -> None:
     tables = result.get("tables") or {}
+    if command in _HEADLINES:
+        for sentence in _HEADLINES[command](result):
+            console.print(sentence, soft_wrap=True)
     if command == "verify":
         tables = {name: table if table["compared"] else _not_compared(table) for name, table in tables.items()}
     _grid(console, "table", tables, _COLUMNS.get(command, ()))
     _sentences(console, tables, _SENTENCES.get(command, ()))
     _grid(console, "wait", {_wait_of(one): one for one in result.get("waits", ())}, _COLUMNS["waits"])
     for key, value in result.items():
-        if key not in ("tables", "waits") and value not in (None, {}):
+        if key not in ("tables", "waits", *_IN_HEADLINES.get(command, ())) and value not in (None, {}):
             console.print(f"{key}: {_cell(value)}", soft_wrap=True)
+
+
+def _wait_headline(result: Mapping[str, Any]) -> list[str]:
+    waited = seconds_text(result["waited_seconds"])
+    if result["outcome"] == "satisfied":
+        return [f"Fresh after {waited}: epoch {result['epoch']} holds everything up to {result['target']}."]
+    sentence = f"Not fresh after {waited} ({result['outcome'].replace('_', ' ')}): {result['reason']}."
+    return [sentence, *([f"  what to do: {result['remedy']}"] if result["remedy"] else [])]
+
+
+def _done(result: Mapping[str, Any]) -> list[str]:
+    return [f"{result['done']}.", f"  next: {result['next']}"]
+
+
+def _dropped(result: Mapping[str, Any]) -> list[str]:
+    gone, kept = result["dropped"], result["kept"]
+    others = f" {', '.join(kept)} stays: Headwater did not make it." if kept else ""
+    return [f"Dropped at the source: {', '.join(gone) or 'nothing, since nothing was left'}. The lake stays.{others}"]
+
+
+_HEADLINES: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
+    "wait": _wait_headline,
+    "pause": _done,
+    "resume": _done,
+    "drop": _dropped,
+}
+_IN_HEADLINES = {
+    "wait": ("outcome", "reason", "remedy", "waited_seconds", "progress", "eta_seconds"),
+    "pause": ("paused", "done", "next"),
+    "resume": ("paused", "done", "next"),
+    "drop": ("dropped", "kept"),
+}
+"""What the headlines say already."""
 
 
 def _not_compared(table: Mapping[str, Any]) -> dict[str, Any]:

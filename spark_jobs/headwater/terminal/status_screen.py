@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _STYLES: Final = {"ok": "green", "late": "yellow", "degraded": "red", "stopped": "red", "paused": "cyan"}
 _RANK: Final = ("suspended", "loading", "catching up", "new", "active", "removed")
 _OTHER_LINES: Final = 6  # of a screen: health, headings, the rest of the tables in one line, the prompt
+_BEHIND: Final = 10.0  # seconds
 _UNKNOWN: Final = "–"
 
 
@@ -49,10 +50,10 @@ def status_screen(
 
 
 def _need(item: tuple[str, Mapping[str, Any]]) -> tuple[Any, ...]:
-    """What needs a person first, then what is farthest behind."""
+    """What needs a person first, then what is farthest behind. Tables that keep up keep their places."""
     name, table = item
     rank = _RANK.index(table["state"]) if table["state"] in _RANK else len(_RANK)
-    return rank, table["retrying"] is None, not table["late"], -(table["lag_seconds"] or 0.0), name
+    return rank, table["retrying"] is None, not table["late"], -((table["lag_seconds"] or 0.0) // _BEHIND), name
 
 
 def _tables(tables: Mapping[str, Mapping[str, Any]], *, verbose: bool) -> Table:

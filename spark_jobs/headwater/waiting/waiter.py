@@ -132,12 +132,14 @@ class Waiter:
 
     def _end(self, judged: Verdict, look: Look) -> WaitResult | None:
         """The result; None when a validated cut was cleaned up before it could be pinned: another one is looked for."""
-        assert judged.outcome is not None
+        outcome = judged.outcome
+        assert outcome is not None
+        judged = replace(judged, remedy=self._pipeline.with_file(judged.remedy))
         number = judged.epoch or (look.file.epoch if look.file is not None else 0)
         epoch = self._lookout.lake.epoch(number) if number else None
-        satisfied = judged.outcome is Outcome.SATISFIED
+        satisfied = outcome is Outcome.SATISFIED
         result = WaitResult(
-            judged.outcome,
+            outcome,
             self.target,
             self._waited_seconds(),
             judged,

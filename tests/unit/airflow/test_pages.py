@@ -181,9 +181,12 @@ def test_a_pipeline_shows_its_state_its_epochs_and_what_needs_a_person(pages: Pa
     few = RecentEpochs(lake.root, kept=1)
     few.refresh()
     assert [epoch.epoch for epoch in few.epochs] == [3]
-    for points in (found["latencies"], few.latencies.points(datetime.now(UTC))):
-        assert max(longest for _, longest in points if longest is not None) == 0.5
-        assert [longest for _, longest in points].count(None) >= 70, "where nothing was published is a gap"
+    for history in (found["history"], few.latencies.to_json(datetime.now(UTC))):
+        hours = history["ranges"]["6 h"]
+        assert (hours["step"], len(hours["longest"])) == (300, 72)
+        assert max(filter(None, hours["longest"])) == 0.5
+        assert hours["longest"].count(None) >= 70, "where nothing was published is a gap"
+    assert [mark["what"] for mark in found["history"]["marks"]][-1] == "public.b was suspended"
     assert rows["public.c"]["remedy"].startswith("headwater load ")
     assert found["source"]["answers"] is False
     assert found["lag_seconds"] is None

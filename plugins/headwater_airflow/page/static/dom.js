@@ -82,6 +82,7 @@ function take(shown, wanted) {
   for (const name of Object.keys({ ...shown.listeners, ...wanted.listeners }))
     shown[`on${name}`] = wanted.listeners?.[name] ?? null;
   shown.listeners = wanted.listeners;
-  // What a person types or chooses is theirs; a dialog is closed by its own buttons.
-  if (!["INPUT", "SELECT", "TEXTAREA", "DIALOG"].includes(shown.nodeName)) merge(shown, wanted);
+  // What a person types or chooses is theirs; a dialog is closed by its own buttons, and an element of our own making
+  // (its name has a hyphen) draws its content by itself.
+  if (!["INPUT", "SELECT", "TEXTAREA", "DIALOG"].includes(shown.nodeName) && !shown.nodeName.includes("-")) merge(shown, wanted);
 }

@@ -25,9 +25,16 @@ export function seconds(value) {
   if (value === null || value === undefined) return UNKNOWN;
   if (value < 0.9995) return `${Math.round(value * 1000)} ms`;
   if (value < 60) return `${value.toFixed(value < 10 ? 1 : 0)} s`;
-  if (value < 3600) return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
-  if (value < 86400) return `${Math.floor(value / 3600)} h ${Math.round((value % 3600) / 60)} min`;
-  return `${Math.floor(value / 86400)} d ${Math.round((value % 86400) / 3600)} h`;
+  if (value < 3600) return parts(value, 60, "min", 1, "s");
+  if (value < 86400) return parts(value, 3600, "h", 60, "min");
+  return parts(value, 86400, "d", 3600, "h");
+}
+
+/** In two units; without the smaller one where that is nothing. */
+function parts(value, size, unit, smaller, smallerUnit) {
+  const rounded = Math.round(value / smaller) * smaller;
+  const rest = (rounded % size) / smaller;
+  return `${Math.floor(rounded / size)} ${unit}${rest ? ` ${rest} ${smallerUnit}` : ""}`;
 }
 
 function roughly(value) {

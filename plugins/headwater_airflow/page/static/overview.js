@@ -46,7 +46,7 @@ function card(one, failed) {
   return h("li.card", { "data-key": one.pipeline }, head,
     health(one.health, one.health.remedy ? h("p", null, h("a", { href }, "See what to do")) : null),
     h("dl.facts", null, lagFacts(one), walFact(one), transactionFact(one)),
-    one.latency.length > 1 ? h("div.line", null, h("span.muted", null, "commit to visible "), sparkline(one.latency.map((point) => point[1]), "from commit to visible")) : null,
+    one.latency.length > 1 ? h("div.line", null, h("span.muted", null, "latency "), sparkline(one.latency.map((point) => point[1]), "from commit to readable")) : null,
     h("div.line", null, tableCounts(one)),
     suspended(one),
     lastFailure(failure, one));

@@ -1,7 +1,7 @@
 // The parts that pages are made of: states, cards, tables that sort, lines and bars.
 
 import { h } from "./dom.js";
-import { absolute, seconds } from "./format.js";
+import { seconds } from "./format.js";
 
 // A state is told by its word, its shape and its colour, in this order.
 const SHAPES = {
@@ -47,6 +47,11 @@ export function badge(state, title, stale = false) {
 /** A part of a page under its heading. */
 export function section(heading, ...children) {
   return h("section", { "data-key": heading }, h("h2", null, heading), children);
+}
+
+/** A part that is closed until somebody opens it. */
+export function folded(heading, ...children) {
+  return h("section", { "data-key": heading }, h("details", null, h("summary", null, h("h2", null, heading)), children));
 }
 
 const LEVELS = { ok: "good", late: "going", degraded: "bad", stopped: "bad", paused: "going" };
@@ -111,28 +116,6 @@ export function sparkline(values, what, { width = 120, height = 24 } = {}) {
     h("span.muted", null, seconds(values.at(-1))));
 }
 
-/** The last hours: pairs of a stretch's beginning and its longest latency, null where nothing was published: a gap. */
-export function timeline(points, { width = 320, height = 36 } = {}) {
-  const known = points.filter(([, value]) => value !== null);
-  if (!known.length) return null;
-  const [at, highest] = known.reduce((one, other) => (other[1] > one[1] ? other : one));
-  const step = (width - 4) / (points.length - 1);
-  const place = (index, value) => `${(index * step + 2).toFixed(1)},${(height - 2 - (value / Math.max(highest, 1e-9)) * (height - 4)).toFixed(1)}`;
-  const lines = [];
-  points.forEach(([, value], index) => {
-    if (value === null) return;
-    if (!index || points[index - 1][1] === null) lines.push([place(index - 0.25, value)]); // a stretch alone is a short line
-    lines.at(-1).push(place(index + 0.25, value));
-  });
-  const hours = Math.round((points.length * (Date.parse(points[1][0]) - Date.parse(points[0][0]))) / 3600000);
-  const quiet = points.length - known.length;
-  const words = `the longest from commit to visible in each five minutes of the last ${hours} hours: at most ${seconds(highest)}, at ${absolute(at)}; nothing was published in ${quiet} of ${points.length}`;
-  return h("span.sparkline", { title: words },
-    h("span.muted", null, `last ${hours} hours`),
-    h("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": words }, lines.map((line) => h("polyline", { points: line.join(" ") }))),
-    h("span.muted", null, `at most ${seconds(highest)}`));
-}
-
 /** Where an epoch's time went, as parts of one bar. */
 export function stageBar(stages, longest) {
   const all = Object.values(stages).reduce((sum, value) => sum + value, 0);
@@ -151,7 +134,7 @@ export function stageBar(stages, longest) {
 }
 
 /** A table whose columns sort: columns are { name, title, value(row), show(row), number,
- * wrap }. The order is kept under `key`. */
+ * wrap, extra }: those that are extra go where a screen is narrow. The order is kept under `key`. */
 export function sortable(key, columns, rows, { rowKey, empty, again, caption }) {
   const saved = JSON.parse(sessionStorage.getItem(`sort:${key}`) ?? "null");
   const order = saved ?? { column: null, down: false };
@@ -164,7 +147,7 @@ export function sortable(key, columns, rows, { rowKey, empty, again, caption }) 
       sessionStorage.setItem(`sort:${key}`, JSON.stringify(next));
       again();
     };
-    return h(`th${one.number ? ".number" : ""}`, { scope: "col", "aria-sort": sorted, title: one.title },
+    return h(`th${one.number ? ".number" : ""}${one.extra ? ".extra" : ""}`, { scope: "col", "aria-sort": sorted, title: one.title },
       one.value ? h("button", { type: "button", click: turn }, one.name, h("span.arrow", { "aria-hidden": "true" }, sorted ? (order.down ? " ↓" : " ↑") : "")) : one.name);
   });
   return h("div.scroll", { tabindex: 0, role: "region", "aria-label": caption },
@@ -172,7 +155,7 @@ export function sortable(key, columns, rows, { rowKey, empty, again, caption }) 
       h("tbody", null,
         shown.length
           ? shown.map((row) => h("tr", { "data-key": rowKey(row) },
-              columns.map((one) => h(`td${one.number ? ".number" : ""}${one.wrap ? ".wrap" : ""}`, null, one.show(row)))))
+              columns.map((one) => h(`td${one.number ? ".number" : ""}${one.wrap ? ".wrap" : ""}${one.extra ? ".extra" : ""}`, null, one.show(row)))))
           : h("tr", { "data-key": "empty" }, h("td.muted", { colspan: columns.length }, empty)))));
 }
 

@@ -3,12 +3,30 @@
 import { actions, cure, dagLinks } from "./actions.js";
 import { airflowLink, dagsOf, request, taskPath, waitingSensors } from "./airflow.js";
 import { h } from "./dom.js";
+import { history } from "./history.js";
 import { ago, bytes, count, plural, rate, seconds } from "./format.js";
 import { besides, lagFacts, stateTitle, tableHref, transactionFact, walFact, withoutSource } from "./overview.js";
-import { attention, badge, fact, health, section, sortable, sparkline, stageBar, timeline } from "./parts.js";
+import { attention, badge, fact, folded, health, section, sortable, sparkline, stageBar } from "./parts.js";
 
-// The stages in the order of the data's way.
-const WAY = ["send", "receive", "frame", "ship", "queue", "wait", "decode", "net", "plan", "write", "commit", "other", "publish"];
+// The stages in the order of the data's way, and what the driver does in each.
+const STAGES = {
+  send: "The source sends a commit; until it arrives here.",
+  receive: "The reader process takes the log from the connection.",
+  frame: "It gathers what arrived into chunks.",
+  ship: "It hands the chunks to the driver.",
+  queue: "Changes wait until their batch is closed: commits that come close together share one.",
+  wait: "The batch waits for a free thread, or for its table's batch before it.",
+  decode: "Values of the log become columns.",
+  net: "Several changes of a row become one.",
+  plan: "The rows in the lake that change are found.",
+  write: "New files and deletion vectors are written.",
+  commit: "The table's new version is committed.",
+  other: "Everything else between two of these.",
+  publish: "The epoch is written to the ledger: now the changes are readable.",
+  apply: "How fast the published position moves while there is something to apply.",
+  log: "How fast the source writes its log.",
+};
+const WAY = Object.keys(STAGES);
 const RANK = { suspended: 0, loading: 1, "catching up": 2, new: 3, active: 4, removed: 5 };
 
 export const title = ({ pipeline }) => pipeline;
@@ -39,7 +57,7 @@ export function show(one, place, again) {
   return h("main", null, head,
     health(one.health, cure(one, one.health.remedy, one.health.table, again)),
     withoutSource(one),
-    pausedDag(one),
+    warnings(one),
     besides(one).map((table) => attention({
       title: [h("a", { href: tableHref(one.pipeline, table.table) }, table.table), ` is ${table.state}`],
       reason: table.reason, cure: cure(one, table.remedy, table.table, again), since: ago(table.since, one.at),
@@ -49,38 +67,45 @@ export function show(one, place, again) {
       reason: table.reason, since: ago(table.since, one.at),
     })),
     one.more_attention ? h("p.muted", null, `and ${plural(one.more_attention, "more suspended table")}, in the list below`) : null,
-    h("dl.facts.wide", null, lagFacts(one), walFact(one), transactionFact(one),
+    history(one, again),
+    loads(one),
+    tables(one, again),
+    sensors(one),
+    waits(one, again),
+    folded("Source and positions", h("dl.facts.wide", null, lagFacts(one), walFact(one), transactionFact(one),
       fact("driver", one.running ? "runs" : one.running === null ? "unknown" : "does not run", one.generation ? `generation ${count(one.generation)}` : null),
       fact("position", one.position?.lsn ?? "–", one.position ? `timeline ${one.position.timeline}` : null, "every commit up to it is in the lake"),
-      one.durable_position ? fact("on disk", one.not_durable_bytes ? `${bytes(one.not_durable_bytes)} behind` : "all of it", one.durable_position.lsn, "up to here a power cut of the lake's host loses nothing; the source keeps its log from here on") : null),
-    h("div.line", null, h("span.muted", null, "commit to visible: newest epochs"), sparkline(one.latency.map((point) => point[1]), "from commit to visible", { width: 320, height: 36 }), timeline(one.latencies)),
-    loads(one),
-    sensors(one),
-    tables(one, again),
+      one.durable_position ? fact("safe from a power cut", one.not_durable_bytes ? `${bytes(one.not_durable_bytes)} behind` : "all of it", one.durable_position.lsn, "up to here a power cut of the lake's host loses nothing; the source keeps its log from here on") : null)),
     stages(one),
-    epochs(one, again),
-    waits(one, again));
+    epochs(one, again));
 }
 
-/** Who waits for a run of a paused DAG waits for ever. */
-function pausedDag(one) {
-  const dag = one.dags?.replicate;
-  return dag?.is_paused && !["new", "loading", "paused"].includes(one.state)
-    ? attention({ kind: "going", title: `The DAG ${dag.dag_id} is paused`, reason: "No run of it begins. The source keeps its log until it goes on." })
-    : null;
+/** What stops nothing today, and will cost somebody a night. */
+function warnings(one) {
+  const { replicate, maintain } = one.dags ?? {};
+  const found = [
+    one.slot.retained_wal_bytes !== null && one.slot.wal_bound_bytes === null &&
+      ["The source's disk is at risk.", " While nobody replicates, the source keeps its log without a limit. Set ", h("code", null, "max_slot_wal_keep_size"), " there, or ", h("code", null, "source.wal_ceiling"), " in the pipeline file."],
+    replicate?.is_paused && !["new", "loading", "paused"].includes(one.state) &&
+      [`The DAG ${replicate.dag_id} is paused.`, " No run of it begins, and the source keeps its log."],
+    maintain?.is_paused && !["new", "loading"].includes(one.state) &&
+      [`The DAG ${maintain.dag_id} is paused.`, " Files that no cut needs stay in the lake."],
+  ].filter(Boolean);
+  return found.length ? h("ul.note.going.warnings", { "data-key": "warnings" }, found.map(([title, ...rest]) => h("li", null, h("strong", null, title), rest))) : null;
 }
 
 function stages(one) {
   const place = (name) => (WAY.includes(name) ? WAY.indexOf(name) : WAY.length);
   const names = Object.keys(one.stages).sort((one, other) => place(one) - place(other));
   if (!names.length) return null;
-  return section("Stages",
-    h("p.muted", null, one.running === false ? "These are the last figures of a driver that has ended." : one.bottleneck ? ["The bottleneck is ", h("strong", null, one.bottleneck), ": the busiest stage of the last ten seconds."] : "No stage is busy for half of its time: the source is the slow one, or idle."),
+  return folded("Where the time goes",
+    h("p.muted", null, one.running === false ? "These are the last figures of a driver that has ended." : one.bottleneck ? ["The bottleneck is ", h("strong", null, one.bottleneck), ": the busiest stage of the last ten seconds."] : "No stage is busy for half of its time: the driver waits for the source."),
     sortable(`stages:${one.pipeline}`, [
       { name: "stage", show: (name) => (name === one.bottleneck ? h("strong", null, name) : name) },
+      { name: "what happens", extra: true, wrap: true, show: (name) => h("span.muted", null, STAGES[name] ?? "") },
       { name: "busy", number: true, title: "share of the last ten seconds", show: (name) => percent(one.stages[name].busy) },
       { name: "speed", number: true, title: "bytes of the log a second, while busy", show: (name) => (one.stages[name].rate === null ? "–" : `${bytes(one.stages[name].rate)}/s`) },
-      { name: "newest epoch", number: true, title: "its part of the newest epoch's time from commit to visible", show: (name) => seconds(one.stages[name].latency_seconds) },
+      { name: "newest epoch", number: true, title: "its part of the newest epoch's time from commit to readable", show: (name) => seconds(one.stages[name].latency_seconds) },
     ], names, { rowKey: (name) => name, empty: "", caption: "stages of the driver" }));
 }
 
@@ -127,18 +152,18 @@ function sensors(one) {
 function waits(one, again) {
   if (!one.waits.length) return null;
   const long = (value) => (value === null ? "–" : seconds(value));
-  return section("Waits of the last seven days",
+  return folded("Waits of the last seven days",
     h("p.muted", null, "How long those waited that got what they wanted: half of them at most as long as the median, and so on."),
     sortable(`waits:${one.pipeline}`, [
       { name: "who", value: (wait) => wait.who, show: (wait) => wait.who },
       { name: "wants", show: (wait) => wait.requirement },
-      { name: "of", wrap: true, show: (wait) => wanted(wait.tables) },
-      { name: "waits", number: true, value: (wait) => wait.runs, show: (wait) => count(wait.runs) },
-      { name: "satisfied", number: true, value: (wait) => wait.satisfied, show: (wait) => count(wait.satisfied) },
+      { name: "of", extra: true, wrap: true, show: (wait) => wanted(wait.tables) },
+      { name: "waits", extra: true, number: true, value: (wait) => wait.runs, show: (wait) => count(wait.runs) },
+      { name: "satisfied", extra: true, number: true, value: (wait) => wait.satisfied, show: (wait) => count(wait.satisfied) },
       { name: "median", number: true, value: (wait) => wait.p50, show: (wait) => long(wait.p50) },
-      { name: "95 %", number: true, value: (wait) => wait.p95, show: (wait) => long(wait.p95) },
+      { name: "95 %", extra: true, number: true, value: (wait) => wait.p95, show: (wait) => long(wait.p95) },
       { name: "longest", number: true, value: (wait) => wait.longest, show: (wait) => long(wait.longest) },
-      { name: "last", show: (wait) => [wait.last.replaceAll("_", " "), ", ", ago(wait.last_at, one.at)] },
+      { name: "last", extra: true, show: (wait) => [wait.last.replaceAll("_", " "), ", ", ago(wait.last_at, one.at)] },
     ], one.waits, { rowKey: (wait) => `${wait.who}:${wait.requirement}:${wait.tables}`, empty: "", again, caption: "waits of the last seven days" }));
 }
 
@@ -155,7 +180,9 @@ function why(one, task) {
 function tables(one, again) {
   const key = `filter:${one.pipeline}`;
   const words = (sessionStorage.getItem(key) ?? "").toLowerCase();
-  const shown = one.table_list.filter((table) => `${table.table} ${table.state}`.toLowerCase().includes(words));
+  const need = (table) => [RANK[table.state] ?? 9, table.retrying ? 0 : 1, table.late ? 0 : 1];
+  const byNeed = (a, b) => need(a).map((part, index) => part - need(b)[index]).find(Boolean) ?? 0;
+  const shown = one.table_list.toSorted(byNeed).filter((table) => `${table.table} ${table.state}`.toLowerCase().includes(words));
   const filter = (event) => {
     sessionStorage.setItem(key, event.currentTarget.value);
     again();
@@ -167,12 +194,12 @@ function tables(one, again) {
       { name: "table", value: (t) => t.table, show: (t) => h("a", { href: tableHref(one.pipeline, t.table) }, t.table) },
       { name: "state", value: (t) => RANK[t.state] ?? 9, show: (t) => [badge(t.state, t.reason, one.running === false), t.since ? h("span.muted", null, " ", ago(t.since, one.at)) : null] },
       { name: "lag", number: true, value: (t) => t.lag_seconds, show: (t) => [seconds(t.lag_seconds), t.late ? h("span.late", { title: `more than the ${seconds(t.freshness_seconds)} of the pipeline file` }, " late") : null] },
-      { name: "behind", number: true, title: "bytes of the log", value: (t) => t.lag_bytes, show: (t) => bytes(t.lag_bytes) },
-      { name: "applied position", value: (t) => position(t.applied_lsn), show: (t) => (t.applied_lsn ? h("code", null, t.applied_lsn) : "–") },
-      { name: "version", number: true, value: (t) => t.version, show: (t) => count(t.version) },
-      { name: "changes", number: true, title: `in the newest epochs that are kept in view`, value: (t) => t.changes, show: (t) => count(t.changes) },
-      { name: "changed", value: (t) => t.touched_at, show: (t) => ago(t.touched_at, one.at) },
-      { name: "commit to visible", value: (t) => t.latency.at(-1) ?? null, show: (t) => sparkline(t.latency, "from commit to visible") },
+      { name: "behind", extra: true, number: true, title: "bytes of the log", value: (t) => t.lag_bytes, show: (t) => bytes(t.lag_bytes) },
+      { name: "applied position", extra: true, value: (t) => position(t.applied_lsn), show: (t) => (t.applied_lsn ? h("code", null, t.applied_lsn) : "–") },
+      { name: "version", extra: true, number: true, value: (t) => t.version, show: (t) => count(t.version) },
+      { name: "changes", extra: true, number: true, title: `in the newest epochs that are kept in view`, value: (t) => t.changes, show: (t) => count(t.changes) },
+      { name: "changed", extra: true, value: (t) => t.touched_at, show: (t) => ago(t.touched_at, one.at) },
+      { name: "latency", extra: true, value: (t) => t.latency.at(-1) ?? null, show: (t) => sparkline(t.latency, "from commit to readable") },
     ], shown, { rowKey: (t) => t.table, empty: "no table matches", again, caption: "tables" }));
 }
 
@@ -184,17 +211,17 @@ function position(text) {
 }
 
 function epochs(one, again) {
-  return section("Newest epochs",
+  return folded("Newest epochs",
     sortable(`epochs:${one.pipeline}`, [
       { name: "epoch", number: true, value: (e) => e.epoch, show: (e) => count(e.epoch) },
       { name: "published", value: (e) => e.applied_at, show: (e) => ago(e.applied_at, one.at) },
-      { name: "position", show: (e) => h("code", null, e.lsn) },
+      { name: "position", extra: true, show: (e) => h("code", null, e.lsn) },
       { name: "changes", number: true, value: (e) => e.changes, show: (e) => count(e.changes) },
-      { name: "tables", number: true, value: (e) => e.touched, show: (e) => count(e.touched) },
-      { name: "log", number: true, value: (e) => e.bytes, show: (e) => bytes(e.bytes) },
-      { name: "commit to visible", number: true, value: (e) => e.latency, show: (e) => seconds(e.latency) },
-      { name: "longest stage", value: (e) => e.longest_stage, show: (e) => e.longest_stage ?? "–" },
-      { name: "stages", show: (e) => stageBar(e.stages, e.longest_stage) },
+      { name: "tables", extra: true, number: true, value: (e) => e.touched, show: (e) => count(e.touched) },
+      { name: "log", extra: true, number: true, value: (e) => e.bytes, show: (e) => bytes(e.bytes) },
+      { name: "latency", number: true, value: (e) => e.latency, show: (e) => seconds(e.latency) },
+      { name: "longest stage", extra: true, value: (e) => e.longest_stage, show: (e) => e.longest_stage ?? "–" },
+      { name: "stages", extra: true, show: (e) => stageBar(e.stages, e.longest_stage) },
     ], one.epochs, { rowKey: (e) => e.epoch, empty: "no epoch was published yet", again, caption: "newest epochs" }));
 }
 

@@ -38,7 +38,7 @@ export function show(one, place, again) {
       fact("changed", ago(one.touched_at, one.at), `${count(one.changes)} changes in view`),
       fact("on divergence", one.on_divergence, one.state === "active" ? "none is known" : null, "what a change that contradicts the stored rows does"),
       fact("incarnation", one.incarnation ?? "–", one.capture ? ["loaded at ", h("code", null, one.capture.lsn), " ", ago(one.capture.taken_at, one.at)] : null)),
-    h("p.line", null, h("span.muted", null, "lies at "), h("code", null, one.uri)),
+    h("p.line", null, h("span.muted", null, "location "), h("code", null, one.uri)),
     files(one.files),
     history(one, again),
     reloads(one),
@@ -53,9 +53,9 @@ function reloads(one) {
       { name: "part", show: (r) => r.part },
       { name: "state", wrap: true, show: (r) => (r.reason ? [r.state, h("div.muted", null, r.reason)] : r.state) },
       { name: "since", show: (r) => ago(r.since, one.at) },
-      { name: "rows read", number: true, show: (r) => count(r.rows) },
+      { name: "rows read", extra: true, number: true, show: (r) => count(r.rows) },
       { name: "replaced", number: true, show: (r) => count(r.replaced) },
-      { name: "version", number: true, show: (r) => count(r.version) },
+      { name: "version", extra: true, number: true, show: (r) => count(r.version) },
     ], one.reloads, { rowKey: (r) => `${r.since} ${r.part}`, empty: "", caption: "reloads of the table" }));
 }
 
@@ -65,13 +65,13 @@ function validations(one, again) {
   return section("Validations",
     sortable(`validations:${one.table}`, [
       { name: "finished", value: (v) => v.finished_at, show: (v) => ago(v.finished_at, one.at) },
-      { name: "epoch", number: true, value: (v) => v.epoch, show: (v) => count(v.epoch) },
+      { name: "epoch", extra: true, number: true, value: (v) => v.epoch, show: (v) => count(v.epoch) },
       { name: "suite", value: (v) => v.suite, show: (v) => v.suite },
       { name: "outcome", value: (v) => v.success, show: (v) => badge(v.success ? "passed" : "failed", "") },
-      { name: "rows", number: true, value: (v) => v.rows, show: (v) => count(v.rows) },
-      { name: "expectations", number: true, value: (v) => v.expectations, show: (v) => count(v.expectations) },
+      { name: "rows", extra: true, number: true, value: (v) => v.rows, show: (v) => count(v.rows) },
+      { name: "expectations", extra: true, number: true, value: (v) => v.expectations, show: (v) => count(v.expectations) },
       { name: "what failed", wrap: true, show: failed },
-      { name: "mode", value: (v) => v.mode, show: (v) => v.mode },
+      { name: "mode", extra: true, value: (v) => v.mode, show: (v) => v.mode },
     ], one.validations, { rowKey: (v) => `${v.finished_at} ${v.suite}`, empty: "", again, caption: "validations of the table" }));
 }
 
@@ -87,18 +87,18 @@ function files(found) {
 
 function history(one, again) {
   return section("What was applied",
-    one.latency.length > 1 ? h("div.line", null, h("span.muted", null, "commit to visible "), sparkline(one.latency, "from commit to visible", { width: 320, height: 36 })) : null,
+    one.latency.length > 1 ? h("div.line", null, h("span.muted", null, "latency "), sparkline(one.latency, "from commit to readable", { width: 320, height: 36 })) : null,
     h("p.line", null, h("span.muted", null, "paths in view: "), Object.keys(one.paths).length ? Object.entries(one.paths).map(([path, number], index) => [index ? ", " : "", `${count(number)} × `, h("code", null, path)]) : "none"),
     sortable(`history:${one.table}`, [
       { name: "epoch", number: true, value: (e) => e.epoch, show: (e) => count(e.epoch) },
       { name: "published", value: (e) => e.applied_at, show: (e) => ago(e.applied_at, one.at) },
       { name: "path", value: (e) => e.path, show: (e) => h("code", null, e.path || "–") },
-      { name: "because", wrap: true, show: (e) => e.because ?? "–" },
+      { name: "because", extra: true, wrap: true, show: (e) => e.because ?? "–" },
       { name: "changes", number: true, value: (e) => e.rows, show: (e) => count(e.rows) },
-      { name: "version", number: true, value: (e) => e.version, show: (e) => count(e.version) },
-      { name: "position", show: (e) => h("code", null, e.lsn) },
-      { name: "commit to visible", number: true, value: (e) => e.latency, show: (e) => seconds(e.latency) },
-      { name: "stages of the epoch", show: (e) => stageBar(e.stages, e.longest_stage) },
+      { name: "version", extra: true, number: true, value: (e) => e.version, show: (e) => count(e.version) },
+      { name: "position", extra: true, show: (e) => h("code", null, e.lsn) },
+      { name: "latency", number: true, value: (e) => e.latency, show: (e) => seconds(e.latency) },
+      { name: "stages of the epoch", extra: true, show: (e) => stageBar(e.stages, e.longest_stage) },
     ], one.history, { rowKey: (e) => e.epoch, empty: "none of the newest epochs touched this table", again, caption: "epochs that touched the table" }));
 }
 
