@@ -36,8 +36,11 @@ from headwater.demo.shop import Writer
 from headwater.demo.story import DOWNSTREAM, LOAD, RELOAD, REPLICATE, SENSOR, Story
 from headwater.errors import HeadwaterError
 from headwater.lake.position_file import read_position_file
+from headwater.names import TableName
+from headwater.pipeline_file.pipeline import load_pipeline
 from headwater.pipeline_file.values import connection_variable
 from headwater.position import parse_lsn
+from headwater.replicate.pausing import pause
 from headwater.source.samples import commit_position
 
 pytestmark = [pytest.mark.airflow, pytest.mark.postgres, pytest.mark.spark]
@@ -694,6 +697,18 @@ def test_a_reload_is_asked_for_on_the_page_of_its_table(demo: Demo, pages: Brows
     # What was asked for by the trigger form before.
     pages.open(f"{demo.airflow.address}/headwater/pipelines/shop/tables/public.orders")
     shows(pages, "Reloads", "done")
+
+
+def test_the_button_of_the_banner_cures_what_the_banner_says(demo: Demo, pages: Browser) -> None:
+    pipeline = load_pipeline(demo.pipeline_file)
+    pause(pipeline, [TableName.parse("public.products")])
+    pages.open(f"{demo.airflow.address}/headwater/pipelines/shop")
+    shows(pages, "Degraded: public.products is suspended: it was paused by hand.", "Load public.products again")
+    pages.one(".health button.primary").click()
+    pages.one("dialog[open] button.primary").click()
+    shows(pages, "a run of shop.load was started")
+    assert demo.airflow.client.runs(LOAD)[0]["conf"] == {"tables": ["public.products"], "again": True}
+    shows(pages, "Up to date: 4 tables")
 
 
 def test_a_sensor_that_waits_for_the_lake_is_shown_beside_it(demo: Demo, pages: Browser) -> None:

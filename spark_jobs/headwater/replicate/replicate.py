@@ -70,6 +70,7 @@ def _loop(run: Run) -> str:
     while True:
         obey(run)
         _publish(run)
+        run.minutes.say(run)
         reason = why_stop(run)
         if reason is not None and not run.open_epochs:
             _rest(run, force=True)

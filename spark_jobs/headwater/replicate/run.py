@@ -25,6 +25,7 @@ from headwater.replicate.batches.open_epochs import OpenEpoch, OpenEpochs
 from headwater.replicate.batches.stage_times import ApplyRate, RowTimes
 from headwater.replicate.beside.following import Following
 from headwater.replicate.catalog_watch.watch import CatalogWatch
+from headwater.replicate.minutes import Minutes
 from headwater.replicate.publisher import Publisher
 from headwater.replicate.reader.handle import LogReader
 from headwater.replicate.reader.silence import Silence
@@ -99,6 +100,7 @@ class Run:
     handovers: Handovers
     successor: SuccessorWatch
     speed: ApplyRate
+    minutes: Minutes
     rounds: Rounds
     target: int | None
     deadline: float | None

@@ -71,6 +71,7 @@ class Sampler:
 
     def _run(self) -> None:
         connection: Connection | None = None
+        away_since: float | None = None
         try:
             while not self._stop.wait(_PERIOD):
                 say = self._publisher.tick
@@ -81,7 +82,11 @@ class Sampler:
                     self._watch.poll(connection)
                     self._successor.look(connection)
                     self.failure = self.failure or self._ceiling.look(connection)
+                    if away_since is not None:
+                        log.info("the source answers again, after %.0f s", time.monotonic() - away_since)
+                        away_since = None
                 except Exception as error:
+                    away_since = away_since or time.monotonic()
                     log.warning("the source does not answer the sampler: %s", error)
                     self._successor.look_away()
                     # The file alone shows then that a driver lives.

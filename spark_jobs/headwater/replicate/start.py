@@ -40,6 +40,7 @@ from headwater.replicate.batches.pace import Pace
 from headwater.replicate.batches.stage_times import ApplyRate
 from headwater.replicate.beside.following import Following
 from headwater.replicate.catalog_watch.watch import CatalogWatch
+from headwater.replicate.minutes import Minutes
 from headwater.replicate.pausing import await_resumption
 from headwater.replicate.pending import Pending
 from headwater.replicate.preapply.decide import Staging
@@ -193,6 +194,7 @@ def _driving(opened: _Opened) -> Iterator[Run | dict[str, Any]]:
                 handovers=handovers,
                 successor=successor,
                 speed=speed,
+                minutes=Minutes(pipeline.name),
                 rounds=Rounds(often(root).idle_tables),
                 target=target,
                 deadline=opened.deadline,

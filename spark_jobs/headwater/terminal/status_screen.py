@@ -35,7 +35,7 @@ def status_screen(
     ]
     if health["remedy"]:
         parts.append(Text(f"  what to do: {health['remedy']}"))
-    below = _sentences(tables, health["remedy"])
+    below = _sentences({name: table for name, table in tables.items() if name != health.get("table")}, health["remedy"])
     below += [f"{load['what']} since {load['since']}: {line(load)}" for load in shown["loads"]]
     room = len(tables)
     if size is not None and not verbose:

@@ -48,7 +48,6 @@ export function show(one, place, again) {
   const head = [
     h("nav.path", { "aria-label": "place" }, h("a", { href: "." }, "Pipelines"), " / "),
     h("header", null, h("h1", null, one.pipeline), badge(one.state, stateTitle(one)), actions(one, again)),
-    dagLinks(one),
   ];
   if (one.error || one.state === "gathering")
     return h("main", null, head, one.error
@@ -72,6 +71,7 @@ export function show(one, place, again) {
     tables(one, again),
     sensors(one),
     waits(one, again),
+    dagLinks(one),
     folded("Source and positions", h("dl.facts.wide", null, lagFacts(one), walFact(one), transactionFact(one),
       fact("driver", one.running ? "runs" : one.running === null ? "unknown" : "does not run", one.generation ? `generation ${count(one.generation)}` : null),
       fact("position", one.position?.lsn ?? "–", one.position ? `timeline ${one.position.timeline}` : null, "every commit up to it is in the lake"),
