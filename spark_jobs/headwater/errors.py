@@ -69,7 +69,7 @@ class DamagedLake(Refused):
     def __init__(
         self, message: str, *, code: str | None = None, where: str = "the lake's control tables", remedy: str = ""
     ) -> None:
-        again = "headwater load PIPELINE.yaml --again sets the damaged files aside and loads all tables anew"
+        again = "headwater load PIPELINE.yaml --again sets the damaged files aside and loads all tables again"
         super().__init__(message, code=code, where=where, remedy=remedy or again)
 
 

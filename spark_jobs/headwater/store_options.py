@@ -213,7 +213,7 @@ def _in_time(root: str) -> None:
         options, seconds = renewal.fetch()
     except Exception as error:  # Airflow's, or of what its connection asks: the keys may still be good
         said = str(error) if isinstance(error, HeadwaterError) else type(error).__name__
-        log.warning("%s: its keys could not be fetched anew, and those of before are used: %s", root, said)
+        log.warning("%s: its keys could not be fetched again, and those of before are used: %s", root, said)
         return
     if _renewals.get(root) is renewal:
         _known[root], renewal.due = options, time.monotonic() + seconds

@@ -88,7 +88,7 @@ def test_keys_that_expire_are_asked_for_again_before_they_do(
     (tmp_path / "answer").unlink()
     monkeypatch.setattr(time, "monotonic", lambda: began + 7200)
     assert dict(store_options.of(root).secrets)["access_key_id"] == "SECOND", "those of before go on"
-    assert "could not be fetched anew" in caplog.text
+    assert "could not be fetched again" in caplog.text
     assert SECRET not in caplog.text
 
 

@@ -29,7 +29,7 @@ def answering(conn_id: str) -> Iterator[dict[str, str]]:
         try:
             listener.bind(path)
         except OSError as error:  # a folder for temporary files with a long name
-            log.info("the driver cannot ask for the connection anew: %s", error)
+            log.info("the driver cannot ask for the connection again: %s", error)
             yield {}
             return
         listener.listen()
@@ -54,4 +54,4 @@ def _answer_all(listener: socket.socket, conn_id: str) -> None:
             try:
                 asking.sendall(connection_uri(conn_id).encode())
             except Exception as error:  # Airflow's, or of who has gone away: the driver goes on with what it has
-                log.warning("the connection %s could not be given anew: %s", conn_id, type(error).__name__)
+                log.warning("the connection %s could not be given again: %s", conn_id, type(error).__name__)

@@ -183,4 +183,6 @@ def _log_to_stderr(scrubber: Scrubber) -> None:
     handler.setFormatter(ScrubbingFormatter(scrubber))
     logging.basicConfig(handlers=[handler], level=os.environ.get("HEADWATER_LOG", "INFO").upper())
     logging.getLogger("py4j").setLevel(logging.WARNING)  # it announces every connection that it closes
-    logging.getLogger("great_expectations").setLevel(logging.WARNING)  # and this, every function that it does not register
+    logging.getLogger("great_expectations").setLevel(
+        logging.WARNING
+    )  # and this, every function that it does not register

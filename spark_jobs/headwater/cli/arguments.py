@@ -101,7 +101,7 @@ def parser() -> argparse.ArgumentParser:
     made = _Parser(
         prog="headwater",
         allow_abbrev=False,
-        description="Keeps a Delta lake in step with a PostgreSQL database.",
+        description="Replicates a PostgreSQL database into a Delta lake, and tells when the lake is fresh.",
         epilog="Exit status: 0 done, 1 failed (try again), 2 refused (a person must act), 3 not fresh in time, "
         "4 some tables are suspended, 5 verify found differences or a validation failed.",
     )
@@ -128,82 +128,90 @@ def parser() -> argparse.ArgumentParser:
         return sub
 
     each = "a table, as SQL names it; repeatable (default: every table)"
-    _add_init(bare("init", "write a pipeline file from what the source holds, and say what the source still needs"))
+    _add_init(
+        bare("init", "write a pipeline file for the tables of a source, and print the SQL that the source still needs")
+    )
     check = command("check", "check configuration, source settings, rights and replica identities")
-    text = "instead: print SQL for event triggers that say in the log what DDL does; --yes runs it as well"
+    text = "instead: print SQL for event triggers that record DDL in the log; with --yes also run it"
     check.add_argument("--install-ddl-markers", action="store_true", help=text)
     check.add_argument("--yes", action="store_true", help="with --install-ddl-markers: run the SQL at the source")
-    load = command("load", "load tables; loaded ones are skipped, unfinished loads go on", tables=each)
-    load.add_argument("--again", action="store_true", help="load the named tables anew")
-    new_source = "take this server for the source from now on (a promoted standby, a restored backup); every table is"
-    new_source += " suspended until this has brought it in step"
+    load = command("load", "load tables; skips loaded tables, continues unfinished loads", tables=each)
+    load.add_argument("--again", action="store_true", help="load the named tables again, also if they are loaded")
+    new_source = "this server is the source from now on (a promoted standby, a restored backup); every table is"
+    new_source += " suspended until this command has finished with it"
     load.add_argument("--new-source", action="store_true", help=f"with --again: {new_source}")
-    text = "replace a table, or a part of it, by what the source holds; replication goes on meanwhile"
+    text = "read a table, or a part of it, from the source again; replication goes on meanwhile"
     reload = command("reload", text, tables=each)
-    text = "instead: find what may differ by the source's catalog (attached, detached, rewritten), compare, and repair"
+    text = (
+        "instead: find in the source's catalog what may differ (attached, detached, rewritten), compare it, repair it"
+    )
     reload.add_argument("--changed", action="store_true", help=text)
-    reload.add_argument("--propose", action="store_true", help="as --changed, but only say what may differ and why")
+    reload.add_argument("--propose", action="store_true", help="as --changed, but only print what may differ and why")
     text = "a partition, or a subtree of them, as SQL names it; repeatable (default: the whole table)"
     reload.add_argument("--partition", metavar="P", action="append", default=[], help=text)
-    text = "only rows of this predicate over columns of key and partitions: comparisons, IN, BETWEEN, AND, OR, NOT"
+    text = "only the rows of this predicate on key or partition columns: comparisons, IN, BETWEEN, AND, OR, NOT"
     reload.add_argument("--where", metavar="PREDICATE", default="", help=text)
-    text = "give a table the shape that the file names by now (partition_by, cluster_by, types); readers go on"
+    text = "rewrite a table in the layout of the pipeline file (partition_by, cluster_by, types); readers go on"
     command("rebuild", text, tables="the table, as SQL names it")
     replicate = command("replicate", "apply the source's log to the lake until stopped")
-    replicate.add_argument("--until", metavar="now|LSN", type=_now_or_lsn, help="stop once all up to there is in")
-    replicate.add_argument("--max-seconds", metavar="N", type=_seconds, help="stop after so long")
-    text = "take the running replicate's place without a pause, as soon as everything is ready"
+    replicate.add_argument("--until", metavar="now|LSN", type=_now_or_lsn, help="stop at this position")
+    replicate.add_argument("--max-seconds", metavar="N", type=_seconds, help="maximum run time in seconds, or 10m")
+    text = "replace the running replicate without a pause, as soon as this one is ready"
     replicate.add_argument("--take-over", action="store_true", help=text)
-    text = "how much longer than --max-seconds to go on while nobody comes to take over"
+    text = "extra run time after --max-seconds while no other replicate takes over"
     replicate.add_argument("--overtime", metavar="N", type=_seconds, default=0.0, help=text)
-    wait = command("wait", "wait until tables are fresh enough and print the cut", tables=each)
+    wait = command(
+        "wait", "wait until tables are fresh enough, and print the cut: the table versions to read", tables=each
+    )
     wait.add_argument(
         "--require",
         metavar="now|LSN|30s|TIME|default",
         type=_requirement,
         default="now",
-        help="what to wait for: a position, a greatest staleness, everything committed before a time"
-        " (2026-03-01T00:00:00Z), or what the file's `freshness` says (default: now)",
+        help="what to wait for: everything committed before now, a position, data at most 30s old, everything"
+        " committed before a time (2026-03-01T00:00:00Z), or the file's `freshness` (default: now)",
     )
-    wait.add_argument("--timeout", metavar="60s", type=_seconds, default=60.0, help="how long (default: 60s)")
-    wait.add_argument("--ignore-suspended", action="store_true", help="leave suspended tables out")
-    text = "only a cut that has passed `headwater validate` will do; it is the one that is printed"
+    wait.add_argument(
+        "--timeout", metavar="60s", type=_seconds, default=60.0, help="maximum time to wait (default: 60s)"
+    )
+    wait.add_argument("--ignore-suspended", action="store_true", help="do not wait for suspended tables")
+    text = "accept and print only a cut that has passed `headwater validate`"
     wait.add_argument("--validated", action="store_true", help=text)
     text = "with one --table: only this partition of it, or subtree, as SQL names it; repeatable"
     wait.add_argument("--partition", metavar="P", action="append", default=[], help=text)
     waits = command("waits", "show how long sensors and other waits took, and how they ended")
-    text = f"look back so far (default: 7d; {KEPT_DAYS} days are kept)"
+    text = f"time window (default: 7d; {KEPT_DAYS} days are kept)"
     waits.add_argument("--last", metavar="7d", type=_seconds, default=7 * 86400.0, help=text)
-    status = command("status", "say how the pipeline is, and of each table its state and how far it is behind")
+    status = command("status", "show the pipeline's health, and each table's state and lag")
     status.add_argument("--verbose", action="store_true", help="also positions, versions, the slot and the stages")
     text = "end with 3 if the pipeline is late, stopped or paused, with 4 if it is degraded: for scripts and probes"
     status.add_argument("--exit-code", action="store_true", help=text)
     top = command("top", "show the status live until Ctrl-C; with --json one object a line")
     top.add_argument("--every", metavar="2s", type=_seconds, default=2.0, help="how often (default: 2s)")
     top.add_argument("--verbose", action="store_true", help="also positions, versions, the slot and the stages")
-    command("doctor", "explain what is wrong with a pipeline, how that is known and what to do; changes nothing")
+    command("doctor", "explain what is wrong with a pipeline, with evidence and a cure; changes nothing")
     verify = command("verify", "compare source and lake row by row", tables=each)
-    verify.add_argument("--repair", action="store_true", help="put the rows right that differ, in one commit a table")
+    verify.add_argument("--repair", action="store_true", help="correct the rows that differ, in one commit a table")
     verify.add_argument("--new-source", action="store_true", help=f"with --repair: {new_source}")
-    validate = command("validate", "run expectation suites on a consistent cut", tables=each)
-    text = "the cut: a file with what `wait --json` printed, or the newest one (default: newest)"
+    validate = command("validate", "run expectation suites on a cut", tables=each)
+    text = "a file with the output of `wait --json`, or newest (default: newest)"
     validate.add_argument("--cut", metavar="FILE|newest", default="newest", help=text)
-    text = "look only at rows that came since the last validation, where that says the same"
+    text = "validate only rows that are new since the last validation, where the result is the same"
     validate.add_argument("--incremental", action="store_true", help=text)
     text = "where to write the HTML pages (default: in the lake)"
     validate.add_argument("--pages", metavar="FOLDER", type=os.path.abspath, help=text)
-    text = "how long a cut that has passed stays readable (default: 24h, or lake.keep_cuts if that is longer)"
+    text = "how long a cut that passed stays readable (default: 24h, or lake.keep_cuts if that is longer)"
     validate.add_argument("--keep", metavar="24h", type=_seconds, help=text)
-    command("maintain", "compact files, write checkpoints, remove what no cut needs any more", tables=each)
-    pausing = "single tables: their changes are not kept, resume loads them anew (default: the pipeline)"
+    command("maintain", "compact files, write checkpoints, remove files that no cut needs", tables=each)
+    pausing = "only these tables: their changes are not kept, resume loads them again (default: the pipeline)"
     for name, text in (
-        ("pause", "let no replicate run until resume; the source keeps its log"),
+        ("pause", "stop replication until resume; the source keeps its log meanwhile"),
         ("resume", "end a pause"),
     ):
         command(name, text, tables=pausing)
-    command("drop", "remove slot and publication at the source; the lake stays")
+    command("drop", "remove the slot and the publication at the source; the lake stays")
     # Only listed here: `main` hands its arguments over unread.
-    commands.add_parser("demo", help="the whole way on an embedded PostgreSQL", add_help=False)
+    commands.add_parser("demo", help="try everything on an embedded PostgreSQL", add_help=False)
     return made
 
 
@@ -239,23 +247,28 @@ def _tables_in_file(parsed_args: argparse.Namespace, **known: Any) -> list[str]:
 def _add_init(init: argparse.ArgumentParser) -> None:
     text = "the file to write (default: NAME.yaml)"
     _completed(init.add_argument("pipeline", metavar="PIPELINE.yaml", nargs="?", help=text), _yaml_files)
-    text = "where the tables are, as libpq says it (default: HEADWATER_SOURCE); the file names only the variable"
+    text = "connection string (libpq) of the source (default: HEADWATER_SOURCE); the file names only the variable"
     init.add_argument("--source", metavar="CONNINFO", type=_connection, help=text)
     init.add_argument(
-        "--lake", metavar="ROOT", type=_root, help="where the lake will be: file:/// and an absolute path"
+        "--lake",
+        metavar="ROOT",
+        type=_root,
+        help="location of the lake: file:/// and an absolute path, or s3://, abfss://, gs://",
     )
-    init.add_argument("--name", metavar="NAME", type=_pipeline_name, help="of the pipeline (default: the database's)")
+    init.add_argument(
+        "--name", metavar="NAME", type=_pipeline_name, help="name of the pipeline (default: the database's)"
+    )
     text = "a table or, with *, a pattern for several; repeatable (default: every table)"
     init.add_argument("--table", metavar="PATTERN", action="append", type=_name_or_pattern, default=[], help=text)
     text = "tables to leave out; repeatable"
     init.add_argument("--exclude", metavar="PATTERN", action="append", type=_name_or_pattern, default=[], help=text)
-    text = "whom the pipeline works as (default: the connection's user; headwater, if that is a superuser)"
+    text = "database role to use (default: the connection's user; headwater, if that is a superuser)"
     init.add_argument("--role", metavar="R", help=text)
-    text = "print only the SQL that the source needs, of the file as it is if it exists; write nothing"
+    text = "only print the SQL that the source needs (for an existing file as it is); write nothing"
     init.add_argument("--sql", action="store_true", help=text)
-    init.add_argument("--force", action="store_true", help="write over a file that is there")
-    init.add_argument("--yes", action="store_true", help="ask nothing")
-    init.add_argument("--json", action="store_true", help="print one JSON object on stdout; asks nothing")
+    init.add_argument("--force", action="store_true", help="overwrite an existing file")
+    init.add_argument("--yes", action="store_true", help="do not prompt")
+    init.add_argument("--json", action="store_true", help="print one JSON object on stdout; do not prompt")
 
 
 def _connection(text: str) -> str:

@@ -23,7 +23,7 @@ _WRITES_PER_SECOND = 5.0
 
 def parser() -> argparse.ArgumentParser:
     """Of the options behind `headwater demo`."""
-    made = argparse.ArgumentParser(prog="headwater demo", description="the whole way on an embedded PostgreSQL")
+    made = argparse.ArgumentParser(prog="headwater demo", description="Try everything on an embedded PostgreSQL.")
     made.add_argument("--json", action="store_true", help="the result as one JSON object on stdout")
     made.add_argument("--lake", default="", metavar="ROOT", help="an object store's: s3://bucket/prefix")
     which = made.add_mutually_exclusive_group()

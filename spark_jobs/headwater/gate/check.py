@@ -104,7 +104,7 @@ def lake_problems(root: str) -> list[Problem]:
         remedy = "correct lake.root and lake.storage, or give this user the right to write there"
         return [error("lake_not_writable", "lake.root", reason, remedy)]
     if reason := storage.why_not_exclusive(root):
-        remedy = "use a store that takes conditional writes: two drivers would write over each other's commits here"
+        remedy = "use a store that takes conditional writes: two drivers would overwrite each other's commits here"
         return [error("store_without_conditional_put", "lake.root", reason, remedy)]
     return []
 

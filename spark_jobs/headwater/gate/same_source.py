@@ -16,7 +16,7 @@ from headwater.source.stream import LogStream
 NEW_SOURCE: Final = (
     "connect to the server the lake was built from; or, if this is the source from now on, headwater verify "
     "PIPELINE.yaml --repair --new-source compares, and writes only what differs, and headwater load PIPELINE.yaml "
-    "--again --new-source loads all tables anew"
+    "--again --new-source loads all tables again"
 )
 REPLICATE_SAYS: Final = (
     "connect to the server the lake was built from; or, if this is the source from now on, headwater replicate "

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 REMEDY: Final = (
     "headwater verify PIPELINE.yaml --repair makes a new slot, compares, and writes only what differs; headwater load "
-    "PIPELINE.yaml --again loads all tables anew instead"
+    "PIPELINE.yaml --again loads all tables again instead"
 )
 """Of a slot that is lost."""
 BY_ITSELF: Final = "headwater replicate PIPELINE.yaml compares and repairs by itself (source.on_slot_loss: repair)"

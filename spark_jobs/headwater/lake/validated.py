@@ -46,7 +46,7 @@ class ValidatedEpoch:
         for name in must:
             found = self.tables[name]
             if found.incarnation != incarnations.get(name):
-                return f"{name} was loaded anew since"
+                return f"{name} was loaded again since"
             if not found.success:
                 return f"{name} failed {', '.join(found.failed[:_SHOWN]) or 'it'}"
         return ""

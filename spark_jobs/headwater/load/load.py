@@ -141,7 +141,7 @@ def _opened(connection: Connection, pipeline: Pipeline, anew: Sequence[CatalogTa
                 where=f"pipeline {pipeline.name}",
                 remedy="stop replicate, or pause its DAG; then load again",
             ) from damage
-        log.warning("%s: all tables are loaded anew", damage)
+        log.warning("%s: all tables are loaded again", damage)
         folders = [table_path(root, table.name.path) for table in anew]
         begin_anew(root, [*folders, *(folder + HISTORY for folder in folders)])
         return None

@@ -127,7 +127,7 @@ def _slot(seen: Examined) -> Iterator[Finding]:
             code="slot_gap",
             severity="error",
             where=where,
-            message=f"{loss}: no change since {start} can be had from the log",
+            message=f"{loss}: the log no longer has the changes since {start}",
             evidence="pg_replication_slots has no such row" if slot is None else f"its wal_status is {slot.wal_status}",
             remedy=remedy,
         )
@@ -167,7 +167,7 @@ def _driver(seen: Examined) -> Iterator[Finding]:
         code="not_running",
         severity="error",
         where=f"pipeline {seen.pipeline.name}",
-        message="no replicate driver is alive",
+        message="replication is stopped: no driver runs",
         evidence=evidence,
         remedy=f"headwater replicate PIPELINE.yaml (under Airflow: see the DAG {seen.pipeline.name}.replicate)",
     )
@@ -221,7 +221,7 @@ def _retained(seen: Examined) -> Iterator[Finding]:
         severity="error" if past else "warning",
         where=f"replication slot {slot.name}",
         message=f"the source keeps {size_text(slot.retained_wal_bytes)} of its log for the slot; past "
-        f"{size_text(known[setting])} ({setting}) it is given up, and every table has to be loaded anew",
+        f"{size_text(known[setting])} ({setting}) it is given up, and every table has to be loaded again",
         evidence=f"pg_replication_slots: restart_lsn {_lsn(slot.restart_lsn)}, wal_status {slot.wal_status}",
         remedy=_less_log(seen, seen.answers, slot),
     )

@@ -82,7 +82,7 @@ def reload(
         refuse_kept(record)
         if record.state == "suspended" and not partitions and not where:
             # What it missed since then is nowhere but at the source: loading it anew hands over to the log exactly.
-            progress(f"{table}: it is suspended ({record.reason}): it is loaded anew")
+            progress(f"{table}: it is suspended ({record.reason}): it is loaded again")
             result = load(pipeline, [table], again=True, progress=progress, show=show)
             return {**result, "seconds": round(time.monotonic() - started, 3)}
         if record.state == "suspended":

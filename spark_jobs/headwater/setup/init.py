@@ -234,7 +234,7 @@ def _for_the_role(conninfo: str, role: str) -> str:
 
 def _missing(option: str, what: str) -> Refused:
     return Refused(
-        f"{option} is missing, and there is nobody to ask",
+        f"{option} is missing",
         code="usage",
         where="headwater init",
         remedy=f"give {option} ({what}), or run it at a terminal without --yes",
@@ -247,7 +247,7 @@ def _refuse_to_overwrite(file: str, wishes: Wishes) -> None:
             "the file exists",
             code="file_exists",
             where=file,
-            remedy="name another one, or say --force to write over it; --sql prints what the source needs for it",
+            remedy="name another file, or overwrite it with --force; --sql prints the SQL that the source needs for it",
         )
 
 

@@ -119,7 +119,7 @@ def connect(
             f"{failure.message}; this process was let in before",
             code="password_changed",
             where=where,
-            remedy="start it again with the new password: a task's next try fetches Airflow's connection anew",
+            remedy="start it again with the new password: the next try of a task fetches Airflow's connection again",
         )
     if connection is not None:
         connection.close()

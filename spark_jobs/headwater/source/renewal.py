@@ -39,7 +39,7 @@ def renewed(refused: str, message: str) -> str | None:
         return None
     if not found or found == refused:
         return None
-    log.info("the source refuses the password: Airflow's connection was fetched anew")
+    log.info("the source refuses the password: Airflow's connection was fetched again")
     _newest.update({old: found for old, known in list(_newest.items()) if known == refused})
     _newest[refused] = found
     return found

@@ -305,7 +305,7 @@ def require_exclusive(session: SparkSession, place: str) -> None:
             "Spark does not commit to an object store here",
             code="not_in_a_store",
             where=place,
-            remedy="load the table anew: headwater load PIPELINE.yaml --table TABLE --again",
+            remedy="load the table again: headwater load PIPELINE.yaml --table TABLE --again",
         )
     if session.conf.get(_LOG_STORE, "") != LOG_STORE:
         raise Refused(

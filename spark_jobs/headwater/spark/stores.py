@@ -59,7 +59,7 @@ def require_jars(place: str) -> None:
             "the jars by which Spark reads in S3 are missing",
             code="no_jars",
             where=path,
-            remedy="run `python -m headwater.jars --s3`, then start anew",
+            remedy="run `python -m headwater.jars --s3`, then start again",
         )
 
 

@@ -180,11 +180,11 @@ def _render_doctor(console: Any, result: dict[str, Any]) -> None:
         console.print(
             f"{number}. {finding['severity']}: {where}{finding['message']} [{finding['code']}]", soft_wrap=True
         )
-        console.print(f"   known by: {finding['evidence']}", soft_wrap=True)
+        console.print(f"   evidence: {finding['evidence']}", soft_wrap=True)
         if finding["remedy"]:
             console.print(f"   what to do: {finding['remedy']}", soft_wrap=True)
     for sentence in result["in_order"]:
-        console.print(f"in order: {sentence}", soft_wrap=True)
+        console.print(f"OK: {sentence}", soft_wrap=True)
     positions = result["positions"]
     source, slot, ledger = positions["source"] or {}, positions["slot"] or {}, positions["ledger"] or {}
     points = {
@@ -196,7 +196,7 @@ def _render_doctor(console: Any, result: dict[str, Any]) -> None:
         **{f"applied to {name}": lsn for name, lsn in positions["applied"].items()},
     }
     known = {what: {"position": lsn} for what, lsn in points.items() if lsn}
-    _grid(console, "where it stands", known, ["position"])
+    _grid(console, "position of", known, ["position"])
     for lease in result["leases"]:
         alive = {True: "held", False: "left behind", None: "held or left behind"}[lease["alive"]]
         console.print(
@@ -204,7 +204,7 @@ def _render_doctor(console: Any, result: dict[str, Any]) -> None:
             soft_wrap=True,
         )
     if not result["findings"]:
-        console.print("nothing is wrong")
+        console.print("No problem was found.")
 
 
 def _grid(console: Any, first: str, rows: Mapping[str, Mapping[str, Any]], wanted: Iterable[str]) -> None:

@@ -99,7 +99,7 @@ class TableValidation:
         if found is None:
             self.note = "in full: it is the first validation"
         elif found.incarnation != self._record.incarnation:
-            self.note = "in full: the table was loaded anew since"
+            self.note = "in full: the table was loaded again since"
         elif not found.position.same_log(position) or found.version > self._entry["version"]:
             self.note = f"in full: epoch {found.epoch}, validated last, is not before this cut"
         else:

@@ -9,6 +9,7 @@ and keys of rows; no other values. The last thirty validations stay.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from os.path import join
@@ -24,10 +25,13 @@ from headwater.validate.expectations import ExpectationOutcome, clear_errors
 log = logging.getLogger(__name__)
 
 _KEPT = 30
+_EXAMPLES = 3  # keys of rows that a headline names
+_VIEWPORT = '<meta name="viewport" content="width=device-width, initial-scale=1">'
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;margin:2rem;color-scheme:light dark}table{border-collapse:collapse}"
     "td,th{text-align:left;padding:.3rem 1rem .3rem 0;vertical-align:top;border-bottom:1px solid #8886}"
     ".failed{color:#c22;font-weight:600}"
+    "@media (max-width:480px){body{margin:1rem}td,th{padding:.3rem .5rem .3rem 0;overflow-wrap:anywhere}}"
 )
 _SEALED = (
     "<head><meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
@@ -90,7 +94,8 @@ def _data_docs(name: str, validation: Validation, outcomes: Sequence[Expectation
         },
     )
     page = str(DefaultJinjaPageView().render(ValidationResultsPageRenderer().render(result)))  # type: ignore[no-untyped-call]
-    return page.replace("<head>", _SEALED, 1)
+    page = page.replace("<head>", f"{_SEALED}{_VIEWPORT}", 1)
+    return re.sub("<body[^>]*>", lambda found: f"{found[0]}{_headline(name, outcomes)}", page, count=1)
 
 
 def _overview(below: str, validation: Validation, outcomes: Mapping[str, Sequence[ExpectationOutcome]]) -> str:
@@ -100,13 +105,37 @@ def _overview(below: str, validation: Validation, outcomes: Mapping[str, Sequenc
         f"<td>{result.rows}</td><td>{_failures(outcomes[result.table])}</td></tr>"
         for result in validation.tables
     )
+    failed = [result.table for result in validation.tables if not result.success]
+    said = f"{len(failed)} of {len(validation.tables)} tables failed" if failed else "every table passed"
+    headlines = "".join(_headline(table, outcomes[table]) for table in failed)
+    name = escape(validation.pipeline)
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(validation.pipeline)}: validation'
-        f"</title><style>{_STYLE}</style></head><body><h1>Validation of {escape(validation.pipeline)}</h1>"
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8">{_VIEWPORT}<title>{name}: validation</title>'
+        f"<style>{_STYLE}</style></head><body><h1>Validation of {name}: {said}</h1>{headlines}"
         f"<p>Epoch {validation.epoch} at {format_lsn(validation.position.lsn)}, {time_text(validation.finished_at)}, "
         f"Great Expectations {escape(validation.gx_version)}</p>"
         f"<table><tr><th>table</th><th>result</th><th>rows</th><th>not met</th></tr>{rows}</table></body></html>\n"
     )
+
+
+def _headline(table: str, outcomes: Sequence[ExpectationOutcome]) -> str:
+    """What failed, where, how many, and which rows for example: the first thing on a page."""
+    failed = [outcome for outcome in outcomes if not outcome.success]
+    if not failed:
+        return f"<p>{escape(table)}: passed, {len(outcomes)} expectations.</p>"
+    lines = "".join(f"<li>{escape(_told(outcome))}</li>" for outcome in failed)
+    return f"<p class=failed>{escape(table)}: {len(failed)} of {len(outcomes)} expectations not met</p><ul>{lines}</ul>"
+
+
+def _told(outcome: ExpectationOutcome) -> str:
+    expectation = outcome.expectation
+    columns = ", ".join(expectation.columns)
+    told = f"{expectation.kind}{f' of {columns}' if columns else ''} ({expectation.severity})"
+    if outcome.error is not None:
+        return f"{told}: it could not be judged: {outcome.error}"
+    told += f": {outcome.unexpected} rows" if outcome.unexpected is not None else ""
+    keys = "; ".join(", ".join(f"{name} {value}" for name, value in key.items()) for key in outcome.keys[:_EXAMPLES])
+    return f"{told}, for example {keys}" if keys else told
 
 
 def _failures(outcomes: Sequence[ExpectationOutcome]) -> str:

@@ -185,7 +185,7 @@ def _copy_differences(found: Differences, shown: int, spark: SparkOnDemand, targ
     except (PySparkException, UnfitValue) as error:
         raise named_error(error, target.record) from error
     except _Whole as reason:
-        log.info("%s: it is written anew: %s", target.record.name, reason)
+        log.info("%s: it is rewritten: %s", target.record.name, reason)
         found.whole = str(reason)
         found.rows, size = copy_whole(spark, target)
         return found.rows, size

@@ -196,7 +196,7 @@ class _Table:
 
     def _repaired_by_load(self, why: str = "") -> dict[str, Any]:
         reason = why or self._record().reason or self._record().state
-        log.info("%s: it is compared (%s), repaired, and handed over to the log anew", self._name, reason)
+        log.info("%s: it is compared (%s), repaired, and handed over to the log again", self._name, reason)
         found = repair_suspended(self._pipeline, TableName.parse(self._name), SHOWN_KEYS, log.info)
         self._registry.refresh()
         record = self._record()
@@ -235,7 +235,7 @@ class _Table:
             try:
                 return self._compare(self._record().schema.without_marks())
             except _Reshaped:
-                log.info("%s: a rebuild has given it other types; comparing it anew", self._name)
+                log.info("%s: a rebuild has given it other types; comparing it again", self._name)
         raise self._not_read("its types in the lake changed")
 
     def _not_read(self, why: str) -> Transient:

@@ -100,7 +100,7 @@ class Judgement:
             return f"no published epoch holds {missing[0]} yet"
         if (anew := self._loaded_since(required)) is not None:
             self._visits.at_once()
-            return f"{anew} was loaded anew, the source is asked about it"
+            return f"{anew} was loaded again, the source is asked about it"
         return self._open_reload(held, required) if self._target.parts else ""
 
     def _loaded_since(self, names: Iterable[str]) -> str | None:

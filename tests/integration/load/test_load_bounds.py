@@ -75,7 +75,7 @@ def test_a_table_that_is_locked_is_read_at_another_capture_point(
         locking.execute(f"lock table only {PLAIN} in access exclusive mode")
         hold.release()
         # The next attempt waits for the lock before it begins to read, with the bound that is in the code.
-        until(lambda: record_of(pipeline, PLAIN).incarnation == 2 or job.done(), "it is loaded anew")
+        until(lambda: record_of(pipeline, PLAIN).incarnation == 2 or job.done(), "it is loaded again")
         locking.execute("rollback")
     assert job.result(120)["tables"][PLAIN]["state"] == "catching up"
     catch_up(pipeline)

@@ -103,7 +103,7 @@ def test_of_a_healthy_pipeline_nothing_is_wrong_and_three_points_stand_side_by_s
     assert positions["ledger"]["generation"] >= 1
     assert positions["slot"]["confirmed_lsn"]
     assert positions["applied"].keys() == {ORDERS, LINES}
-    for text in ("the source's log ends at", "ledger, epoch", "slot, confirmed up to", "in order: "):
+    for text in ("the source's log ends at", "ledger, epoch", "slot, confirmed up to", "OK: "):
         assert text in shown
 
 

@@ -377,7 +377,7 @@ def test_a_reload_whose_table_is_loaded_anew_meanwhile_says_so(shop: Shop, monke
     with pytest.raises(Transient) as failed:
         _reload(shop, PLAIN)
     assert (failed.value.code, failed.value.where) == ("reload_failed", PLAIN)
-    assert "was not reloaded: the table was loaded anew" in failed.value.message
+    assert "was not reloaded: the table was loaded again" in failed.value.message
     assert storage.names(reloaded_path(shop.pipeline.lake_path(), "")) == []
     until(lambda: record_of(shop.pipeline, PLAIN).state == "active" or shop.running.done(), "it is followed again")
 

@@ -304,7 +304,7 @@ def test_with_markers_rewritten_values_suspend_the_table_before_anything_behind_
     catch_up(pipeline)
     record = record_of(pipeline, PLAIN)
     assert (record.state, record.remedy) == ("suspended", "headwater reload PIPELINE.yaml --changed")
-    assert "was written anew by ALTER TABLE" in record.reason
+    assert "was rewritten by ALTER TABLE" in record.reason
     assert (100, 100) not in lake_rows(pipeline, PLAIN, ["id", "n"])
     assert {record_of(pipeline, name).state for name in (PARTED, MARKED)} == {"active"}
     changed(pipeline)

@@ -303,7 +303,7 @@ def _told_of_orders(watched: Watched) -> Ddl:
 
 def _anew(watched: Watched) -> set[str]:
     """The tables that looks since the last call have found to be written anew."""
-    return {name for name, error in watched.watch.take() if "written anew by ALTER TABLE" in error.message}
+    return {name for name, error in watched.watch.take() if "rewritten by ALTER TABLE" in error.message}
 
 
 def _anew_after_a_look(watched: Watched) -> set[str]:

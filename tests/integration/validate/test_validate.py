@@ -140,7 +140,7 @@ def test_a_cut_that_meets_everything_passes_stays_pinned_and_satisfies_waits(
     assert waited.cut is not None
     assert (waited.cut["epoch"], waited.cut["position"]) == (found["epoch"], found["position"])
     overview = storage.read_text(found["pages"])
-    assert "passed" in overview
+    assert "every table passed" in overview
     assert "http" not in overview
     pages = {name: text for name, text in pages_of(found).items() if os.path.dirname(name)}
     assert sorted(map(os.path.basename, pages)) == ["public.Parted~20Lines.html", "public.orders.html"]
@@ -200,6 +200,14 @@ def test_rows_that_fail_are_named_by_key_and_a_part_says_what_the_whole_says(sho
         read, there = map(int, re.findall(r"^(\d+) of (\d+) files hold", part["note"])[0])
         assert 0 < read < there
     assert not storage.names(changed_path(shop.pipeline.lake_path()))
+    first = (
+        r"public\.orders: 2 of 11 expectations not met.*expect_column_values_to_be_between of amount \(error\): 42 rows"
+    )
+    for name, page in pages_of(found).items():
+        if name.endswith(("index.html", "public.orders.html")):
+            assert re.search(
+                rf"<body[^>]*>(<h1>[^<]*1 of 2 tables failed</h1>)?<p class=failed>{first}, for example id ", page
+            )
     told = [json.dumps(found), json.dumps(shop.rows(), default=str), *pages_of(found).values()]
     assert not [text for text in told if SECRET in text]
     # The cut that failed is nobody's; the other table passed there.
@@ -280,8 +288,8 @@ def test_a_table_that_was_loaded_anew_must_be_validated_anew_and_a_suspended_one
     catch_up(shop.pipeline)
     late = shop.wait(PARTED)
     assert late.outcome is Outcome.NOT_VALIDATED
-    assert "was loaded anew since" in late.verdict.reason
-    assert "loaded anew" in shop.validate(PARTED, incremental=True)["tables"][PARTED]["note"]
+    assert "was loaded again since" in late.verdict.reason
+    assert "loaded again" in shop.validate(PARTED, incremental=True)["tables"][PARTED]["note"]
     assert shop.wait(PARTED).outcome is Outcome.SATISFIED
     registry = Registry.open(shop.pipeline.lake_path(), "shop")
     assert registry is not None

@@ -180,7 +180,7 @@ def test_what_was_loaded_anew_since_must_be_validated_anew(lake: HandLake) -> No
     lake.registry.change(A, lambda record: record.__class__(**{**_fields(record), "incarnation": 1}))
     result = ended(lake, 0x200)
     assert result.outcome is Outcome.NOT_VALIDATED
-    assert "public.a was loaded anew since" in result.verdict.reason
+    assert "public.a was loaded again since" in result.verdict.reason
 
 
 def _fields(record: Any) -> dict[str, Any]:

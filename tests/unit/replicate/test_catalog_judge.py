@@ -206,7 +206,7 @@ def test_values_that_were_made_anew_are_compared_where_they_can_be(
     holder = look.schema.leaves[-1].relation_id
     found = look.silence(holder)
     assert (found[1] if found is not None else None) == remedy
-    assert found is None or "was written anew by ALTER TABLE" in found[0]
+    assert found is None or "was rewritten by ALTER TABLE" in found[0]
     assert look.silence(77) is None, "that is no relation of the table"
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fixtures.lakes import position_at
-from headwater.replicate import minutes
 from headwater.replicate.minutes import Minutes
 
 
@@ -27,7 +27,7 @@ def test_it_tells_where_it_begins_and_each_minute_what_came(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr(minutes.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     caplog.set_level("INFO")
     said = Minutes("shop")
     for seconds, done in ((0.0, run(0, 0)), (30.0, run(9, 90)), (29.9, run(20, 1000)), (0.1, run(45, 1234, 0x300))):

@@ -54,14 +54,14 @@ function card(one, failed) {
 
 export function stateTitle(one) {
   return {
-    running: "a driver lives and all its tables are in step",
-    "catching up": "a driver lives, and some tables are not in step yet",
-    stopped: "no replicate driver lives",
-    paused: "nobody may replicate until it is resumed",
-    suspended: "a table is suspended: a person must act",
-    loading: "a load is running, or was and did not end",
-    new: "nothing was loaded yet",
-    unknown: "the source does not answer, and the lake has not been watched long enough to tell",
+    running: "a driver runs and all tables are active",
+    "catching up": "a driver runs, and some tables are not active yet",
+    stopped: "replication is stopped: no driver runs",
+    paused: "no driver replicates until somebody resumes it",
+    suspended: "a table is suspended: see what to do",
+    loading: "a load runs, or ended before it was done",
+    new: "no table is loaded yet",
+    unknown: "the source does not answer, and Headwater has not watched the lake long enough to tell",
     unreadable: "the lake cannot be read",
     gathering: "the lake is being read",
   }[one.state];
@@ -92,7 +92,7 @@ export function transactionFact(one) {
   const oldest = one.oldest_transaction;
   if (!one.source.answers) return fact("oldest open transaction", "–", SILENT);
   if (oldest && oldest.seconds === null)
-    return fact("oldest open transaction", "of unknown age", oldest.what, "ages of others' transactions are shown to members of pg_read_all_stats");
+    return fact("oldest open transaction", "age not visible", oldest.what, "ages of others' transactions are shown to members of pg_read_all_stats");
   return fact("oldest open transaction", oldest ? seconds(oldest.seconds) : "none", oldest?.what ?? null);
 }
 

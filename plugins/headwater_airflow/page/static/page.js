@@ -48,7 +48,7 @@ function clock(found) {
 
 function footer() {
   if (!data) return "";
-  return `as of ${clock(data)}; looks again every ${REFRESH_MS / 1000} s while it is visible`;
+  return `as of ${clock(data)}; refreshes every ${REFRESH_MS / 1000} s while it is visible`;
 }
 
 /** Show what is there once more; with `soon`, ask again at once, too. */

@@ -81,7 +81,7 @@ class ReloadsFollowed:
     def _why_not(self, reload: Reload) -> str | None:
         record = self._registry.tables.get(reload.table)
         if record is None or record.incarnation != reload.incarnation:
-            return "the table was loaded anew"
+            return "the table was loaded again"
         as_asked = record.state == "suspended" and reload.suspended == record.since
         if as_asked or (self._tables.states.is_followed(reload.table) and not reload.suspended):
             return None

@@ -99,7 +99,7 @@ def _other_values(
     again = _again(record)
     for holder in facts.holders(root):
         if holder.relation_id in rewritten and not _retyped(record, root):
-            message = f"{holder.name} was written anew by ALTER TABLE: the log does not carry the values it has now"
+            message = f"{holder.name} was rewritten by ALTER TABLE: the log does not carry the values it has now"
             remedy = _CHANGED if _is_comparable(record, root) else again
             return SchemaChanged(message, where=record.name, remedy=remedy)
         if holder.persistence == "u":

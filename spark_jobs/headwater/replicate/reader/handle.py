@@ -235,7 +235,7 @@ class LogReader:
         try:
             now = self._conninfo()
         except Exception:
-            log.warning("the connection string cannot be read anew: the reader goes on with the one it had")
+            log.warning("the connection string cannot be read again: the reader goes on with the one it had")
             now = self._options.conninfo
         self._child.tell("conninfo", now)
 

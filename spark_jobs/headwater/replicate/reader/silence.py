@@ -33,7 +33,7 @@ class Silence:
             self._reader.raise_if_ended()
             if time.monotonic() > deadline or self._stop.is_set():
                 raise Transient(
-                    f"the server has not answered for {silence:.0f} s: the slot may be another driver's by now",
+                    f"the server has not answered for {silence:.0f} s: another driver may have taken the slot",
                     code="silent_source",
                     where="log connection",
                     remedy="run replicate again; it goes on from the ledger",

@@ -172,7 +172,7 @@ class Evolving:
 
         self._states.change(record.name, followed)
         if self._states.records[record.name].incarnation != record.incarnation:
-            raise changed(record, "it is being loaded anew")  # whose state it is now: nothing of the share is applied
+            raise changed(record, "it is being loaded again")  # whose state it is now: nothing of the share is applied
         log.info("%s: follows its source: %s", record.name, described(record.schema, schema))
         self.finish(record.name, still_alive)
         # What follows cannot be read: the next run asks for text.

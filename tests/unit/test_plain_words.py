@@ -1,0 +1,92 @@
+"""Words that a reader trips over, kept out of what people read: the docs, the changelog, help texts and messages."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROSE = [
+    ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
+    *(
+        file
+        for file in sorted((ROOT / "docs").rglob("*.md"))
+        # What maintainers wrote down of their reasons, and pages that a program writes.
+        if not {"decisions", "benchmarks"} & set(file.parts) and file.name not in ("architecture.md", "lineage.md")
+    ),
+]
+SOURCES = [*(ROOT / "spark_jobs").rglob("*.py"), *(ROOT / "plugins").rglob("*.py"), *(ROOT / "dags").rglob("*.py")]
+PAGES = sorted((ROOT / "plugins" / "headwater_airflow" / "page" / "static").glob("*.js"))
+
+INSTEAD = {
+    r"anew": "again",
+    r"asks? nothing": "do not prompt",
+    r"write over": "overwrite",
+    r"stop after so long": "maximum run time",
+    r"so far back|look back so far": "time window",
+    r"whom": "who, or the role, table or task by its name",
+    r"as libpq says it": "connection string (libpq)",
+    r"commit to visible": "end-to-end latency, commit to readable",
+    r"held up|holds? up": "blocked by",
+    r"known by": "evidence",
+    r"written by somebody else": "written by another program",
+    r"no driver replicates\b(?! until)": "replication is stopped",
+    r"what only the source can tell": "values marked – are unknown",
+    r"of unknown age": "leave it out",
+    r"where it stands": "position",
+    r"away with it": "clean up",
+    r"looks? again every": "refreshes every",
+    r"the whole way": "end to end",
+    r"can be had": "is there",
+}
+"""What is not written, and what is written in its place."""
+
+FOUND = re.compile("|".join(rf"(?P<w{n}>\b(?:{words})\b)" for n, words in enumerate(INSTEAD)), re.IGNORECASE)
+
+
+def tripped(text: str) -> Iterator[tuple[int, str]]:
+    """The lines on which a reader trips, and what to write there."""
+    for number, line in enumerate(text.splitlines(), 1):
+        for found in FOUND.finditer(line):
+            instead = list(INSTEAD.values())[int((found.lastgroup or "w0")[1:])]
+            yield number, f"{found[0]!r}: write {instead}"
+
+
+def test_the_words_are_found() -> None:
+    assert list(tripped("all is loaded anew,\nheld up by\nlatency")) == [
+        (1, "'anew': write again"),
+        (2, "'held up': write blocked by"),
+    ]
+
+
+@pytest.mark.parametrize("file", PROSE, ids=lambda file: str(file.relative_to(ROOT)))
+def test_pages_are_in_plain_words(file: Path) -> None:
+    text = re.sub(r"`[^`\n]+`", "`code`", file.read_text(encoding="utf-8"))
+    assert [f"{file.name}:{number}: {said}" for number, said in tripped(text)] == []
+
+
+def test_help_texts_and_messages_are_in_plain_words() -> None:
+    found = []
+    for file in SOURCES:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
+                said = [said for _, said in tripped(node.value)]
+                found += [f"{file.relative_to(ROOT)}:{node.lineno}: {one}" for one in said]
+    assert found == []
+
+
+def test_pages_of_airflow_are_in_plain_words() -> None:
+    found = []
+    for file in PAGES:
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            said = line.strip()
+            if not said.startswith(("//", "*", "/*")):
+                found += [f"{file.name}:{number}: {one}" for _, one in tripped(line)]
+    assert found == []
