@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Final
@@ -25,9 +26,12 @@ from headwater.delta.spark_rows import rows_of_files
 from headwater.delta.tables import quoted, struct_type
 from headwater.lake.executors import LakeAccess
 from headwater.schema import TableSchema
+from headwater.spark.session import cores_of
 
 _STRETCH_BYTES: Final = 128 << 20
-"""Of Parquet: what a task sorts at a time."""
+"""Of Parquet: what a task sorts at a time, at most."""
+_SHARE_BYTES: Final = 16 << 20
+"""Smaller ones are not worth a task of their own, where cores would be idle without."""
 _STRETCH, _PLACE = "_hw_stretch", "_hw_place"
 """Reserved: no column of a table is called like this."""
 
@@ -38,7 +42,7 @@ def in_order(frame: DataFrame, columns: Sequence[str], rows: int, size: int) -> 
     sampled = frame.select(*map(quoted, columns)).sample(min(1.0, SAMPLED_ROWS / max(rows, 1)), seed=rows)
     sample = sampled.toArrow()
     curve = Curve.of(sample, columns)
-    stretches = max(1, round(size / _STRETCH_BYTES))
+    stretches = _stretches(frame.sparkSession, size)
     places = np.sort(curve.places(sample))
     at = np.arange(1, stretches) * len(places) // stretches
     bounds = np.unique(places[at]) if len(places) else places
@@ -46,6 +50,13 @@ def in_order(frame: DataFrame, columns: Sequence[str], rows: int, size: int) -> 
     placed = frame.mapInArrow(_Placed(curve, bounds), kind)
     dealt = placed.repartitionById(len(bounds) + 1, _STRETCH)
     return dealt.sortWithinPartitions(_PLACE, *map(quoted, columns)).drop(_STRETCH, _PLACE)
+
+
+def _stretches(spark: SparkSession, size: int) -> int:
+    """Into how many to deal `size` bytes: a multiple of the cores, or the last round of tasks leaves some idle."""
+    cores = cores_of(spark) or spark.sparkContext.defaultParallelism
+    least, most = max(1, math.ceil(size / _STRETCH_BYTES)), math.ceil(size / _SHARE_BYTES)
+    return max(least, min(most, math.ceil(least / cores) * cores))
 
 
 @dataclass(frozen=True)
@@ -97,7 +108,7 @@ class TableFiles:
         # By the key as well: of a partition that is larger than others each of several tasks has a share, and its files
         # have bounds.
         by = [*map(quoted, partition_by), *(quoted(name) for name in key if name not in partition_by)]
-        dealt = frame.repartitionByRange(max(1, round(size / _STRETCH_BYTES)), *by)
+        dealt = frame.repartitionByRange(_stretches(frame.sparkSession, size), *by)
         return _written(dealt.sortWithinPartitions(*by), _Writer(self))
 
     def lay_out(self, spark: SparkSession, files: Sequence[DataFile]) -> list[DataFile]:

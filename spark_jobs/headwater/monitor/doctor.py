@@ -95,7 +95,7 @@ def _in_order(seen: Examined, codes: set[str], found: list[Finding]) -> Iterator
         yield "a replicate driver is alive"
     in_step = sum(table["state"] == "active" for table in seen.tables.values())
     if in_step:
-        yield f"{in_step} of {len(seen.tables)} tables are in step"
+        yield f"{in_step} of {len(seen.tables)} tables are active"
     for what, (folder, free) in seen.free.items():
         if not any(finding.code == "disk_low" and finding.where == folder for finding in found):
             yield f"{size_text(free)} are free for the {what} ({folder})"

@@ -29,14 +29,10 @@ class Minutes:
         """The first call tells that the driver begins, a later one what the last minute was, when it is over."""
         now = time.monotonic()
         if self._said_at is None:
+            followed = sum(record.is_followed for record in run.tables.records.values())
             newest = run.ledger.newest
-            log.info(
-                "pipeline %s: replicating %d tables from %s on, generation %d",
-                self._pipeline,
-                sum(record.is_followed for record in run.tables.records.values()),
-                format_lsn(newest.position.lsn if newest is not None else run.processed),
-                run.ledger.generation,
-            )
+            since = f" from {format_lsn(newest.position.lsn)} on" if newest is not None else ""
+            log.info("pipeline %s: replicating %d tables%s", self._pipeline, followed, since)
         elif now - self._said_at < _PERIOD:
             return
         else:

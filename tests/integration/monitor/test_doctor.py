@@ -98,7 +98,7 @@ def test_of_a_healthy_pipeline_nothing_is_wrong_and_three_points_stand_side_by_s
     assert [finding["code"] for finding in said["findings"]] == ["slot_wal_unlimited"]
     assert said["running"]
     assert "a replicate driver is alive" in said["in_order"]
-    assert "2 of 2 tables are in step" in said["in_order"]
+    assert "2 of 2 tables are active" in said["in_order"]
     positions = said["positions"]
     assert positions["ledger"]["generation"] >= 1
     assert positions["slot"]["confirmed_lsn"]

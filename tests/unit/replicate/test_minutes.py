@@ -15,7 +15,7 @@ from headwater.replicate.minutes import Minutes
 def run(epochs: int, changes: int, processed: int = 0x200) -> Any:
     records = {name: SimpleNamespace(is_followed=name != "c") for name in "abc"}
     return SimpleNamespace(
-        ledger=SimpleNamespace(newest=SimpleNamespace(position=position_at(lsn=0x100)), generation=5),
+        ledger=SimpleNamespace(newest=SimpleNamespace(position=position_at(lsn=0x100))),
         tables=SimpleNamespace(records=records),
         totals=SimpleNamespace(epochs=epochs, changes=changes),
         publisher=SimpleNamespace(latencies={"write": 0.5, "publish": 0.25}),
@@ -36,7 +36,7 @@ def test_it_tells_where_it_begins_and_each_minute_what_came(
     now[0] += 61
     said.say(run(46, 1234, 0x400))  # a row of an idle log
     assert [record.getMessage() for record in caplog.records] == [
-        "pipeline shop: replicating 2 tables from 0/100 on, generation 5",
+        "pipeline shop: replicating 2 tables from 0/100 on",
         "pipeline shop: 1,234 changes in 45 epochs in the last minute, the newest 0.8 s behind its commit; "
         "the lake holds everything up to 0/300",
         "pipeline shop: no change in the last minute; the lake holds everything up to 0/400",
