@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # A trigger enforces the deadline itself: Airflow's own, looked at every 15 s, is only for a triggerer that is gone.
 _GRACE = timedelta(minutes=2)
 _STORE_SECONDS, _LOOK_SECONDS = 60.0, 2.0
-_SKIPPED_ON_TIMEOUT = frozenset({"timed_out", "not_running", "source_unreachable", "not_validated"})
+_SKIPPED_ON_TIMEOUT = frozenset({"timed_out", "not_running", "paused", "source_unreachable", "not_validated"})
 
 
 class FreshnessSensor(BaseSensorOperator):

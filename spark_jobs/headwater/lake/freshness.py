@@ -34,7 +34,7 @@ _BEYOND = 1 << 64
 
 
 class Outcome(StrEnum):
-    """How a wait can end. `paused` is set by callers that know of a pause; no look at the lake shows one."""
+    """How a wait can end."""
 
     SATISFIED = "satisfied"
     TIMED_OUT = "timed_out"

@@ -76,6 +76,7 @@ class PipelineWatch:
         self._patience = patience
         self._lock = threading.RLock()
         self._seen: _Seen | None = None
+        self._rows: tuple[_Seen, list[dict[str, Any]]] | None = None
         self._looked_at = float("-inf")
         self._wait_log, self._waits_lock = WaitLog(pipeline.lake_path()), threading.Lock()
         self._waits_seen: list[dict[str, Any]] = []
@@ -298,6 +299,12 @@ class PipelineWatch:
         return remedy_of(table, self.pipeline, running=bool(seen.running))
 
     def _tables(self, seen: _Seen) -> list[dict[str, Any]]:
+        """As `status` shows them. Made once for a look: the health, the page and the metrics follow from it."""
+        if self._rows is None or self._rows[0] is not seen:
+            self._rows = seen, self._tables_of(seen)
+        return self._rows[1]
+
+    def _tables_of(self, seen: _Seen) -> list[dict[str, Any]]:
         lately: dict[str, list[RecentEpoch]] = {}
         for epoch in self._recent.epochs:
             for name in epoch.tables:

@@ -375,6 +375,19 @@ def test_the_deadline_is_enforced_inside_the_trigger(lake: HandLake, pipeline: s
         sensor(pipeline, on_timeout="skip").execute_complete(CONTEXT, event)
 
 
+def test_a_paused_pipeline_skips_the_task_of_whoever_asked_for_that(lake: HandLake, pipeline: str) -> None:
+    from airflow.sdk.exceptions import AirflowSkipException
+
+    task = sensor(pipeline, require=at(lake, 0x300), on_timeout="skip")
+    trigger = deferred(task)
+    assert lake.registry.pipeline is not None
+    lake.registry.write(replace(lake.registry.pipeline, paused="2026-03-01T00:00:00Z"))
+    (event,) = asyncio.run(events(trigger))
+    assert event["outcome"] == "paused"
+    with pytest.raises(AirflowSkipException):
+        task.execute_complete(CONTEXT, event)
+
+
 def test_a_table_suspended_while_waiting_fails_the_task_for_good(lake: HandLake, pipeline: str) -> None:
     from airflow.sdk.exceptions import AirflowFailException
 
