@@ -37,17 +37,15 @@ _PIPELINE, _TABLE = ("pipeline",), ("pipeline", "table")
 UP = Metric("headwater_pipeline_up", _PIPELINE, "1: the pipeline's file and lake can be read; 0: they cannot.")
 RUNNING = Metric("headwater_pipeline_running", _PIPELINE, "1: a replicate driver lives; 0: none does.")
 HEALTH = Metric("headwater_pipeline_health", ("pipeline", "level"), "1 for the level that the pipeline's health has.")
-PAUSED = Metric(
-    "headwater_pipeline_paused", _PIPELINE, "1: nobody may replicate, by `headwater pause`; 0: anybody may."
-)
+PAUSED = Metric("headwater_pipeline_paused", _PIPELINE, "1: paused by `headwater pause`; 0: not paused.")
 EPOCHS = Metric("headwater_pipeline_epochs", _PIPELINE, "Epochs published: the newest one's number.", counter=True)
 GENERATION = Metric("headwater_pipeline_generation", _PIPELINE, "Driver starts; rises with every slice.", counter=True)
-LAG_SECONDS = Metric("headwater_pipeline_lag_seconds", _PIPELINE, "How stale the last table in step is.", "seconds")
+LAG_SECONDS = Metric("headwater_pipeline_lag_seconds", _PIPELINE, "How stale the stalest active table is.", "seconds")
 LAG_BYTES = Metric("headwater_pipeline_lag_bytes", _PIPELINE, "The same in bytes of the source's log.", "bytes")
 NOT_DURABLE = Metric(
     "headwater_pipeline_not_durable_bytes",
     _PIPELINE,
-    "Log whose changes are published and would not survive a power cut of the lake's host yet: the slot keeps it.",
+    "Log whose changes are published but would not survive a power cut of the lake's host yet: the slot keeps it.",
     "bytes",
 )
 PUBLICATION_AGE = Metric(
