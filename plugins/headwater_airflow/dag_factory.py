@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -118,7 +118,6 @@ def _dags(
         max_active_runs=1,
         is_paused_upon_creation=False,  # without a schedule it runs only when asked to
         default_args={"retries": 3, "retry_delay": timedelta(seconds=20), **default_args},
-        render_template_as_native_obj=True,
         params={
             "tables": _names_param("Tables", _WHICH_TABLES),
             "again": Param(
@@ -131,7 +130,7 @@ def _dags(
         doc_md=_LOAD_DOC.format(file=pipeline.file, replicate=replicate_id) + about,
         **common,
     ) as load:
-        loading = LoadOperator(task_id="load", **_chosen("tables", "again"), **arguments)
+        loading = LoadOperator(task_id="load", **_chosen("again", lists=["tables"]), **arguments)
         begin = BeginReplicationOperator(
             task_id="begin_replication",
             replicate_dag_id=replicate_id,
@@ -188,7 +187,6 @@ def _dags(
         schedule=BackfillIntervals(backfill_intervals),
         max_active_runs=4,  # of different parts; a second one of the same part is refused
         is_paused_upon_creation=False,  # it runs only when asked to
-        render_template_as_native_obj=True,
         params={
             "table": Param(
                 None,
@@ -224,14 +222,13 @@ def _dags(
         doc_md=_RELOAD_DOC.format(file=pipeline.file, replicate=replicate_id) + about,
         **common,
     ) as reload:
-        ReloadOperator(task_id="reload", **_chosen("table", "partitions", "where", "changed"), **arguments)
+        ReloadOperator(task_id="reload", **_chosen("table", "where", "changed", lists=["partitions"]), **arguments)
     with DAG(
         verify_id,
         description=f"Compares source and lake of the pipeline {pipeline.name}, and repairs what differs",
         schedule=None,
         max_active_runs=1,
         is_paused_upon_creation=False,  # it runs only when asked to
-        render_template_as_native_obj=True,
         params={
             "tables": _names_param("Tables", _WHICH_TABLES),
             "repair": Param(
@@ -246,7 +243,7 @@ def _dags(
         doc_md=_VERIFY_DOC.format(file=pipeline.file, replicate=replicate_id) + about,
         **common,
     ) as verify:
-        VerifyOperator(task_id="verify", **_chosen("tables", "repair"), **arguments)
+        VerifyOperator(task_id="verify", **_chosen("repair", lists=["tables"]), **arguments)
     with DAG(
         validate_id,
         description=f"Runs the expectation suites of the pipeline {pipeline.name} on a consistent cut",
@@ -262,9 +259,11 @@ def _dags(
     return {dag.dag_id: dag for dag in (load, replicate, reload, verify, validate, maintain)}
 
 
-def _chosen(*names: str) -> dict[str, str]:
-    """Arguments of an operator that the run's form fills in."""
-    return {name: f"{{{{ params.{name} }}}}" for name in names}
+def _chosen(*names: str, lists: Sequence[str] = ()) -> dict[str, str]:
+    """Arguments of an operator that the run's form fills in; lists as JSON. Rendered as Python's own objects, every
+    other template would be read as one, too: an environment variable of "4" would become a number."""
+    plain = {name: f"{{{{ params.{name} or '' }}}}" for name in names}
+    return plain | {name: f"{{{{ params.{name} | tojson }}}}" for name in lists}
 
 
 def _names_param(title: str, description: str, **schema: Any) -> Param:

@@ -254,7 +254,8 @@ class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the 
 
 class LoadOperator(HeadwaterSparkOperator):
     """Loads the tables that are not loaded yet (all, or `tables`); takes up where an earlier try ended. `again`: loads
-    `tables` again that are loaded. Both may be templates, as those of `ReloadOperator`."""
+    `tables` again that are loaded; so does each retry, all of them. Both may be templates, as those of
+    `ReloadOperator`."""
 
     template_fields: Sequence[str] = (*HeadwaterSparkOperator.template_fields, "tables", "again")
 
@@ -287,8 +288,8 @@ class ReloadOperator(HeadwaterSparkOperator):
     In a backfill each run reloads what lies in its data interval: `{start}` and `{end}` in partitions and predicate are
     its bounds, in UTC, with a format of strftime if wanted (`orders_{start:%Y_%m}`).
 
-    All may be templates. In a DAG with `render_template_as_native_obj` a template may give the list of partitions, and
-    the truth of `changed`; elsewhere it gives the name of one, or nothing for the whole table, and `true` or `false`.
+    All may be templates. For `partitions` one gives a name, nothing for the whole table, or a list as JSON
+    (`{{ params.partitions | tojson }}`); for `changed`, `true` or `false`.
     """
 
     template_fields: Sequence[str] = (
@@ -563,7 +564,9 @@ def _in_interval(texts: Sequence[str], context: Context) -> list[str]:
 
 
 def _names(value: Sequence[str] | str | None) -> list[str]:
-    """Of an argument that a template may have filled in: with a list, one name, or nothing."""
+    """Of an argument that a template may have filled in: with a list as JSON, one name, or nothing."""
+    if isinstance(value, str) and (value == "null" or (value.startswith("[") and value.endswith("]"))):
+        value = json.loads(value)
     names = [value] if isinstance(value, str) else list(value or ())
     return [name for name in names if name]
 

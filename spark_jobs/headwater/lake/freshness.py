@@ -115,9 +115,9 @@ def verdict(
     return replace(judged, tables=tables, ignored=ignored, eta_seconds=_eta(judged, look, tables))
 
 
-def at_deadline(waiting: Verdict, *, alive: bool, since: str, pipeline_file: str) -> Verdict:
+def at_deadline(waiting: Verdict, *, alive: bool, stopped: str, pipeline_file: str) -> Verdict:
     """What a wait that is still waiting at its deadline ends as. `alive`: a driver was seen to live during the wait;
-    `since`: when one did last, as `headwater.lake.health.stopped_since` says it."""
+    `stopped`: that none was, in words."""
     if waiting.awaits_validation:
         return replace(
             waiting, outcome=Outcome.NOT_VALIDATED, remedy=f"headwater validate {pipeline_file}, then wait again"
@@ -131,7 +131,7 @@ def at_deadline(waiting: Verdict, *, alive: bool, since: str, pipeline_file: str
     return replace(
         waiting,
         outcome=Outcome.NOT_RUNNING,
-        reason=f"replication is stopped, {since}; {waiting.reason}",
+        reason=f"{stopped}; {waiting.reason}",
         remedy=f"headwater replicate {pipeline_file}",
         eta_seconds=None,
     )

@@ -47,11 +47,13 @@ class SlotRoom:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What health follows from. `tables`: as `status` shows them, by name: `state`, `reason`, `remedy`, `retrying`,
-    `lag_seconds`, `freshness_seconds`. `file`: the pipeline file, as a shell needs it. `running`: whether a driver
-    lives, None if that is not known yet. `outage`: that the source does not answer, and why; empty:
-    it does. `now` is this
-    machine's clock, and only tells how long ago something was."""
+    """What health follows from.
+
+    `tables`: as `status` shows them, by name: `state`, `reason`, `remedy`, `retrying`, `lag_seconds`,
+    `freshness_seconds`. `file`: the pipeline file, as a shell needs it. `running`: whether a driver lives, None if that
+    is not known yet. `load_lives`: the same of a load, None if the source does not answer. `outage`: that the source
+    does not answer, and why; empty: it does. `now` is this machine's clock, and only tells how long ago something was.
+    """
 
     look: Look
     tables: Mapping[str, Mapping[str, Any]]
@@ -59,6 +61,7 @@ class Facts:
     running: bool | None
     now: datetime
     outage: str = ""
+    load_lives: bool | None = None
     room: SlotRoom = SlotRoom()
     eta_seconds: float | None = None
 
@@ -71,6 +74,15 @@ class Facts:
     def suspended(self) -> list[str]:
         return [name for name, table in self.tables.items() if table["state"] == "suspended"]
 
+    @property
+    def loading(self) -> list[str]:
+        return [name for name, table in self.tables.items() if table["state"] == "loading"]
+
+    @property
+    def is_published(self) -> bool:
+        """Whether an epoch was, ever."""
+        return self.look.file is not None and self.look.file.epoch > 0
+
 
 def health(facts: Facts) -> Health:
     """The first that holds: paused, nothing loaded, stopped, degraded, late, ok."""
@@ -79,12 +91,10 @@ def health(facts: Facts) -> Health:
         since = moment_text(facts.look.paused, facts.now)
         sentence = f"Paused since {since}: no driver replicates until it is resumed{_besides(facts.suspended)}"
         return Health("paused", _ended(sentence), f"headwater resume {facts.file}")
-    if not followed:
-        return Health("stopped", "Stopped: no table is loaded yet.", f"headwater load {facts.file}")
-    if facts.running is False and all(table["state"] == "loading" for table in followed.values()):
-        return Health("degraded", f"Loading: {_loaded(facts.tables)}.")
+    if not facts.is_published and (loading := _first_load(facts)) is not None:
+        return loading
     if facts.running is False:
-        return Health("stopped", _stopped(facts), f"headwater replicate {facts.file}")
+        return _stopped(facts)
     return (
         _degraded(facts)
         or _late(facts)
@@ -94,8 +104,10 @@ def health(facts: Facts) -> Health:
 
 def stopped_since(look: Look, now: datetime) -> str:
     """That no driver lives, and since when."""
-    written = look.file.written_at if look.file is not None else ""
-    return f"no driver since {moment_text(written, now)}" if written else "no driver has replicated yet"
+    if look.file is None:
+        return "no driver has replicated yet"
+    # A file that is made up from the ledger does not say when it was written.
+    return f"no driver since {moment_text(look.file.written_at, now)}" if look.file.written_at else "no driver runs"
 
 
 def moment_text(moment: str, now: datetime) -> str:
@@ -106,10 +118,27 @@ def moment_text(moment: str, now: datetime) -> str:
     return f"{text} ({seconds_text(age)} ago)" if age >= _AGE else text
 
 
-def _stopped(facts: Facts) -> str:
-    silent = "; the source does not answer" if facts.outage else ""
-    since = stopped_since(facts.look, facts.now)
-    return _ended(f"Stopped: {since}{_as_of(facts.look)}{silent}{_besides(facts.suspended)}")
+def _first_load(facts: Facts) -> Health | None:
+    """What comes before the first epoch, as long as that is a load."""
+    load = f"headwater load {facts.file}"
+    if facts.load_lives and (facts.loading or not facts.followed):
+        return Health("late", f"Loading: {_loaded(facts.tables)}.")
+    if facts.loading and facts.load_lives is False:
+        return Health("stopped", f"Stopped: a load ended before it was done; {_loaded(facts.tables)}.", load)
+    return None if facts.followed else Health("stopped", "Stopped: no table is loaded yet.", load)
+
+
+def _stopped(facts: Facts) -> Health:
+    since, silent = stopped_since(facts.look, facts.now), "; the source does not answer" if facts.outage else ""
+    sentence, suspended = f"Stopped: {since}{_as_of(facts.look)}{silent}", facts.suspended
+    if len(suspended) < len(facts.followed):
+        return Health("stopped", _ended(f"{sentence}{_besides(suspended)}"), f"headwater replicate {facts.file}")
+    # A driver would find nothing to do: what suspends all of them comes first.
+    first = facts.followed[suspended[0]]
+    remedy = first["remedy"] or f"headwater doctor {facts.file}"
+    every = "every table is suspended" if len(suspended) > 1 else f"{suspended[0]} is suspended"
+    name = suspended[0] if len(suspended) == 1 else None
+    return Health("stopped", _ended(f"{sentence}; {every}{_because(first)}"), remedy, name)
 
 
 def _degraded(facts: Facts) -> Health | None:
@@ -123,7 +152,10 @@ def _degraded(facts: Facts) -> Health | None:
         if len(facts.suspended) > 1:
             which = f"{len(facts.suspended)} of {_all(followed)} are suspended, among them {name}"
         silent = "; the source does not answer" if facts.outage else ""
-        sentence = f"{which}: {followed[name]['reason']}{silent}"
+        sentence = f"{which}{_because(followed[name])}{silent}"
+    elif facts.loading and facts.load_lives is False:
+        sentence = f"the load of {facts.loading[0]} ended before it was done"
+        remedy = f"headwater load {facts.file}"
     elif facts.outage:
         alive = "whether a driver lives is not known yet" if facts.running is None else "the driver tries again"
         sentence = f"{facts.outage}; {alive}{_as_of(facts.look)}"
@@ -154,13 +186,15 @@ def _late(facts: Facts) -> Health | None:
         behind, allowed = seconds_text(table["lag_seconds"]), seconds_text(allowed_seconds(table))
         sentence = f"{worst} is {behind} behind the source, {allowed} are allowed{eta}{others}"
         return Health("late", f"Late: {sentence}.", f"headwater status {facts.file} --verbose", worst)
+    unknown = [name for name, table in followed.items() if table["state"] == IN_STEP and table["lag_seconds"] is None]
     unready = [name for name, table in followed.items() if table["state"] != IN_STEP]
     if unready:
         which = unready[0] if len(unready) == 1 else f"{len(unready)} of {_all(followed)}"
         doing = "loading" if all(followed[name]["state"] == "loading" for name in unready) else "catching up"
         return Health("late", f"Late: {which} {_is(unready)} {doing}{eta}.")
-    if all(table["lag_seconds"] is None for table in followed.values()):
-        return Health("late", f"Late: how far {_all(followed)} {_is(followed)} behind is not known yet.")
+    if unknown:
+        which = unknown[0] if len(unknown) == 1 else f"{len(unknown)} of {_all(followed)}"
+        return Health("late", f"Late: how far {which} {_is(unknown)} behind is not known yet.")
     return None
 
 
@@ -168,6 +202,10 @@ def allowed_seconds(table: Mapping[str, Any]) -> float:
     """How far a table may be behind before it is late."""
     wanted: float | None = table["freshness_seconds"]
     return wanted if wanted is not None else LATE_SECONDS
+
+
+def _because(table: Mapping[str, Any]) -> str:
+    return f": {table['reason']}" if table["reason"] else ""
 
 
 def _ended(sentence: str) -> str:

@@ -1,5 +1,5 @@
 """How long changes took from commit to readable over the last days, as few points: the longest of every stretch; and
-when a driver began behind a time without one.
+when a new driver published behind a time without an epoch.
 
 Filled from rows of the ledger as `headwater.monitor.recent_epochs` meets them. A stretch in which nothing was published
 has no point: a driver that did not run is a gap, and no short time.
@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 KEPT: Final = timedelta(days=7)
-READ: Final = ["generation", "applied_at", "source_time", "stages"]
+READ: Final = ["epoch", "generation", "applied_at", "source_time", "stages"]
 RANGES: Final = {"1 h": (3600, 60), "6 h": (21600, 300), "24 h": (86400, 900), "7 d": (604800, 7200)}
 """Of each range of time its length, and that of one of its stretches; seconds."""
 
@@ -41,7 +41,8 @@ class LatencyHistory:
             self._take_minute(int(at // _MINUTE), latency)
 
     def take_rows(self, rows: pa.Table) -> None:
-        """Rows of the ledger with the columns `READ`."""
+        """Rows of the ledger with the columns `READ`. Of a generation its epochs count, as in `take`."""
+        rows = rows.filter(pc.is_valid(rows["epoch"]))
         if not rows.num_rows:
             return
         at = _seconds(rows)
@@ -59,8 +60,8 @@ class LatencyHistory:
 
     def to_json(self, now: datetime) -> dict[str, Any]:
         """`ranges`: by name when its first stretch begins (seconds since 1970), how long one is, and the longest
-        latency of each, None where nothing was published. `starts`: when a driver began, and how many seconds there had
-        been none."""
+        latency of each, None where nothing was published. `starts`: when a new driver published its first epoch,
+        and how many seconds there had been none."""
         oldest = now.timestamp() - KEPT.total_seconds()
         self._longest = {minute: one for minute, one in self._longest.items() if (minute + 1) * _MINUTE >= oldest}
         self._seen = {generation: seen for generation, seen in self._seen.items() if seen[1] >= oldest}

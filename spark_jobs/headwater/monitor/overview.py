@@ -12,7 +12,7 @@ import shlex
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -27,10 +27,11 @@ from headwater.lake.reader import LakeReader
 from headwater.lake.registry import Registry
 from headwater.lake.validations import recent_results
 from headwater.lake.wait_log import WaitLog
+from headwater.monitor.cures import cure_of
 from headwater.monitor.lags import Lags
 from headwater.monitor.recent_epochs import RecentEpoch, RecentEpochs
 from headwater.monitor.source_watch import FIRST_SECONDS, SourceAnswer, SourceWatch
-from headwater.monitor.status import durable_json, remedy_of, room_of, slot_of
+from headwater.monitor.status import durable_json, load_lives, remedy_of, room_of, slot_of
 from headwater.monitor.table_page import files_of, reason_of, reloads_of, schema_versions
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
@@ -110,18 +111,21 @@ class PipelineWatch:
                 "file": self.pipeline.file,
                 "lake": self.pipeline.lake.root,
                 "state": _pipeline_state(seen, states),
-                "health": health(
-                    Facts(
-                        look=seen.look,
-                        tables={row["table"]: row for row in self._tables(seen)},
-                        file=shlex.quote(self.pipeline.file),
-                        running=seen.running,
-                        now=seen.at,
-                        outage=seen.answer.outage if state is None else "",
-                        room=room_of(state, seen.answer.wal_bound),
-                        eta_seconds=moving["eta_seconds"],
-                    )
-                ).to_json(),
+                "health": _with_cure(
+                    health(
+                        Facts(
+                            look=seen.look,
+                            tables={row["table"]: row for row in self._tables(seen)},
+                            file=shlex.quote(self.pipeline.file),
+                            running=seen.running,
+                            now=seen.at,
+                            outage=seen.answer.outage if state is None else "",
+                            load_lives=load_lives(seen.registry, seen.answer.jobs) if state is not None else None,
+                            room=room_of(state, seen.answer.wal_bound),
+                            eta_seconds=moving["eta_seconds"],
+                        )
+                    ).to_json()
+                ),
                 "running": seen.running,
                 "paused": _paused(seen),
                 "generation": file.generation if file is not None else None,
@@ -235,7 +239,11 @@ class PipelineWatch:
         self._recent.refresh()
         answer = self._source.latest(tables, wait=self._patience)
         state = answer.state
-        running = state.slot is not None and state.slot.active if state is not None else self._file_moves(look)
+        moves = self._file_moves(look)
+        if state is None:
+            running = moves
+        else:  # a driver may be connecting again
+            running = (state.slot is not None and state.slot.active) or bool(moves)
         look = as_the_source_stands(look, state, lambda: followed(registry, self.pipeline.source.publication))
         loads = shown_loads(self.pipeline.lake_path(), answer.jobs if state is not None else ())
         self._seen = _Seen(look, registry, answer, Lags(look, state), loads, running, datetime.now(UTC))
@@ -375,8 +383,14 @@ def _paused(seen: _Seen) -> str | None:
     return (record.paused or None) if record is not None else None
 
 
-def _state_json(table: ReportedState, remedy: str) -> dict[str, str | None]:
-    return {"state": table.state, "reason": table.reason, "since": table.since or None, "remedy": remedy}
+def _state_json(table: ReportedState, remedy: str) -> dict[str, Any]:
+    said = {"state": table.state, "reason": table.reason, "since": table.since or None, "remedy": remedy}
+    return _with_cure(said)
+
+
+def _with_cure(said: Mapping[str, Any]) -> dict[str, Any]:
+    """`said` with what a page can do about its remedy."""
+    return {**said, "cure": cure_of(said["remedy"])}
 
 
 def _oldest(answer: SourceAnswer) -> dict[str, Any] | None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Collection
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
 
 from headwater.errors import Transient
+from headwater.gate.lease import LOAD
 from headwater.lake.health import Facts, SlotRoom, health
 from headwater.lake.load_files import shown_loads
 from headwater.lake.look import Look, ReportedState
@@ -21,6 +23,8 @@ from headwater.lake.looks import often
 from headwater.lake.paths import table_path, table_uri
 from headwater.lake.position_file import PositionFile
 from headwater.lake.reader import LakeReader
+from headwater.lake.registry import Registry
+from headwater.lake_root import is_remote
 from headwater.monitor.lags import Lags
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
@@ -38,6 +42,7 @@ from headwater.waiting.source_state import (
 )
 from headwater.waiting.speed import speed
 
+_LATELY = 30.0
 _FILE_SECONDS = 1.2  # on a disk a living driver replaces its position file at least once a second
 
 
@@ -46,7 +51,7 @@ def status(pipeline: Pipeline) -> dict[str, Any]:
     lake = LakeReader(pipeline.lake_path(), pipeline.name)
     look = lake.look()
     tables = followed(lake.registry(), pipeline.source.publication)
-    source, bound, listed, loads, unreachable = _ask(pipeline, tables)
+    source, bound, listed, jobs, unreachable = _ask(pipeline, tables)
     look = as_the_source_stands(look, source, lambda: tables)
     running = is_running(source, lake, look)
     file = look.file
@@ -65,6 +70,7 @@ def status(pipeline: Pipeline) -> dict[str, Any]:
                 running=running,
                 now=datetime.now(UTC),
                 outage=unreachable,
+                load_lives=load_lives(lake.registry(), jobs) if source is not None else None,
                 room=room_of(source, bound),
                 eta_seconds=moving["eta_seconds"],
             )
@@ -80,7 +86,7 @@ def status(pipeline: Pipeline) -> dict[str, Any]:
         "lag_seconds": lag_seconds,
         "tables": shown,
         "slot": slot_of(pipeline, source, unreachable),
-        "loads": loads,
+        "loads": shown_loads(pipeline.lake_path(), jobs),
         **moving,
     }
 
@@ -96,9 +102,9 @@ def room_of(source: SourceState | None, bound: int | None) -> SlotRoom:
 
 def _ask(
     pipeline: Pipeline, tables: list[Registered]
-) -> tuple[SourceState | None, int | None, set[str], list[dict[str, Any]], str]:
+) -> tuple[SourceState | None, int | None, set[str], frozenset[str], str]:
     """The source's answers, the bytes of log that it keeps for the slot at most, the tables that the pipeline's entries
-    match there now, loads and reloads that run, and why there are none."""
+    match there now, the sessions of loads and reloads, and why there are none."""
     from headwater.source.catalog.matching import match_entries
     from headwater.source.catalog.relations import list_relations
 
@@ -107,19 +113,31 @@ def _ask(
         with closing(session) as connection:
             state = read_source_state(connection, pipeline, tables)
             matched, _ = match_entries(pipeline.tables, list_relations(connection))
-            loads = shown_loads(pipeline.lake_path(), jobs_there(connection))
             bounds = (wal_bound(connection), pipeline.source.wal_ceiling)
             bound = min((size for size in bounds if size is not None), default=None)
-            return state, bound, {str(relation.name) for relation, _ in matched}, loads, ""
+            return state, bound, {str(relation.name) for relation, _ in matched}, jobs_there(connection), ""
     except Transient as error:
-        return None, None, set(), [], f"the source does not answer: {error.message}"
+        return None, None, set(), frozenset(), f"the source does not answer: {error.message}"
+
+
+def load_lives(registry: Registry | None, jobs: Collection[str]) -> bool:
+    """Whether a load of the pipeline runs. `jobs`: the sessions of loads that there are at the source."""
+    lease = registry.leases.get(LOAD) if registry is not None else None
+    return lease is not None and lease.session in jobs
 
 
 def is_running(source: SourceState | None, lake: LakeReader, look: Look) -> bool:
-    """Whether a driver lives: by the slot, or by its position file where the source does not answer."""
+    """Whether a driver lives: by the slot, or by its position file where the source does not answer, or where nobody
+    reads the slot just now: a driver may be connecting again."""
     if source is None:
         return _file_moves(lake, look)
-    return source.slot is not None and source.slot.active
+    if source.slot is not None and source.slot.active:
+        return True
+    # On a disk only, where that takes a second; and only where it may: an old file is not watched. Whether it is old
+    # decides nothing but that, since clocks differ.
+    written = look.file.written_at if look.file is not None else ""
+    lately = bool(written) and (datetime.now(UTC) - datetime.fromisoformat(written)).total_seconds() < _LATELY
+    return lately and not is_remote(lake.root) and _file_moves(lake, look)
 
 
 def _file_moves(lake: LakeReader, look: Look) -> bool:

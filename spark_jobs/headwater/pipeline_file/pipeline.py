@@ -66,6 +66,7 @@ from headwater.pipeline_file.yaml import Document, FileProblem, Path
 from headwater.store_connections import store_variable
 from headwater.store_options import StoreOptions
 
+_TABLE_OPTION = re.compile(r"""(?<=--table )(?:[^\s"']|"(?:[^"]|"")*")+""")
 _PASSWORD = re.compile("//[^/@]*:[^/@]*@")
 """Of an address: user and password, which belong elsewhere."""
 _STORE_SECRETS = (
@@ -344,8 +345,10 @@ class Pipeline(_Section):
         )
 
     def with_file(self, remedy: str) -> str:
-        """`remedy` as it can be typed here: with this file's path, as a shell needs it, for PIPELINE.yaml."""
-        return remedy.replace("PIPELINE.yaml", shlex.quote(self.file))
+        """`remedy` as it can be typed here: with this file's path for PIPELINE.yaml, and both this and the names of
+        tables as a shell needs them, which would take SQL's quotes away."""
+        quoted = _TABLE_OPTION.sub(lambda name: shlex.quote(name[0]) if '"' in name[0] else name[0], remedy)
+        return quoted.replace("PIPELINE.yaml", shlex.quote(self.file))
 
     def lake_path(self) -> str:
         """The lake's root: a path of this machine, or a place in an object store, which this process can enter then.

@@ -36,14 +36,14 @@ class Minutes:
         elif now - self._said_at < _PERIOD:
             return
         else:
-            log.info("pipeline %s: %s", self._pipeline, self._last_minute(run))
+            log.info("pipeline %s: %s", self._pipeline, self._since_then(run, seconds_text(now - self._said_at)))
         self._said_at, self._before = now, (run.totals.epochs, run.totals.changes)
 
-    def _last_minute(self, run: Run) -> str:
+    def _since_then(self, run: Run, time: str) -> str:
         epochs, changes = run.totals.epochs - self._before[0], run.totals.changes - self._before[1]
         where = f"the lake holds everything up to {format_lsn(run.processed)}"
         if not changes:
-            return f"no change in the last minute; {where}"
+            return f"no change in the last {time}; {where}"
         latency = sum(run.publisher.latencies.values())
         took = f", the newest {seconds_text(latency)} behind its commit" if latency else ""
-        return f"{changes:,} changes in {epochs:,} epochs in the last minute{took}; {where}"
+        return f"{changes:,} changes in {epochs:,} epochs in the last {time}{took}; {where}"

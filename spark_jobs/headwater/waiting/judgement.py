@@ -55,8 +55,11 @@ class Judgement:
         by_clock = target.max_staleness is not None or target.by_table or target.open
         if target.now or (by_clock and self._lookout.source is None):
             return self._visits.unreachable(judged)
-        since = stopped_since(look, datetime.now(UTC))
-        return freshness.at_deadline(judged, alive=driver_seen, since=since, pipeline_file=self._pipeline.file)
+        # In a store a driver writes seldom while nothing happens: that it was not seen says little without the source.
+        stopped = "no driver was seen alive during the wait"
+        if self._lookout.source is not None:
+            stopped = f"replication is stopped, {stopped_since(look, datetime.now(UTC))}"
+        return freshness.at_deadline(judged, alive=driver_seen, stopped=stopped, pipeline_file=self._pipeline.file)
 
     def is_gone(self, cut: Mapping[str, Any]) -> bool:
         """Whether the validated `cut`, which is pinned by now, was cleaned up before; then it is not offered again."""

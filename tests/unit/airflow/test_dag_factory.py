@@ -177,14 +177,19 @@ def test_replication_begins_behind_a_load_even_one_that_suspended_a_table(tmp_pa
 
 
 def test_a_reload_is_asked_for_by_table_and_part(tmp_path: Path) -> None:
+    from headwater_airflow.operators import spark
+
     reload = headwater_dags(write_pipeline(tmp_path, "shop"))["shop.reload"]
-    assert reload.render_template_as_native_obj
+    assert not reload.render_template_as_native_obj, "other templates would be read as Python's objects, too"
     assert reload.max_active_runs > 1
     assert set(reload.params) == {"table", "partitions", "where", "changed"}
     task: Any = reload.get_task("reload")
     assert {"table", "partitions", "where", "changed"} <= set(task.template_fields)
-    assert (task.table, task.partitions) == ("{{ params.table }}", "{{ params.partitions }}")
-    assert (task.where, task.changed) == ("{{ params.where }}", "{{ params.changed }}")
+    filled = {"table": "public.a", "partitions": ["a_1", 'A "b"'], "where": None, "changed": False}
+    context: Any = {"params": filled}
+    task.render_template_fields(context, reload.get_template_env())
+    assert (task.table, task.where, task.changed) == ("public.a", "", "")
+    assert spark._names(task.partitions) == ["a_1", 'A "b"']
 
 
 def test_a_backfill_puts_its_interval_into_what_is_reloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,8 +222,11 @@ def test_a_backfill_puts_its_interval_into_what_is_reloaded(tmp_path: Path, monk
     [
         ("load", {"tables": None, "again": False}, []),
         ("load", {"tables": ["public.a", ""], "again": True}, ["--table", "public.a", "--again"]),
-        ("verify", {"tables": "public.a", "repair": "False"}, ["--table", "public.a"]),
-        ("verify", {"tables": [], "repair": "true"}, ["--repair"]),
+        ("load", {"tables": ['public."A b"'], "again": False}, ["--table", 'public."A b"']),
+        ("verify", {"tables": ["public.a"], "repair": False}, ["--table", "public.a"]),
+        ("verify", {"tables": [], "repair": True}, ["--repair"]),
+        ("reload", {"table": None, "partitions": None, "where": None, "changed": True}, ["--changed"]),
+        ("reload", {"table": '"A b"', "partitions": [], "where": "", "changed": False}, ["--table", '"A b"']),
     ],
 )
 def test_what_a_form_leaves_empty_is_asked_of_all_tables(
@@ -229,10 +237,9 @@ def test_what_a_form_leaves_empty_is_asked_of_all_tables(
     monkeypatch.setattr(spark.HeadwaterSparkOperator, "execute", lambda self, context: {})
     dag = headwater_dags(write_pipeline(tmp_path, "shop"))[f"shop.{job}"]
     task: Any = dag.get_task(job)
-    for name, value in chosen.items():
-        assert getattr(task, name) == f"{{{{ params.{name} }}}}"
-        setattr(task, name, value)
-    task.execute({})
+    context: Any = {"params": chosen}
+    task.render_template_fields(context, dag.get_template_env())
+    task.execute(context)
     assert task.application_args == [task.pipeline, "--json", *expected]
 
 

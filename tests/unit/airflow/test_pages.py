@@ -159,6 +159,7 @@ def test_a_pipeline_shows_its_state_its_epochs_and_what_needs_a_person(pages: Pa
         "sentence": "Degraded: public.b is suspended: a value does not fit; the source does not answer.",
         "remedy": "headwater load shop.yaml --table public.b --again",
         "table": "public.b",
+        "cure": {"dag": "load", "conf": {"tables": ["public.b"], "again": True}},
     }
     assert found["tables"] == {"active": 1, "new": 1, "suspended": 1}
     (attention,) = found["attention"]

@@ -207,8 +207,10 @@ def test_the_time_still_to_wait_comes_from_the_rate_of_the_log_when_there_is_one
 
 def test_a_deadline_ends_as_timed_out_only_when_a_driver_was_seen() -> None:
     waiting = verdict(at(300), look(), [A])
-    assert at_deadline(waiting, alive=True, since="", pipeline_file="p.yaml").outcome is Outcome.TIMED_OUT
-    gone = at_deadline(waiting, alive=False, since="no driver since 12:03 UTC", pipeline_file="p.yaml")
+    assert at_deadline(waiting, alive=True, stopped="", pipeline_file="p.yaml").outcome is Outcome.TIMED_OUT
+    gone = at_deadline(
+        waiting, alive=False, stopped="replication is stopped, no driver since 12:03 UTC", pipeline_file="p.yaml"
+    )
     assert gone.outcome is Outcome.NOT_RUNNING
     assert gone.remedy == "headwater replicate p.yaml"
     assert gone.reason.startswith("replication is stopped, no driver since 12:03 UTC; ")

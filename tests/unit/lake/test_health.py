@@ -64,8 +64,58 @@ def test_what_was_never_loaded_is_no_lake_that_is_up_to_date() -> None:
     assert of({"a": table("new", lag=None)}, published=False, running=False) == Health(
         "stopped", "Stopped: no table is loaded yet.", "headwater load shop.yaml"
     )
-    loading = of({"a": table("loading", lag=None), "b": table("new", lag=None)}, published=False, running=False)
-    assert loading == Health("degraded", "Loading: 0 of 2 tables are loaded.")
+
+
+FIRST = {"a": table("loading", lag=None), "b": table("catching up", lag=None), "c": table("new", lag=None)}
+
+
+@pytest.mark.parametrize(
+    ("load_lives", "expected"),
+    [
+        (True, Health("late", "Loading: 1 of 3 tables are loaded.")),
+        (
+            False,
+            Health(
+                "stopped",
+                "Stopped: a load ended before it was done; 1 of 3 tables are loaded.",
+                "headwater load shop.yaml",
+            ),
+        ),
+        (None, Health("stopped", "Stopped: no driver has replicated yet.", "headwater replicate shop.yaml")),
+    ],
+)
+def test_a_first_load_is_one_as_long_as_it_lives(load_lives: bool | None, expected: Health) -> None:
+    assert of(FIRST, published=False, running=False, load_lives=load_lives) == expected
+
+
+def test_a_load_that_has_only_begun_is_one() -> None:
+    tables = {"a": table("new", lag=None), "b": table("new", lag=None)}
+    assert of(tables, published=False, running=False, load_lives=True).sentence == "Loading: 0 of 2 tables are loaded."
+
+
+def test_a_load_that_ended_beside_a_driver_is_begun_again_by_a_person() -> None:
+    tables = {"a": table("loading", lag=None), "b": table()}
+    assert of(tables, load_lives=True).level == "late"
+    found = of(tables, load_lives=False)
+    assert found == Health("degraded", "Degraded: the load of a ended before it was done.", "headwater load shop.yaml")
+
+
+def test_where_all_tables_are_suspended_a_driver_is_no_cure() -> None:
+    found = of({"a": SUSPENDED, "b": SUSPENDED}, running=False)
+    assert (found.level, found.remedy, found.table) == ("stopped", SUSPENDED["remedy"], None)
+    assert found.sentence.endswith("; every table is suspended: the column amount is now text.")
+    assert of({"a": SUSPENDED}, running=False).table == "a"
+
+
+def test_a_file_made_up_from_the_ledger_says_no_time() -> None:
+    file = PositionFile(1, 7, position_at(lsn=0x100), 0x180, "")
+    look = Look(file, {"a": ReportedState("active")}, ("7", 1))
+    found = health(Facts(look=look, tables={"a": table()}, file="shop.yaml", now=NOW, running=False))
+    assert found.sentence == "Stopped: no driver runs."
+
+
+def test_a_suspension_without_a_reason_is_a_sentence() -> None:
+    assert of({"a": table("suspended"), "b": table()}).sentence == "Degraded: a is suspended."
 
 
 def test_a_pause_is_a_persons_and_comes_first() -> None:
@@ -152,7 +202,7 @@ def test_tables_that_are_not_in_step_yet_make_it_late() -> None:
     assert of({"a": table("loading", lag=None), "b": table("loading", lag=None), "c": table()}).sentence == (
         "Late: 2 of 3 tables are loading."
     )
-    assert of({"a": table(lag=None)}).sentence == "Late: how far 1 table is behind is not known yet."
+    assert of({"a": table(lag=None), "b": table()}).sentence == "Late: how far a is behind is not known yet."
 
 
 def test_a_moment_has_its_day_where_that_is_another_one() -> None:

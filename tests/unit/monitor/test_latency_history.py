@@ -40,13 +40,16 @@ def by_rows() -> LatencyHistory:
     """As the ledger's files are read: nothing in order, and a file twice."""
     rows = [
         {
+            "epoch": number,
             "generation": generation,
             "applied_at": at,
             "source_time": at if latency is not None else None,
             "stages": [("write", latency / 2), ("commit", latency / 2)] if latency is not None else None,
         }
-        for at, generation, latency in EPOCHS
+        for number, (at, generation, latency) in enumerate(EPOCHS)
     ]
+    # A generation's own row, of its beginning, is none of its epochs.
+    rows.append({"epoch": None, "generation": 5, "applied_at": NOW - minutes(36), "source_time": None, "stages": None})
     history = LatencyHistory()
     for part in (rows[4:], rows[:5], [], rows[2:3]):
         history.take_rows(pa.Table.from_pylist(part, schema=ROWS))

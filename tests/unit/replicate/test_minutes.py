@@ -37,7 +37,7 @@ def test_it_tells_where_it_begins_and_each_minute_what_came(
     said.say(run(46, 1234, 0x400))  # a row of an idle log
     assert [record.getMessage() for record in caplog.records] == [
         "pipeline shop: replicating 2 tables from 0/100 on",
-        "pipeline shop: 1,234 changes in 45 epochs in the last minute, the newest 0.8 s behind its commit; "
+        "pipeline shop: 1,234 changes in 45 epochs in the last 1 min, the newest 0.8 s behind its commit; "
         "the lake holds everything up to 0/300",
-        "pipeline shop: no change in the last minute; the lake holds everything up to 0/400",
+        "pipeline shop: no change in the last 1 min; the lake holds everything up to 0/400",
     ]

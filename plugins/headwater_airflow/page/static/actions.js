@@ -16,27 +16,29 @@ export function actions(one, again) {
   return h("div.actions", null, buttons, h("p.said", { role: "status" }, said.pipeline === one.pipeline ? said.content() : null));
 }
 
-/** What the `remedy` of the pipeline, or of its table `table`, is here: the button of the DAG that does it, and the
- * command for a shell where there is none. */
-export function cure(one, remedy, table, again) {
+/** What to do about a health or a table's state: the button of the DAG that does it, with the command for a shell folded
+ * behind; or the remedy alone, where a person has to do something else, too. */
+export function cure(one, { remedy, cure: known }, again) {
   if (!remedy) return null;
-  const action = CURES.find(([command]) => command.test(remedy))?.[1](one, table);
+  const action = known && cureBy(one, known);
   const command = h("p", null, "What to do: ", h("code", null, remedy), " ", copyButton(remedy));
   return action ? h("div.actions", null, button(one, action, again, "primary"), h("details", null, h("summary", null, "in a shell"), command)) : command;
 }
 
+function cureBy(one, { dag, conf }) {
+  const table = conf.table ?? conf.tables?.[0];
+  if (dag === "replicate") return one.dags?.replicate?.is_paused ? replication(one) : run(one, dag, "Start replication", "Starts a run of the DAG now: a driver goes on where the last one ended.", {});
+  if (dag === "load") return conf.again ? run(one, dag, `Load ${conf.tables.join(", ")} again`, "Reads the whole table from the source, while the others go on. Readers see the old rows until it is done.", conf) : load(one);
+  if (dag === "verify") return run(one, dag, table ? `Repair ${table}` : "Compare and repair", "Compares source and lake, writes what differs, and lifts suspensions.", conf);
+  if (conf.changed) return run(one, dag, "Compare what has changed, and repair", "Finds in the source's catalog what may differ, compares it and repairs it.", conf);
+  const part = conf.partitions ? `${conf.partitions.join(", ")} of ${table}` : conf.where ? `rows of ${table}` : table;
+  return run(one, dag, `Reload ${part}`, RELOADED, conf);
+}
+
+const RELOADED = "Replaces a table, or a part of it, by what the source holds. Readers see the old rows until the new ones are published.";
 const load = (one) => run(one, "load", "Load", "Loads the tables that are not loaded yet, while replication goes on with the others.", {});
 const verify = (one) => run(one, "verify", "Verify", "Compares every row of source and lake. Changes nothing; the run fails if they differ.", {});
 const maintain = (one) => run(one, "maintain", "Maintain", "Compacts tables, and removes files that no cut needs any more.", {});
-
-// A remedy is a command, perhaps with words around it: the first that fits.
-const CURES = [
-  [/headwater (load .*--again|resume .*--table)/, (one, table) => table && run(one, "load", `Load ${table} again`, "Reads the whole table from the source, while the others go on. Readers see the old rows until it is done.", { tables: [table], again: true })],
-  [/headwater verify .*--repair/, (one, table) => run(one, "verify", table ? `Repair ${table}` : "Compare and repair", "Compares source and lake, writes what differs, and lifts the suspension.", { tables: table ? [table] : [], repair: true })],
-  [/headwater reload /, (one, table) => reload(one, table, table ? `Reload ${table}…` : undefined)],
-  [/headwater load /, load],
-  [/headwater replicate /, (one) => (one.dags?.replicate?.is_paused ? replication(one) : run(one, "replicate", "Start replication", "Starts a run of the DAG now: a driver goes on where the last one ended.", {}))],
-];
 
 /** A run of a DAG of the pipeline; null where there is no such DAG, or this user may not see it. */
 function run(one, what, name, explained, values, fields = []) {
@@ -50,9 +52,8 @@ function run(one, what, name, explained, values, fields = []) {
   return { name, explained, fields, start };
 }
 
-function reload(one, table = one.table, name = "Reload…") {
-  const explained = "Replaces a table, or a part of it, by what the source holds. Readers see the old rows until the new ones are published.";
-  return run(one, "reload", name, explained, {}, reloadFields(one, table));
+function reload(one) {
+  return run(one, "reload", "Reload…", RELOADED, {}, reloadFields(one, one.table));
 }
 
 function replication(one) {

@@ -14,7 +14,7 @@ export function history(one, again) {
   const chosen = ranges[sessionStorage.getItem(KEY)] ? sessionStorage.getItem(KEY) : "6 h";
   const { begins, step, longest } = ranges[chosen];
   const happened = [
-    ...starts.map(([at, pause]) => ({ at, what: `a driver began, after ${seconds(pause)} without one` })),
+    ...starts.map(([at, pause]) => ({ at, what: `a new driver published, after ${seconds(pause)} without an epoch` })),
     ...marks.map((mark) => ({ at: Date.parse(mark.at) / 1000, what: mark.what })),
   ].filter((mark) => mark.at >= begins).sort((a, b) => a.at - b.at);
   const choose = (name) => () => {

@@ -59,7 +59,7 @@ const LEVELS = { ok: "good", late: "going", degraded: "bad", stopped: "bad", pau
 /** How a pipeline is, in one sentence, and what cures it: what a page says first. */
 export function health({ level, sentence }, cure) {
   const kind = LEVELS[level];
-  const [, word, rest] = /^([^:]*:)?(.*)$/s.exec(sentence);
+  const [, word, rest] = /^(.*?:(?= ))?(.*)$/s.exec(sentence);
   return h(`div.note.health.${kind}`, { role: kind === "bad" ? "alert" : "status", "data-key": "health" },
     h("p.sentence", null, word ? h("strong", null, word) : null, rest), cure);
 }

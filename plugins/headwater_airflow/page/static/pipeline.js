@@ -54,12 +54,12 @@ export function show(one, place, again) {
       ? attention({ title: "The lake cannot be shown", reason: one.error.message, remedy: one.error.remedy })
       : h("p.muted", null, "gathering…"));
   return h("main", null, head,
-    health(one.health, cure(one, one.health.remedy, one.health.table, again)),
+    health(one.health, cure(one, one.health, again)),
     withoutSource(one),
     warnings(one),
     besides(one).map((table) => attention({
       title: [h("a", { href: tableHref(one.pipeline, table.table) }, table.table), ` is ${table.state}`],
-      reason: table.reason, cure: cure(one, table.remedy, table.table, again), since: ago(table.since, one.at),
+      reason: table.reason, cure: cure(one, table, again), since: ago(table.since, one.at),
     })),
     one.retrying.map((table) => attention({
       kind: "going", title: [h("a", { href: tableHref(one.pipeline, table.table) }, table.table), ` fails and is tried again, ${plural(table.attempts, "failed attempt")} so far`],

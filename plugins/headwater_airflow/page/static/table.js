@@ -25,7 +25,7 @@ export function show(one, place, again) {
   if (one.error) return h("main", null, head, attention({ title: "The table cannot be shown", reason: one.error.message, remedy: one.error.remedy }));
   return h("main", null, head,
     one.state === "active" ? null : attention({
-      title: `The table is ${one.state}`, reason: one.reason, cure: cure(one, one.remedy, one.table, again), since: one.since ? ago(one.since, one.at) : null,
+      title: `The table is ${one.state}`, reason: one.reason, cure: cure(one, one, again), since: one.since ? ago(one.since, one.at) : null,
       kind: one.state === "suspended" ? "bad" : "going",
     }),
     one.retrying
