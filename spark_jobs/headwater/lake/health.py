@@ -93,6 +93,8 @@ def health(facts: Facts) -> Health:
         return Health("paused", _ended(sentence), f"headwater resume {facts.file}")
     if not facts.is_published and (loading := _first_load(facts)) is not None:
         return loading
+    if not followed:  # all of them left the pipeline file
+        return Health("stopped", "Stopped: no table is loaded.", f"headwater load {facts.file}")
     if facts.running is False:
         return _stopped(facts)
     return (

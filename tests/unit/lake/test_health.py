@@ -88,6 +88,12 @@ def test_a_first_load_is_one_as_long_as_it_lives(load_lives: bool | None, expect
     assert of(FIRST, published=False, running=False, load_lives=load_lives) == expected
 
 
+@pytest.mark.parametrize("running", [True, False, None])
+def test_a_pipeline_whose_tables_all_left_its_file_has_nothing_to_replicate(running: bool | None) -> None:
+    found = of({"a": table("removed", lag=None), "b": table("new", lag=None)}, running=running)
+    assert found == Health("stopped", "Stopped: no table is loaded.", "headwater load shop.yaml")
+
+
 def test_a_load_that_has_only_begun_is_one() -> None:
     tables = {"a": table("new", lag=None), "b": table("new", lag=None)}
     assert of(tables, published=False, running=False, load_lives=True).sentence == "Loading: 0 of 2 tables are loaded."
