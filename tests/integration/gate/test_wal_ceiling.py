@@ -80,7 +80,7 @@ def test_whoever_looks_first_gives_up_the_slot_that_keeps_too_much(
     for name in (ORDERS, LINES):
         assert shown["tables"][name]["state"] == "suspended"
         assert "more than source.wal_ceiling (32.0 MiB) allows" in shown["tables"][name]["reason"]
-        assert "load PIPELINE.yaml --again" in shown["tables"][name]["remedy"]
+        assert f"load {pipeline.file} --again" in shown["tables"][name]["remedy"]
     waited = wait(pipeline, None, "now", 60)
     assert (waited.outcome, waited.exit_status) == ("suspended", 4)
     assert "source.wal_ceiling" in waited.verdict.reason

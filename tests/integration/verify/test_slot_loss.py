@@ -150,7 +150,7 @@ def test_every_kind_of_table_is_compared_and_only_what_differs_is_written(
     assert main(["replicate", pipeline.file, "--until", "now", "--json"]) == EXIT_REFUSED
     error = json.loads(capfd.readouterr().out)["error"]
     assert error["code"] == "slot_gap"
-    assert "headwater verify PIPELINE.yaml --repair" in error["remedy"]
+    assert f"headwater verify {pipeline.file} --repair" in error["remedy"]
     assert main(["verify", pipeline.file, "--repair", "--json"]) == EXIT_DONE
     result = json.loads(capfd.readouterr().out)
     tables = result["tables"]

@@ -314,7 +314,8 @@ def test_a_wait_never_succeeds_on_a_table_that_fell_silent_at_the_source(
             result = shop.wait(requirement)
             assert (result.outcome, result.exit_status) == (Outcome.SUSPENDED, EXIT_SUSPENDED)
             assert reason in result.verdict.reason
-            assert result.to_json()["remedy"] == "headwater load PIPELINE.yaml --table public.orders --again"
+            again = f"headwater load {shop.pipeline.file} --table public.orders --again"
+            assert result.to_json()["remedy"] == again
         assert headwater.wait(shop.pipeline, tables=[QUIET])["tables"][QUIET]["state"] == "in step"
         cut = shop.wait(ignore_suspended=True).to_json()
         assert (cut["outcome"], cut["ignored"], cut["tables"][ORDERS]["state"]) == ("satisfied", [ORDERS], "behind")
