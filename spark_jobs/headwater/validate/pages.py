@@ -133,7 +133,8 @@ def _told(outcome: ExpectationOutcome) -> str:
     told = f"{expectation.kind}{f' of {columns}' if columns else ''} ({expectation.severity})"
     if outcome.error is not None:
         return f"{told}: it could not be judged: {outcome.error}"
-    told += f": {outcome.unexpected} rows" if outcome.unexpected is not None else ""
+    if outcome.unexpected is not None:
+        told += f": {outcome.unexpected} {'row' if outcome.unexpected == 1 else 'rows'}"
     keys = "; ".join(", ".join(f"{name} {value}" for name, value in key.items()) for key in outcome.keys[:_EXAMPLES])
     return f"{told}, for example {keys}" if keys else told
 
