@@ -707,7 +707,9 @@ def test_the_button_of_the_banner_cures_what_the_banner_says(demo: Demo, pages: 
     pages.one(".health button.primary").click()
     pages.one("dialog[open] button.primary").click()
     shows(pages, "a run of shop.load was started")
-    assert demo.airflow.client.runs(LOAD)[0]["conf"] == {"tables": ["public.products"], "again": True}
+    run = demo.airflow.client.runs(LOAD)[0]
+    assert run["conf"] == {"tables": ["public.products"], "again": True}
+    until(lambda: demo.airflow.client.tasks(LOAD, run["dag_run_id"]).get("load") == "success", "it is loaded again")
     shows(pages, "Up to date: 4 tables")
 
 
