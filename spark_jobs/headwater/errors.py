@@ -10,6 +10,8 @@ Every error says what failed (`message`), where (`where`: a file's key, a table,
 
 from __future__ import annotations
 
+import re
+import shlex
 from typing import Any
 
 EXIT_DONE = 0
@@ -143,3 +145,13 @@ class ForeignWrite(TableError):
     """Somebody else committed data to a lake table."""
 
     default_code = "foreign_write"
+
+
+_TABLE_OPTION = re.compile(r"""(?<=--table )(?:[^\s"']|"(?:[^"]|"")*")+""")
+
+
+def with_file(remedy: str, file: str) -> str:
+    """`remedy` as it can be typed in a shell: with `file` for PIPELINE.yaml, and both this and the names of tables
+    quoted, since a shell would take SQL's quotes away."""
+    quoted = _TABLE_OPTION.sub(lambda name: shlex.quote(name[0]) if '"' in name[0] else name[0], remedy)
+    return quoted.replace("PIPELINE.yaml", shlex.quote(file))

@@ -11,7 +11,6 @@ import argparse
 import json
 import logging
 import os
-import shlex
 import signal
 import sys
 import threading
@@ -23,7 +22,15 @@ from typing import Any, TextIO
 
 from headwater.cli import commands
 from headwater.cli.arguments import complete, parse
-from headwater.errors import EXIT_DONE, EXIT_FAILED, EXIT_NOT_FRESH, HeadwaterError, SourceUnreachable, Transient
+from headwater.errors import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_NOT_FRESH,
+    HeadwaterError,
+    SourceUnreachable,
+    Transient,
+    with_file,
+)
 from headwater.lake_root import is_remote
 from headwater.terminal.scrub import Scrubber, ScrubbingFormatter
 
@@ -91,7 +98,7 @@ def _report(error: Exception, args: argparse.Namespace | None, scrubber: Scrubbe
         print(scrubber.scrub("".join(traceback.format_exception(error))), file=sys.stderr)
     known = _known(error)
     if args is not None and getattr(args, "pipeline", None):
-        known.remedy = known.remedy.replace("PIPELINE.yaml", shlex.quote(args.pipeline))
+        known.remedy = with_file(known.remedy, args.pipeline)
     exit_status, sentence = known.exit_status, str(known)
     command = args.command if args else ""
     if command == "wait" and isinstance(error, SourceUnreachable):
@@ -183,6 +190,5 @@ def _log_to_stderr(scrubber: Scrubber) -> None:
     handler.setFormatter(ScrubbingFormatter(scrubber))
     logging.basicConfig(handlers=[handler], level=os.environ.get("HEADWATER_LOG", "INFO").upper())
     logging.getLogger("py4j").setLevel(logging.WARNING)  # it announces every connection that it closes
-    logging.getLogger("great_expectations").setLevel(
-        logging.WARNING
-    )  # and this, every function that it does not register
+    # And this one every function that it does not register.
+    logging.getLogger("great_expectations").setLevel(logging.WARNING)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -30,7 +29,7 @@ from pydantic import (
 )
 
 from headwater import store_connections, store_options, store_profiles
-from headwater.errors import BadConfiguration, Refused
+from headwater.errors import BadConfiguration, Refused, with_file
 from headwater.lake_root import is_remote, place_of
 from headwater.names import TableName, TablePattern
 from headwater.pipeline_file import yaml as yaml_file
@@ -66,7 +65,6 @@ from headwater.pipeline_file.yaml import Document, FileProblem, Path
 from headwater.store_connections import store_variable
 from headwater.store_options import StoreOptions
 
-_TABLE_OPTION = re.compile(r"""(?<=--table )(?:[^\s"']|"(?:[^"]|"")*")+""")
 _PASSWORD = re.compile("//[^/@]*:[^/@]*@")
 """Of an address: user and password, which belong elsewhere."""
 _STORE_SECRETS = (
@@ -345,10 +343,8 @@ class Pipeline(_Section):
         )
 
     def with_file(self, remedy: str) -> str:
-        """`remedy` as it can be typed here: with this file's path for PIPELINE.yaml, and both this and the names of
-        tables as a shell needs them, which would take SQL's quotes away."""
-        quoted = _TABLE_OPTION.sub(lambda name: shlex.quote(name[0]) if '"' in name[0] else name[0], remedy)
-        return quoted.replace("PIPELINE.yaml", shlex.quote(self.file))
+        """`remedy` as it can be typed here; see `headwater.errors.with_file`."""
+        return with_file(remedy, self.file)
 
     def lake_path(self) -> str:
         """The lake's root: a path of this machine, or a place in an object store, which this process can enter then.

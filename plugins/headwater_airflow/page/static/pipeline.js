@@ -85,7 +85,7 @@ function warnings(one) {
   const { replicate, maintain } = one.dags ?? {};
   const found = [
     one.slot.retained_wal_bytes !== null && one.slot.wal_bound_bytes === null &&
-      ["The source's disk is at risk.", " While nobody replicates, the source keeps its log without a limit. Set ", h("code", null, "max_slot_wal_keep_size"), " there, or ", h("code", null, "source.wal_ceiling"), " in the pipeline file."],
+      ["The source's disk is at risk.", " While no driver runs, the source keeps its log without a limit. Set ", h("code", null, "max_slot_wal_keep_size"), " there, or ", h("code", null, "source.wal_ceiling"), " in the pipeline file."],
     replicate?.is_paused && !["new", "loading", "paused"].includes(one.state) &&
       [`The DAG ${replicate.dag_id} is paused.`, " No run of it begins, and the source keeps its log."],
     maintain?.is_paused && !["new", "loading"].includes(one.state) &&
