@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
+
+from fixtures.promtool import promtool
 
 RULES = Path(__file__).resolve().parents[3] / "docs" / "alerts.yaml"
 GIB = 1 << 30
@@ -48,15 +47,6 @@ HEALTHY = {
     f"headwater_source_oldest_transaction_seconds{{{SHOP}}}": 5,
     f"headwater_source_up{{{SHOP}}}": 1,
 }
-
-
-def promtool(*arguments: str) -> str:
-    program = shutil.which("promtool")
-    if program is None:
-        pytest.skip("promtool is not installed")
-    done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def _lasting(series: dict[str, int]) -> list[dict[str, str]]:
