@@ -124,7 +124,8 @@ def _parse_text(text: str) -> Requirement:
 def _since(moment: datetime) -> Since:
     if moment.tzinfo is None:
         raise ValueError("a moment without its time zone")
-    return Since(moment.astimezone(UTC))
+    # Airflow's moments are a subclass (pendulum), whose differences do not calculate as those of datetime do.
+    return Since(datetime.fromisoformat(moment.astimezone(UTC).isoformat()))
 
 
 def _mapping_of(text: str) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone
 
+import pendulum
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,6 +65,14 @@ def at(lsn: int) -> Target:
 )
 def test_a_requirement_is_now_or_a_position_or_a_duration(value: object, requirement: object) -> None:
     assert parse_requirement(value) == requirement
+
+
+def test_a_moment_of_airflows_is_kept_as_a_plain_one() -> None:
+    """The differences of a pendulum are no timedelta, and what looks for an older sample divides by one."""
+    found = parse_requirement(pendulum.datetime(2026, 1, 2, tz="Europe/Berlin"))
+    assert isinstance(found, Since)
+    assert type(found.moment) is datetime
+    assert found.moment == datetime(2026, 1, 1, 23, tzinfo=UTC)
 
 
 @pytest.mark.parametrize("value", ["2023-11-14T22:13:20", datetime(2023, 1, 1), "2023-11-14", "2023-13-14T00:00Z"])
