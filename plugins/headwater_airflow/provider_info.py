@@ -28,7 +28,9 @@ def get_provider_info() -> dict[str, Any]:
         "name": _INTEGRATION,
         "description": "PostgreSQL to Delta Lake replication, and sensors that wait for the freshness a task needs.",
         "integrations": [{"integration-name": _INTEGRATION, "tags": ["software"]}],
-        "operators": modules("operators.spark", "operators.replication", "operators.source", "operators.branch"),
+        "operators": modules(
+            "operators.spark", "operators.replication", "operators.source", "operators.branch", "operators.command"
+        ),
         "sensors": modules("sensors.freshness"),
         "triggers": modules(
             "triggers.first_look", "triggers.freshness", "triggers.lateness", "triggers.moments", "triggers.movement"

@@ -1,9 +1,11 @@
 """Makes the servers of the tests in `.servers`: an S3, an Azure and a Google Cloud storage, and a faulty network.
+Beside them an environment with dbt and notebooks, which read the lake as their users do.
 
-Run by `make servers`, with nothing but Python's standard library. Versions and digests are pinned by `go.sum` and
-`azurite/package-lock.json`, beside this file. A part is made anew when its pins have changed; its stamp is written last
-and the whole part then put in its place, so a run that was killed is simply done again, and one beside another waits.
-Without Go or Node it says so and makes the rest: the tests of what is missing are skipped.
+Run by `make servers`, with nothing but Python's standard library and uv. Versions and digests are pinned by `go.sum`
+and `azurite/package-lock.json`, beside this file, and by `requirements/analysis.txt`. A part is made anew when its pins
+have changed; its stamp is written last and the whole part then put in its place, so a run that was killed is simply
+done again, and one beside another waits. Without Go or Node it says so and makes the rest: the tests of what is missing
+are skipped.
 """
 
 from __future__ import annotations
@@ -14,16 +16,20 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parent
-FOLDER = SOURCES.parents[1] / ".servers"
+ROOT = SOURCES.parents[1]
+FOLDER = ROOT / ".servers"
 
 VERSITYGW = FOLDER / "go" / "versitygw"
 GCS = FOLDER / "go" / "gcs"
 TOXIPROXY = FOLDER / "go" / "toxiproxy"
 AZURITE = FOLDER / "azurite" / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
+ANALYSIS = FOLDER / "analysis" / "bin"
+"""Programs of an environment beside Airflow's: `dbt`, `papermill`, `python`."""
 
 _PACKAGES = {
     VERSITYGW: "github.com/versity/versitygw/cmd/versitygw",
@@ -46,6 +52,16 @@ def azurite(place: Path) -> None:
         shutil.copyfile(SOURCES / "azurite" / name, place / name)
     # Azurite asks for Node 22 and serves with 18: not worth a warning for each of its parts.
     _run("npm", "ci", "--loglevel=error", "--ignore-scripts", cwd=place)
+
+
+def analysis(place: Path) -> None:
+    """An environment of its own, but for Spark, of which one build in the checkout is enough."""
+    uv = (sys.executable, "-m", "uv", "--quiet")
+    _run(*uv, "venv", "--relocatable", "--python", sys.executable, "--allow-existing", place, cwd=ROOT)
+    pins = ("--require-hashes", "-r", "requirements/analysis.txt")
+    _run(*uv, "pip", "install", "--python", place / "bin" / "python", *pins, cwd=ROOT)
+    here = Path(sysconfig.get_path("purelib", vars={"base": place, "platbase": place}))
+    (here / "checkout.pth").write_text(f"{ROOT / 'spark_jobs'}\n{sysconfig.get_path('purelib')}\n")
 
 
 def missing_go() -> str:
@@ -101,6 +117,7 @@ def main() -> int:
         try:
             sources = [SOURCES / "go.mod", SOURCES / "go.sum", SOURCES / "gcs" / "main.go", own]
             install("go", sources, missing_go, go_servers)
+            install("analysis", [ROOT / "requirements" / "analysis.txt", own], lambda: "", analysis)
             install("azurite", [*(SOURCES / "azurite" / name for name in _OF_AZURITE), own], missing_node, azurite)
         except subprocess.CalledProcessError as error:
             print(f"the servers of the tests could not be made: {' '.join(error.cmd)}", file=sys.stderr)

@@ -46,6 +46,9 @@ INSTEAD = {
 }
 """What is not written, and what is written in its place."""
 
+LONGEST = 35
+"""Words of a sentence. A colon ends one, too; a semicolon does not."""
+
 FOUND = re.compile("|".join(rf"(?P<w{n}>\b(?:{words})\b)" for n, words in enumerate(INSTEAD)), re.IGNORECASE)
 
 
@@ -68,6 +71,26 @@ def test_the_words_are_found() -> None:
 def test_pages_are_in_plain_words(file: Path) -> None:
     text = re.sub(r"`[^`\n]+`", "`code`", file.read_text(encoding="utf-8"))
     assert [f"{file.name}:{number}: {said}" for number, said in tripped(text)] == []
+
+
+def sentences(text: str) -> Iterator[str]:
+    """Those of the prose of a page in Markdown, and of its tables, cell by cell; without code and where links lead."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"`[^`\n]+`", "code", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text))
+    for block in re.split(r"\n\s*\n|\n\s*(?:[-*]|\d+\.) |\n?\|", text):
+        yield from re.split(r"(?<=[.!?:])\s+", " ".join(block.split()))
+
+
+def test_sentences_end_where_they_end() -> None:
+    page = "One [link to it](a.md): code `a. b.`\nof it. Two.\n\n- three\n- four. Five\n\n```\nsix.\n```\n\n| 7 | 8 |\n"
+    found = [sentence for sentence in sentences(page) if sentence]
+    assert found == ["One link to it:", "code code of it.", "Two.", "- three", "four.", "Five", "7", "8"]
+
+
+@pytest.mark.parametrize("file", PROSE, ids=lambda file: str(file.relative_to(ROOT)))
+def test_no_sentence_is_too_long_to_be_read_once(file: Path) -> None:
+    found = [one for one in sentences(file.read_text(encoding="utf-8")) if len(one.split()) > LONGEST]
+    assert found == [], f"more than {LONGEST} words: make two sentences, or a list, of each"
 
 
 def test_help_texts_and_messages_are_in_plain_words() -> None:

@@ -1,0 +1,40 @@
+"""Example: dbt builds its models from one cut, once the lake is fresh. dbt has an environment of its own.
+
+$HEADWATER_EXAMPLE_PIPELINE is the pipeline's file (default: shop.yaml in the pipelines' folder). $HEADWATER_EXAMPLE_DBT
+is dbt's program (default: dbt), $HEADWATER_EXAMPLE_DBT_PROJECT the folder with the project and profiles.yml; without it
+the DAG is not there. The project `headwater_example_dbt/` beside this file is one to begin with.
+"""
+
+from __future__ import annotations
+
+import os
+
+from airflow.sdk import DAG
+
+from headwater_airflow.configuration import pipelines_folder
+from headwater_airflow.operators.command import BashOnCutOperator
+from headwater_airflow.sensors.freshness import FreshnessSensor
+
+pipeline = os.environ.get("HEADWATER_EXAMPLE_PIPELINE") or os.path.join(pipelines_folder() or "", "shop.yaml")
+dbt = os.environ.get("HEADWATER_EXAMPLE_DBT", "dbt")
+project = os.environ.get("HEADWATER_EXAMPLE_DBT_PROJECT", "")
+
+if os.path.exists(pipeline) and project:
+    with DAG(
+        "headwater_example_dbt",
+        description="Revenue per region by dbt, of everything that was sold before this run began",
+        schedule=None,
+        catchup=False,
+        tags=["headwater", "example"],
+    ):
+        fresh = FreshnessSensor(
+            task_id="fresh",
+            pipeline=pipeline,
+            tables=["public.customers", "public.orders", "public.order_lines"],
+            require="now",
+        )
+        BashOnCutOperator(
+            task_id="build",
+            cut=fresh.output,
+            bash_command=f"{dbt} build --project-dir {project} --profiles-dir {project}",
+        )
