@@ -39,13 +39,22 @@ def setup_sql(connection: Connection, pipeline: Pipeline, tables: Sequence[Judge
 
 def _settings(connection: Connection, pipeline: Pipeline) -> list[str]:
     changes = setting_changes(connection, read_slot(connection, pipeline.source.slot))
-    if not changes:
-        return []
-    lines = ["", "-- Settings of the server (a managed service has them in its parameter group)."]
-    for change in changes:
-        lines += [f"-- {change.message}", f"{change.statement};"]
-    restart = any(change.restart for change in changes)
-    return [*lines, "-- Now restart the server, then go on." if restart else "SELECT pg_reload_conf();"]
+    needed = [change for change in changes if not change.only_warning]
+    advised = [change for change in changes if change.only_warning]
+    lines = []
+    if needed:
+        lines += ["", "-- Settings of the server (a managed service has them in its parameter group)."]
+        for change in needed:
+            lines += [f"-- {change.message}", f"{change.statement};"]
+        restart = any(change.restart for change in needed)
+        lines.append("-- Now restart the server, then go on." if restart else "SELECT pg_reload_conf();")
+    if advised:
+        # They hold for all that the server does: whoever runs this for one pipeline must want them, too.
+        lines += ["", "-- Recommended. It holds for the whole server, so decide first: remove the -- to run it."]
+        for change in advised:
+            lines += [f"-- {change.message}", f"-- {change.statement};"]
+        lines.append("-- SELECT pg_reload_conf();")
+    return lines
 
 
 def _role(connection: Connection, role: str, tables: Iterable[Judged]) -> list[str]:
