@@ -111,7 +111,7 @@ def test_a_role_made_by_the_printed_sql_and_nothing_more_can_check_load_replicat
     file.write_text(re.sub(r"(?m)^  - public\.people ", part, text))
 
     script = init(capsys, str(file), *options, "--sql")
-    assert not any("max_slot_wal_keep_size" in statement for statement in statements(script)), "it is for a DBA to decide"
+    assert not any("max_slot_wal_keep_size" in one for one in statements(script)), "a DBA decides"
     run(database, script.replace("-- ALTER SYSTEM", "ALTER SYSTEM").replace("-- SELECT pg_reload", "SELECT pg_reload"))
 
     with database.superuser() as connection:
