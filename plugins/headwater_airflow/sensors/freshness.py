@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 # A trigger enforces the deadline itself: Airflow's own, looked at every 15 s, is only for a triggerer that is gone.
 _GRACE = timedelta(minutes=2)
 _STORE_SECONDS, _LOOK_SECONDS = 60.0, 2.0
+_SHOWN = 3
+"""Of a cut's tables so many are named in the log."""
 _SKIPPED_ON_TIMEOUT = frozenset({"timed_out", "not_running", "paused", "source_unreachable", "not_validated"})
 
 
@@ -155,7 +157,7 @@ class FreshnessSensor(BaseSensorOperator):
         if result is not None:
             return self.execute_complete(context, {**result.to_json(), "exit_status": result.exit_status})
         assert waiter.target is not None
-        self.log.info("pipeline %s, not fresh yet, deferred: %s", self.pipeline, waiter.progress)
+        self.log.info("Not fresh yet, the triggerer waits. Pipeline %s: %s", self.pipeline, waiter.progress)
         return self._defer(request.pinned(waiter.target, waiter.tables), conn_id, settings.max_wait)
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
@@ -274,7 +276,10 @@ def _failure(event: dict[str, Any]) -> AirflowException:
 
 def fresh(event: dict[str, Any]) -> str:
     """What a wait was satisfied by, for the log."""
-    return f"fresh: epoch {event['epoch']} at {event['position']['lsn']}, waited {event['waited_seconds']} s"
+    names = list(event["tables"])
+    shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    details = f"epoch {event['epoch']}, position {event['position']['lsn']}"
+    return f"Fresh after {event['waited_seconds']} s: {shown} ({details})"
 
 
 def sentence(event: dict[str, Any]) -> str:

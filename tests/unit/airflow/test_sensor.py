@@ -819,3 +819,11 @@ def test_a_connection_by_socket_or_ipv6_is_kept() -> None:
         connection = Connection(conn_id="source", conn_type="postgres", host=host, schema="shop")
         read = conninfo.conninfo_to_dict(libpq_uri(connection))
         assert (read["host"], read["dbname"]) == (host, "shop")
+
+
+def test_a_satisfied_wait_is_told_with_its_tables_first() -> None:
+    from headwater_airflow.sensors.freshness import fresh
+
+    tables: dict[str, Any] = {f"public.t{number}": {} for number in range(5)}
+    event = {"epoch": 7, "position": {"lsn": "0/300"}, "waited_seconds": 1.2, "tables": tables}
+    assert fresh(event) == "Fresh after 1.2 s: public.t0, public.t1, public.t2 and 2 more (epoch 7, position 0/300)"
