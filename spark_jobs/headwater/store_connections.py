@@ -17,7 +17,7 @@ from typing import Any
 
 from headwater import store_options
 from headwater.errors import Refused
-from headwater.store_options import StoreOptions, seconds_good
+from headwater.store_options import StoreOptions, refuse_foreign_token, seconds_good
 
 _fetch: Callable[[str], str] | None = None
 
@@ -37,7 +37,7 @@ def enter(root: str, conn_id: str, given: StoreOptions, handed_over: str, where:
     """Let this process reach the lake at `root` by what the connection says, and before that by what the pipeline file
     says itself (`given`). `handed_over`: its text, if an operator has. Refused when there is none to be had."""
     if handed_over:
-        options, _ = _read(handed_over, given, where)
+        options, _ = _read(handed_over, conn_id, given, where)
         store_options.register(root, options)
     elif _fetch is not None:
         store_options.register_renewed(root, (conn_id, given), partial(_fetched, conn_id, given, where))
@@ -54,10 +54,10 @@ def enter(root: str, conn_id: str, given: StoreOptions, handed_over: str, where:
 
 def _fetched(conn_id: str, given: StoreOptions, where: str) -> tuple[StoreOptions, float]:
     assert _fetch is not None
-    return _read(_fetch(conn_id), given, where)
+    return _read(_fetch(conn_id), conn_id, given, where)
 
 
-def _read(text: str, given: StoreOptions, where: str) -> tuple[StoreOptions, float]:
+def _read(text: str, conn_id: str, given: StoreOptions, where: str) -> tuple[StoreOptions, float]:
     """The options, and for how many seconds they are good."""
     try:
         said: dict[str, Any] = json.loads(text)
@@ -71,6 +71,7 @@ def _read(text: str, given: StoreOptions, where: str) -> tuple[StoreOptions, flo
             where=where,
             remedy="let the pipeline's DAG start the job, or unset the variable HEADWATER_STORE_...",
         ) from None
+    refuse_foreign_token(secrets, f"the Airflow connection {conn_id}", where)
     options = replace(
         given,
         endpoint=given.endpoint or str(said.get("endpoint") or ""),

@@ -15,12 +15,12 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from headwater.errors import HeadwaterError
+from headwater.errors import HeadwaterError, Refused
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -48,6 +48,18 @@ _HADOOP_SECRETS: Final = {
     "session_token": "session.token",
 }
 """Named so that Spark shows none of them: see `spark.redaction.regex`."""
+
+
+def refuse_foreign_token(secrets: Mapping[str, str], whose: str, where: str) -> None:
+    """Refused if `secrets`, those of `whose`, are Amazon's keys without a token where the environment has one. `where`:
+    the pipeline file and its setting, as `shop.yaml: lake.airflow`."""
+    if "access_key_id" in secrets and "session_token" not in secrets and "AWS_SESSION_TOKEN" in os.environ:
+        raise Refused(
+            f"the keys of {whose} have no token, and libraries would take AWS_SESSION_TOKEN with them",
+            code="bad_configuration",
+            where=where,
+            remedy=f"unset AWS_SESSION_TOKEN where this runs, or take {where.rpartition(': ')[2]} out of the file",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -16,7 +15,7 @@ from typing import Final
 
 from headwater import store_options
 from headwater.errors import Refused, Transient
-from headwater.store_options import StoreOptions, seconds_good
+from headwater.store_options import StoreOptions, refuse_foreign_token, seconds_good
 
 _OF_THE_MACHINE: Final = ("iam-role", "container-role")
 """Where botocore looks when a profile names nothing: another identity than the one that the file asks for."""
@@ -78,13 +77,7 @@ def _read(profile: str, given: StoreOptions, where: str) -> tuple[StoreOptions, 
         )
     secrets = {"access_key_id": keys.access_key, "secret_access_key": keys.secret_key}
     secrets |= {"session_token": keys.token} if keys.token else {}
-    if not keys.token and "AWS_SESSION_TOKEN" in os.environ:
-        raise Refused(
-            f"the keys of the profile {profile} have no token, and libraries would take AWS_SESSION_TOKEN with them",
-            code="bad_configuration",
-            where=where,
-            remedy="unset AWS_SESSION_TOKEN where this runs, or take lake.storage.profile out of the file",
-        )
+    refuse_foreign_token(secrets, f"the profile {profile}", where)
     expiry = getattr(found, "_expiry_time", None)  # botocore has no other word for it
     options = replace(
         given,

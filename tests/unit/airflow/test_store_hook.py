@@ -123,6 +123,17 @@ def test_a_driver_has_the_keys_from_its_operator_and_the_file_goes_before_them(
         assert SECRET not in str(refused.value)
 
 
+def test_a_token_of_the_environment_goes_with_no_connections_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_LAKE", json.dumps(AWS))
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "of other keys")
+    pipeline = load_pipeline(_pipeline(tmp_path), store_environment("lake"))
+    with pytest.raises(Refused, match="connection lake have no token") as refused:
+        pipeline.lake_path()
+    assert "take lake.airflow out of the file" in str(refused.value)
+
+
 @pytest.mark.parametrize("where", ["task", "triggerer", "server"])
 def test_processes_of_airflow_fetch_the_keys_themselves_and_again_when_they_are_due(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
