@@ -12,6 +12,7 @@ import os
 from typing import Any
 
 from airflow.sdk import DAG, task
+from airflow.sdk.exceptions import AirflowSkipException
 
 from headwater_airflow.assets import late, late_of
 from headwater_airflow.configuration import pipelines_folder
@@ -21,7 +22,13 @@ pipeline = os.environ.get("HEADWATER_EXAMPLE_PIPELINE") or os.path.join(pipeline
 mail_to = os.environ.get("HEADWATER_EXAMPLE_MAIL_TO", "")
 
 LATE = """{% set lines = ti.xcom_pull('late_tables') %}{{ lines | join('\\n') }}"""
-FAILED = "{{ dag.dag_id }}, {{ ti.task_id }}: {{ exception }}"
+# Of a task whose process was killed Airflow knows no exception.
+FAILED = "{{ dag.dag_id }}, {{ ti.task_id }}: {{ exception | default('the task was killed: see its log', true) }}"
+
+
+def as_html(text: str) -> str:
+    return f"<pre>{{% filter e %}}{text}{{% endfilter %}}</pre>"
+
 
 if os.path.exists(pipeline) and mail_to:
     # Here, since they are not everybody's.
@@ -33,20 +40,28 @@ if os.path.exists(pipeline) and mail_to:
         description="Says which tables are later than the pipeline file allows, once for each and again every hour",
         schedule=[late(pipeline, remind_every="1h")],
         max_active_runs=1,
+        is_paused_upon_creation=False,  # a paused DAG gets no events
         tags=["headwater", "example"],
     ):
 
         @task(
             on_success_callback=[
-                SmtpNotifier(to=mail_to, subject="Late tables", html_content=f"<pre>{LATE}</pre>"),
+                SmtpNotifier(
+                    to=mail_to,
+                    subject="Late tables",
+                    html_content=as_html(LATE),
+                ),
                 SlackWebhookNotifier(slack_webhook_conn_id="slack_default", text=LATE),
             ]
         )
         def late_tables(triggering_asset_events: Any = None) -> list[str]:
+            found_late = late_of(triggering_asset_events)
+            if not found_late:
+                raise AirflowSkipException("no event says that a table is late: this run was started by hand")
             return [
                 f"{table} is {found['lag_seconds']} s behind; {found['freshness_seconds']} s are allowed. "
                 f"{found['reason'] or ''}"
-                for table, found in late_of(triggering_asset_events).items()
+                for table, found in found_late.items()
             ]
 
         late_tables()
@@ -59,7 +74,11 @@ if os.path.exists(pipeline) and mail_to:
         # The same list as default_args of headwater_dags(...) tells of failed loads, slices and validations.
         default_args={
             "on_failure_callback": [
-                SmtpNotifier(to=mail_to, subject="{{ ti.task_id }} failed", html_content=f"<pre>{FAILED}</pre>"),
+                SmtpNotifier(
+                    to=mail_to,
+                    subject="{{ ti.task_id }} failed",
+                    html_content=as_html(FAILED),
+                ),
                 SlackWebhookNotifier(slack_webhook_conn_id="slack_default", text=FAILED),
             ]
         },

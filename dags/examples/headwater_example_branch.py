@@ -32,7 +32,8 @@ if os.path.exists(pipeline):
             if_fresh="report",
             if_not_fresh="newest",
         )
-        # Not fresh: "continue" with 0 seconds takes the newest cut as it is, pinned.
+        # "continue" with 0 seconds takes the newest cut as it is, pinned. A suspended table still fails the run: nobody
+        # knows what it lacks.
         newest = FreshnessSensor(
             task_id="newest",
             pipeline=pipeline,
@@ -53,7 +54,9 @@ if os.path.exists(pipeline):
 
         @task
         def report_with_age(cut: Any) -> dict[str, Any]:
-            return {"open_orders": open_orders(cut), "stale": True, "complete_until": cut["complete_until"]}
+            # The lake may have become fresh since the branch was chosen: then this is a cut as any other.
+            stale = "instead" in cut
+            return {"open_orders": open_orders(cut), "stale": stale, "complete_until": cut.get("complete_until")}
 
         report(choose.output)
         choose >> newest

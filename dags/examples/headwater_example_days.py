@@ -1,15 +1,19 @@
-"""Example: one file for each day, of everything that was committed before the day's end. A backfill makes past days.
+"""Example: one file for each day, of the orders that were placed on it. A backfill makes the files of past days.
 
 $HEADWATER_EXAMPLE_PIPELINE is the pipeline's file (default: shop.yaml in the pipelines' folder);
-$HEADWATER_EXAMPLE_DAYS is the folder of the files. Each run replaces the file of its own day, so it may run again:
+$HEADWATER_EXAMPLE_DAYS is the folder of the files. A run waits until everything is in the lake that was committed up to
+an hour after its day: an order that is placed before midnight may be committed after it. It then writes these orders as
+they are by now, in place of an older file. So a day that has changed since is written again by
 
-    airflow backfill create --dag-id headwater_example_days --from-date 2026-01-01 --to-date 2026-01-31
+    airflow dags unpause headwater_example_days
+    airflow backfill create --dag-id headwater_example_days --from-date 2026-01-01 --to-date 2026-01-31 \\
+      --reprocess-behavior completed
 """
 
 from __future__ import annotations
 
 import os
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow.sdk import DAG, CronDataIntervalTimetable, task
@@ -23,17 +27,21 @@ folder = os.environ.get("HEADWATER_EXAMPLE_DAYS", "/tmp/headwater_example_days")
 if os.path.exists(pipeline):
     with DAG(
         "headwater_example_days",
-        description="The orders of each day as a Parquet file, once the lake holds the whole day",
+        description="The orders of each day as a Parquet file, once the lake holds all of them",
         # Not "@daily" alone, whose runs have an interval without a length.
         schedule=CronDataIntervalTimetable("@daily", timezone="UTC"),
         start_date=datetime(2026, 1, 1, tzinfo=UTC),
         catchup=False,
         is_paused_upon_creation=True,
-        max_active_runs=4,
+        default_args={"retries": 3, "retry_delay": timedelta(minutes=5)},
         tags=["headwater", "example"],
     ):
         fresh = FreshnessSensor(
-            task_id="day_is_complete", pipeline=pipeline, tables=["public.orders"], require="data_interval_end"
+            task_id="day_is_complete",
+            pipeline=pipeline,
+            tables=["public.orders"],
+            require="{{ (data_interval_end + macros.timedelta(hours=1)).isoformat() }}",
+            max_wait="2h",
         )
 
         @task

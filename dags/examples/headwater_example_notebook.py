@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from shlex import quote
 
 from airflow.sdk import DAG
 
@@ -35,7 +36,6 @@ if os.path.exists(pipeline) and results:
         BashOnCutOperator(
             task_id="run",
             cut=fresh.output,
-            # The path of the cut's file is a parameter of the notebook, and stands in its result.
-            bash_command=f"{papermill} {notebook} {results}/orders_{{{{ ts_nodash }}}}.ipynb "
-            "-p cut_file $HEADWATER_CUT",
+            bash_command=f"mkdir -p {quote(results)} && {quote(papermill)} {quote(str(notebook))} "
+            f'{quote(results)}/orders_{{{{ dag_run.run_after | ts_nodash }}}}.ipynb -p cut_file "$HEADWATER_CUT"',
         )

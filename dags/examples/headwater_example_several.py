@@ -15,8 +15,8 @@ from airflow.sdk import DAG, task
 from headwater_airflow.configuration import pipelines_folder
 from headwater_airflow.sensors.freshness import FreshnessSensor
 
-named = os.environ.get("HEADWATER_EXAMPLE_PIPELINES", "")
-pipelines = named.split(":") if named else sorted(glob(os.path.join(pipelines_folder() or "", "*.yaml")))
+named, folder = os.environ.get("HEADWATER_EXAMPLE_PIPELINES", ""), pipelines_folder()
+pipelines = named.split(":") if named else sorted(glob(os.path.join(folder, "*.yaml"))) if folder else []
 
 if pipelines:
     with DAG(

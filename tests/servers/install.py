@@ -60,8 +60,10 @@ def analysis(place: Path) -> None:
     _run(*uv, "venv", "--relocatable", "--python", sys.executable, "--allow-existing", place, cwd=ROOT)
     pins = ("--require-hashes", "-r", "requirements/analysis.txt")
     _run(*uv, "pip", "install", "--python", place / "bin" / "python", *pins, cwd=ROOT)
-    here = Path(sysconfig.get_path("purelib", vars={"base": place, "platbase": place}))
-    (here / "checkout.pth").write_text(f"{ROOT / 'spark_jobs'}\n{sysconfig.get_path('purelib')}\n")
+    modules = Path(sysconfig.get_path("purelib", vars={"base": str(place), "platbase": str(place)}))
+    (modules / "headwater.pth").write_text(f"{ROOT / 'spark_jobs'}\n")
+    for name in ("pyspark", "delta", "py4j"):
+        (modules / name).symlink_to(Path(sysconfig.get_path("purelib")) / name)
 
 
 def missing_go() -> str:
@@ -117,8 +119,8 @@ def main() -> int:
         try:
             sources = [SOURCES / "go.mod", SOURCES / "go.sum", SOURCES / "gcs" / "main.go", own]
             install("go", sources, missing_go, go_servers)
-            install("analysis", [ROOT / "requirements" / "analysis.txt", own], lambda: "", analysis)
             install("azurite", [*(SOURCES / "azurite" / name for name in _OF_AZURITE), own], missing_node, azurite)
+            install("analysis", [ROOT / "requirements" / "analysis.txt", own], lambda: "", analysis)
         except subprocess.CalledProcessError as error:
             print(f"the servers of the tests could not be made: {' '.join(error.cmd)}", file=sys.stderr)
             return 1

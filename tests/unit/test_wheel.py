@@ -27,7 +27,7 @@ dags = {
     name for file in sorted(example_dags().glob("*.py"))
     for value in runpy.run_path(str(file)).values() if isinstance(name := getattr(value, "dag_id", None), str)
 }
-jobs = ("load", "replicate", "reload", "rebuild", "verify", "validate", "maintain", "example_aggregate")
+jobs = ("load", "replicate", "reload", "rebuild", "verify", "validate", "maintain", "dbt", "example_aggregate")
 scripts = {job: entry_script(job) for job in jobs if Path(entry_script(job)).is_file()}
 found = {"package": headwater.__file__, "checkout": checkout() is not None, "dags": sorted(dags), "scripts": scripts}
 print(json.dumps(found))

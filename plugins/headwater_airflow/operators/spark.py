@@ -496,7 +496,9 @@ class SparkOnCutOperator(HeadwaterSparkOperator):
         cut = json.loads(Path(sys.argv[1]).read_text())
         orders = headwater.read(spark, cut)["public.orders"]
 
-    Of Headwater's settings the job gets what reads Delta tables (`headwater.session.submit_conf`), and nothing else.
+    Of Headwater's settings the job gets what reads Delta tables (`headwater.session.submit_conf`), and nothing else. It
+    runs in the task's Python, with Headwater in its path, unless `conf` names another (`spark.pyspark.driver.python`),
+    in which Headwater must be installed.
     """
 
     template_fields: Sequence[str] = (*SparkSubmitOperator.template_fields, "cut")
@@ -515,6 +517,13 @@ class SparkOnCutOperator(HeadwaterSparkOperator):
 
         # A cut that fell back to the source names no places.
         return submit_conf(next((table["path"] for table in self.cut["tables"].values() if table["path"]), ""))
+
+    def environment(self) -> dict[str, str]:
+        found = super().environment()
+        if (self.conf or {}).get("spark.pyspark.driver.python"):
+            # Another Python than the task's has modules of its own, and this one's might go before them.
+            found.pop("PYTHONPATH")
+        return found
 
     def pipeline_name(self) -> str:
         return str(self.cut["pipeline"])

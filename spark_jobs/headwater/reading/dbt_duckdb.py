@@ -1,13 +1,15 @@
-"""Sources of dbt-duckdb that are the tables of a cut: its plugin `headwater.reading.dbt_duckdb`.
+"""The tables of a cut as sources of dbt-duckdb: its plugin `headwater.reading.dbt_duckdb`.
 
-A source's schema and name are those of the table at the PostgreSQL source. Each is a view in DuckDB that reads the
-table at the cut's version each time that a model asks for it, so all models of a run see one state of the source. See
-dbt-duckdb's documentation of plugins for the class that they begin with.
+Each table is a view in DuckDB, under its schema and name at the PostgreSQL source, which reads the cut's version anew
+each time that it is asked for. So all models of a run see one state of the source. The views are there before the
+first model begins: dbt-duckdb's own way, a source that a plugin loads, makes it again for each model that names it, and
+models that run side by side then meet in DuckDB's catalog. See dbt-duckdb's documentation of plugins.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,50 +20,85 @@ from headwater.names import TableName
 from headwater.reading.scan import scan
 
 if TYPE_CHECKING:
-    from dbt.adapters.duckdb.utils import SourceConfig
+    import pyarrow as pa
 
 
 class Plugin(BasePlugin):  # type: ignore[misc]  # dbt is not installed beside the type checker
-    """In profiles.yml: `plugins: [{module: headwater.reading.dbt_duckdb, alias: headwater, config: {cut: FILE}}]`.
+    """In profiles.yml: `plugins: [{module: headwater.reading.dbt_duckdb, config: {cut: FILE, tables: {...}}}]`.
 
-    A source has `plugin: headwater` in its config, and may have `columns`, a list, and `where`, a condition in
-    DataFusion's SQL. `materialization: table` copies it into the DuckDB file instead, for each model that names it.
+    `cut`: a file with a cut. `tables`: by name, of which tables only some `columns` are read, or only rows that meet
+    `where`, a condition in DataFusion's SQL; the others are there as they are.
     """
 
     def initialize(self, config: dict[str, Any]) -> None:
         self._cut_file = str(config.get("cut") or "")
-        self._known: dict[str, Any] | None = None
+        self._narrowed = {
+            str(TableName.parse(name)): dict(of or {}) for name, of in (config.get("tables") or {}).items()
+        }
+        self._known: dict[TableName, _Table] | None = None
 
-    def default_materialization(self) -> str:
-        return "view"
+    def configure_connection(self, conn: Any) -> None:
+        """Called under dbt-duckdb's lock, before any model runs."""
+        self._register(conn)
+        for name in self._tables():
+            schema = _quoted(name.schema)
+            conn.execute(f"create schema if not exists {schema}")
+            conn.execute(f"create or replace view {schema}.{_quoted(name.name)} as from {_quoted(_registered(name))}")
 
-    def load(self, source_config: SourceConfig) -> _Table:
-        table = str(source_config.get("table") or TableName(source_config.schema, source_config.identifier))
-        found = _Table(self._cut(), table, source_config.get("columns"), source_config.get("where"))
-        found.opened()  # a table that is not in the cut ends the model that names it, and not the query of another
-        return found
+    def configure_cursor(self, cursor: Any) -> None:
+        """What is registered is lost where a connection is copied, as each thread of dbt does."""
+        self._register(cursor)
+
+    def _register(self, connection: Any) -> None:
+        for name, table in self._tables().items():
+            connection.register(_registered(name), table)
+
+    def _tables(self) -> dict[TableName, _Table]:
+        if self._known is None:
+            cut = self._cut()
+            names = dict.fromkeys([*cut["tables"], *self._narrowed])
+            self._known = {
+                TableName.parse(name): _Table(cut, name, self._narrowed.get(name, {}))
+                for name in names
+                if name in self._narrowed or cut["tables"][name]["state"] != "absent"
+            }
+        return self._known
 
     def _cut(self) -> dict[str, Any]:
-        if self._known is None:
-            if not self._cut_file:
-                raise Refused(
-                    "there is no cut to read",
-                    code="bad_argument",
-                    where="the plugin's config in profiles.yml",
-                    remedy="""give the file that holds it: cut: "{{ env_var('HEADWATER_CUT') }}\"""",
-                )
-            self._known = json.loads(Path(self._cut_file).read_text(encoding="utf-8"))
-        return self._known
+        if not self._cut_file:
+            raise Refused(
+                "there is no cut to read",
+                code="bad_argument",
+                where="the plugin's config in profiles.yml",
+                remedy="""give the file that holds it: cut: "{{ env_var('HEADWATER_CUT') }}\"""",
+            )
+        found: dict[str, Any] = json.loads(Path(self._cut_file).read_text(encoding="utf-8"))
+        return found
+
+
+def _registered(name: TableName) -> str:
+    """How DuckDB calls what a view reads."""
+    return f"headwater {name}"
+
+
+def _quoted(name: str) -> str:
+    """DuckDB has other keywords than PostgreSQL."""
+    return '"' + name.replace('"', '""') + '"'
 
 
 class _Table:
     """What DuckDB reads as often as it wants: each time the stream begins anew."""
 
-    def __init__(self, cut: dict[str, Any], table: str, columns: list[str] | None, where: str | None) -> None:
-        self._cut, self._table, self._columns, self._where = cut, table, columns, where
+    def __init__(self, cut: Mapping[str, Any], table: str, narrowed: Mapping[str, Any]) -> None:
+        self._cut, self._table, self._narrowed = cut, table, narrowed
+        self._schema: pa.Schema = self._open().schema
 
-    def opened(self) -> Any:
-        return scan(self._cut, self._table, columns=self._columns, where=self._where)
+    def _open(self) -> pa.RecordBatchReader:
+        columns, where = self._narrowed.get("columns"), self._narrowed.get("where")
+        return scan(self._cut, self._table, columns=columns, where=where)
+
+    def __arrow_c_schema__(self) -> object:
+        return self._schema.__arrow_c_schema__()
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        return self.opened().__arrow_c_stream__(requested_schema)
+        return self._open().__arrow_c_stream__(requested_schema)

@@ -3,8 +3,10 @@ has. One process runs all of them: Airflow's start is what costs."""
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -16,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import jinja2
+import pyarrow as pa
 import pytest
 import yaml
 from aiosmtpd.controller import Controller
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from pyarrow import parquet
 
 from fixtures.jobs import following
@@ -32,6 +36,7 @@ from servers.install import ANALYSIS
 
 pytestmark = [pytest.mark.postgres, pytest.mark.airflow]
 
+CUT_FILE = "HEADWATER_CUT"
 EXAMPLES = example_dags() / "examples"
 TODAY, BEHIND_THE_DAY = "", "2026-01-03T00:00:00+00:00"
 NEVER = {"headwater": {"require": "2999-01-01T00:00:00Z", "max_wait": 0}}
@@ -82,6 +87,13 @@ for name, moment, conf in json.loads(sys.argv[2]):
     ended.append({"state": str(run.state), "tasks": tasks})
 print(json.dumps(ended, default=str))
 """
+
+
+def run(*command: str, cwd: Path, environ: dict[str, str], expected: int = 0) -> str:
+    """What it prints."""
+    done = subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == expected, done.stdout[-5000:] + done.stderr[-5000:]
+    return done.stdout
 
 
 class Sinks:
@@ -159,10 +171,14 @@ def gallery(shared_database: Database, tmp_path_factory: pytest.TempPathFactory)
     folder, home = tmp_path_factory.mktemp("shop"), tmp_path_factory.mktemp("airflow")
     with shared_database.connect() as connection:
         connection.execute(CREATE.encode())
-        connection.execute("update orders set placed_at = '2026-01-02 12:00Z' where id <= 7")
+        connection.execute("update orders set placed_at = '2026-01-02 00:00Z' where id <= 4")
+        connection.execute("update orders set placed_at = '2026-01-02 23:59:59.999999Z' where id between 5 and 7")
+        connection.execute("update orders set placed_at = '2026-01-03 00:00Z' where id between 8 and 9")
         connection.execute("insert into orders (customer_id) select id from customers where id <= 5")
     tables = [f"public.{name}" for name in ("customers", "orders", "order_lines")]
     pipeline = pipeline_in_step(folder, shared_database, *tables, defaults={"freshness": "1m"})
+    own = {"slot": f"crm_{shared_database.name}", "publication": "crm"}
+    crm = pipeline_in_step(tmp_path_factory.mktemp("crm"), shared_database, tables[0], pipeline="crm", source=own)
     environ = {
         **{name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")},
         "AIRFLOW_HOME": str(home),
@@ -173,25 +189,21 @@ def gallery(shared_database: Database, tmp_path_factory: pytest.TempPathFactory)
         "PYTHONWARNINGS": "ignore",
         "PYTHONPATH": os.pathsep.join(str(example_dags().parent / name) for name in ("spark_jobs", "plugins")),
         "HEADWATER_EXAMPLE_PIPELINE": pipeline.file,
-        "HEADWATER_EXAMPLE_PIPELINES": pipeline.file,
+        "HEADWATER_EXAMPLE_PIPELINES": f"{pipeline.file}:{crm.file}",
         "HEADWATER_EXAMPLE_DAYS": str(folder / "days"),
         "HEADWATER_EXAMPLE_DBT": str(ANALYSIS / "dbt"),
-        "HEADWATER_EXAMPLE_DBT_PROJECT": str(EXAMPLES / "headwater_example_dbt"),
         "HEADWATER_EXAMPLE_WAREHOUSE": str(folder / "warehouse.duckdb"),
         "HEADWATER_EXAMPLE_PAPERMILL": str(ANALYSIS / "papermill"),
         "HEADWATER_EXAMPLE_NOTEBOOKS": str(folder),
         "HEADWATER_EXAMPLE_MAIL_TO": "oncall@example",
-        "DBT_TARGET_PATH": str(folder / "target"),
-        "DBT_LOG_PATH": str(folder),
         "DBT_SEND_ANONYMOUS_USAGE_STATS": "false",
         "IPYTHONDIR": str(folder / "ipython"),
     }
-    with Sinks() as sinks, following(pipeline):
+    with Sinks() as sinks, following(pipeline), following(crm):
         environ |= sinks.environ
-        for command in (["-m", "airflow", "db", "migrate"], ["-c", RUNNER, str(EXAMPLES), json.dumps(RUNS)]):
-            done = subprocess.run([sys.executable, *command], env=environ, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
-        yield Gallery(shared_database, folder, environ, json.loads(done.stdout.splitlines()[-1]), sinks)
+        run(sys.executable, "-m", "airflow", "db", "migrate", cwd=home, environ=environ)
+        said = run(sys.executable, "-c", RUNNER, str(EXAMPLES), json.dumps(RUNS), cwd=home, environ=environ)
+        yield Gallery(shared_database, folder, environ, json.loads(said.splitlines()[-1]), sinks)
 
 
 def test_a_branch_reports_from_fresh_data_or_from_the_newest_with_their_age(gallery: Gallery) -> None:
@@ -204,7 +216,7 @@ def test_a_branch_reports_from_fresh_data_or_from_the_newest_with_their_age(gall
 
 def test_a_task_begins_when_all_pipelines_are_fresh(gallery: Gallery) -> None:
     rows = {"shop: public.customers": 1000, "shop: public.orders": 3005, "shop: public.order_lines": 9000}
-    assert gallery.result("several", "rows") == rows
+    assert gallery.result("several", "rows") == {**rows, "crm: public.customers": 1000}
 
 
 def test_a_report_reads_the_cut_that_was_validated(gallery: Gallery) -> None:
@@ -227,22 +239,65 @@ def test_dbt_builds_its_models_from_the_cut(gallery: Gallery) -> None:
         assert {region: tuple(rest) for region, *rest in rows} == revenue(connection)
 
 
+def test_dbt_models_that_run_side_by_side_read_one_source_and_only_what_is_named(
+    gallery: Gallery, tmp_path: Path
+) -> None:
+    project = shutil.copytree(EXAMPLES / "headwater_example_dbt", tmp_path / "project")
+    profiles = yaml.safe_load((project / "profiles.yml").read_text())
+    (plugin,) = profiles["headwater_example"]["outputs"]["duckdb"]["plugins"]
+    plugin["config"]["tables"] = {"public.orders": {"columns": ["id", "customer_id"], "where": "id <= 10"}}
+    (project / "profiles.yml").write_text(yaml.safe_dump(profiles))
+    for number in range(8):
+        model = f"select {number} as number, * from {{{{ source('public', 'orders') }}}}"
+        (project / "models" / f"model_{number}.sql").write_text(model)
+    warehouse = tmp_path / "warehouse.duckdb"
+    environ = {**gallery.environ, "HEADWATER_EXAMPLE_WAREHOUSE": str(warehouse), CUT_FILE: str(_cut(gallery, tmp_path))}
+    run(gallery.environ["HEADWATER_EXAMPLE_DBT"], "build", "--profiles-dir", ".", cwd=project, environ=environ)
+    with duckdb.connect(str(warehouse), read_only=True) as made:
+        rows = made.execute("select * from model_7 order by id").fetchall()
+    expected = "select 7, id, customer_id from orders where id <= 10 order by id"
+    assert rows == gallery.database.query(expected)
+    said = run(
+        gallery.environ["HEADWATER_EXAMPLE_DBT"], "build", cwd=project, environ={**environ, CUT_FILE: ""}, expected=2
+    )
+    assert "there is no cut to read" in said
+
+
+SPARK_TASK = """
+import json, sys
+from types import SimpleNamespace
+from headwater_airflow.operators.spark import SparkOnCutOperator, entry_script
+
+python, cut, *arguments = sys.argv[1:]
+quick = {"spark.databricks.delta.snapshotPartitions": "1", "spark.sql.shuffle.partitions": "2"}
+SparkOnCutOperator(
+    task_id="build", application=entry_script("dbt"), cut=json.load(open(cut)), application_args=arguments,
+    conf={"spark.pyspark.driver.python": python, "spark.pyspark.python": python, **quick},
+).execute({"ti": SimpleNamespace(xcom_push=lambda key, value: None)})
+"""
+
+
 def test_dbt_on_spark_builds_the_same(gallery: Gallery, tmp_path: Path) -> None:
-    """In the session that headwater's entry script makes; the tables of the cut are views in it."""
-    cut = tmp_path / "cut.json"
-    cut.write_text(json.dumps(gallery.result("dbt", "fresh")))
+    """In the session that headwater's entry script makes, by the Python of dbt's environment; in place of what an
+    earlier run has made, of which no catalog knows."""
+    reports = tmp_path / "reports"
+    write_deltalake(reports / "revenue_per_region", pa.table({"region": ["north"], "orders": [0]}))
     project = str(EXAMPLES / "headwater_example_dbt")
-    options = ["--project-dir", project, "--profiles-dir", project, "--target", "spark"]
-    command = [str(example_dags().parent / "spark_jobs" / "headwater_dbt.py"), str(cut), "build", *options]
-    environ = {**gallery.environ, "HEADWATER_EXAMPLE_REPORTS": str(tmp_path / "reports")}
-    for _ in range(2):  # a second run replaces what the first has made
-        done = subprocess.run(
-            [ANALYSIS / "python", *command], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
-    rows = DeltaTable(str(tmp_path / "reports" / "revenue_per_region")).to_pyarrow_table().to_pylist()
+    places = ["--project-dir", project, "--profiles-dir", project, "--target-path", str(tmp_path / "target")]
+    options = ["build", *places, "--log-path", str(tmp_path), "--target", "spark"]
+    environ = {**gallery.environ, "HEADWATER_EXAMPLE_REPORTS": str(reports)}
+    task = ["-c", SPARK_TASK, str(ANALYSIS / "python"), str(_cut(gallery, tmp_path)), *options]
+    run(sys.executable, *task, cwd=tmp_path, environ=environ)
+    rows = DeltaTable(reports / "revenue_per_region").to_pyarrow_table().to_pylist()
     with gallery.database.connect() as connection:
         assert {row["region"]: (row["orders"], row["items"], row["revenue"]) for row in rows} == revenue(connection)
+
+
+def _cut(gallery: Gallery, folder: Path) -> Path:
+    """A file with that of the run of dbt."""
+    file = folder / "cut.json"
+    file.write_text(json.dumps(gallery.result("dbt", "fresh")))
+    return file
 
 
 def test_a_notebook_runs_on_the_cut_and_its_results_are_kept(gallery: Gallery) -> None:
@@ -251,7 +306,8 @@ def test_a_notebook_runs_on_the_cut_and_its_results_are_kept(gallery: Gallery) -
     cells = json.loads(file.read_text())["cells"]
     found = yaml.safe_load("".join(cells[-1]["outputs"][0]["data"]["text/plain"]))
     query = "select region, count(*) from orders join customers c on c.id = customer_id group by region"
-    assert found == dict(gallery.database.query(query))
+    position = gallery.result("notebook", "fresh")["position"]["lsn"]
+    assert found == {**dict(gallery.database.query(query)), "position": position}
 
 
 def test_a_failed_wait_and_a_late_table_are_told_by_mail_and_webhook(gallery: Gallery) -> None:
@@ -262,3 +318,15 @@ def test_a_failed_wait_and_a_late_table_are_told_by_mail_and_webhook(gallery: Ga
     assert [post for post in gallery.sinks.posts if "headwater_example_failed, fresh: timed_out" in post["text"]]
     assert [mail for mail in gallery.sinks.mails if "Late tables: " in mail and "90.0 s behind" in mail]
     assert [mail for mail in gallery.sinks.mails if "fresh failed: " in mail and "timed_out" in mail]
+
+
+def test_a_task_that_was_killed_is_told_although_airflow_knows_no_exception() -> None:
+    source = ast.parse((EXAMPLES / "headwater_example_alerts.py").read_text())
+    (text,) = [
+        ast.literal_eval(node.value)
+        for node in source.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "FAILED"
+    ]
+    told = jinja2.Environment(undefined=jinja2.StrictUndefined).from_string(text)
+    names = {"dag": {"dag_id": "report"}, "ti": {"task_id": "fresh"}}
+    assert told.render(names) == "report, fresh: the task was killed: see its log"

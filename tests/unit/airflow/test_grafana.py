@@ -170,6 +170,7 @@ def test_what_the_first_row_shows_is_what_the_metrics_say(tmp_path: Path) -> Non
         (series, "Health", health),
         (series, "Suspended tables", {"{}": 0}),
         (series | suspended, "Suspended tables", {"{}": 2}),
+        ({'headwater_pipeline_up{pipeline="lost"}': 0}, "Suspended tables", {}),  # nor where none can be read
         ({}, "Suspended tables", {}),  # no metrics arrive: nothing, and not a green zero
     ]
     tests = [
