@@ -65,7 +65,7 @@ def test_the_dags_and_their_jobs_are_found_without_a_checkout(folder: Path, tmp_
     answer = run(folder, "python", "-c", FOUND, HEADWATER_PIPELINES=str(tmp_path))
     found = json.loads(answer.strip().splitlines()[-1])
     assert found["checkout"] is False
-    assert len(found["scripts"]) == 8
+    assert len(found["scripts"]) == 9
     places = [found["package"], *found["scripts"].values()]
     assert all(Path(place).is_relative_to(folder / "environment") for place in places), places
     of_the_pipeline = [f"shop.{job}" for job in ("load", "maintain", "reload", "replicate", "validate", "verify")]

@@ -241,6 +241,7 @@ BESIDE = {
     "replicate/reader/pipe.py": "memory without a name, from one process to the other",
     "lake/executors.py": "the engine's own modules, packed for executors",
     "validate/suites.py": "suites of expectations, which lie beside the pipeline file",
+    "reading/dbt_duckdb.py": "the file of a cut, which its caller has written",
     "demo": "a server and a scheduler of its own, in a folder of its own",
 }
 """What may open files by itself, and which ones."""
