@@ -45,7 +45,7 @@ _AIRFLOWS = "tests/end_to_end/"
 _INDEPENDENT = ("test_apply_paths.py", "test_choice_of_path.py")
 _LONGEST = [
     "test_power_cut",
-    "test_examples",
+    "test_example_dags",
     "test_maintain",
     "test_crash_safety",
     "test_apply_paths",
