@@ -15,9 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.lakes import HandLake, position_at
 from headwater import cli
 from headwater.cli.arguments import EXAMPLES, parser
 from headwater.errors import HeadwaterError, SourceUnreachable
+from headwater.pipeline_file.pipeline import load_pipeline
 from headwater.terminal.render import render
 from headwater.terminal.scrub import Scrubber
 
@@ -267,6 +269,10 @@ def test_commands_for_people_start_without_an_engine(pipeline_file: Path, comman
 
 @pytest.mark.parametrize("command", ["wait", "status", "doctor"])
 def test_commands_that_poll_the_lake_start_without_spark(pipeline_file: Path, command: str) -> None:
+    """Also where there are rows to read, which pyarrow makes lists of."""
+    pipeline = load_pipeline(pipeline_file)
+    lake = HandLake(pipeline.lake_path(), position_at(), ["public.orders"])
+    lake.publish(0x2000, "public.orders")
     arguments = [command, str(pipeline_file), *(["--timeout", "0s"] if command == "wait" else [])]
     assert _imported(arguments, ("pyspark", "py4j", "pandas", "delta", "multiprocessing.process")) == []
 
