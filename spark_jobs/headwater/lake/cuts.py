@@ -218,6 +218,20 @@ def is_at_source(cut: Mapping[str, Any]) -> bool:
     return "fallback" in cut
 
 
+def refuse_no_cut(cut: object, where: str = "cut") -> None:
+    """Refused for what is no cut: a path, or what a wait says that was not satisfied."""
+    if isinstance(cut, Mapping) and "pipeline" in cut and isinstance(cut.get("tables"), Mapping):
+        return
+    told = cut if isinstance(cut, Mapping) else {}
+    outcome = told.get("outcome") or (told.get("error") or {}).get("code")
+    raise Refused(
+        f"this is no cut: the wait ended as {outcome}" if outcome else f"this is no cut, but {type(cut).__name__}",
+        code="bad_argument",
+        where=where,
+        remedy="give what a wait that was satisfied returns: headwater.wait, headwater wait --json, a sensor",
+    )
+
+
 def refuse_behind(cut: Mapping[str, Any], *, allow_behind: bool) -> None:
     """Refused when a table of `cut` is not in step, unless that is allowed; and where the lake has no version of it."""
     if is_at_source(cut):

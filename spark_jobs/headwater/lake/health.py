@@ -134,7 +134,9 @@ def _stopped(facts: Facts) -> Health:
     since, silent = stopped_since(facts.look, facts.now), "; the source does not answer" if facts.outage else ""
     sentence, suspended = f"Stopped: {since}{_as_of(facts.look)}{silent}", facts.suspended
     if len(suspended) < len(facts.followed):
-        return Health("stopped", _ended(f"{sentence}{_besides(suspended)}"), f"headwater replicate {facts.file}")
+        # Without its source a driver would end again; doctor says what keeps the source from answering.
+        command = "doctor" if facts.outage else "replicate"
+        return Health("stopped", _ended(f"{sentence}{_besides(suspended)}"), f"headwater {command} {facts.file}")
     # A driver would find nothing to do: what suspends all of them comes first.
     first = facts.followed[suspended[0]]
     remedy = first["remedy"] or f"headwater doctor {facts.file}"

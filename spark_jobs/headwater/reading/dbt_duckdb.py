@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dbt.adapters.duckdb.plugins import BasePlugin
 
 from headwater.errors import Refused
+from headwater.lake.cuts import refuse_no_cut
 from headwater.names import TableName
 from headwater.reading.scan import scan
 
@@ -72,7 +73,16 @@ class Plugin(BasePlugin):  # type: ignore[misc]  # dbt is not installed beside t
                 where="the plugin's config in profiles.yml",
                 remedy="""give the file that holds it: cut: "{{ env_var('HEADWATER_CUT') }}\"""",
             )
-        found: dict[str, Any] = json.loads(Path(self._cut_file).read_text(encoding="utf-8"))
+        try:
+            found: dict[str, Any] = json.loads(Path(self._cut_file).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise Refused(
+                f"the file of the cut cannot be read: {error}",
+                code="bad_argument",
+                where=self._cut_file,
+                remedy="make it with headwater wait --json, or by BashOnCutOperator",
+            ) from None
+        refuse_no_cut(found, self._cut_file)
         return found
 
 

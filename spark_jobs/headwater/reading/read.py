@@ -43,6 +43,7 @@ def read(spark: SparkSession, cut: Mapping[str, Any], *, allow_behind: bool = Fa
     absent is left out. Refused as well when a version is no longer kept, and, at the source, when the columns there
     are not those of the lake.
     """
+    cuts.refuse_no_cut(cut)
     if not cuts.is_at_source(cut):
         return cuts.read(spark, cut, allow_behind=allow_behind)
     if is_connect(spark):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headwater.errors import Refused
-from headwater.lake.cuts import partitions_condition, refuse_behind, version_gone, why_gone
+from headwater.lake.cuts import partitions_condition, refuse_behind, refuse_no_cut, version_gone, why_gone
 from headwater.lake_root import refuse_escapes
 from headwater.names import TableName
 
@@ -37,6 +37,7 @@ def scan(
 
     from headwater.delta.small_tables import open_version
 
+    refuse_no_cut(cut)
     name = str(table if isinstance(table, TableName) else TableName.parse(table))
     entry = cut["tables"].get(name)
     if entry is None or entry["state"] == "absent":

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+import headwater
 from fixtures.lakes import HandLake, position_at, utc
 from headwater.delta.row_count import row_count
 from headwater.errors import Refused
@@ -187,3 +188,17 @@ def test_rows_are_counted_from_the_log_without_those_in_deletion_vectors(tmp_pat
     assert row_count(str(tmp_path), 3) is None
     commit(3, {"add": {"path": "h", "size": 1, "modificationTime": 0}})
     assert row_count(str(tmp_path), 3) is None, "its statistics do not tell"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("cut.json", "this is no cut, but str"),
+        ({"pipeline": "shop"}, "this is no cut, but dict"),
+        ({"pipeline": "shop", "outcome": "suspended", "reason": "..."}, "the wait ended as suspended"),
+        ({"error": {"code": "source_unreachable"}}, "the wait ended as source_unreachable"),
+    ],
+)
+def test_what_is_no_cut_is_refused_as_that(given: Any, said: str) -> None:
+    with pytest.raises(Refused, match=said):
+        headwater.scan(given, "public.orders")

@@ -51,7 +51,8 @@ def test_a_lake_that_keeps_up_says_so_and_how_closely() -> None:
 
 def test_without_a_driver_it_is_stopped_and_says_since_when() -> None:
     found = of({"a": table(lag=0.0), "b": SUSPENDED}, running=False, outage="connection refused")
-    assert (found.level, found.remedy) == ("stopped", "headwater replicate shop.yaml")
+    assert (found.level, found.remedy) == ("stopped", "headwater doctor shop.yaml"), "a driver would end again"
+    assert of({"a": table(lag=0.0)}, running=False).remedy == "headwater replicate shop.yaml"
     assert found.sentence == (
         f"Stopped: no driver since 12:03 UTC (14 min ago); {AS_OF}; the source does not answer; b is suspended."
     )
