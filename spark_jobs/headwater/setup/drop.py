@@ -53,7 +53,7 @@ def _drop(connection: Connection, pipeline: Pipeline) -> dict[str, Any]:
             f"the slot stays, and with it the source's log from its position on: {kept}{gone}",
             code="slot_kept",
             where=f"slot {slot_name}",
-            remedy=f"if nobody needs it, a role that may do so drops it: SELECT pg_drop_replication_slot('{slot_name}')",
+            remedy=f"if nobody needs it, drop it as a role that may: SELECT pg_drop_replication_slot('{slot_name}')",
         )
     return {
         "dropped": dropped,
