@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from headwater.pipeline_file.pipeline import Pipeline
 
 _PATIENCE = 3.0  # seconds for the source's first answer: a first screen without it would say that it is away
-_LOOKS = frozenset({"wait", "waits", "status", "doctor", "top"})
-"""What people and programs ask again and again, and what never starts Spark."""
+_USES_ARROW = frozenset({"wait", "waits", "status", "doctor", "top", "load", "reload", "replicate", "maintain"})
+"""What reads or writes Delta tables, and never needs pandas."""
 Result = tuple[dict[str, Any], int]
 """What a command gives: its JSON object and its exit status."""
 
@@ -45,36 +45,14 @@ def run(args: argparse.Namespace, stop: threading.Event, learn: Callable[[str], 
         return _init(args, learn)
     pipeline = load_pipeline(args.pipeline)
     learn(pipeline.conninfo())
-    if args.command in _LOOKS:
-        _keep_pandas_out()
+    if args.command in _USES_ARROW:
+        from headwater.no_pandas import keep_pandas_out
+
+        keep_pandas_out()
     if args.command == "top":
         _top(pipeline, args, stop, out)
         return None
     return _COMMANDS[args.command](pipeline, args, stop)
-
-
-def _keep_pandas_out() -> None:
-    """pyarrow imports pandas, for half a CPU-second, when it first makes an array of a list: only to ask whether the
-    list is one of pandas' own. Here it never is. Asked once while there is no pandas, pyarrow does not ask again; what
-    needs pandas still gets it."""
-    if "pandas" in sys.modules:
-        return
-    import pyarrow as pa
-
-    sys.meta_path.insert(0, _NoPandas)
-    try:
-        pa.array([0])
-    finally:
-        sys.meta_path.remove(_NoPandas)
-
-
-class _NoPandas:
-    """A finder of modules."""
-
-    @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> None:
-        if name == "pandas":
-            raise ImportError("not now")
 
 
 def _init(args: argparse.Namespace, learn: Callable[[str], None]) -> Result:

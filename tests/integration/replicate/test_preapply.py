@@ -14,6 +14,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -273,6 +274,9 @@ def test_what_a_driver_staged_that_died_is_removed_by_the_next_one_and_staged_an
         with Job(lake.pipeline, "replicate") as job:
             connection.execute(FILL.format(table="one", first=10_001, last=10_000 + more))
             until(lambda: lake.staged or job.process.poll() is not None, "rows are staged")
+            everyone = {job.pid: "driver", **job.family}
+            with_pandas = [everyone[pid] for pid in everyone if "/pandas/" in Path(f"/proc/{pid}/maps").read_text()]
+            assert not with_pandas, "half a second of each start"
             os.kill(job.pid, signal.SIGKILL)
             until(lambda: not job.left, f"nothing is left of it: {job.left}")
         left = set(lake.staged)

@@ -22,6 +22,7 @@ from headwater.delta.delta_log import Snapshot, read_snapshot
 from headwater.errors import HeadwaterError
 from headwater.log.blocks import Block, Rows
 from headwater.log.net.net_effect import PART_BYTES, PART_CHANGES, net_effect
+from headwater.no_pandas import keep_pandas_out
 from headwater.schema import TableSchema
 
 _NICE: Final = 10
@@ -137,6 +138,7 @@ def main(messages: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.nice(_NICE)
+    keep_pandas_out()
     stager = _Stager()
     try:
         while True:
