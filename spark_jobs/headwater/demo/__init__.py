@@ -67,7 +67,7 @@ def _demo(*, as_json: bool, stay: bool, lake: str) -> int:
     require_jars(lake)
     started = time.monotonic()
     console = Console(stderr=as_json, soft_wrap=True)
-    console.print("Starting a PostgreSQL server with a small shop, and Airflow beside it")
+    console.print("Starting a PostgreSQL server with a small shop, and Airflow beside it; two to five minutes in all")
     with demo_environment(lake=lake) as demo:
         if stay:
             running = Running(os.getpid(), process_start(os.getpid()) or "", str(demo.airflow.home))
@@ -83,7 +83,10 @@ def _demo(*, as_json: bool, stay: bool, lake: str) -> int:
             if as_json:
                 print(json.dumps(outcome.to_json()), flush=True)
             if stay and outcome.proven:
-                story.say(f"Airflow goes on running: {demo.airflow.address} (end it with: headwater demo --stop)")
+                story.say(
+                    f"Airflow goes on running: {demo.airflow.address} (no password; in its menu: Browse, Headwater)"
+                )
+                story.say("end it with: headwater demo --stop")
                 sys.stdout.flush()
                 Running(running.pid, running.start, running.airflow_home, demo.airflow.address).write()
                 while True:
@@ -91,4 +94,8 @@ def _demo(*, as_json: bool, stay: bool, lake: str) -> int:
         finally:
             writer.stop()
         story.say("ending Airflow and PostgreSQL")
+    if outcome.proven and not as_json:
+        story.say(
+            "next: `headwater demo --keep-running` stays up, for a browser; `headwater init` begins your own pipeline"
+        )
     return EXIT_DONE if outcome.proven else EXIT_DIFFERENCES

@@ -24,6 +24,7 @@ from headwater.demo.oracle import Oracle
 from headwater.demo.postgres import EmbeddedServer
 
 PIPELINE = "shop"
+FOLDER_PREFIX = "headwater_demo_"
 _ROLE = "headwater"
 
 _PIPELINE_FILE = """\
@@ -70,7 +71,7 @@ def demo_environment(
     """Starts source and Airflow (which goes on starting) and ends both, with all their children, whatever happens.
     `dags`: another folder of DAG files than that of the examples; `environ`: more of Airflow's environment; `lake`: a
     place in an object store, below which the lake is made, and removed at the end."""
-    folder = Path(tempfile.mkdtemp(prefix="headwater_demo_")) if folder is None else folder
+    folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX)) if folder is None else folder
     folder.chmod(0o711)  # under root, PostgreSQL runs as another user, who must pass through
     with _cleanup() as cleanup:
         cleanup.callback(shutil.rmtree, folder, ignore_errors=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from headwater.demo.airflow_server import checkout, end_processes
+from headwater.demo.environment import FOLDER_PREFIX
 from headwater.errors import EXIT_DONE, EXIT_FAILED
 from headwater.spark.parent_watch import process_start
 
@@ -43,10 +45,13 @@ class Running:
 
 def read_state() -> Running | None:
     """The demo that runs in the background, if one does."""
+    return noted if (noted := _noted()) is not None and noted.alive else None
+
+
+def _noted() -> Running | None:
+    """The demo that has been started in the background and not been ended by `--stop`; it may have been killed."""
     with contextlib.suppress(OSError, ValueError, TypeError):
-        running = Running(**json.loads(state_file().read_text(encoding="utf-8")))
-        if running.alive:
-            return running
+        return Running(**json.loads(state_file().read_text(encoding="utf-8")))
     return None
 
 
@@ -99,19 +104,23 @@ def _follow(process: subprocess.Popen[bytes], log: Path) -> int:
 
 
 def stop_background() -> int:
-    """Ends the background demo and waits until nothing of it is left."""
-    running = read_state()
-    if running is None:
-        print("no demo is running", flush=True)
-        state_file().unlink(missing_ok=True)
-        return EXIT_DONE
-    os.kill(running.pid, signal.SIGTERM)
-    deadline = time.monotonic() + _STOP_SECONDS
-    while running.alive and time.monotonic() < deadline:
-        time.sleep(0.1)
-    if running.alive:
-        os.kill(running.pid, signal.SIGKILL)
-    end_processes(None, Path(running.airflow_home))
+    """Ends the background demo and waits until nothing of it is left; also of one that was killed."""
+    noted = _noted()
     state_file().unlink(missing_ok=True)
-    print("the demo has ended", flush=True)
+    if noted is None:
+        print("no demo is running", flush=True)
+        return EXIT_DONE
+    lived = noted.alive
+    if lived:
+        os.kill(noted.pid, signal.SIGTERM)
+    deadline = time.monotonic() + _STOP_SECONDS
+    while noted.alive and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if noted.alive:
+        os.kill(noted.pid, signal.SIGKILL)
+    home = Path(noted.airflow_home)
+    end_processes(None, home)
+    if home.parent.name.startswith(FOLDER_PREFIX):
+        shutil.rmtree(home.parent, ignore_errors=True)
+    print("the demo has ended" if lived else "the demo was killed; what it left behind is removed", flush=True)
     return EXIT_DONE

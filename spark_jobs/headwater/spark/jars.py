@@ -216,4 +216,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_status
     for name in fetched:
         print(f"fetched {name}", file=sys.stderr)
+    print(f"{'the jars are' if fetched else 'all jars were there already,'} in {jars_folder()}", file=sys.stderr)
     return 0

@@ -79,8 +79,11 @@ _SMALL = {
 }
 """While a job reads no more than `_SMALL_BYTES` of a table's files."""
 _SMALL_BYTES = 256 << 20
+_STATE_TASKS = "spark.databricks.delta.snapshotPartitions"
+"""How many tasks list the files of a table. Delta's own 50 are for a cluster: on one machine they cost seconds for each
+table that is read first."""
 _TUNING = {
-    "spark.databricks.delta.snapshotPartitions": "1",
+    _STATE_TASKS: "1",
     # The default of 100 compiles the same plans again and again as soon as there are many tables.
     "spark.sql.codegen.cache.maxEntries": "20000",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -263,6 +266,8 @@ def _session(pipeline_name: str | None, app_name: str, lake: str, tuning: Mappin
 
     settings["spark.app.name"] = f"{app_name} {pipeline_name}" if pipeline_name else app_name
     if master.startswith("local"):
+        if _STATE_TASKS not in given and _STATE_TASKS not in os.environ.get("PYSPARK_SUBMIT_ARGS", ""):
+            settings.setdefault(_STATE_TASKS, str(len(os.sched_getaffinity(0))))
         # Nobody else has business with this driver; a host name that does not resolve must not matter either.
         for name in ("spark.driver.host", "spark.driver.bindAddress"):
             if name not in given:
