@@ -28,6 +28,7 @@ position moves through the log in a second while there is something to apply."""
 SOURCE_RATE = "log_bytes_per_second"
 """How fast the source writes its log."""
 
+_EACH = "headwater status PIPELINE.yaml names each table's remedy"
 _DRIFT = timedelta(seconds=1)
 _BEYOND = 1 << 64
 """Above every LSN."""
@@ -174,7 +175,7 @@ def _terminal(target: Target, look: Look, required: Sequence[str], ignored: Sequ
     if not required:
         what = "every wanted table is suspended" if ignored else "the pipeline has no loaded table"
         outcome = Outcome.SUSPENDED if ignored else Outcome.NOT_REPLICATED
-        return Verdict(outcome, what, "headwater status names each table's remedy" if ignored else "headwater load")
+        return Verdict(outcome, what, _EACH if ignored else "headwater load PIPELINE.yaml")
     for states, outcome, remedy in _TERMINAL_STATES:
         for name in required:
             table = _state(look, name)
@@ -185,7 +186,7 @@ def _terminal(target: Target, look: Look, required: Sequence[str], ignored: Sequ
 
 
 _TERMINAL_STATES: tuple[tuple[frozenset[str], Outcome, str], ...] = (
-    (frozenset({"new", "removed"}), Outcome.NOT_REPLICATED, "name it in the pipeline file and run headwater load"),
+    (frozenset({"new", "removed"}), Outcome.NOT_REPLICATED, "headwater load PIPELINE.yaml"),
     (frozenset({"suspended"}), Outcome.SUSPENDED, "see headwater status; --ignore-suspended leaves it out"),
     (frozenset({"loading"}), Outcome.LOADING, "wait until headwater load has ended"),
 )

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headwater.columns.hidden import refuse_two_keys
 from headwater.columns.log_format import may_be_binary
@@ -38,6 +38,7 @@ from headwater.load.turns import SideBySide, Turns
 from headwater.load.units import BYTES_PER_PLAIN_UNIT, LOCK_SECONDS
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
+from headwater.pipeline_file.quantities import size_text
 from headwater.source.catalog.catalog import Catalog, CatalogTable, read_catalog
 from headwater.source.catalog.standing import Registered, read_standings
 from headwater.source.connection import Connection, connect, identify
@@ -52,6 +53,9 @@ from headwater.source.publication.publication import (
 from headwater.source.slot import SlotState, create_slot, drop_slot, gap_behind, read_slot
 from headwater.source.snapshots import wait_for_old_transactions as wait_out
 from headwater.spark.session import JobSpark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +74,8 @@ def load(
     copy: Copy | None = None,
     show: Show | None = None,
 ) -> dict[str, Any]:
-    """Load `tables` (none: all) that are not loaded yet; `again`: also those that are. The JSON of interface "load".
+    """Load `tables` (none: all) that are not loaded yet; `again`: also those that are. The JSON of interface "load",
+    and `skipped`, the names of those that were loaded already.
 
     `copy`: how, instead of reading everything anew. `show`: is told about once a second how far it is.
     """
@@ -99,13 +104,14 @@ def load(
                 if any(table.entry.where for table in wanted):
                     wanted = _as_published(connection, pipeline, wanted)
             loading = {t.name for t in wanted}
-            results = {str(t.name): table_result(registry.tables[str(t.name)]) for t in chosen if t.name not in loading}
+            skipped = [str(t.name) for t in chosen if t.name not in loading]
+            results = {name: table_result(registry.tables[name]) for name in skipped}
             if wanted:
                 sizes = _sizes(pipeline, wanted)
                 with LoadProgress(pipeline, held.session, "load", sizes, progress, show) as shown:
                     spark = JobSpark(pipeline.name, "load", root)
                     # It takes seconds, or is refused: nothing has begun, and no snapshot is held.
-                    session = spark.start() if max(sizes.values()) >= BYTES_PER_PLAIN_UNIT else None
+                    session = _spark_for(sizes, spark, progress)
                     one = TableLoad(
                         pipeline,
                         registry,
@@ -121,7 +127,16 @@ def load(
             if not is_running(connection, pipeline):  # which does it, too
                 finish_handovers(connection, registry)
     results = {str(table.name): results[str(table.name)] for table in chosen}
-    return {"tables": results, "seconds": round(time.monotonic() - started, 3)}
+    return {"tables": results, "skipped": skipped, "seconds": round(time.monotonic() - started, 3)}
+
+
+def _spark_for(sizes: Mapping[str, int], spark: JobSpark, progress: Report) -> SparkSession | None:
+    """Started, where a table is too large for this process alone."""
+    largest = max(sizes, key=lambda name: sizes[name])
+    if sizes[largest] < BYTES_PER_PLAIN_UNIT:
+        return None
+    progress(f"starting Spark, since {largest} has {size_text(sizes[largest])}")
+    return spark.start()
 
 
 def _opened(connection: Connection, pipeline: Pipeline, anew: Sequence[CatalogTable] | None) -> Registry | None:

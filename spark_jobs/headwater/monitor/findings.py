@@ -301,7 +301,7 @@ def _unloaded(seen: Examined) -> Iterator[Finding]:
             severity="warning",
             where=", ".join(new),
             message="in the pipeline file, and never loaded",
-            evidence="the registry does not know it",
+            evidence="the lake has no table of that name that a load has made",
             remedy="headwater load PIPELINE.yaml",
         )
     loading = [name for name, table in seen.tables.items() if table["state"] == "loading"]

@@ -67,8 +67,8 @@ def resume(
     if tables:
         done = f"Resumed {_named(tables)}"
     else:
-        done = f"Resumed {pipeline.name}: a driver that waits goes on within a second, and none was started"
-    going = "if no driver runs: headwater replicate PIPELINE.yaml (under Airflow its next run begins by itself)"
+        done = f"Resumed {pipeline.name}: a replicate that still runs goes on within a second; this command starts none"
+    going = "if none runs: headwater replicate PIPELINE.yaml (under Airflow its next run begins by itself)"
     return _report(registry, tables, done, pipeline.with_file(going))
 
 

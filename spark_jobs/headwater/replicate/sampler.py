@@ -31,6 +31,7 @@ from headwater.source.samples import emit_marker, take_sample
 log = logging.getLogger(__name__)
 
 _PERIOD = 1.0
+_SAY_SECONDS = 60.0  # an outage is said when it begins, and then so seldom: its message is long and the same
 _LAGGING = 3.0  # seconds that an idle log may stand below a sample before a marker is written
 
 
@@ -72,6 +73,7 @@ class Sampler:
     def _run(self) -> None:
         connection: Connection | None = None
         away_since: float | None = None
+        say_again = 0.0
         try:
             while not self._stop.wait(_PERIOD):
                 say = self._publisher.tick
@@ -86,8 +88,14 @@ class Sampler:
                         log.info("the source answers again, after %.0f s", time.monotonic() - away_since)
                         away_since = None
                 except Exception as error:
-                    away_since = away_since or time.monotonic()
-                    log.warning("the source does not answer the sampler: %s", error)
+                    now = time.monotonic()
+                    if away_since is None:
+                        away_since = now
+                        log.warning("the source does not answer, it is asked again each second: %s", error)
+                    elif now >= say_again:
+                        log.warning("the source has not answered for %.0f s", now - away_since)
+                    if now >= say_again:
+                        say_again = now + _SAY_SECONDS
                     self._successor.look_away()
                     # The file alone shows then that a driver lives.
                     say = self._publisher.write

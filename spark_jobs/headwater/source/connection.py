@@ -61,6 +61,7 @@ _BAD_TEXT_REMEDY = (
     "write postgresql://user:password@host:port/database (in it, percent-encode every character of user and password"
     " that is not a letter or a digit) or host=... dbname=... user=... password=..."
 )
+_LIBPQ_HINT = re.compile(r"\s*Is the server running [^?]*\?")
 _admitted: set[str] = set()
 """Where a server has let this process in. A password that it refuses later was changed: the next try may bring the new
 one, while a person has to correct one that was never right."""
@@ -294,7 +295,8 @@ def _without_secrets(message: str, options: dict[str, Any]) -> str:
     for option in ("password", "sslpassword"):
         if options.get(option):
             message = message.replace(str(options[option]), "***")
-    return " ".join(message.split())
+    # Our remedies say it shorter than libpq's question.
+    return " ".join(_LIBPQ_HINT.sub("", message).split())
 
 
 def _named(error: psycopg.Error, where: str) -> HeadwaterError | None:

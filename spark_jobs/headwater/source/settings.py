@@ -98,7 +98,7 @@ def setting_changes(connection: Connection, slot: SlotState | None) -> list[Chan
     if slot is None or not slot.active:
         changes += _room(connection, "max_wal_senders", row[1], "log connections")
     if _setting(connection, "max_slot_wal_keep_size") == "-1":
-        message = "max_slot_wal_keep_size is -1: while nothing replicates, retained WAL may fill the source's disk"
+        message = "no limit (-1): while nothing replicates, the log that the slot keeps may fill the source's disk"
         statement = "ALTER SYSTEM SET max_slot_wal_keep_size = '20GB'"
         changes.append(
             Change(

@@ -10,6 +10,7 @@ bits. A snapshot lists top-level transactions only: never ask it about a subtran
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,10 @@ from headwater.errors import Transient
 from headwater.position import Position, parse_lsn
 from headwater.source.connection import Connection, connect, errors_named, primary_position
 
+log = logging.getLogger(__name__)
+
 _WRAP = 1 << 32
+_FIRST_WORD_SECONDS, _WORD_SECONDS = 5.0, 60.0
 _MOST_MILLISECONDS = (1 << 31) - 1  # that a time-out of the server can be: 24 days
 
 
@@ -201,10 +205,11 @@ def wait_for_old_transactions(
     not be waited for and lose in the log what it wrote before.
 
     Counts the whole server, prepared transactions too. False when `stopped()` said to give up. After `timeout`
-    seconds `Transient` ("old_transactions") that names those still open.
+    seconds `Transient` ("old_transactions") that names those still open; so does the log while it waits.
     """
     xmax = max(xmax, next_transaction_id(connection))
-    deadline = time.monotonic() + timeout
+    began = time.monotonic()
+    deadline, next_word = began + timeout, began + _FIRST_WORD_SECONDS
     pause = 0.02
     while not stopped():
         with errors_named("the open transactions"):
@@ -222,6 +227,10 @@ def wait_for_old_transactions(
                 remedy="end them (a process: select pg_terminate_backend(pid); a prepared one: rollback prepared), or "
                 "raise load.wait_for_old_transactions, and run the command again",
             )
+        if time.monotonic() >= next_word and (open_now := open_transactions(connection, xmax)):
+            next_word = time.monotonic() + _WORD_SECONDS
+            names = "; ".join(map(str, open_now))
+            log.info("%s: waiting, for %.0f s more at most, for the end of older transactions: %s", where, left, names)
         time.sleep(min(pause, left))
         pause = min(pause * 2, 1.0)
     return False

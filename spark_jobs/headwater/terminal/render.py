@@ -37,6 +37,7 @@ _COLUMNS = {
     "waits": ("runs", "satisfied", "p50", "p95", "longest", "last", "last_at"),
     "verify": ("rows", "missing", "extra", "different", "repaired"),
 }
+_HEADINGS = {"capture_lsn": "read at", "gap_bytes": "bytes behind", "applied_lsn": "applied up to"}
 _SENTENCES = {
     "init": ("reason", "remedy", "notes"),
     "reload": ("reasons", "not_repaired"),
@@ -100,6 +101,43 @@ def _wait_headline(result: Mapping[str, Any]) -> list[str]:
     return [sentence, *([f"  what to do: {result['remedy']}"] if result["remedy"] else [])]
 
 
+_ENDS = {
+    "until": "Done",
+    "seconds": "Ended after its --max-seconds",
+    "signal": "Stopped as it was asked to",
+    "paused": "Ended, since the pipeline is paused",
+    "fenced": "Ended, since a newer driver goes on",
+}
+
+
+def _loaded(result: Mapping[str, Any]) -> list[str]:
+    skipped, tables = result["skipped"], result["tables"]
+    if len(skipped) == len(tables):
+        return [f"Nothing to load: {_are(len(skipped))} loaded already. With --again they are loaded once more."]
+    new = [table for name, table in tables.items() if name not in skipped]
+    done = [table["rows"] for table in new if table["state"] != "suspended"]
+    failed = f"; {_are(len(new) - len(done))} suspended" if len(done) < len(new) else ""
+    before = f"; {_are(len(skipped))} loaded already" if skipped else ""
+    took = seconds_text(result["seconds"])
+    return [f"Loaded {_tables(len(done))} with {sum(done):,} rows in {took}{failed}{before}."]
+
+
+def _tables(number: int) -> str:
+    return "1 table" if number == 1 else f"{number:,} tables"
+
+
+def _are(number: int) -> str:
+    return f"{_tables(number)} {'is' if number == 1 else 'are'}"
+
+
+def _replicated(result: Mapping[str, Any]) -> list[str]:
+    ended = _ENDS.get(result["stopped_by"], result["stopped_by"])
+    position = f"; the lake holds everything up to {result['position']['lsn']}" if result["position"] else ""
+    by = "; another driver has taken over" if result["handed_over"] else ""
+    counts = f"{result['changes']:,} changes of {result['transactions']:,} transactions in {result['epochs']:,} epochs"
+    return [f"{ended}: {counts}{position}{by}."]
+
+
 def _done(result: Mapping[str, Any]) -> list[str]:
     return [f"{result['done']}.", f"  next: {result['next']}"]
 
@@ -111,13 +149,17 @@ def _dropped(result: Mapping[str, Any]) -> list[str]:
 
 
 _HEADLINES: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
+    "load": _loaded,
+    "replicate": _replicated,
     "wait": _wait_headline,
     "pause": _done,
     "resume": _done,
     "drop": _dropped,
 }
 _IN_HEADLINES = {
-    "wait": ("outcome", "reason", "remedy", "waited_seconds", "progress", "eta_seconds"),
+    "load": ("skipped", "seconds"),
+    "replicate": ("epochs", "transactions", "changes", "position", "stopped_by", "handed_over"),
+    "wait": ("outcome", "reason", "remedy", "waited_seconds", "progress", "eta_seconds", "error"),
     "pause": ("paused", "done", "next"),
     "resume": ("paused", "done", "next"),
     "drop": ("dropped", "kept"),
@@ -210,7 +252,7 @@ def _render_doctor(console: Any, result: dict[str, Any]) -> None:
 def _grid(console: Any, first: str, rows: Mapping[str, Mapping[str, Any]], wanted: Iterable[str]) -> None:
     if rows:
         columns = list(wanted)
-        headings = [column.replace("_", " ") for column in (first, *columns)]
+        headings = [_HEADINGS.get(column, column.replace("_", " ")) for column in (first, *columns)]
         cells = [[name, *(_cell(row.get(column)) for column in columns)] for name, row in rows.items()]
         console.print(grid(headings, cells))
 

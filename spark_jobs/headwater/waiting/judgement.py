@@ -16,6 +16,7 @@ from headwater.lake import freshness
 from headwater.lake.freshness import Outcome, Verdict
 from headwater.lake.health import stopped_since
 from headwater.lake.look import Look
+from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.waiting.lookout import Lookout
 from headwater.waiting.request import WaitRequest
@@ -41,6 +42,8 @@ class Judgement:
 
     def of(self, look: Look) -> Verdict:
         judged = self._freshness(look)
+        if judged.outcome is Outcome.NOT_REPLICATED:
+            return self._with_entry(judged)
         if self._target.validated:
             judged = self._by_validation(judged, look)
         if judged.outcome is Outcome.SATISFIED and look.file is not None:
@@ -88,6 +91,15 @@ class Judgement:
             reason = "the source's log is not the one that the lake follows: how stale the lake is cannot be told"
             return replace(judged, outcome=None, reason=reason, eta_seconds=None)
         return judged
+
+    def _with_entry(self, judged: Verdict) -> Verdict:
+        """`judged`, which says that a table is not replicated; to load it, the pipeline file has to speak of it."""
+        unknown = [name for name in judged.tables if self._pipeline.entry_for(TableName.parse(name)) is None]
+        if not unknown:
+            return judged
+        return replace(
+            judged, remedy=f"name {unknown[0]} under `tables` in PIPELINE.yaml, then headwater load PIPELINE.yaml"
+        )
 
     def _by_validation(self, fresh: Verdict, look: Look) -> Verdict:
         from headwater.waiting.validated_cuts import ValidatedCuts  # reads Delta tables: only for those who ask for it

@@ -105,12 +105,14 @@ def _blocker(judged: Verdict, look: Look, named: Sequence[str], source: SourceSt
     if judged.awaits_validation:
         return "no validation has passed at or above the target"
     waiting = [name for name in named if look.tables[name].state != IN_STEP]
+    loading = any(look.tables[name].state == "loading" for name in waiting)
+    if source is not None and (source.slot is None or not source.slot.active) and not loading:
+        # Before the tables' states: without a driver none of them moves.
+        return f"replication is stopped, {stopped_since(look, source.now())}"
     if waiting:
         held = f"{waiting[0]} is {look.tables[waiting[0]].state}"
         open_there = _oldest(source.open_transactions) if source is not None else ""
         return f"{held}; transactions open at the source: {open_there}" if open_there else held
-    if source is not None and (source.slot is None or not source.slot.active):
-        return f"replication is stopped, {stopped_since(look, source.now())}"
     late = [name for name, gap in judged.tables.items() if gap.gap_bytes]
     stage = bottleneck(by_stage(look.file.rates)) if look.file is not None else None
     found = []

@@ -108,10 +108,12 @@ def _writing_until_the_server_goes(database: Database) -> Iterator[threading.Eve
     thread.join(30)
 
 
-def test_a_server_stops_promptly_under_an_idle_replicate(bank: Bank) -> None:
+def test_a_server_stops_promptly_under_an_idle_replicate(bank: Bank, caplog: pytest.LogCaptureFixture) -> None:
     running = bank.start()
     assert bank.stop_server() < PROMPT_SECONDS
     _ended(running)
+    # It is asked once a second; the log has a line for the outage, and not one for each question.
+    assert sum("the source does not answer, it is asked again each second" in line for line in caplog.messages) == 1
     bank.recover()
 
 

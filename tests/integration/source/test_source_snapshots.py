@@ -9,6 +9,7 @@ import pytest
 from fixtures.postgres import Database, commits_held
 from fixtures.waiting import until
 from headwater.errors import Transient
+from headwater.source import snapshots
 from headwater.source.connection import connect
 from headwater.source.samples import emit_marker
 from headwater.source.snapshots import (
@@ -41,7 +42,11 @@ def test_a_capture_point_is_one_view_that_other_sessions_share(database: Databas
     assert other.closed
 
 
-def test_old_transactions_are_named_when_they_outlast_the_wait(database: Database) -> None:
+def test_old_transactions_are_named_while_they_are_waited_for_and_when_they_outlast_it(
+    database: Database, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots, "_FIRST_WORD_SECONDS", 0.0)
+    caplog.set_level("INFO", "headwater")
     database.execute("create table t (id int primary key)")
     with (
         connect(database.conninfo) as connection,
@@ -63,6 +68,8 @@ def test_old_transactions_are_named_when_they_outlast_the_wait(database: Databas
             f"database {database.name}",
         ):
             assert part in late.value.message
+            assert part in caplog.text
+        assert caplog.text.count("table t: waiting, for ") == 1
         assert wait_for_old_transactions(connection, row[0], 10, stopped=lambda: True) is False
         writer.rollback()
         database.execute(f"rollback prepared '{database.name} prepared'")

@@ -358,6 +358,8 @@ def test_a_lake_of_another_timeline_than_the_source_is_not_fresh_by_the_sources_
 def test_a_table_that_is_not_replicated_is_refused(shop: Shop) -> None:
     result = wait(shop.pipeline, [TableName("public", "other")], "now", 5)
     assert (result.outcome, result.exit_status) == (Outcome.NOT_REPLICATED, EXIT_REFUSED)
+    file = shop.pipeline.file
+    assert result.verdict.remedy == f"name public.other under `tables` in {file}, then headwater load {file}"
 
 
 def test_staleness_is_measured_by_the_sources_clock_alone(shop: Shop) -> None:

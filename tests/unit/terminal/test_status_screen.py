@@ -137,6 +137,9 @@ def test_top_shows_it_again_and_again_for_a_program_too() -> None:
     assert [json.loads(line)["pipeline"] for line in out.getvalue().splitlines()] == ["shop"] * 3
 
 
+LOADED = {"state": "catching up", "rows": 1200, "bytes": 10, "seconds": 0.5, "capture_lsn": "0/1"}
+
+
 @pytest.mark.parametrize(
     ("command", "result", "said"),
     [
@@ -160,6 +163,63 @@ def test_top_shows_it_again_and_again_for_a_program_too() -> None:
             ],
         ),
         (
+            "wait",
+            {
+                "error": {"code": "not_replicated", "message": "public.a is new", "where": "", "remedy": ""},
+                "outcome": "not_replicated",
+                "waited_seconds": 0.0,
+                "reason": "public.a is new",
+                "remedy": "headwater load shop.yaml",
+                "tables": {},
+            },
+            ["Not fresh after 0 s (not replicated): public.a is new.", "  what to do: headwater load shop.yaml"],
+        ),
+        (
+            "load",
+            {"tables": {"public.a": LOADED, "public.b": LOADED}, "skipped": ["public.b"], "seconds": 2.44},
+            [
+                "Loaded 1 table with 1,200 rows in 2.4 s; 1 table is loaded already.",
+                "table    state       rows bytes seconds read at",
+                "public.a catching up 1200 10    0.5     0/1",
+                "public.b catching up 1200 10    0.5     0/1",
+            ],
+        ),
+        (
+            "load",
+            {"tables": {"public.a": {**LOADED, "state": "suspended"}}, "skipped": [], "seconds": 1.0},
+            [
+                "Loaded 0 tables with 0 rows in 1 s; 1 table is suspended.",
+                "table    state     rows bytes seconds read at",
+                "public.a suspended 1200 10    0.5     0/1",
+            ],
+        ),
+        (
+            "load",
+            {"tables": {"public.a": LOADED, "public.b": LOADED}, "skipped": ["public.a", "public.b"], "seconds": 0.2},
+            [
+                "Nothing to load: 2 tables are loaded already. With --again they are loaded once more.",
+                "table    state       rows bytes seconds read at",
+                "public.a catching up 1200 10    0.5     0/1",
+                "public.b catching up 1200 10    0.5     0/1",
+            ],
+        ),
+        (
+            "replicate",
+            {
+                "epochs": 3,
+                "transactions": 20,
+                "changes": 1000,
+                "position": {"system_id": "7", "timeline": 1, "lsn": "0/200"},
+                "stopped_by": "seconds",
+                "handed_over": True,
+                "tables": {},
+            },
+            [
+                "Ended after its --max-seconds: 1,000 changes of 20 transactions in 3 epochs; the lake holds everything"
+                " up to 0/200; another driver has taken over."
+            ],
+        ),
+        (
             "resume",
             {"paused": None, "tables": {}, "done": "Resumed shop", "next": "headwater replicate shop.yaml"},
             ["Resumed shop.", "  next: headwater replicate shop.yaml"],
@@ -174,4 +234,4 @@ def test_top_shows_it_again_and_again_for_a_program_too() -> None:
 def test_a_command_says_first_what_came_of_it(command: str, result: dict[str, Any], said: list[str]) -> None:
     out = io.StringIO()
     render(command, result, out)
-    assert out.getvalue().splitlines() == said
+    assert [line.rstrip() for line in out.getvalue().splitlines()] == said

@@ -90,6 +90,9 @@ def test_nobody_who_reads_and_a_source_that_is_silent_come_first() -> None:
     judged = verdict(TARGET, shown, [A, B])
     stopped = progress(TARGET, judged, shown, source(reading=False))
     assert stopped.blocker == "replication is stopped, no driver since 22:13 UTC"
+    catching = look(state="catching up")
+    held = progress(TARGET, verdict(TARGET, catching, [A, B]), catching, source(reading=False)).blocker
+    assert held == "replication is stopped, no driver since 22:13 UTC"
     # A driver that has ended left its last speed behind.
     assert (stopped.bytes_per_second, stopped.eta_seconds) == (None, None)
     silent = progress(TARGET, judged, shown, source(reading=False), "connection refused").blocker
