@@ -69,9 +69,9 @@ test: check  ## check, then all tests; those that speak to the server once more 
 classes: setup
 	@$(BIN)/python tests/fixtures/class_archive.py
 
-servers: setup  ## the object stores that tests start, and an environment with dbt and notebooks, in .servers, and jars for S3; needs Go and Node
+servers: setup  ## the object stores that tests start, and an environment with dbt and notebooks, in .servers, and jars for S3 and Azure; needs Go and Node
 	@$(BIN)/python tests/servers/install.py
-	@$(BIN)/python -m headwater.jars --s3
+	@$(BIN)/python -m headwater.jars --s3 --azure
 
 test-18: classes servers
 	$(PYTEST)

@@ -48,6 +48,15 @@ _HADOOP_SECRETS: Final = {
     "session_token": "session.token",
 }
 """Named so that Spark shows none of them: see `spark.redaction.regex`."""
+_AZURE_ENVIRONMENT: Final = {
+    "account_key": ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY"),
+    "sas_token": ("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY"),
+    "tenant_id": ("AZURE_TENANT_ID",),
+    "client_id": ("AZURE_CLIENT_ID",),
+    "client_secret": ("AZURE_CLIENT_SECRET",),
+    "token_file": ("AZURE_FEDERATED_TOKEN_FILE",),
+}
+"""Where obstore and delta-rs find them, which Hadoop's connector does not."""
 
 
 def refuse_foreign_token(secrets: Mapping[str, str], whose: str, where: str) -> None:
@@ -116,8 +125,41 @@ class StoreOptions:
         }
 
     def hadoop(self, place: str) -> dict[str, str]:
-        """The same, as Hadoop's connector for S3 is told it: of the bucket of `place` alone, so that other buckets that
-        a job reads are entered as the job wants. What is not said here is left to the connector."""
+        """The same, as Hadoop's connector for S3 or for Azure is told it: of the bucket or account of `place` alone, so
+        that others that a job reads are entered as the job wants. What is not said here is left to the connector."""
+        return self._hadoop_azure(place) if place.startswith("abfss://") else self._hadoop_s3(place)
+
+    def _hadoop_azure(self, place: str) -> dict[str, str]:
+        known = dict(self.secrets) or _of_azures_environment()
+        if "account_key" in known:
+            found = {"account.auth.type": "SharedKey", "account.key": known["account_key"]}
+        elif "sas_token" in known:
+            found = {"account.auth.type": "SAS", "sas.fixed.token": known["sas_token"].removeprefix("?")}
+        else:
+            found = {"account.auth.type": "OAuth", **_azure_identity(known)}
+        account = place.partition("://")[2].partition("/")[0].partition("@")[2]
+        return {**self._azure_emulator(), **{f"fs.azure.{name}.{account}": value for name, value in found.items()}}
+
+    def _azure_emulator(self) -> dict[str, str]:
+        """Of a server that is not the cloud's own: an account's name is part of a path there, and blobs are all."""
+        if not self.endpoint:
+            return {}
+        scheme, _, rest = self.endpoint.partition("://")
+        found = {
+            "fs.azure.abfs.endpoint": rest.partition("/")[0],
+            "fs.azure.account.hns.enabled": "false",
+            "fs.azure.fns.account.service.type": "BLOB",
+        }
+        if (
+            scheme == "http"
+        ):  # `abfss` means TLS, unless another class has the name; Apache's client is not made without
+            found["fs.azure.always.use.https"] = "false"
+            found["fs.azure.networking.library"] = "JDK_HTTP_URL_CONNECTION"
+            found["fs.abfss.impl"] = "org.apache.hadoop.fs.azurebfs.AzureBlobFileSystem"
+            found["fs.AbstractFileSystem.abfss.impl"] = "org.apache.hadoop.fs.azurebfs.Abfs"
+        return found
+
+    def _hadoop_s3(self, place: str) -> dict[str, str]:
         found = {
             "path.style.access": "true" if self._by_path else "false",
             "aws.credentials.provider": ",".join(_HADOOP_CREDENTIALS),
@@ -150,6 +192,32 @@ class StoreOptions:
             found["account_name"] = bucket.partition("@")[2].partition(".")[0]
             found |= {"endpoint": self.endpoint} if self.endpoint else {}
         return found
+
+
+def _of_azures_environment() -> dict[str, str]:
+    found = {}
+    for name, variables in _AZURE_ENVIRONMENT.items():
+        if value := next(filter(None, map(os.environ.get, variables)), None):
+            found[name] = value
+    return found
+
+
+def _azure_identity(known: Mapping[str, str]) -> dict[str, str]:
+    """A service principal, one whose token lies in a file, or the identity of the machine."""
+    provider, found = "MsiTokenProvider", {}
+    if "client_secret" in known:
+        provider = "ClientCredsTokenProvider"
+        authority = os.environ.get("AZURE_AUTHORITY_HOST", "https://login.microsoftonline.com").rstrip("/")
+        found["client.endpoint"] = f"{authority}/{known.get('tenant_id', '')}/oauth2/token"
+        found["client.secret"] = known["client_secret"]
+    elif "token_file" in known:
+        provider = "WorkloadIdentityTokenProvider"
+        found["token.file"] = known["token_file"]
+        found["msi.tenant"] = known.get("tenant_id", "")
+    if "client_id" in known:
+        found["client.id"] = known["client_id"]
+    of_oauth = {f"account.oauth2.{name}": value for name, value in found.items()}
+    return {"account.oauth.provider.type": f"org.apache.hadoop.fs.azurebfs.oauth2.{provider}", **of_oauth}
 
 
 @dataclass(slots=True)

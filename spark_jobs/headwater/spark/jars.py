@@ -1,6 +1,6 @@
 """The jars that Delta Lake adds to Spark: named and pinned here, fetched once by `python -m headwater.jars`; and one of
 our own, made from its sources by the same command (docs/decisions/0045). With `--s3` also those by which Spark reads
-in S3 (`s3_jars.txt` beside this module, docs/decisions/0056).
+in S3 (`s3_jars.txt` beside this module, docs/decisions/0056), with `--azure` the one for Azure's storage (0061).
 
 PySpark brings all that these four need at run time. Resolving Delta with its declared dependencies would fetch 33
 jars (87 MB), most of them second copies of what Spark has; its Unity Catalog jars are not loaded unless such a
@@ -58,6 +58,14 @@ JARS = (
     ),
 )
 
+_AZURE_JARS = (
+    Jar(
+        "org.apache.hadoop", "hadoop-azure", "3.5.0", "220b5db238b82437960e4b81c7e3eefa4eff2a03ad502887497f11d0ad86e663"
+    ),
+)
+STORES = {"s3": "a lake in S3 (13 MB)", "azure": "a lake in Azure's storage (0.7 MB)"}
+"""Stores that Spark has connectors for: what each is asked for, and what that is."""
+
 LOG_STORE = "headwater.LinkLogStore"
 """The class by which Spark puts entries into a table's log without ever taking another one's place."""
 STORE_LOG_STORE = "headwater.PutLogStore"
@@ -81,8 +89,10 @@ def jars_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 @cache
-def s3_jars() -> tuple[Jar, ...]:
-    """Hadoop's connector for S3, with what it needs."""
+def store_jars(store: str) -> tuple[Jar, ...]:
+    """Hadoop's connector for one of `STORES`, with what it needs."""
+    if store == "azure":
+        return _AZURE_JARS
     lines = _S3_JARS.read_text(encoding="utf-8").splitlines()
     return tuple(Jar(*line.split()) for line in lines if line and not line.startswith("#"))
 
@@ -107,10 +117,10 @@ def jar_paths() -> list[str]:
     return [str(path) for path in paths]
 
 
-def s3_jar_paths() -> list[str]:
-    """The paths of the jars for S3; none, unless all have been fetched."""
+def store_jar_paths(store: str) -> list[str]:
+    """The paths of the jars for one of `STORES`; none, unless all have been fetched."""
     folder = jars_folder()
-    paths = [folder / jar.file_name for jar in s3_jars()]
+    paths = [folder / jar.file_name for jar in store_jars(store)]
     return [str(path) for path in paths] if all(path.is_file() for path in paths) else []
 
 
@@ -207,10 +217,11 @@ def _make_log_store(jvm: Any, needed: Iterable[Path], jar: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m headwater.jars", description="Fetches what Spark needs.")
-    parser.add_argument("--s3", action="store_true", help="also what Spark needs to read a lake in S3 (13 MB)")
-    wanted = parser.parse_args(arguments)
+    for store, what in STORES.items():
+        parser.add_argument(f"--{store}", action="store_true", help=f"also what Spark needs to read {what}")
+    wanted = vars(parser.parse_args(arguments))
     try:
-        fetched = fetch((*JARS, *s3_jars()) if wanted.s3 else JARS)
+        fetched = fetch([*JARS, *(jar for store in STORES if wanted[store] for jar in store_jars(store))])
     except HeadwaterError as error:
         print(error, file=sys.stderr)
         return error.exit_status

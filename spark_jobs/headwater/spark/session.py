@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING
 from headwater.errors import Refused
 from headwater.spark.jars import LOG_STORE, jar_paths
 from headwater.spark.java import require_java
-from headwater.spark.stores import enter, has_class, in_store, jars_for, log_stores_for, require_jars
+from headwater.spark.stores import enter, has_class, in_store, jars_for, log_stores_for, redaction_for, require_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -103,6 +103,7 @@ def submit_conf(lake: str = "") -> dict[str, str]:
         # Delta's own may take the place of an entry that another program has put there at the same moment.
         _LOG_STORE: LOG_STORE,
         **log_stores_for(lake),
+        **redaction_for(lake),
     }
 
 

@@ -2,12 +2,12 @@
 environment say of the store (`headwater.store_options`).
 
 A session that is started for such a lake has the connector's jars, if they have been fetched (`python -m headwater.jars
---s3`); one for a lake on disk has none of them. How the store is entered is said to the running context, whose
-Hadoop configuration goes to executors with each read: no secret is on a command line or among Spark's settings, and
-what Spark's UI shows of that configuration has no values under such names (`spark.redaction.regex`).
+--s3`, `--azure`); one for a lake on disk has none of them. How the store is entered is said to the running context,
+whose Hadoop configuration goes to executors with each read: no secret is on a command line or among Spark's settings,
+and what Spark's UI shows of that configuration has no values under such names (`spark.redaction.regex`).
 
-There is a connector for S3 only. Elsewhere what only Spark can read is refused; loads, replication and waits do
-without.
+There are connectors for S3 and Azure (docs/decisions/0061). Elsewhere what only Spark can read is refused; loads,
+replication and waits do without.
 
 Nothing of Headwater's commits by Spark in a store (`headwater.spark.session.require_exclusive`). What another program
 commits by a session that was built here goes by a conditional PUT (`PutLogStore.java`), as the engine's own commits do:
@@ -16,29 +16,61 @@ Delta's own log store for S3 would let two writers of the same moment succeed, w
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from headwater import store_options
 from headwater.errors import Refused
 from headwater.lake_root import is_remote, place_of
-from headwater.spark.jars import STORE_LOG_STORE, s3_jar_paths
+from headwater.spark.jars import STORE_LOG_STORE, store_jar_paths
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql import SparkSession
 
-_CONNECTOR: Final = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 _GIVEN: Final = "spark.hadoop."
+_AZURE_ACCOUNT: Final = "spark.hadoop.fs.azure.account."
+_REDACTION: Final = "spark.redaction.regex"
+_REDACTED_BY_SPARK: Final = "(?i)secret|password|token|access[.]?key"
+"""Spark's default: it would show the key of an Azure account."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Connector:
+    """`store`: by that name its jars are fetched; `file_system`: the class that shows whether a session has them."""
+
+    store: str
+    title: str
+    file_system: str
+
+    @property
+    def fetching(self) -> str:
+        return f"run `python -m headwater.jars --{self.store}`, then start again"
+
+
+_CONNECTORS: Final = {
+    "s3": _Connector("s3", "S3", "org.apache.hadoop.fs.s3a.S3AFileSystem"),
+    "abfss": _Connector("azure", "Azure's storage", "org.apache.hadoop.fs.azurebfs.AzureBlobFileSystem"),
+}
 
 
 def jars_for(lake: str) -> list[str]:
     """The paths of the jars that a session needs to read `lake`; none where they have not been fetched: most jobs do
     without."""
-    return s3_jar_paths() if _is_s3(lake) else []
+    connector = _connector_of(lake)
+    return store_jar_paths(connector.store) if connector is not None else []
 
 
 def log_stores_for(lake: str) -> dict[str, str]:
-    """Settings by which Spark's commits in the lake's store exclude others."""
+    """Settings by which Spark's commits in S3 exclude others. Elsewhere Delta's own do: it looks, and then renames."""
     return {f"spark.delta.logStore.{scheme}.impl": STORE_LOG_STORE for scheme in ("s3a", "s3")} if _is_s3(lake) else {}
+
+
+def redaction_for(lake: str) -> dict[str, str]:
+    """The setting by which Spark shows no secret of the lake's store, where its default does not do."""
+    return {_REDACTION: f"{_REDACTED_BY_SPARK}|account[.]key"} if lake.startswith("abfss://") else {}
 
 
 def require_jars(place: str) -> None:
@@ -46,20 +78,21 @@ def require_jars(place: str) -> None:
     path = in_store(place)
     if path is None:
         return
-    if not _is_s3(path):
+    connector = _connector_of(path)
+    if connector is None:
         raise Refused(
             f"Spark has no connector for {path.partition(':')[0]}:// here",
             code="no_connector",
             where=path,
-            remedy="let the lake lie on disk or in S3 for what reads by Spark: validate, headwater.read, views, and "
-            "verify, rebuild and clustered reloads of large tables; loads, replicate and waits do without",
+            remedy="let the lake lie on disk, in S3 or in Azure for what reads by Spark: validate, headwater.read, "
+            "views, and verify, rebuild and clustered reloads of large tables; loads, replicate and waits do without",
         )
-    if not s3_jar_paths():
+    if not store_jar_paths(connector.store):
         raise Refused(
-            "the jars by which Spark reads in S3 are missing",
+            f"the jars by which Spark reads in {connector.title} are missing",
             code="no_jars",
             where=path,
-            remedy="run `python -m headwater.jars --s3`, then start again",
+            remedy=connector.fetching,
         )
 
 
@@ -70,20 +103,42 @@ def enter(session: SparkSession, place: str) -> None:
     path = in_store(place)
     if path is None or is_connect(session):
         return
-    if not _is_s3(path) or not has_class(session._jvm, _CONNECTOR):
+    connector = _connector_of(path)
+    if connector is None or not has_class(session._jvm, connector.file_system):
         require_jars(path)
+        assert connector is not None
         raise Refused(
-            "this Spark session was started without the jars by which it reads in S3",
+            f"this Spark session was started without the jars by which it reads in {connector.title}",
             code="no_jars",
             where=path,
             remedy=f'start it by headwater.session.build_session(lake="{path}"), or add to spark-submit: '
-            f"--jars {','.join(s3_jar_paths())}",
+            f"--jars {','.join(store_jar_paths(connector.store))}",
         )
     conf: Any = session.sparkContext._jsc.hadoopConfiguration()
-    given = session.sparkContext.getConf()
-    for name, value in store_options.of(path).hadoop(path).items():
-        if not given.contains(_GIVEN + name):  # what spark-submit or spark-defaults.conf says stays
-            conf.set(name, value)
+    given = dict(session.sparkContext.getConf().getAll())
+    # What spark-submit or spark-defaults.conf says stays: of Azure how the account is entered, as a whole.
+    theirs = any(name.startswith(_AZURE_ACCOUNT) for name in given)
+    told = {
+        name: value
+        for name, value in store_options.of(path).hadoop(path).items()
+        if _GIVEN + name not in given and not (theirs and (_GIVEN + name).startswith(_AZURE_ACCOUNT))
+    }
+    _refuse_to_show(told, given.get(_REDACTION, _REDACTED_BY_SPARK), path)
+    for name, value in told.items():
+        conf.set(name, value)
+
+
+def _refuse_to_show(told: Mapping[str, str], redacted: str, path: str) -> None:
+    """Refused where Spark's UI would show a secret that it is told."""
+    for name in told:
+        if name.startswith("fs.azure.account.key.") and re.search(redacted, name) is None:
+            setting = next(iter(redaction_for(path).items()))
+            raise Refused(
+                "this Spark session would show the key of the account in its UI and its event log",
+                code="bad_configuration",
+                where=path,
+                remedy=f'start it by headwater.session.build_session(lake="{path}"), or with {"=".join(setting)}',
+            )
 
 
 def is_readable(session: SparkSession, place: str) -> bool:
@@ -128,6 +183,10 @@ def in_store(place: str) -> str | None:
     except ValueError:
         return None
     return path if is_remote(path) else None
+
+
+def _connector_of(place: str) -> _Connector | None:
+    return _CONNECTORS.get(place.partition("://")[0])
 
 
 def _is_s3(place: str) -> bool:

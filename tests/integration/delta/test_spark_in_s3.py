@@ -15,7 +15,7 @@ import pytest
 from fixtures import spark_in_s3
 from fixtures.entry_race import ENTRY
 from fixtures.object_stores import S3Server, absent
-from headwater.spark.jars import s3_jar_paths
+from headwater.spark.jars import store_jar_paths
 
 pytestmark = pytest.mark.spark
 
@@ -30,7 +30,7 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def found(s3_server: S3Server, events: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the program has found; its events are in a log."""
-    if not s3_jar_paths():
+    if not store_jar_paths("s3"):
         absent("the jars by which Spark reads in S3 are not there: `make servers` fetches them")
     given = {
         "folder": str(tmp_path_factory.mktemp("program")),

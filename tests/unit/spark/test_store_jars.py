@@ -1,7 +1,8 @@
-"""Jars for S3: what is pinned, which sessions have them, and what is said where they are missing."""
+"""Jars for S3 and Azure: what is pinned, which sessions have them, and what is said where they are missing."""
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from headwater.spark.session import job_conf
 from headwater.store_options import StoreOptions
 
 LAKE = "s3://lake/shop"
+ACCOUNT = "account.dfs.core.windows.net"
+AZURE = f"abfss://lake@{ACCOUNT}/shop"
 REDACTED = re.compile("(?i)secret|password|token|access[.]?key")
 """Spark's default of `spark.redaction.regex`."""
 
@@ -29,16 +32,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def put_s3_jars(folder: Path) -> list[str]:
-    paths = [folder / jar.file_name for jar in jars.s3_jars()]
+def put_jars(folder: Path, store: str) -> list[str]:
+    paths = [folder / jar.file_name for jar in jars.store_jars(store)]
     for path in paths:
         path.touch()
     return [str(path) for path in paths]
 
 
 def test_every_jar_is_pinned_once_and_whole() -> None:
-    pinned = [*jars.JARS, *jars.s3_jars()]
-    assert {jar.artifact for jar in pinned} >= {"hadoop-aws", "s3", "s3-transfer-manager", "sts"}
+    pinned = [*jars.JARS, *(jar for store in jars.STORES for jar in jars.store_jars(store))]
+    assert {jar.artifact for jar in pinned} >= {"hadoop-aws", "s3", "s3-transfer-manager", "sts", "hadoop-azure"}
     for jar in pinned:
         assert re.fullmatch(r"[a-z][a-z0-9.]+", jar.group)
         assert re.fullmatch(r"[a-z][A-Za-z0-9._-]+", jar.artifact)
@@ -50,23 +53,29 @@ def test_every_jar_is_pinned_once_and_whole() -> None:
     assert len({jar.version for jar in pinned if jar.group == "software.amazon.awssdk"}) == 1
 
 
-def test_the_connector_is_of_the_hadoop_that_pyspark_brings() -> None:
-    (connector,) = (jar for jar in jars.s3_jars() if jar.artifact == "hadoop-aws")
+@pytest.mark.parametrize(("store", "artifact"), [("s3", "hadoop-aws"), ("azure", "hadoop-azure")])
+def test_a_connector_is_of_the_hadoop_that_pyspark_brings(store: str, artifact: str) -> None:
+    (connector,) = (jar for jar in jars.store_jars(store) if jar.artifact == artifact)
     brought = {path.name for path in (Path(pyspark.__file__).parent / "jars").glob("hadoop-client-api-*.jar")}
     assert brought == {f"hadoop-client-api-{connector.version}.jar"}
 
 
 def test_spark_brings_no_second_copy_of_a_jar() -> None:
     brought = {path.name.rpartition("-")[0] for path in (Path(pyspark.__file__).parent / "jars").glob("*.jar")}
-    assert not brought & {jar.artifact for jar in jars.s3_jars()}
+    assert not brought & {jar.artifact for store in jars.STORES for jar in jars.store_jars(store)}
 
 
-def test_only_a_session_for_a_lake_in_s3_has_the_jars_and_settings(folder: Path) -> None:
+def test_only_a_session_for_a_lake_in_a_store_has_its_jars_and_settings(folder: Path) -> None:
     plain = submit_conf()
     assert submit_conf("/lake") == submit_conf("file:///lake") == submit_conf("gs://lake/shop") == plain
     assert submit_conf(LAKE)["spark.jars"] == plain["spark.jars"]  # not fetched: most jobs do without
-    paths = put_s3_jars(folder)
+    paths, azure = put_jars(folder, "s3"), put_jars(folder, "azure")
     assert submit_conf("/lake") == plain
+    assert submit_conf(AZURE) == {
+        **plain,
+        "spark.jars": ",".join([plain["spark.jars"], *azure]),
+        "spark.redaction.regex": f"{REDACTED.pattern}|account[.]key",
+    }
     assert submit_conf(LAKE) == {
         **plain,
         "spark.jars": ",".join([plain["spark.jars"], *paths]),
@@ -90,12 +99,15 @@ def test_where_spark_cannot_read_is_said_before_it_starts(folder: Path) -> None:
         stores.require_jars(LAKE)
     assert (missing.value.code, missing.value.where) == ("no_jars", LAKE)
     assert "python -m headwater.jars --s3" in missing.value.remedy
-    for place in ("gs://lake/shop", "abfss://lake@account.dfs.core.windows.net/shop"):
-        with pytest.raises(Refused) as elsewhere:
-            stores.require_jars(place)
-        assert (elsewhere.value.code, elsewhere.value.where) == ("no_connector", place)
-    put_s3_jars(folder)
+    with pytest.raises(Refused, match=r"python -m headwater\.jars --azure"):
+        stores.require_jars(AZURE)
+    with pytest.raises(Refused) as elsewhere:
+        stores.require_jars("gs://lake/shop")
+    assert (elsewhere.value.code, elsewhere.value.where) == ("no_connector", "gs://lake/shop")
+    put_jars(folder, "s3")
+    put_jars(folder, "azure")
     stores.require_jars(LAKE)
+    stores.require_jars(AZURE)
 
 
 def test_the_connector_is_told_what_the_store_is_and_nothing_secret_by_another_name(
@@ -129,8 +141,63 @@ def test_the_connector_is_told_what_the_store_is_and_nothing_secret_by_another_n
     }
 
 
-def test_no_secret_is_among_the_settings_of_a_submission(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_s3_jars(folder)
+@pytest.mark.parametrize(
+    ("secrets", "environment", "expected"),
+    [
+        ({"account_key": "hidden"}, {}, {"account.auth.type": "SharedKey", "account.key": "hidden"}),
+        ({}, {"AZURE_STORAGE_ACCOUNT_KEY": "hidden"}, {"account.auth.type": "SharedKey", "account.key": "hidden"}),
+        ({"sas_token": "?hidden"}, {}, {"account.auth.type": "SAS", "sas.fixed.token": "hidden"}),
+        (
+            {"tenant_id": "t", "client_id": "c", "client_secret": "hidden"},
+            {"AZURE_STORAGE_ACCOUNT_KEY": "of somebody else"},
+            {
+                "account.auth.type": "OAuth",
+                "account.oauth.provider.type": "org.apache.hadoop.fs.azurebfs.oauth2.ClientCredsTokenProvider",
+                "account.oauth2.client.endpoint": "https://login.microsoftonline.com/t/oauth2/token",
+                "account.oauth2.client.id": "c",
+                "account.oauth2.client.secret": "hidden",
+            },
+        ),
+        (
+            {},
+            {"AZURE_TENANT_ID": "t", "AZURE_CLIENT_ID": "c", "AZURE_FEDERATED_TOKEN_FILE": "/token"},
+            {
+                "account.auth.type": "OAuth",
+                "account.oauth.provider.type": "org.apache.hadoop.fs.azurebfs.oauth2.WorkloadIdentityTokenProvider",
+                "account.oauth2.client.id": "c",
+                "account.oauth2.msi.tenant": "t",
+                "account.oauth2.token.file": "/token",
+            },
+        ),
+        (
+            {},
+            {},
+            {
+                "account.auth.type": "OAuth",
+                "account.oauth.provider.type": "org.apache.hadoop.fs.azurebfs.oauth2.MsiTokenProvider",
+            },
+        ),
+    ],
+)
+def test_the_connector_for_azure_is_told_how_this_account_is_entered_and_spark_shows_none_of_it(
+    secrets: dict[str, str], environment: dict[str, str], expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("AZURE_")]:
+        monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    told = StoreOptions(secrets=tuple(secrets.items())).hadoop(f"{AZURE}/public/orders")
+    assert told == {f"fs.azure.{name}.{ACCOUNT}": value for name, value in expected.items()}
+    shown = re.compile(stores.redaction_for(AZURE)["spark.redaction.regex"])
+    assert all(shown.search(name) for name, value in told.items() if value == "hidden")
+
+
+@pytest.mark.parametrize(("lake", "secret"), [(LAKE, "secret_access_key"), (AZURE, "account_key")])
+def test_no_secret_is_among_the_settings_of_a_submission(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, lake: str, secret: str
+) -> None:
+    for store in jars.STORES:
+        put_jars(folder, store)
     monkeypatch.setattr(store_options, "_known", {})
-    store_options.register(LAKE, StoreOptions(secrets=(("secret_access_key", "hidden"),)))
-    assert "hidden" not in str(job_conf(LAKE))
+    store_options.register(lake, StoreOptions(secrets=((secret, "hidden"),)))
+    assert "hidden" not in str(job_conf(lake))

@@ -1,4 +1,4 @@
-"""A lake in S3 is read by engines that have nothing of Headwater: each finds the rows and values of the source."""
+"""A lake in a store is read by engines that have nothing of Headwater: each finds the source's rows and values."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from duckdb_extensions import import_extension
 from fixtures import spark_in_s3
 from fixtures.jobs import catch_up, lake_path_of, queried, source_rows
 from fixtures.loaded import pipeline_in_step
-from fixtures.object_stores import S3Server, absent
+from fixtures.object_stores import AzureServer, S3Server, absent
 from fixtures.postgres import Database, new_database
 from headwater.delta.delta_log import read_snapshot
 from headwater.demo.postgres import EmbeddedServer
 from headwater.pipeline_file.pipeline import Pipeline
-from headwater.spark.jars import s3_jar_paths
+from headwater.spark.jars import store_jar_paths
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
@@ -59,8 +59,8 @@ from headwater.spark.stores import enter
 from headwater.store_options import StoreOptions
 given = json.load(sys.stdin)
 keys = given["keys"]
-secrets = tuple((name, keys[name]) for name in ("access_key_id", "secret_access_key"))
-store_options.register(given["root"], StoreOptions(keys["endpoint"], keys["region"], None, secrets))
+secrets = tuple((name, key) for name, key in keys.items() if name not in ("endpoint", "region"))
+store_options.register(given["root"], StoreOptions(keys["endpoint"], keys.get("region", ""), None, secrets))
 session = build_session(lake=given["root"])
 enter(session, given["root"])
 for place, out in given["tables"]:
@@ -73,7 +73,7 @@ for place, out in given["tables"]:
 class Lake:
     """Two tables with rows that were loaded, changed and removed, so that files have deletion vectors."""
 
-    def __init__(self, server: S3Server, database: Database, folder: Path) -> None:
+    def __init__(self, server: S3Server | AzureServer, database: Database, folder: Path) -> None:
         self.server, self.database = server, database
         columns = ", ".join(f"{name} {kind}" for name, (kind, _) in COLUMNS.items())
         for name in (PLAIN, PARTED):
@@ -106,8 +106,8 @@ class Lake:
     @cached_property
     def read_by_spark(self) -> dict[str, pa.Table]:
         """In a JVM of its own: the tests' may have been started for lakes on disk."""
-        if not s3_jar_paths():
-            absent("the jars by which Spark reads in S3 are not there: `make servers` fetches them")
+        if not store_jar_paths("s3" if isinstance(self.server, S3Server) else "azure"):
+            absent("the jars by which Spark reads in a store are not there: `make servers` fetches them")
         files = {name: Path(self.pipeline.file).with_name(f"{name}.arrow") for name in (PLAIN, PARTED)}
         tables = [(self.place(name), str(file)) for name, file in files.items()]
         given = {"root": self.pipeline.lake_path(), "keys": self.keys, "tables": tables}
@@ -120,9 +120,12 @@ class Lake:
 
 
 @pytest.fixture(scope="module")
-def lake(s3_server: S3Server, postgres: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+def lake(
+    request: pytest.FixtureRequest, postgres: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Lake]:
+    server = request.getfixturevalue(f"{request.param}_server")
     with new_database(postgres) as database:
-        yield Lake(s3_server, database, tmp_path_factory.mktemp("lake"))
+        yield Lake(server, database, tmp_path_factory.mktemp("lake"))
 
 
 def by_delta_rs(lake: Lake, name: str) -> pa.Table:
@@ -151,14 +154,22 @@ def by_spark(lake: Lake, name: str) -> pa.Table:
 
 
 @pytest.mark.parametrize("name", [PLAIN, PARTED])
-@pytest.mark.parametrize("read", [by_delta_rs, by_polars, by_duckdb, by_spark])
-def test_a_table_in_s3_is_read_by_others_with_the_source_s_values(
+@pytest.mark.parametrize(
+    ("lake", "read"),
+    [
+        *(("s3", read) for read in (by_delta_rs, by_polars, by_duckdb, by_spark)),
+        *(("azure", read) for read in (by_delta_rs, by_polars, by_spark)),
+    ],
+    indirect=["lake"],
+)
+def test_a_table_in_a_store_is_read_by_others_with_the_source_s_values(
     lake: Lake, read: Callable[[Lake, str], pa.Table], name: str
 ) -> None:
     found = read(lake, name).select(SCHEMA.names).cast(SCHEMA)
     assert sorted(tuple(row.values()) for row in found.to_pylist()) == lake.expected(name)
 
 
+@pytest.mark.parametrize("lake", ["s3", "azure"], indirect=True)
 def test_the_tables_that_are_read_have_deletion_vectors(lake: Lake) -> None:
     """Else a reader that leaves them out would pass."""
     for name in (PLAIN, PARTED):
