@@ -150,9 +150,8 @@ class StoreOptions:
             "fs.azure.account.hns.enabled": "false",
             "fs.azure.fns.account.service.type": "BLOB",
         }
-        if (
-            scheme == "http"
-        ):  # `abfss` means TLS, unless another class has the name; Apache's client is not made without
+        if scheme == "http":
+            # `abfss` means TLS, unless another class has the name; and Apache's client is not made without TLS.
             found["fs.azure.always.use.https"] = "false"
             found["fs.azure.networking.library"] = "JDK_HTTP_URL_CONNECTION"
             found["fs.abfss.impl"] = "org.apache.hadoop.fs.azurebfs.AzureBlobFileSystem"

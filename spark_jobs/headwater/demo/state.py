@@ -106,8 +106,8 @@ def _follow(process: subprocess.Popen[bytes], log: Path) -> int:
 def stop_background() -> int:
     """Ends the background demo and waits until nothing of it is left; also of one that was killed."""
     noted = _noted()
-    state_file().unlink(missing_ok=True)
     if noted is None:
+        state_file().unlink(missing_ok=True)
         print("no demo is running", flush=True)
         return EXIT_DONE
     lived = noted.alive
@@ -122,5 +122,6 @@ def stop_background() -> int:
     end_processes(None, home)
     if home.parent.name.startswith(FOLDER_PREFIX):
         shutil.rmtree(home.parent, ignore_errors=True)
+    state_file().unlink(missing_ok=True)
     print("the demo has ended" if lived else "the demo was killed; what it left behind is removed", flush=True)
     return EXIT_DONE
