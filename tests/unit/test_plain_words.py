@@ -13,12 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PROSE = [
     ROOT / "README.md",
     ROOT / "CHANGELOG.md",
-    *(
-        file
-        for file in sorted((ROOT / "docs").rglob("*.md"))
-        # What maintainers wrote down of their reasons, and pages that a program writes.
-        if not {"decisions", "benchmarks"} & set(file.parts) and file.name not in ("architecture.md", "lineage.md")
-    ),
+    # Not the pages that a program writes.
+    *(file for file in sorted((ROOT / "docs").rglob("*.md")) if "benchmarks" not in file.parts),
 ]
 SOURCES = [*(ROOT / "spark_jobs").rglob("*.py"), *(ROOT / "plugins").rglob("*.py"), *(ROOT / "dags").rglob("*.py")]
 PAGES = sorted((ROOT / "plugins" / "headwater_airflow" / "page" / "static").glob("*.js"))
