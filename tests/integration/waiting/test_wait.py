@@ -35,6 +35,7 @@ from headwater.position import format_lsn, parse_lsn
 from headwater.source.catalog.catalog import read_catalog
 from headwater.source.connection import connect
 from headwater.waiting.on_timeout import instead_of_cut
+from headwater.waiting.progress import progress
 from headwater.waiting.result import NotFresh, WaitResult
 from headwater.waiting.source_state import ask_source
 
@@ -470,8 +471,16 @@ def test_a_wait_says_how_far_it_is_and_who_holds_a_loaded_table_up(shop: Shop) -
         assert waiter.look() is None
         assert waiter.look() is None
         assert waiter.progress is not None
+        # Without a driver no table catches up, whatever is open.
+        assert waiter.progress.blocker.startswith("replication is stopped, no driver since ")
+        source = waiter._lookout.source
+        assert source is not None
+        assert source.slot is not None
+        assert waiter.target is not None
+        read = replace(source, slot=replace(source.slot, active=True))
+        with_driver = progress(waiter.target, waiter.waiting, waiter._lookout.look(), read)
         held = f"public.orders is catching up; transactions open at the source: process {open_one.info.backend_pid} "
-        assert waiter.progress.blocker.startswith(held)
+        assert with_driver.blocker.startswith(held)
         open_one.rollback()
     shop.lake.enter(ORDERS, "active")
     late = shop.wait(timeout=0).to_json()
