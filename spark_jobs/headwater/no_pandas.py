@@ -1,6 +1,6 @@
 """Processes of Headwater's own that do without pandas.
 
-pyarrow imports pandas, for half a CPU-second and 40 MB, when it first makes an array of a list: only to ask whether the
+pyarrow imports pandas, for half a CPU-second, when it first makes an array of a list: only to ask whether the
 list is one of pandas' own. In our processes it never is.
 """
 

@@ -63,8 +63,8 @@ _AZURE_JARS = (
         "org.apache.hadoop", "hadoop-azure", "3.5.0", "220b5db238b82437960e4b81c7e3eefa4eff2a03ad502887497f11d0ad86e663"
     ),
 )
-STORES = {"s3": "a lake in S3 (13 MB)", "azure": "a lake in Azure's storage (0.7 MB)"}
-"""Stores that Spark has connectors for: what each is asked for, and what that is."""
+STORES = {"s3": "a lake in S3 (13 MB)", "azure": "a lake in Azure's storage (0.6 MB)"}
+"""The stores that there are connectors for, and what the jars of each are for."""
 
 LOG_STORE = "headwater.LinkLogStore"
 """The class by which Spark puts entries into a table's log without ever taking another one's place."""

@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _GIVEN: Final = "spark.hadoop."
-_AZURE_ACCOUNT: Final = "spark.hadoop.fs.azure.account."
+_AZURE_ENTRY: Final = tuple(
+    f"spark.hadoop.fs.azure.{name}" for name in ("account.auth", "account.key", "account.oauth", "sas.")
+)
+"""How the settings begin that say how an account is entered."""
 _REDACTION: Final = "spark.redaction.regex"
 _REDACTED_BY_SPARK: Final = "(?i)secret|password|token|access[.]?key"
 """Spark's default: it would show the key of an Azure account."""
@@ -64,7 +67,7 @@ def jars_for(lake: str) -> list[str]:
 
 
 def log_stores_for(lake: str) -> dict[str, str]:
-    """Settings by which Spark's commits in S3 exclude others. Elsewhere Delta's own do: it looks, and then renames."""
+    """Settings by which Spark's commits in S3 exclude others. Elsewhere Delta's own stay, not tried beside ours."""
     return {f"spark.delta.logStore.{scheme}.impl": STORE_LOG_STORE for scheme in ("s3a", "s3")} if _is_s3(lake) else {}
 
 
@@ -117,11 +120,11 @@ def enter(session: SparkSession, place: str) -> None:
     conf: Any = session.sparkContext._jsc.hadoopConfiguration()
     given = dict(session.sparkContext.getConf().getAll())
     # What spark-submit or spark-defaults.conf says stays: of Azure how the account is entered, as a whole.
-    theirs = any(name.startswith(_AZURE_ACCOUNT) for name in given)
+    theirs = any(name.startswith(_AZURE_ENTRY) for name in given)
     told = {
         name: value
         for name, value in store_options.of(path).hadoop(path).items()
-        if _GIVEN + name not in given and not (theirs and (_GIVEN + name).startswith(_AZURE_ACCOUNT))
+        if _GIVEN + name not in given and not (theirs and (_GIVEN + name).startswith(_AZURE_ENTRY))
     }
     _refuse_to_show(told, given.get(_REDACTION, _REDACTED_BY_SPARK), path)
     for name, value in told.items():
