@@ -35,7 +35,7 @@ from headwater.position import parse_lsn
 
 pytestmark = [pytest.mark.airflow, pytest.mark.postgres, pytest.mark.spark]
 
-SLICE_SECONDS, LATER_SECONDS = 80.0, 3600.0
+SLICE_SECONDS, LATER_SECONDS = 120.0, 3600.0
 """Of the first the next one is given half to make itself ready. Later, where their changes are not the subject, they
 are long: each costs a Spark."""
 SLICES = 6 if SOAK else 1
