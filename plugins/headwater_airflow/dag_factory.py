@@ -1,5 +1,5 @@
-"""A pipeline's DAGs from its YAML: `<pipeline>.load`, `.replicate`, `.reload`, `.verify`, `.validate` and
-`.maintain`.
+"""A pipeline's DAGs from its YAML: `<pipeline>.load`, `.replicate`, `.resume`, `.reload`, `.verify`,
+`.validate` and `.maintain`.
 
     from headwater_airflow.dag_factory import headwater_dags
     globals().update(headwater_dags("/etc/headwater/shop.yaml"))
@@ -24,7 +24,7 @@ from airflow.sdk import DAG, Param
 
 from headwater.errors import BadConfiguration
 from headwater.pipeline_file.pipeline import Pipeline, load_pipeline
-from headwater_airflow.operators.replication import BeginReplicationOperator
+from headwater_airflow.operators.replication import BeginReplicationOperator, ResumeOperator
 from headwater_airflow.operators.spark import (
     LoadOperator,
     MaintainOperator,
@@ -108,6 +108,7 @@ def _dags(
     load_id, replicate_id = f"{pipeline.name}.load", f"{pipeline.name}.replicate"
     reload_id, maintain_id = f"{pipeline.name}.reload", f"{pipeline.name}.maintain"
     validate_id, verify_id = f"{pipeline.name}.validate", f"{pipeline.name}.verify"
+    resume_id = f"{pipeline.name}.resume"
     common: dict[str, Any] = {"catchup": False, "tags": list(tags)}
     overlap = min(warm_up_seconds, slice_seconds / 2)
     about = _about(pipeline)
@@ -169,6 +170,17 @@ def _dags(
             go_on_after_pause=overlap > 0,
             **arguments,
         )
+    with DAG(
+        resume_id,
+        description=f"Resumes the pipeline {pipeline.name} after headwater pause",
+        schedule=None,
+        max_active_runs=1,
+        is_paused_upon_creation=False,  # it runs only when asked to
+        default_args={"retries": 0, **default_args},
+        doc_md=_RESUME_DOC.format(file=pipeline.file, replicate=replicate_id) + about,
+        **common,
+    ) as resume:
+        ResumeOperator(task_id="resume", pipeline=pipeline.file)
     with DAG(
         maintain_id,
         description=f"Keeps the lake of the pipeline {pipeline.name} small and quick to read",
@@ -256,7 +268,7 @@ def _dags(
         **common,
     ) as validate:
         ValidateOperator(task_id="validate", incremental=validate_incremental, **arguments)
-    return {dag.dag_id: dag for dag in (load, replicate, reload, verify, validate, maintain)}
+    return {dag.dag_id: dag for dag in (load, replicate, resume, reload, verify, validate, maintain)}
 
 
 def _chosen(*names: str, lists: Sequence[str] = ()) -> dict[str, str]:
@@ -288,6 +300,9 @@ _RELOAD_DOC = """Replaces a table of `{file}`, some of its partitions, or rows o
 
 _REPLICATE_DOC = """Replicates the log of the source of `{file}`, in slices of {seconds:g} s of which each takes over
 from the one before. Pausing this DAG stops the running slice cleanly within seconds; unpaused, it goes on."""
+
+_RESUME_DOC = """Lifts a pause that `headwater pause` has put on the pipeline of `{file}`. A driver of `{replicate}`
+that waits goes on within a second. Pausing and unpausing `{replicate}` in Airflow needs no run of this DAG."""
 
 _VERIFY_DOC = """Compares every row of `{file}` in source and lake, while `{replicate}` goes on. With *Repair* it writes
 what differs, and lifts suspensions; without it the run fails when something differs."""

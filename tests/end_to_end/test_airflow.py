@@ -713,6 +713,16 @@ def test_the_button_of_the_banner_cures_what_the_banner_says(demo: Demo, pages: 
     shows(pages, "Up to date: 4 tables")
 
 
+def test_the_button_of_a_paused_pipeline_resumes_it(demo: Demo, pages: Browser) -> None:
+    pause(load_pipeline(demo.pipeline_file))
+    pages.open(f"{demo.airflow.address}/headwater/pipelines/shop")
+    shows(pages, "Paused since", "Resume the pipeline")
+    pages.one(".health button.primary").click()
+    pages.one("dialog[open] button.primary").click()
+    shows(pages, "a run of shop.resume was started")
+    shows(pages, "Up to date: 4 tables")
+
+
 def test_a_sensor_that_waits_for_the_lake_is_shown_beside_it(demo: Demo, pages: Browser) -> None:
     client = demo.airflow.client
     run = client.trigger(DOWNSTREAM, {"headwater": {"require": "2099-01-01T00:00:00Z"}})

@@ -1,4 +1,4 @@
-"""Beginning a pipeline's replication when its first load is done.
+"""Beginning a pipeline's replication when its first load is done, and resuming it.
 
 Airflow 3 gives tasks no way to unpause a DAG but the public REST API. Its address and log-in come from the Airflow
 connection `headwater_api` (host, port, schema http or https; login and password, or a token as the password alone).
@@ -9,10 +9,19 @@ configured so (`simple_auth_manager_all_admins`).
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
+
+from headwater_airflow.hooks.source import connection_environment
+from headwater_airflow.hooks.store import store_environment
+from headwater_airflow.operators.submission import submission_environment
 
 if TYPE_CHECKING:
     import httpx
@@ -48,6 +57,44 @@ class BeginReplicationOperator(BaseOperator):
             _call(api, "PATCH", f"dags/{dag}", {"is_paused": False}, update_mask="is_paused")
         self.log.info("unpaused %s", dag)
         return True
+
+
+class ResumeOperator(BaseOperator):
+    """Does what `headwater resume` does for the whole pipeline: drivers replicate again. It starts none, and where
+    nothing was paused it changes nothing. XCom: what `headwater resume --json` prints."""
+
+    template_fields: Sequence[str] = ("pipeline",)
+
+    def __init__(self, *, pipeline: str, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.pipeline = pipeline
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        from headwater.pipeline_file.pipeline import load_pipeline
+
+        pipeline = load_pipeline(self.pipeline)
+        of_source, of_lake = pipeline.source.airflow_connection, pipeline.lake.airflow
+        # The command itself: the engine is loaded by processes of its own.
+        ended = subprocess.run(
+            [sys.executable, "-m", "headwater.cli", "resume", self.pipeline, "--json"],
+            env={
+                **os.environ,
+                **submission_environment(),
+                **(connection_environment(of_source) if of_source is not None else {}),
+                **(store_environment(of_lake) if of_lake else {}),
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        said: dict[str, Any] = json.loads(ended.stdout or "{}")
+        if ended.returncode != 0:
+            error = said.get("error") or {}
+            told = ". What to do: ".join(filter(None, [error.get("message"), error.get("remedy")]))
+            raise AirflowException(told or f"headwater resume ended with status {ended.returncode}")
+        self.log.info("%s", said["done"])
+        return said
 
 
 def _api(conn_id: str) -> httpx.Client:

@@ -23,6 +23,8 @@ def cure_of(remedy: str) -> dict[str, Any] | None:
     known = set(options)
     if command == "replicate" and not known:
         return {"dag": "replicate", "conf": {}}
+    if command == "resume" and not known:
+        return {"dag": "resume", "conf": {}}
     if command == "load" and not known:
         return {"dag": "load", "conf": {}}
     if (command, known) in (("load", {"--table", "--again"}), ("resume", {"--table"})):

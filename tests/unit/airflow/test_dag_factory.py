@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[3]
 PASSWORD = "not-to-be-seen"
-ALL_DAGS = {f"shop.{job}" for job in ("load", "replicate", "reload", "verify", "validate", "maintain")}
+ALL_DAGS = {f"shop.{job}" for job in ("load", "replicate", "resume", "reload", "verify", "validate", "maintain")}
 SOURCE = f"postgresql://someone:{PASSWORD}@127.0.0.1:1/nowhere"
 
 BLOCKED_IMPORTS = """

@@ -33,6 +33,7 @@ def here(remedy: str) -> str:
             'headwater load PIPELINE.yaml --table public."Order Lines" --again',
             {"dag": "load", "conf": {"tables": ['public."Order Lines"'], "again": True}},
         ),
+        ("headwater resume PIPELINE.yaml", {"dag": "resume", "conf": {}}),
         ("headwater load PIPELINE.yaml", {"dag": "load", "conf": {}}),
         ("headwater replicate PIPELINE.yaml", {"dag": "replicate", "conf": {}}),
         (
@@ -50,7 +51,6 @@ def here(remedy: str) -> str:
             {"dag": "reload", "conf": {"table": "public.a", "where": "id between 5 and 9"}},
         ),
         ("", None),
-        ("headwater resume PIPELINE.yaml", None),
         ("headwater doctor PIPELINE.yaml", None),
         ("headwater load PIPELINE.yaml --again --new-source", None),
         ("headwater verify PIPELINE.yaml --repair --new-source", None),
