@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 from airflow.sdk import DAG, Param
 
 from headwater.errors import BadConfiguration
@@ -180,7 +181,9 @@ def _dags(
         doc_md=_RESUME_DOC.format(file=pipeline.file, replicate=replicate_id) + about,
         **common,
     ) as resume:
-        ResumeOperator(task_id="resume", pipeline=pipeline.file)
+        lifting = ResumeOperator(task_id="resume", pipeline=pipeline.file)
+        # The slice that ran has ended with the pause, and the next one by schedule is far. One that runs hands over.
+        lifting >> TriggerDagRunOperator(task_id="replicate", trigger_dag_id=replicate_id)
     with DAG(
         maintain_id,
         description=f"Keeps the lake of the pipeline {pipeline.name} small and quick to read",
@@ -301,8 +304,8 @@ _RELOAD_DOC = """Replaces a table of `{file}`, some of its partitions, or rows o
 _REPLICATE_DOC = """Replicates the log of the source of `{file}`, in slices of {seconds:g} s of which each takes over
 from the one before. Pausing this DAG stops the running slice cleanly within seconds; unpaused, it goes on."""
 
-_RESUME_DOC = """Lifts a pause that `headwater pause` has put on the pipeline of `{file}`. A driver of `{replicate}`
-that waits goes on within a second. Pausing and unpausing `{replicate}` in Airflow needs no run of this DAG."""
+_RESUME_DOC = """Lifts a pause that `headwater pause` has put on the pipeline of `{file}`, and starts a run of
+`{replicate}`. Pausing and unpausing `{replicate}` in Airflow needs no run of this DAG."""
 
 _VERIFY_DOC = """Compares every row of `{file}` in source and lake, while `{replicate}` goes on. With *Repair* it writes
 what differs, and lifts suspensions; without it the run fails when something differs."""

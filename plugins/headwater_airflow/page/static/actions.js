@@ -28,7 +28,7 @@ export function cure(one, { remedy, cure: known }, again) {
 function cureBy(one, { dag, conf }) {
   const table = conf.table ?? conf.tables?.[0];
   if (dag === "replicate") return one.dags?.replicate?.is_paused ? replication(one) : run(one, dag, "Start replication", "Starts a run of the DAG now: a driver goes on where the last one ended.", {});
-  if (dag === "resume") return run(one, dag, "Resume the pipeline", "Lifts the pause: a driver that waits goes on within a second.", {});
+  if (dag === "resume") return run(one, dag, "Resume the pipeline", "Lifts the pause, and starts a run of the DAG that replicates.", {});
   if (dag === "load") return conf.again ? run(one, dag, `Load ${conf.tables.join(", ")} again`, "Reads the whole table from the source, while the others go on. Readers see the old rows until it is done.", conf) : load(one);
   if (dag === "verify") return run(one, dag, table ? `Repair ${table}` : "Compare and repair", "Compares source and lake, writes what differs, and lifts suspensions.", conf);
   if (conf.changed) return run(one, dag, "Compare what has changed, and repair", "Finds in the source's catalog what may differ, compares it and repairs it.", conf);
