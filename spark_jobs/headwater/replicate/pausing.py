@@ -68,7 +68,10 @@ def resume(
         done = f"Resumed {_named(tables)}"
     else:
         done = f"Resumed {pipeline.name}: a replicate that still runs goes on within a second; this command starts none"
-    going = "if none runs: headwater replicate PIPELINE.yaml (under Airflow its next run begins by itself)"
+    going = (
+        "if none runs: headwater replicate PIPELINE.yaml (under Airflow trigger "
+        f"{pipeline.name}.replicate; by its schedule the next run may be a whole slice away)"
+    )
     return _report(registry, tables, done, pipeline.with_file(going))
 
 
