@@ -68,8 +68,8 @@ def test_the_dags_and_their_jobs_are_found_without_a_checkout(folder: Path, tmp_
     assert len(found["scripts"]) == 9
     places = [found["package"], *found["scripts"].values()]
     assert all(Path(place).is_relative_to(folder / "environment") for place in places), places
-    of_the_pipeline = [f"shop.{job}" for job in ("load", "maintain", "reload", "replicate", "validate", "verify")]
-    assert found["dags"] == ["headwater_example_downstream", *of_the_pipeline]
+    jobs = ("load", "maintain", "reload", "replicate", "resume", "validate", "verify")
+    assert found["dags"] == ["headwater_example_downstream", *(f"shop.{job}" for job in jobs)]
 
 
 def test_airflow_lists_the_provider_and_the_plugin_and_the_command_starts(folder: Path) -> None:
