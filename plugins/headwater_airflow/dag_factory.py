@@ -182,7 +182,8 @@ def _dags(
         **common,
     ) as resume:
         lifting = ResumeOperator(task_id="resume", pipeline=pipeline.file)
-        # The slice that ran has ended with the pause, and the next one by schedule is far. One that runs hands over.
+        # The slice that ran has ended with the pause, and the next one by schedule is far. One that still runs hands
+        # over, or, where slices do not overlap, comes to its end first.
         lifting >> TriggerDagRunOperator(task_id="replicate", trigger_dag_id=replicate_id)
     with DAG(
         maintain_id,
