@@ -127,6 +127,13 @@ def _ended(demo: Demo) -> list[dict[str, Any]]:
     return sorted((run for run in runs if run["state"] in ("success", "failed")), key=lambda run: run["run_after"])
 
 
+def assert_one_try(demo: Demo, run: str) -> None:
+    """A slice that was tried again takes over from its own successor: the log of its first try says why."""
+    client = demo.airflow.client
+    tries = client.task(REPLICATE, run, "replicate")["try_number"]
+    assert tries == 1, f"{run} was tried {tries} times. The first:\n{client.log(REPLICATE, run, 'replicate', 1)}"
+
+
 def test_slices_take_over_from_each_other_while_the_source_goes_on(
     demo: Demo, story: Story, writer: Writer, dags: Path
 ) -> None:
@@ -139,11 +146,14 @@ def test_slices_take_over_from_each_other_while_the_source_goes_on(
         ended = _ended(demo)[:SLICES]
         measured = sorted(delays)
     for run in ended:
+        assert_one_try(demo, run["dag_run_id"])
         result = client.xcom(REPLICATE, run["dag_run_id"], "replicate")
         assert run["state"] == "success"
         assert (result["stopped_by"], result["handed_over"]) == ("seconds", True), result
     runs = sorted(client.runs(REPLICATE), key=lambda run: run["run_after"])
     scheduled = [run for run in runs if run["run_type"] == "scheduled"][: SLICES + 1]
+    for run in scheduled:
+        assert_one_try(demo, run["dag_run_id"])
     assert [run["dag_run_id"] for run in scheduled[:-1]] == [run["dag_run_id"] for run in ended]
     for before, after in pairwise(scheduled):
         assert after["data_interval_start"] == before["data_interval_end"]

@@ -122,6 +122,7 @@ class SmallTable:
                     require_version(folder, now.version)
             actions = [
                 delta_log.commit_info("WRITE", said, {"numOutputRows": rows.num_rows}, now.version),
+                *self._wider(rows.schema),
                 *(delta_log.transaction(app, version) for app, version in transactions.items()),
                 *(delta_log.remove(file) for file in (self.files if in_place_of_all else ())),
                 *(delta_log.add(file) for file in added),
@@ -132,6 +133,16 @@ class SmallTable:
             self._looked = -_LONG  # it may be on what was cleaned up
             raise
         self._follow(actions)
+
+    def _wider(self, schema: pa.Schema) -> list[Action]:
+        """What makes room for columns of `schema` that an older Headwater did not have when it made the table."""
+        known = json.loads(self._snapshot.metadata["schemaString"])
+        names = {column["name"] for column in known["fields"]}
+        new = pa.schema([column for column in schema if column.name not in names])
+        if not len(new):
+            return []
+        fields = [*known["fields"], *json.loads(Schema.from_arrow(new).to_json())["fields"]]
+        return [{"metaData": {**self._snapshot.metadata, "schemaString": json.dumps({**known, "fields": fields})}}]
 
     def gather(self, files: list[DataFile]) -> int:
         """Put the rows of `files` into as few new ones, in a commit that changes no row. How many went. LostRace when

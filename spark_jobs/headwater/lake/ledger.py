@@ -69,8 +69,10 @@ _SCHEMA = pa.schema(
         ("complete", pa.bool_()),
         ("tables", pa.map_(pa.string(), _TABLE)),
         ("stages", pa.map_(pa.string(), pa.float64())),
+        ("lag_seconds", pa.float64()),
     ]
 )
+"""`lag_seconds`: how far the lake was behind just before the row. Rows of older versions do not have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,7 @@ class Ledger:
         source_time: datetime | None,
         sample: tuple[datetime, int] | None,
         stages: Mapping[str, float],
+        lag: float | None = None,
     ) -> Epoch:
         """Append the next epoch's row; Fenced when a newer generation has taken over."""
         number = (self.newest.epoch if self.newest else 0) + 1
@@ -176,6 +179,7 @@ class Ledger:
             source_time=source_time,
             sample=sample,
             stages=stages,
+            lag=lag,
         )
         while True:
             try:
@@ -398,6 +402,7 @@ def _row(
     source_time: datetime | None = None,
     sample: tuple[datetime, int] | None = None,
     stages: Mapping[str, float] | None = None,
+    lag: float | None = None,
 ) -> dict[str, Any]:
     return {
         "kind": kind,
@@ -414,6 +419,7 @@ def _row(
         "complete": complete,
         "tables": {name: _table_json(version) for name, version in tables.items()},
         "stages": dict(stages or {}),
+        "lag_seconds": lag,
     }
 
 

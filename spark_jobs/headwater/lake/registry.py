@@ -4,6 +4,8 @@ One record per thing: the pipeline, each table, each lease, each reload and what
 appends the record's next revision in one exclusive commit; readers keep the highest revision per (kind, name).
 `format_version` guards against a lake that a newer Headwater wrote, `pipeline` against two pipelines under one root.
 It stands for all files of the lake.
+What a table was before stays for a week, in revisions that no longer count: the pages show when it was loaded, and
+when it was suspended.
 A record is on disk when its write returns: a power cut may take the newest epochs, and not what jobs have agreed on.
 A reader takes older formats as they are; the first writer stores every record in its own format, at once: from then on
 no older Headwater opens the lake and misses what it does not know.
@@ -21,7 +23,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -48,6 +50,7 @@ FORMAT_VERSION = 8
 columns and rows that stay at the source, 4 no columns that are hidden, 5 no rebuilds, 6 no clustered tables, 7 no
 suspended tables that are followed."""
 _COMPACT_ABOVE = 200  # files: past it the next write replaces the content by the live records
+_TOLD = timedelta(days=7)
 
 log = logging.getLogger(__name__)
 
@@ -183,6 +186,8 @@ class Lease:
 
 
 Record = PipelineRecord | TableRecord | Lease | Reload | Keeping
+Event = tuple[str, str, str]
+"""When, "loaded" or "suspended", and which table."""
 
 
 class Registry:
@@ -200,6 +205,7 @@ class Registry:
         self._format = FORMAT_VERSION  # the oldest that a record is stored in
         self._durable = -1  # the version that was written here last
         self._is_read = False  # whole, as far as the table was looked at
+        self._former: list[str] = []  # documents of tables that no longer count
         self.pipeline: PipelineRecord | None = None
         self.tables: dict[str, TableRecord] = {}
         self.leases: dict[str, Lease] = {}
@@ -246,6 +252,16 @@ class Registry:
 
     def record(self, name: str) -> TableRecord:
         return self.tables[name]
+
+    def happened(self) -> set[Event]:
+        """When each table was loaded and suspended, as far as it is known: what it is for the jobs counts alone, and
+        what it was is told for a week."""
+        former = (_events_of(json.loads(document)) for document in self._former)
+        newest = (
+            _events(record.name, record.state, record.since, record.capture.taken_at if record.capture else "")
+            for record in self.tables.values()
+        )
+        return {event for events in (*former, *newest) for event in events}
 
     def write(self, *records: Record) -> None:
         """Store the records as one commit. The caller is the one entitled to change them (lease, slot): a lost race
@@ -320,11 +336,23 @@ class Registry:
             *(kept for kept in self.kept.values() if not is_past(kept, now_text())),
         ]
         kept = [self._row(r, self._revisions[_key_of(r)]) for r in live if _key_of(r) not in written]
-        replace_once(self._table, kept + rows, _SCHEMA)
+        replace_once(self._table, [*self._still_told(kept + rows), *kept, *rows], _SCHEMA)
         self._durable = make_durable(self._table, self._durable)
         if self._format < FORMAT_VERSION:
             log.info("pipeline %s: format %d of the lake is now %d", self._pipeline, self._format, FORMAT_VERSION)
             self._format = FORMAT_VERSION
+
+    def _still_told(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """What is not among `rows`, and says of a table what `happened` tells: one row for each."""
+        told = {event for row in rows if row["kind"] == "table" for event in _events_of(json.loads(row["document"]))}
+        since = (datetime.now(UTC) - _TOLD).isoformat()
+        kept = []
+        for row in rows_of(self._table):
+            events = _events_of(json.loads(row["document"])) if row["kind"] == "table" else ()
+            if new := {event for event in events if event[0] >= since} - told:
+                told |= new
+                kept.append(row)
+        return kept
 
     def _row(self, record: Record, revision: int | None = None) -> dict[str, Any]:
         kind, name = _key_of(record)
@@ -344,12 +372,15 @@ class Registry:
     def _read(self) -> None:
         revisions: dict[tuple[str, str], int] = {}
         newest = {}
-        for row in rows_of(self._table):
+        rows = rows_of(self._table)
+        for row in rows:
             _refuse_foreign(row, self._pipeline)
             key = (row["kind"], row["name"])
             if row["revision"] > revisions.get(key, 0):
                 revisions[key] = row["revision"]
                 newest[key] = row
+        tables = (row for row in rows if row["kind"] == "table")
+        self._former = [row["document"] for row in tables if row["revision"] < revisions["table", row["name"]]]
         self._revisions = revisions
         self._format = min((row["format_version"] for row in newest.values()), default=FORMAT_VERSION)
         for kind, records in self._mappings.items():
@@ -374,6 +405,16 @@ _KINDS: dict[str, Any] = {
     "reload": Reload,
     "keeping": Keeping,
 }
+
+
+def _events_of(document: Mapping[str, Any]) -> list[Event]:
+    loaded = (document["capture"] or {}).get("taken_at", "")
+    return _events(document["name"], document["state"], document["since"], loaded)
+
+
+def _events(name: str, state: str, since: str, loaded: str) -> list[Event]:
+    suspended = since if state == "suspended" else ""
+    return [(at, what, name) for at, what in ((loaded, "loaded"), (suspended, "suspended")) if at]
 
 
 def _key_of(record: Record) -> tuple[str, str]:

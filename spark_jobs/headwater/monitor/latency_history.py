@@ -1,8 +1,9 @@
-"""How long changes took from commit to readable over the last days, as few points: the longest of every stretch; and
-when a new driver published behind a time without an epoch.
+"""How long changes took from commit to readable over the last days, and how far the lake was behind, as few points: the
+longest of every stretch; and when a new driver published behind a time without an epoch.
 
 Filled from rows of the ledger as `headwater.monitor.recent_epochs` meets them. A stretch in which nothing was published
-has no point: a driver that did not run is a gap, and no short time.
+has no latency: a driver that did not run is a gap, and no short time. How far the lake was behind meanwhile the next
+row tells: it grew from the commit that had waited longest. Where nothing waited there is no point.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 KEPT: Final = timedelta(days=7)
-READ: Final = ["epoch", "generation", "applied_at", "source_time", "stages"]
+READ: Final = ["epoch", "generation", "applied_at", "source_time", "stages", "lag_seconds"]
 RANGES: Final = {"1 h": (3600, 60), "6 h": (21600, 300), "24 h": (86400, 900), "7 d": (604800, 7200)}
 """Of each range of time its length, and that of one of its stretches; seconds."""
 
@@ -27,18 +28,22 @@ _PAUSE_SECONDS: Final = 90.0
 
 
 class LatencyHistory:
-    """The longest latency of each minute, in seconds. What is taken twice counts once."""
+    """The longest latency and the greatest lag of each minute, in seconds. What is taken twice counts once."""
 
     def __init__(self) -> None:
         self._longest: dict[int, float] = {}
+        self._behind: dict[int, float] = {}
         self._seen: dict[int, tuple[float, float]] = {}  # by generation: its first and its last row
 
-    def take(self, applied_at: datetime, generation: int, latency: float | None) -> None:
-        """An epoch that was published at `applied_at`; `latency` None: it changed nothing."""
+    def take(self, applied_at: datetime, generation: int, latency: float | None, lag: float | None) -> None:
+        """An epoch that was published at `applied_at`; `latency` None: it changed nothing. `lag`: how far the lake was
+        behind before it, if that is known."""
         at = applied_at.timestamp()
         self._take_generation(generation, at, at)
         if latency is not None:
-            self._take_minute(int(at // _MINUTE), latency)
+            _raise(self._longest, int(at // _MINUTE), latency)
+        if lag is not None:
+            _grow(self._behind, at, lag)
 
     def take_rows(self, rows: pa.Table) -> None:
         """Rows of the ledger with the columns `READ`. Of a generation its epochs count, as in `take`."""
@@ -55,39 +60,80 @@ class LatencyHistory:
         sums = np.concatenate(([0.0], np.cumsum(stages.items.to_numpy(zero_copy_only=False))))
         offsets = stages.offsets.to_numpy()
         latencies = np.round(sums[offsets[1:]] - sums[offsets[:-1]], 6)
-        for minute, _, longest in _bounds((_seconds(rows) // _MINUTE).astype(np.int64), latencies):
-            self._take_minute(int(minute), float(longest))
+        at = _seconds(rows)
+        for minute, _, longest in _bounds((at // _MINUTE).astype(np.int64), latencies):
+            _raise(self._longest, int(minute), float(longest))
+        if "lag_seconds" in rows.column_names:  # not in those of an older Headwater
+            lags = rows["lag_seconds"].to_numpy()
+            known = np.flatnonzero(~np.isnan(lags))
+            self._take_lags(at[known], lags[known])
 
-    def to_json(self, now: datetime) -> dict[str, Any]:
-        """`ranges`: by name when its first stretch begins (seconds since 1970), how long one is, and the longest
-        latency of each, None where nothing was published. `starts`: when a new driver published its first epoch,
-        and how many seconds there had been none."""
+    def to_json(self, now: datetime, lag: float | None = None) -> dict[str, Any]:
+        """`ranges`: by name when its first stretch begins (seconds since 1970), how long one is, the longest latency of
+        each, None where nothing was published, and how far the lake was `behind` at most, None where nothing waited;
+        `lag`: how far it is now. `starts`: when a new driver published its first epoch, and how many seconds there had
+        been none."""
         oldest = now.timestamp() - KEPT.total_seconds()
-        self._longest = {minute: one for minute, one in self._longest.items() if (minute + 1) * _MINUTE >= oldest}
+        for values in (self._longest, self._behind):
+            for minute in [minute for minute in values if (minute + 1) * _MINUTE < oldest]:
+                del values[minute]
         self._seen = {generation: seen for generation, seen in self._seen.items() if seen[1] >= oldest}
-        return {"ranges": {name: self._range(now, *sizes) for name, sizes in RANGES.items()}, "starts": self._starts()}
+        behind = self._behind
+        if lag:
+            behind = dict(behind)
+            _grow(behind, now.timestamp(), lag)
+        ranges = {}
+        for name, (length, step) in RANGES.items():
+            count = length // step
+            begins = (int(now.timestamp() // step) - count + 1) * step
+            longest, furthest = (_stretches(values, begins, step, count) for values in (self._longest, behind))
+            ranges[name] = {"begins": begins, "step": step, "longest": longest, "behind": furthest}
+        return {"ranges": ranges, "starts": self._starts()}
 
-    def _range(self, now: datetime, length: int, step: int) -> dict[str, Any]:
-        newest = int(now.timestamp() // step)
-        first = newest - length // step + 1
-        longest: list[float | None] = [None] * (newest - first + 1)
-        for minute, one in self._longest.items():
-            index = minute * _MINUTE // step - first
-            if 0 <= index < len(longest):
-                longest[index] = max(one, longest[index] or 0.0)
-        return {"begins": first * step, "step": step, "longest": longest}
+    def _take_lags(self, at: npt.NDArray[np.float64], lags: npt.NDArray[np.float64]) -> None:
+        """Lags just before rows that were written `at`."""
+        if not len(at):
+            return
+        order = np.argsort(at, kind="stable")
+        at, lags = at[order], lags[order]
+        for minute, _, greatest in _bounds((at // _MINUTE).astype(np.int64), lags):
+            _raise(self._behind, minute, greatest)
+        # Few reach back beyond their minute; what was so before the row before, that row has told.
+        before = np.concatenate(([0.0], at[:-1]))
+        for index in np.flatnonzero((at - lags) // _MINUTE < at // _MINUTE).tolist():
+            _grow(self._behind, float(at[index]), float(lags[index]), float(before[index]))
 
     def _starts(self) -> list[list[float]]:
         seen = sorted(self._seen.values())
         pauses = [(after[0], after[0] - before[1]) for before, after in pairwise(seen)]
         return [[round(at, 3), round(pause, 3)] for at, pause in pauses if pause > _PAUSE_SECONDS]
 
-    def _take_minute(self, minute: int, latency: float) -> None:
-        self._longest[minute] = max(latency, self._longest.get(minute, 0.0))
-
     def _take_generation(self, generation: int, first: float, last: float) -> None:
         known = self._seen.get(generation, (first, last))
         self._seen[generation] = (min(first, known[0]), max(last, known[1]))
+
+
+def _raise(values: dict[int, float], minute: int, value: float) -> None:
+    values[minute] = max(value, values.get(minute, 0.0))
+
+
+def _grow(values: dict[int, float], at: float, lag: float, since: float = 0.0) -> None:
+    """The lake had fallen behind by `lag` at `at`; what was so before `since` is known."""
+    began = at - lag
+    last = int(at // _MINUTE)
+    _raise(values, last, lag)
+    for minute in range(int(max(began, since, at - KEPT.total_seconds()) // _MINUTE), last):
+        _raise(values, minute, (minute + 1) * _MINUTE - began)
+
+
+def _stretches(values: dict[int, float], begins: int, step: int, count: int) -> list[float | None]:
+    """The greatest of the values by minute in each of `count` stretches; None where there is none."""
+    greatest: list[float | None] = [None] * count
+    for minute, one in values.items():
+        index = (minute * _MINUTE - begins) // step
+        if 0 <= index < count:
+            greatest[index] = round(max(one, greatest[index] or 0.0), 6)
+    return greatest
 
 
 def _seconds(rows: pa.Table) -> npt.NDArray[np.float64]:

@@ -164,7 +164,7 @@ class PipelineWatch:
             return {
                 **overview,
                 "history": {
-                    **self._recent.latencies.to_json(seen.at),
+                    **self._recent.latencies.to_json(seen.at, overview["lag_seconds"]),
                     "marks": self._marks(seen),
                     "freshness_seconds": min(self._wanted(seen), default=None),
                 },
@@ -286,15 +286,14 @@ class PipelineWatch:
         if seen.registry is None:
             return []
         happened = [
-            *((one.capture.taken_at, "loaded", one.name) for one in seen.registry.tables.values() if one.capture),
-            *((one.since, "suspended", one.name) for one in seen.registry.tables.values() if one.state == "suspended"),
+            *seen.registry.happened(),
             *((one["since"], "reloaded", one["table"]) for one in reloads_of(seen.registry) if one["state"] == "done"),
         ]
         together: dict[tuple[str, str], list[tuple[str, str]]] = {}
-        for at, what, name in happened:
+        for at, what, name in sorted(happened):
             together.setdefault((at[:16], what), []).append((at, name))  # up to the minute
         return [
-            {"at": min(at for at, _ in each), "what": f"{_some([name for _, name in each])} {what}"}
+            {"at": min(at for at, _ in each), "what": f"{_some(sorted({name for _, name in each}))} {what}"}
             for (_, what), each in sorted(together.items())
         ]
 

@@ -31,13 +31,13 @@ KEPT = 3 * COMPLETE_EVERY
 _ROUNDED = timedelta(milliseconds=1)
 """Statistics of moments are kept in milliseconds."""
 _RATE_SECONDS = 60.0
-_COLUMNS = ["epoch", "generation", "from_lsn", "to_lsn", "source_time", "applied_at", "complete", "tables", "stages"]
+_COLUMNS = [*READ, "from_lsn", "to_lsn", "complete", "tables"]
 
 
 @dataclass(frozen=True, slots=True)
 class RecentEpoch:
     """One epoch as its row tells it. `tables`: those that it touched; `stages`: seconds by stage of its latency, the
-    time from the commits at the source to the row."""
+    time from the commits at the source to the row. `lag`: how far the lake was behind before it, in seconds."""
 
     epoch: int
     generation: int
@@ -47,6 +47,7 @@ class RecentEpoch:
     applied_at: datetime
     tables: Mapping[str, TableVersion]
     stages: Mapping[str, float]
+    lag: float | None
 
     @property
     def latency(self) -> float | None:
@@ -174,9 +175,10 @@ class RecentEpochs:
             row["applied_at"],
             {name: version for name, version in tables.items() if version.touched},
             dict(row["stages"] or {}),
+            row.get("lag_seconds"),  # an older Headwater has none
         )
         self.epochs.append(epoch)
-        self.latencies.take(epoch.applied_at, epoch.generation, epoch.latency)
+        self.latencies.take(epoch.applied_at, epoch.generation, epoch.latency, epoch.lag)
 
 
 def _newest_in(file: DataFile) -> int | None:

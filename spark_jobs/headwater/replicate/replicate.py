@@ -131,6 +131,7 @@ def _publish_row(run: Run, lsn: int, epoch: OpenEpoch | None) -> None:
         source_time=epoch.source_time if epoch is not None else None,
         sample=run.publisher.last_sample,
         stages=times.stages,
+        lag=times.lag,
     )
     next_row.written(written)
     reach("replicate.after_ledger")

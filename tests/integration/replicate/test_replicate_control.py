@@ -44,6 +44,7 @@ from headwater.errors import LostLease, Refused, SlotGap, SourceChanged
 from headwater.lake import freshness
 from headwater.lake.ledger import Epoch, read_all
 from headwater.lake.position_file import PositionFile, read_position_file
+from headwater.monitor.recent_epochs import RecentEpochs
 from headwater.monitor.status import status
 from headwater.pipeline_file.pipeline import Pipeline, load_pipeline
 from headwater.position import Position, format_lsn, parse_lsn
@@ -432,13 +433,21 @@ def test_a_driver_that_begins_behind_says_how_far(database: Database, tmp_path: 
     before = file()
     assert before is not None
     database.execute("insert into late values (1)")
+    database.execute("select pg_sleep(1)")
+    database.execute("insert into late values (2)")
     with armed(tmp_path, "replicate.before_ledger") as hold, following(pipeline) as driver:
         hold.reached(driver)
         until(lambda: (now := file()) is not None and now.generation > before.generation, "the new driver's file")
         shown = status(pipeline)
         hold.release()
+        until(lambda: len(lake_rows(pipeline, "public.late")) == 2, "both are there")
     assert shown["lag_bytes"] > 0
     assert shown["lag_seconds"] is not None
+    epochs = RecentEpochs(pipeline.lake_path())
+    epochs.refresh()
+    behind = [epoch for epoch in epochs.epochs if epoch.generation > before.generation and epoch.lag is not None]
+    assert max(epoch.lag or 0.0 for epoch in behind) > 1.0, "the first one had waited so long"
+    assert all(epoch.lag >= epoch.latency - 1e-5 for epoch in behind if epoch.lag and epoch.latency), behind
 
 
 def test_a_run_that_is_over_at_once_leaves_word_of_the_sources_clock(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from headwater.delta import storage
 from headwater.delta.log_entries import files_of
+from headwater.delta.small_tables import rows_of
 from headwater.errors import LostLease, Refused
 from headwater.lake import registry as registry_module
 from headwater.lake.paths import registry_path
@@ -193,3 +195,39 @@ def test_a_registry_of_many_changes_stays_small_and_loses_nothing(
     read.write(replace(TABLE, rows=20))
     writer.refresh()
     assert writer.tables["public.orders"].rows == 20
+
+
+def test_what_happened_to_tables_is_told_for_a_week_whatever_has_become_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def at(days: float) -> str:
+        return (datetime.now(UTC) - timedelta(days=days)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+    assert TABLE.capture is not None
+    old, former, late, now = at(9), at(6), at(5), at(0)
+    loaded = [replace(TABLE, capture=replace(TABLE.capture, taken_at=moment)) for moment in (old, former, now)]
+    suspended = [replace(record.entered("suspended", "why"), since=late) for record in loaded[1:2]]
+    writer = Registry.create(str(tmp_path), "shop")
+    for record in (loaded[0], loaded[0].entered("active"), loaded[1], *suspended, replace(suspended[0], rows=7)):
+        writer.write(record)
+    writer.write(loaded[2], replace(TABLE, name="public.new", capture=None))
+    reader = Registry.open(str(tmp_path), "shop")
+    assert reader is not None
+    lately = {
+        (former, "loaded", "public.orders"),
+        (late, "suspended", "public.orders"),
+        (now, "loaded", "public.orders"),
+    }
+    assert reader.happened() == {(old, "loaded", "public.orders"), *lately}
+
+    monkeypatch.setattr(registry_module, "_COMPACT_ABOVE", 5)
+    writer.write(PIPELINE)
+    assert len(writer._table.files) == 1
+    for _ in range(2):  # what stays stays the next time, too
+        reader.refresh()
+        assert reader.happened() == lately
+        assert reader.tables == {**writer.tables, "public.orders": loaded[2]}
+        for number in range(6):
+            writer.write(replace(PIPELINE, start_lsn=number))
+    rows = rows_of(writer._table)
+    assert len([row for row in rows if row["kind"] == "table"]) == 4, "two that count, and one for each older event"

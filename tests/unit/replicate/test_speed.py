@@ -94,10 +94,10 @@ def test_the_parts_of_an_epochs_latency_add_up_to_the_time_from_commit_to_row() 
 
 
 def test_means_of_arrivals_count_every_transaction_once() -> None:
-    few, many = Arrivals(1, 10.0, 20.0, 30.0), Arrivals(3, 14.0, 24.0, 34.0)
-    assert few + many == Arrivals(4, 13.0, 23.0, 33.0)
-    assert Arrivals(0, None, 1.0, 1.0) + few == few
-    assert few + Arrivals(0, None, 1.0, 1.0) == few
+    few, many = Arrivals(1, 10.0, 20.0, 30.0, 10.0), Arrivals(3, 14.0, 24.0, 34.0, 9.0)
+    assert few + many == Arrivals(4, 13.0, 23.0, 33.0, 9.0)
+    assert Arrivals(0, None, 1.0, 1.0, None) + few == few
+    assert few + Arrivals(0, None, 1.0, 1.0, None) == few
 
 
 def test_busy_shares_are_of_the_time_that_the_stages_threads_had() -> None:
@@ -112,7 +112,7 @@ def test_busy_shares_are_of_the_time_that_the_stages_threads_had() -> None:
 def test_the_rate_of_applying_is_taken_while_something_is_applied() -> None:
     speed_of = ApplyRate(0.0)
     for received, published in ((10.0, 12.0), (100.0, 102.0)):
-        speed_of.published(Arrivals(1, None, received, received), 1000, published, None)
+        speed_of.published(Arrivals(1, None, received, received, None), 1000, published, None)
     assert speed_of.rates() == {LOG_RATE: 500.0}
 
 
@@ -120,7 +120,7 @@ def test_a_driver_that_is_behind_has_something_to_apply_all_the_time() -> None:
     """What it receives late was committed long ago; the source's clock is an hour ahead of ours."""
     speed_of = ApplyRate(0.0)
     for published in (4.0, 8.0):
-        speed_of.published(Arrivals(1, 3600.0, published - 1, published - 1), 1000, published, 3600.0)
+        speed_of.published(Arrivals(1, 3600.0, published - 1, published - 1, 3600.0), 1000, published, 3600.0)
     assert speed_of.rates() == {LOG_RATE: 250.0}
 
 
@@ -128,7 +128,7 @@ def test_the_rate_of_applying_is_that_of_the_last_ten_seconds() -> None:
     speed_of = ApplyRate(0.0)
     for second in range(1, 51):
         distance = 1000 if second <= 30 else 100
-        speed_of.published(Arrivals(1, None, 0.0, 0.0), distance, float(second), None)
+        speed_of.published(Arrivals(1, None, 0.0, 0.0, None), distance, float(second), None)
     assert speed_of.rates() == {LOG_RATE: 100.0}
 
 

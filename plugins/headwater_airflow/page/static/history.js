@@ -1,5 +1,5 @@
-// The last hours or days as a chart: the longest end-to-end latency of every stretch, what the pipeline file allows, and
-// what happened. Drawn by uPlot (vendor/uplot), in an element that keeps its content when the page is laid anew.
+// The last hours or days as a chart: of every stretch the longest end-to-end latency and how far the lake was behind, what
+// the pipeline file allows, and what happened. Drawn by uPlot (vendor/uplot), in an element that keeps its content when the page is laid anew.
 
 import { h } from "./dom.js";
 import { absolute, plural, seconds } from "./format.js";
@@ -12,7 +12,7 @@ const LEAST = 0.001; // of a logarithmic scale, in seconds
 export function history(one, again) {
   const { ranges, starts, marks, freshness_seconds: allowed } = one.history;
   const chosen = ranges[sessionStorage.getItem(KEY)] ? sessionStorage.getItem(KEY) : "6 h";
-  const { begins, step, longest } = ranges[chosen];
+  const { begins, step, longest, behind } = ranges[chosen];
   const happened = [
     ...starts.map(([at, pause]) => ({ at, what: `a new driver published, after ${seconds(pause)} without an epoch` })),
     ...marks.map((mark) => ({ at: Date.parse(mark.at) / 1000, what: mark.what })),
@@ -21,26 +21,31 @@ export function history(one, again) {
     sessionStorage.setItem(KEY, name);
     again();
   };
-  const drawn = JSON.stringify({ begins, step, longest, allowed, at: happened.map((mark) => mark.at) });
-  return section("End-to-end latency",
+  const drawn = JSON.stringify({ begins, step, longest, behind, allowed, at: happened.map((mark) => mark.at) });
+  return section("End-to-end latency and lag",
     h("div.line.ranges", null,
-      h("span.muted", null, `from commit to readable, the longest in each ${seconds(step)}; times are UTC`),
+      h("span.muted", null, `the longest from commit to readable, and the furthest behind, in each ${seconds(step)}; times are UTC`),
       h("span.choices", { role: "group", "aria-label": "how far back" }, Object.keys(ranges).map((name) =>
         h("button.small", { type: "button", "aria-pressed": String(name === chosen), click: choose(name) }, name)))),
-    h("latency-chart", { role: "img", "aria-label": inWords(chosen, begins, step, longest, allowed), "data-drawn": drawn }),
+    h("latency-chart", { role: "img", "aria-label": inWords(chosen, ranges[chosen], allowed), "data-drawn": drawn }),
     happened.length
       ? h("details", null, h("summary", null, plural(happened.length, "event"), ", the newest: ", happened.at(-1).what),
           h("ul.events", null, happened.toReversed().slice(0, 50).map((mark) => h("li", null, absolute(new Date(mark.at * 1000).toISOString().slice(0, 19)), " ", mark.what))))
       : null);
 }
 
-function inWords(name, begins, step, longest, allowed) {
-  const known = longest.filter((value) => value !== null);
-  if (!known.length) return `Nothing was published in the last ${name}.`;
-  const highest = Math.max(...known);
-  const at = absolute(new Date((begins + longest.indexOf(highest) * step) * 1000).toISOString().slice(0, 16));
-  const wanted = allowed === null ? "" : ` The pipeline file allows ${seconds(allowed)}.`;
-  return `End-to-end latency of the last ${name}: at most ${seconds(highest)}, at ${at}; nothing was published in ${longest.length - known.length} of ${longest.length} stretches.${wanted}`;
+function inWords(name, { begins, step, longest, behind }, allowed) {
+  const most = (values) => {
+    const highest = Math.max(...values.filter((value) => value !== null));
+    return `at most ${seconds(highest)}, at ${absolute(new Date((begins + values.indexOf(highest) * step) * 1000).toISOString().slice(0, 16))}`;
+  };
+  const gaps = longest.filter((value) => value === null).length;
+  return [
+    gaps === longest.length ? `Nothing was published in the last ${name}.`
+      : `End-to-end latency of the last ${name}: ${most(longest)}; nothing was published in ${gaps} of ${longest.length} stretches.`,
+    behind.some((value) => value !== null) ? `The lake was behind by ${most(behind)}.` : "",
+    allowed === null ? "" : `The pipeline file allows ${seconds(allowed)}.`,
+  ].filter(Boolean).join(" ");
 }
 
 /** `17:15`; a day at its beginning, and where a step is longer than one. */
@@ -73,10 +78,10 @@ class LatencyChart extends HTMLElement {
   }
 
   #draw() {
-    const { begins, step, longest, allowed, at } = JSON.parse(this.dataset.drawn);
+    const { begins, step, longest, behind, allowed, at } = JSON.parse(this.dataset.drawn);
     const times = longest.map((_, index) => begins + (index + 0.5) * step);
-    const values = longest.map((value) => (value === null ? null : Math.max(value, LEAST)));
-    const data = [times, values, ...(allowed === null ? [] : [times.map(() => Math.max(allowed, LEAST))])];
+    const shown = (values) => values.map((value) => (value === null ? null : Math.max(value, LEAST)));
+    const data = [times, shown(longest), shown(behind), ...(allowed === null ? [] : [times.map(() => Math.max(allowed, LEAST))])];
     const shape = [this.clientWidth, document.documentElement.dataset.theme, step, allowed].join();
     this.at = at;
     if (this.#plot && shape === this.#shape) {
@@ -103,6 +108,7 @@ class LatencyChart extends HTMLElement {
       series: [
         { label: "time", value: (_, time) => (time ? absolute(new Date(time * 1000).toISOString().slice(0, 16)) : "–") },
         { label: "longest latency", stroke: colour("--stage-0"), width: 1.5, points: { show: true, size: 3, fill: colour("--stage-0") }, value: words },
+        { label: "furthest behind", stroke: colour("--stage-3"), width: 1.5, points: { show: true, size: 3, fill: colour("--stage-3") }, value: words },
         ...(allowed === null ? [] : [{ label: "allowed by the pipeline file", stroke: colour("--bad"), width: 1, dash: [6, 4], points: { show: false }, value: words }]),
       ],
       hooks: { drawClear: [(plot) => this.#marks(plot, colour("--going"))] },

@@ -18,24 +18,30 @@ _EPOCH_2000 = datetime(2000, 1, 1, tzinfo=UTC)
 @dataclass(frozen=True, slots=True)
 class Arrivals:
     """When the transactions of a batch were on their way, as means over `count` of them: `committed` by the source's
-    clock in seconds since 1970 (None: nothing was), `received` and `shipped` (by the reader) monotonic."""
+    clock in seconds since 1970 (None: nothing was), `received` and `shipped` (by the reader) monotonic. `oldest`: when
+    the first of them was committed."""
 
     count: int
     committed: float | None
     received: float
     shipped: float
+    oldest: float | None
 
     @classmethod
     def of(cls, chunk: Chunk) -> Arrivals:
         times = chunk.transactions.commit_time
-        committed = float(times.mean()) / 1e6 + _EPOCH_2000.timestamp() if len(times) else None
-        return cls(len(times), committed, chunk.received, chunk.shipped)
+        if not len(times):
+            return cls(0, None, chunk.received, chunk.shipped, None)
+        mean, least = (float(micros) / 1e6 + _EPOCH_2000.timestamp() for micros in (times.mean(), times.min()))
+        return cls(len(times), mean, chunk.received, chunk.shipped, least)
 
     def __add__(self, other: Arrivals) -> Arrivals:
         if not (self.count and other.count):
             return self if self.count else other
         assert self.committed is not None
         assert other.committed is not None
+        assert self.oldest is not None
+        assert other.oldest is not None
         count = self.count + other.count
 
         def mean(mine: float, others: float) -> float:
@@ -46,6 +52,7 @@ class Arrivals:
             mean(self.committed, other.committed),
             mean(self.received, other.received),
             mean(self.shipped, other.shipped),
+            min(self.oldest, other.oldest),
         )
 
 

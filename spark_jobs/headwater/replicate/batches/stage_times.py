@@ -93,12 +93,19 @@ def latency(epoch: OpenEpoch, published: float, clock_offset: float | None) -> d
 
 class RowTimes:
     """Where the time of an epoch goes while its row is written; begins now. `stages`: as `latency`, empty for the row
-    of an idle log, which has no epoch."""
+    of an idle log, which has no epoch. `lag`: how far the lake is behind just before the row, in seconds: the age of
+    the oldest commit that it publishes; None where the source's clock is not known."""
 
     def __init__(self, epoch: OpenEpoch | None, clock_offset: float | None) -> None:
         self.epoch = epoch
         self._began = time.monotonic()
         self.stages = latency(epoch, self._began, clock_offset) if epoch is not None else {}
+        self.lag: float | None = None
+        if epoch is not None and "send" in self.stages:
+            arrivals = epoch.arrivals
+            assert arrivals.committed is not None
+            assert arrivals.oldest is not None
+            self.lag = round(sum(self.stages.values()) + arrivals.committed - arrivals.oldest, 6)
 
     def written(self, now: float) -> None:
         """Its row, at `now`: what that took belongs to `publish`, which the row itself cannot say."""
