@@ -74,6 +74,7 @@ class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the 
         self._hook = None
         self._context = context
         try:
+            self.log.info("Pipeline %s: %s", self.pipeline_name(), self.in_words())
             self._show_links()
             with self._connection():
                 super().execute(context)
@@ -91,6 +92,10 @@ class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the 
 
     def pipeline_name(self) -> str:
         return self._loaded().name
+
+    def in_words(self) -> str:
+        """What the task does, for the first line of its log."""
+        return f"runs {os.path.basename(self.application)}"
 
     def spark_page(self) -> str | None:
         """Where Spark shows what the job does or did: its own UI while it runs, the history server that Airflow's
@@ -273,6 +278,11 @@ class LoadOperator(HeadwaterSparkOperator):
         self.application_args = [self.pipeline, "--json", *_table_arguments(self.named_tables()), *again]
         return super().execute(context)
 
+    def in_words(self) -> str:
+        if _is_true(self.again):
+            return f"loads {_of(self.named_tables())} again"
+        return f"loads {_of(self.named_tables())}, as far as they are not loaded yet"
+
     def named_tables(self) -> list[str]:
         return _names(self.tables)
 
@@ -315,6 +325,7 @@ class ReloadOperator(HeadwaterSparkOperator):
         self.partitions = partitions
         self.where = where
         self.changed = changed
+        self._parts: list[str] = []
 
     def execute(self, context: Context) -> dict[str, Any] | None:
         *names, predicate = _in_interval([*_names(self.partitions), self.where or ""], context)
@@ -323,7 +334,14 @@ class ReloadOperator(HeadwaterSparkOperator):
         where = [f"--where={predicate}"] if predicate else []
         changed = ["--changed"] if _is_true(self.changed) else []
         self.application_args = [self.pipeline, "--json", *table, *parts, *where, *changed]
+        self._parts = [*names, *([f"the rows where {predicate}"] if predicate else [])]
         return super().execute(context)
+
+    def in_words(self) -> str:
+        of = _of(self.named_tables())
+        if _is_true(self.changed):
+            return f"compares what may have changed in {of} unnoticed, and repairs it"
+        return f"reloads {', '.join(self._parts)} of {of}" if self._parts else f"reloads {of}"
 
     def named_tables(self) -> list[str]:
         return [self.table] if self.table else []
@@ -345,6 +363,9 @@ class RebuildOperator(HeadwaterSparkOperator):
     def execute(self, context: Context) -> dict[str, Any] | None:
         self.application_args = [self.pipeline, "--json", "--table", self.table]
         return super().execute(context)
+
+    def in_words(self) -> str:
+        return f"brings {self.table} into the shape that the pipeline file gives it"
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage | None:
         # Only the job knows where it reads: the lake, or for other types the source.
@@ -384,6 +405,7 @@ class ReplicateOperator(HeadwaterSparkOperator):
             application_args=[pipeline, "--json", *limit, *longer, *(["--take-over"] if take_over else [])],
             **arguments,
         )
+        self.max_seconds = max_seconds
         self.stop_when_paused = stop_when_paused
         self.go_on_after_pause = go_on_after_pause
         # OpenLineage's listener takes only such tasks for put back, and would tell each time that the same run starts.
@@ -399,6 +421,9 @@ class ReplicateOperator(HeadwaterSparkOperator):
             self.log.info("the slice has stopped; it goes on when the DAG is unpaused")
             raise AirflowRescheduleException(datetime.now(UTC))  # type: ignore[no-untyped-call]
         return result
+
+    def in_words(self) -> str:
+        return f"replicates {'until it is stopped' if self.max_seconds is None else f'for {self.max_seconds:g} s'}"
 
     def finished_with(self, status: int, submission: SparkSubmission) -> bool:
         # 143: the stop came while the driver was still starting.
@@ -419,6 +444,9 @@ class MaintainOperator(HeadwaterSparkOperator):
             **arguments,
         )
 
+    def in_words(self) -> str:
+        return f"compacts {_of(self.named_tables())}, and removes what no cut needs"
+
 
 class VerifyOperator(HeadwaterSparkOperator):
     """Compares source and lake; fails when they differ, with the differing keys in the XCom `result`. `repair`: puts
@@ -438,6 +466,10 @@ class VerifyOperator(HeadwaterSparkOperator):
         repair = ["--repair"] if _is_true(self.repair) else []
         self.application_args = [self.pipeline, "--json", *_table_arguments(self.named_tables()), *repair]
         return super().execute(context)
+
+    def in_words(self) -> str:
+        compares = f"compares {_of(self.named_tables())} with the source"
+        return f"{compares}, and repairs what differs" if _is_true(self.repair) else compares
 
     def named_tables(self) -> list[str]:
         return _names(self.tables)
@@ -482,6 +514,9 @@ class ValidateOperator(HeadwaterSparkOperator):
             self.application_args = [*(self.application_args or ()), "--cut", file]
             return super().execute(context)
 
+    def in_words(self) -> str:
+        return f"validates {_of(self.named_tables())} " + ("on the newest cut" if self.cut is None else _on(self.cut))
+
     def get_openlineage_facets_on_start(self) -> OperatorLineage:
         return lineage.validated(self.pipeline, self.named_tables(), self.answer())
 
@@ -511,6 +546,9 @@ class SparkOnCutOperator(HeadwaterSparkOperator):
         with cut_file(self.cut) as file:
             self.application_args = [file, *(self.application_args or ())]
             return super().execute(context)
+
+    def in_words(self) -> str:
+        return f"{super().in_words()} {_on(self.cut)}"
 
     def spark_conf(self) -> dict[str, str]:
         from headwater.spark.session import submit_conf
@@ -583,6 +621,14 @@ def _names(value: Sequence[str] | str | None) -> list[str]:
 def _is_true(value: bool | str) -> bool:
     """Of a truth that a template may have filled in."""
     return str(value).lower() == "true"
+
+
+def _of(tables: Sequence[str]) -> str:
+    return ", ".join(tables) or "all tables"
+
+
+def _on(cut: Mapping[str, Any]) -> str:
+    return "on what the source holds" if "fallback" in cut else f"on the cut of epoch {cut['epoch']}"
 
 
 def _table_arguments(tables: Sequence[str]) -> list[str]:

@@ -22,6 +22,8 @@ from typing import Any
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
 _EXTENSIONS = "spark.sql.extensions"
+# What a JVM says of itself before anything runs in it.
+_OF_THE_JVM = ("NOTE: Picked up", "Picked up", "WARNING: Using incubator modules")
 # What headwater.session says when a job begins with Spark; one that needs none says nothing.
 _APPLICATION = re.compile(r"Spark application (\S+)(?:, its UI at (\S+))?$")
 
@@ -47,6 +49,7 @@ class SparkSubmission(SparkSubmitHook):  # type: ignore[misc]  # the provider is
         self.when_it_runs: Callable[[], None] = lambda: None
         """Called when `spark_application` is known."""
         self._application = ""
+        self._is_folded = False
         self._stop = threading.Event()
 
     @property
@@ -78,8 +81,14 @@ class SparkSubmission(SparkSubmitHook):  # type: ignore[misc]  # the provider is
 
     def submit(self, application: str = "", **arguments: Any) -> str | None:
         self._application = application
-        driver_id: str | None = super().submit(application, start_new_session=True, **arguments)
-        return driver_id
+        # Airflow's UI folds a group: the command is a screen long.
+        self.log.info("::group::spark-submit")
+        self._is_folded = True
+        try:
+            driver_id: str | None = super().submit(application, start_new_session=True, **arguments)
+            return driver_id
+        finally:
+            self._unfold()
 
     def stop(self) -> None:
         """Asks the driver to stop cleanly and returns at once. Called from a signal handler: no lock, no waiting."""
@@ -103,6 +112,8 @@ class SparkSubmission(SparkSubmitHook):  # type: ignore[misc]  # the provider is
 
     def _with_result(self, lines: Iterator[Any]) -> Iterator[Any]:
         for line in lines:
+            if not line.startswith(_OF_THE_JVM):
+                self._unfold()
             if line.startswith("{"):
                 with contextlib.suppress(ValueError):
                     self.result = json.loads(line)
@@ -110,6 +121,11 @@ class SparkSubmission(SparkSubmitHook):  # type: ignore[misc]  # the provider is
                 self.spark_application = SparkApplication(found[1], found[2])
                 self.when_it_runs()
             yield line
+
+    def _unfold(self) -> None:
+        if self._is_folded:
+            self._is_folded = False
+            self.log.info("::endgroup::")
 
 
 def joined_conf(ours: Mapping[str, str], theirs: Mapping[str, Any], jars: str | None) -> dict[str, Any]:
