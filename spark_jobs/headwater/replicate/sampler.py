@@ -26,7 +26,7 @@ from headwater.replicate.publisher import Publisher
 from headwater.replicate.reader.handle import LogReader
 from headwater.replicate.takeover.succession import SuccessorWatch
 from headwater.source.connection import Connection, connect, primary_position
-from headwater.source.samples import emit_marker, take_sample
+from headwater.source.samples import Sample, emit_marker, take_sample
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +35,15 @@ _SAY_SECONDS = 60.0  # an outage is said when it begins, and then so seldom: its
 _LAGGING = 3.0  # seconds that an idle log may stand below a sample before a marker is written
 
 
+def sample_with_offset(connection: Connection) -> tuple[Sample, float]:
+    """A sample, and the source's clock, in seconds since 1970, less our monotonic one."""
+    before = time.monotonic()
+    sample = take_sample(connection)
+    return sample, sample.time.timestamp() - (before + time.monotonic()) / 2
+
+
 class Sampler:
-    """`log_of`: which log the driver reads."""
+    """`log_of`: which log the driver reads. `clock_offset`: of `sample_with_offset`, as it was last."""
 
     def __init__(
         self,
@@ -48,6 +55,7 @@ class Sampler:
         watch: CatalogWatch,
         successor: SuccessorWatch,
         ceiling: CeilingWatch,
+        clock_offset: float,
     ) -> None:
         self._pipeline, self._log_of = pipeline, log_of
         self._reader, self._pending, self._publisher = reader, pending, publisher
@@ -55,8 +63,7 @@ class Sampler:
         self._stop = threading.Event()
         self._behind_since: float | None = None
         self._unsaid_since: float | None = None
-        self.clock_offset: float | None = None
-        """The source's clock, in seconds since 1970, less our monotonic one."""
+        self.clock_offset = clock_offset
         self.failure: HeadwaterError | None = None
         """Why the driver must end."""
 
@@ -146,9 +153,7 @@ class Sampler:
         return connection
 
     def _sample(self, connection: Connection) -> None:
-        before = time.monotonic()
-        sample = take_sample(connection)
-        self.clock_offset = sample.time.timestamp() - (before + time.monotonic()) / 2
+        sample, self.clock_offset = sample_with_offset(connection)
         self._publisher.sampled(sample)
         if sample.lsn <= self._reader.read_position or self._pending.since():
             self._behind_since = None

@@ -49,7 +49,7 @@ from headwater.replicate.reader.handle import LogReader, ReaderOptions
 from headwater.replicate.reader.silence import Silence, silence_limit
 from headwater.replicate.rounds import Rounds
 from headwater.replicate.run import Run, Totals, Wish, report
-from headwater.replicate.sampler import Sampler
+from headwater.replicate.sampler import Sampler, sample_with_offset
 from headwater.replicate.sealing import Sealing
 from headwater.replicate.tables.tables import Tables
 from headwater.replicate.takeover.continuity import continuity, follow
@@ -59,7 +59,7 @@ from headwater.replicate.takeover.warm_up import Turn, taking_over
 from headwater.source.connection import Connection, Session, connect
 from headwater.source.problems import refuse_errors
 from headwater.source.publication.publication import inserts_name
-from headwater.source.samples import emit_marker, take_sample
+from headwater.source.samples import emit_marker
 from headwater.source.settings import server_problems
 from headwater.spark.session import JobSpark, SparkOnDemand
 
@@ -168,13 +168,16 @@ def _driving(opened: _Opened) -> Iterator[Run | dict[str, Any]]:
             watch.look(opened.connection)
             # To be ready took its time: a short slice may be over before the sampler looks for the first time.
             successor.look(opened.connection)
-            sample = take_sample(opened.connection)  # before the target: who has reached that holds all it speaks of
+            # Before the target: who has reached that holds all it speaks of.
+            sample, clock_offset = sample_with_offset(opened.connection)
             target = _target(opened)
             lanes = Lanes(partial(tables.shares.apply, still_alive=silence.refuse), reader.wake)
             open_epochs, speed = OpenEpochs(), ApplyRate(time.monotonic())
             publisher = Publisher(root, ledger, reader, pending, durability, speed, tables.retries, sample)
             ceiling = CeilingWatch(pipeline, partial(lease.is_held, registry=registry, name=lease.LOAD))
-            sampler = Sampler(pipeline, opened.log_of, reader, pending, publisher, watch, successor, ceiling)
+            sampler = Sampler(
+                pipeline, opened.log_of, reader, pending, publisher, watch, successor, ceiling, clock_offset
+            )
             run = Run(
                 root=root,
                 log_of=opened.log_of,

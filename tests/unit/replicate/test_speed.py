@@ -14,7 +14,7 @@ from headwater.replicate.batches.batch import Arrivals, Batch
 from headwater.replicate.batches.lanes import Done, Result
 from headwater.replicate.batches.open_epochs import OpenEpochs
 from headwater.replicate.batches.pace import COMMITS_PER_SECOND, Pace
-from headwater.replicate.batches.stage_times import ApplyRate, BusyShares, latency
+from headwater.replicate.batches.stage_times import ApplyRate, BusyShares, RowTimes, latency
 from headwater.stage_clock import measured, stage
 from headwater.waiting.speed import speed
 
@@ -90,7 +90,22 @@ def test_the_parts_of_an_epochs_latency_add_up_to_the_time_from_commit_to_row() 
     assert times["wait"] == pytest.approx(0.2)
     assert times["other"] == pytest.approx(0.2)
     assert times["publish"] == pytest.approx(0.5)
-    assert "send" not in latency(epoch, 102.5, None)
+
+
+def test_before_a_row_the_lake_was_behind_by_the_age_of_the_oldest_commit_in_it() -> None:
+    offset, ages = 1_700_000_000.0, (300.0, 2.0, 1.0)  # the first was committed while no driver ran
+    now = time.monotonic()
+    ids = np.arange(1, 4)
+    committed = np.array([int((offset + now - age - 946_684_800.0) * 1e6) for age in ages], dtype=np.int64)
+    chunk = Chunk(Transactions(ids, ids, committed, ids), (), (), 5, 6, received=now, shipped=now)
+    epochs = OpenEpochs()
+    epochs.begin(Batch([chunk]), [], now)
+    times = RowTimes(epochs.publishable(), offset)
+    waited = time.monotonic() - now
+    assert times.lag is not None
+    assert 300.0 - 1e-3 <= times.lag <= 300.0 + waited + 1e-3
+    assert 101.0 - 1e-3 <= sum(times.stages.values()) <= 101.0 + waited + 1e-3, "the latency is that of the mean commit"
+    assert RowTimes(None, offset).lag is None
 
 
 def test_means_of_arrivals_count_every_transaction_once() -> None:
@@ -112,7 +127,7 @@ def test_busy_shares_are_of_the_time_that_the_stages_threads_had() -> None:
 def test_the_rate_of_applying_is_taken_while_something_is_applied() -> None:
     speed_of = ApplyRate(0.0)
     for received, published in ((10.0, 12.0), (100.0, 102.0)):
-        speed_of.published(Arrivals(1, None, received, received, None), 1000, published, None)
+        speed_of.published(Arrivals(1, None, received, received, None), 1000, published, 0.0)
     assert speed_of.rates() == {LOG_RATE: 500.0}
 
 
@@ -128,7 +143,7 @@ def test_the_rate_of_applying_is_that_of_the_last_ten_seconds() -> None:
     speed_of = ApplyRate(0.0)
     for second in range(1, 51):
         distance = 1000 if second <= 30 else 100
-        speed_of.published(Arrivals(1, None, 0.0, 0.0, None), distance, float(second), None)
+        speed_of.published(Arrivals(1, None, 0.0, 0.0, None), distance, float(second), 0.0)
     assert speed_of.rates() == {LOG_RATE: 100.0}
 
 

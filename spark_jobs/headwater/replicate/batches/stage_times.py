@@ -68,10 +68,10 @@ class BusyShares:
             self._marks.popleft()
 
 
-def latency(epoch: OpenEpoch, published: float, clock_offset: float | None) -> dict[str, float]:
+def latency(epoch: OpenEpoch, published: float, clock_offset: float) -> dict[str, float]:
     """Seconds by stage of an epoch whose row was written at `published`.
 
-    `clock_offset`: the source's clock (seconds since 1970) less ours (monotonic); without it `send` is not known.
+    `clock_offset`: the source's clock (seconds since 1970) less ours (monotonic).
     """
     arrivals = epoch.arrivals
     done = epoch.last
@@ -86,7 +86,7 @@ def latency(epoch: OpenEpoch, published: float, clock_offset: float | None) -> d
         "other": ended - began - sum(stages.values()),
         "publish": published - ended,
     }
-    if clock_offset is not None and arrivals.committed is not None:
+    if arrivals.committed is not None:
         times["send"] = arrivals.received + clock_offset - arrivals.committed
     return {name: round(max(0.0, times[name]), 6) for name in LATENCY if name in times}
 
@@ -94,17 +94,15 @@ def latency(epoch: OpenEpoch, published: float, clock_offset: float | None) -> d
 class RowTimes:
     """Where the time of an epoch goes while its row is written; begins now. `stages`: as `latency`, empty for the row
     of an idle log, which has no epoch. `lag`: how far the lake is behind just before the row, in seconds: the age of
-    the oldest commit that it publishes; None where the source's clock is not known."""
+    the oldest commit that it publishes; None: it publishes none."""
 
-    def __init__(self, epoch: OpenEpoch | None, clock_offset: float | None) -> None:
+    def __init__(self, epoch: OpenEpoch | None, clock_offset: float) -> None:
         self.epoch = epoch
         self._began = time.monotonic()
         self.stages = latency(epoch, self._began, clock_offset) if epoch is not None else {}
         self.lag: float | None = None
-        if epoch is not None and "send" in self.stages:
-            arrivals = epoch.arrivals
-            assert arrivals.committed is not None
-            assert arrivals.oldest is not None
+        arrivals = epoch.arrivals if epoch is not None else None
+        if arrivals is not None and arrivals.committed is not None and arrivals.oldest is not None:
             self.lag = round(sum(self.stages.values()) + arrivals.committed - arrivals.oldest, 6)
 
     def written(self, now: float) -> None:
@@ -121,10 +119,10 @@ class ApplyRate:
         self._last = now
         self._moves: deque[tuple[int, float]] = deque()
 
-    def published(self, arrivals: Arrivals, distance: int, now: float, clock_offset: float | None) -> None:
+    def published(self, arrivals: Arrivals, distance: int, now: float, clock_offset: float) -> None:
         """A row moved the position by `distance` bytes of log. `clock_offset`: as of `latency`."""
         there = arrivals.received
-        if clock_offset is not None and arrivals.committed is not None:
+        if arrivals.committed is not None:
             there = min(there, arrivals.committed - clock_offset)
         seconds = max(now - max(self._last, there), 1e-3)
         self._last = now
