@@ -21,7 +21,7 @@ import pytest
 from rich.console import Console
 
 from fixtures import waiting
-from fixtures.airflow_processes import RARE_PARSING, RunningDriver, drivers, kill_service, service
+from fixtures.airflow_processes import PATIENT_TASKS, RARE_PARSING, RunningDriver, drivers, kill_service, service
 from fixtures.shop_answers import assert_a_new_cut_is_exact
 from headwater.demo.airflow_server import example_dags
 from headwater.demo.environment import Demo, demo_environment
@@ -35,9 +35,6 @@ pytestmark = [pytest.mark.airflow, pytest.mark.postgres, pytest.mark.spark]
 
 SLICE_SECONDS, NEW_SLICE_SECONDS = 3600.0, 3333.0
 LONG = 300
-PATIENT_TASKS = {"AIRFLOW__WORKERS__MAX_FAILED_HEARTBEATS": "60"}
-"""Airflow ends a task that could not send three heartbeats, within less than a minute: a slow machine needs longer than
-that to start an API server again, and then it is Airflow that ends the slice."""
 until = partial(waiting.until, pause=0.5)
 
 WAITS = """

@@ -22,7 +22,7 @@ import pytest
 from rich.console import Console
 
 from fixtures import waiting
-from fixtures.airflow_processes import RARE_PARSING, command_of, drivers
+from fixtures.airflow_processes import PATIENT_TASKS, RARE_PARSING, command_of, drivers
 from fixtures.jobs import beside
 from fixtures.shop_answers import assert_a_new_cut_is_exact
 from fixtures.soak import SOAK
@@ -73,6 +73,7 @@ def demo(told: Path, dags: Path) -> Iterator[Demo]:
     transport = {"type": "file", "log_file_path": str(told / "event"), "debug_mode": True}
     lineage = {
         **RARE_PARSING,
+        **PATIENT_TASKS,
         "AIRFLOW__OPENLINEAGE__TRANSPORT": json.dumps(transport),
         "AIRFLOW__OPENLINEAGE__EXECUTION_TIMEOUT": "120",
         "AIRFLOW__OPENLINEAGE__SPARK_INJECT_PARENT_JOB_INFO": "True",

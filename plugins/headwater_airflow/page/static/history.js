@@ -54,6 +54,13 @@ function clock(time, step) {
   return step >= 86400 || time % 86400 === 0 ? text.slice(5, 10) : text.slice(11, 16);
 }
 
+/** A power of ten of a second, for the axis: `10 s`, `17 min`. */
+function short(value) {
+  if (value < 1) return `${Math.round(value * 1000)} ms`;
+  const [unit, one] = [["h", 3600], ["min", 60]].find(([, length]) => value >= 10 * length) ?? ["s", 1];
+  return `${Math.round(value / one)} ${unit}`;
+}
+
 class LatencyChart extends HTMLElement {
   static observedAttributes = ["data-drawn"];
   #plot = null;
@@ -104,7 +111,7 @@ class LatencyChart extends HTMLElement {
       tzDate: (time) => window.uPlot.tzDate(new Date(time * 1000), "UTC"),
       scales: { y: { distr: 3, range: (_, low, high) => [Math.min(0.1, low ?? 0.1) / 1.2, Math.max(10, high ?? 10) * 1.2] } },
       cursor: { drag: { x: false, y: false }, points: { size: 6 } },
-      axes: [{ ...axis, space: 60, values: (_, splits, __, ___, step) => splits.map((time) => clock(time, step)) }, { ...axis, size: 64, values: (_, splits) => splits.map((value) => (value === null ? null : seconds(value))) }],
+      axes: [{ ...axis, space: 60, values: (_, splits, __, ___, step) => splits.map((time) => clock(time, step)) }, { ...axis, size: 64, values: (_, splits) => splits.map((value) => (value === null ? null : short(value))) }],
       series: [
         { label: "time", value: (_, time) => (time ? absolute(new Date(time * 1000).toISOString().slice(0, 16)) : "–") },
         { label: "longest latency", stroke: colour("--stage-0"), width: 1.5, points: { show: true, size: 3, fill: colour("--stage-0") }, value: words },
