@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC
 from typing import Final
 
@@ -69,13 +70,14 @@ class Publisher:
         with self._lock:
             self._samples.add(moment, sample.lsn, self._epoch.position.lsn if self._epoch is not None else 0)
 
-    def published(self, epoch: Epoch, tables: Mapping[str, TableRecord]) -> None:
-        """An epoch is in the ledger: from now on the file may claim it."""
+    def published(self, epoch: Epoch, tables: Mapping[str, TableRecord], *, is_idle: bool) -> None:
+        """An epoch is in the ledger: from now on the file may claim it. `is_idle`: it touches no table, and the file
+        goes on being written as rarely as before."""
         with self._lock:
             self._epoch = epoch
             self._pending.passed(epoch.position.lsn)
             self._states = _not_in_step(tables)
-        self.write(has_looked=True)  # a row of ours says that no newer driver has begun
+        self.write(has_looked=True, is_idle=is_idle)  # a row of ours says that no newer driver has begun
 
     def passed(self, lsn: int) -> None:
         """The log up to `lsn` changed no table: the newest epoch still says it all."""
@@ -100,7 +102,7 @@ class Publisher:
         if news or self._writings.is_due or (has_moved and self._writings.since >= _MOVED_SECONDS):
             self.write()
 
-    def write(self, *, has_looked: bool = False) -> None:
+    def write(self, *, has_looked: bool = False, is_idle: bool = False) -> None:
         """Replace the file now, unless nothing was published yet or another driver has taken over, for which the ledger
         is looked at unless the caller `has_looked`."""
         # What was seen before a wait for another thread's writing is old.
@@ -112,7 +114,8 @@ class Publisher:
             if not is_fresh:
                 self._ledger.check_fence()
             write_position_file(self._root, content)
-            self._writings.looked(new=self._said is None or _told(content) != _told(self._said))
+            said = self._said if self._said is None or not is_idle else replace(self._said, epoch=content.epoch)
+            self._writings.looked(new=said is None or _told(content) != _told(said))
             self._said = content
 
     def _content(self) -> PositionFile | None:

@@ -71,8 +71,7 @@ def _loop(run: Run) -> str:
         obey(run)
         _publish(run)
         run.minutes.say(run)
-        reason = why_stop(run)
-        if reason is not None and not run.open_epochs:
+        if (reason := why_stop(run)) is not None and not run.open_epochs:
             _rest(run, force=True)
             return leave(run, reason)
         if reason is not None and run.lanes.only_resting:
@@ -136,7 +135,7 @@ def _publish_row(run: Run, lsn: int, epoch: OpenEpoch | None) -> None:
     next_row.written(written)
     reach("replicate.after_ledger")
     run.published(row, times)
-    run.publisher.published(row, tables.records)  # 2. what pollers read
+    run.publisher.published(row, tables.records, is_idle=epoch is None)  # 2. what pollers read
     reach("replicate.after_position_file")
     run.durability.published(lsn)  # 3. the source is told, as soon as all that is on disk
     run.keep_up(written)  # behind it: files and checkpoints

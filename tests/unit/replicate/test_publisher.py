@@ -83,6 +83,17 @@ def test_in_a_store_a_log_that_goes_on_is_told_every_five_seconds(
     assert at[-8:] == [23, 28, 33, 38, 43, 48, 53, 58]
 
 
+@pytest.mark.parametrize(("is_idle", "at"), [(True, [61, 76, 91]), (False, [47, 49, 53, 61, 76, 91])])
+def test_in_a_store_a_row_of_an_idle_log_does_not_make_it_written_more_often(
+    is_idle: bool, at: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver(tmp_path, monkeypatch, in_store=True)
+    driver.seconds(46)
+    driver.publisher.published(driver.lake.publish(130), driver.lake.registry.tables, is_idle=is_idle)
+    assert driver.written[-1].epoch == 2
+    assert driver.seconds(50) == at
+
+
 def test_a_write_that_hangs_keeps_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(tmp_path, monkeypatch, in_store=False)
     with driver.publisher._writing:
