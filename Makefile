@@ -63,7 +63,8 @@ docs: setup  ## the documentation as a site in site/, which needs no network; an
 quick: check  ## check, then the unit tests: for the loop of a developer, in three minutes
 	$(PYTEST) tests/unit
 
-test: check  ## check, then all tests; those that speak to the server once more on 17, on 16, and on 15 where it is installed
+test: setup  ## check, then all tests; those that speak to the server once more on 17, on 16, and on 15 where it is installed
+	@$(MAKE) --no-print-directory --jobs=2 check classes servers
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 test-18 test-17 test-16 test-15
 
 classes: setup

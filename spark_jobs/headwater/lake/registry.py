@@ -4,8 +4,8 @@ One record per thing: the pipeline, each table, each lease, each reload and what
 appends the record's next revision in one exclusive commit; readers keep the highest revision per (kind, name).
 `format_version` guards against a lake that a newer Headwater wrote, `pipeline` against two pipelines under one root.
 It stands for all files of the lake.
-What a table was before stays for a week, in revisions that no longer count: the pages show when it was loaded, and
-when it was suspended.
+For a week what is over stays: reloads that have ended, and revisions of a table that no longer count and say when it
+was loaded or suspended. The pages show it.
 A record is on disk when its write returns: a power cut may take the newest epochs, and not what jobs have agreed on.
 A reader takes older formats as they are; the first writer stores every record in its own format, at once: from then on
 no older Headwater opens the lake and misses what it does not know.
@@ -24,7 +24,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import pyarrow as pa
 
@@ -50,7 +50,8 @@ FORMAT_VERSION = 8
 columns and rows that stay at the source, 4 no columns that are hidden, 5 no rebuilds, 6 no clustered tables, 7 no
 suspended tables that are followed."""
 _COMPACT_ABOVE = 200  # files: past it the next write replaces the content by the live records
-_TOLD = timedelta(days=7)
+TOLD: Final = timedelta(days=7)
+"""So long what is over stays in the registry."""
 
 log = logging.getLogger(__name__)
 
@@ -205,7 +206,7 @@ class Registry:
         self._format = FORMAT_VERSION  # the oldest that a record is stored in
         self._durable = -1  # the version that was written here last
         self._is_read = False  # whole, as far as the table was looked at
-        self._former: list[str] = []  # documents of tables that no longer count
+        self._former: dict[Event, dict[str, Any]] = {}  # what no record tells any more, and the row that does
         self.pipeline: PipelineRecord | None = None
         self.tables: dict[str, TableRecord] = {}
         self.leases: dict[str, Lease] = {}
@@ -254,14 +255,10 @@ class Registry:
         return self.tables[name]
 
     def happened(self) -> set[Event]:
-        """When each table was loaded and suspended, as far as it is known: what it is for the jobs counts alone, and
-        what it was is told for a week."""
-        former = (_events_of(json.loads(document)) for document in self._former)
-        newest = (
-            _events(record.name, record.state, record.since, record.capture.taken_at if record.capture else "")
-            for record in self.tables.values()
-        )
-        return {event for events in (*former, *newest) for event in events}
+        """When each table was loaded and suspended in the last week, as far as it is known."""
+        since = _week_ago().isoformat()
+        events = {*self._former, *(event for record in self.tables.values() for event in _events_of(record))}
+        return {event for event in events if event[0] >= since}
 
     def write(self, *records: Record) -> None:
         """Store the records as one commit. The caller is the one entitled to change them (lease, slot): a lost race
@@ -312,6 +309,9 @@ class Registry:
 
     def _stored(self, records: Sequence[Record]) -> bool:
         """One attempt to write: False when it lost a race, and the registry was read again."""
+        for record in records:
+            if isinstance(record, TableRecord) and (before := self.tables.get(record.name)) is not None:
+                self._put_by(self._row(before, self._revisions[_key_of(before)]), record)
         try:
             self._commit([self._row(record) for record in records])
         except LostRace:
@@ -328,31 +328,32 @@ class Registry:
             self._durable = make_durable(self._table, self._durable)
             return
         written = {(row["kind"], row["name"]) for row in rows}
+        week_ago, jobs = _week_ago(), {*self.reloads, *self.kept}
+        past = {name for name in jobs if is_past(self.reloads.get(name), self.kept.get(name), week_ago)}
         live: Iterable[Record] = [
             *([self.pipeline] if self.pipeline else []),
             *self.tables.values(),
             *self.leases.values(),
-            *(reload for reload in self.reloads.values() if not is_past(reload, now_text())),
-            *(kept for kept in self.kept.values() if not is_past(kept, now_text())),
+            *(reload for reload in self.reloads.values() if reload.name not in past),
+            *(kept for kept in self.kept.values() if kept.name not in past),
         ]
         kept = [self._row(r, self._revisions[_key_of(r)]) for r in live if _key_of(r) not in written]
-        replace_once(self._table, [*self._still_told(kept + rows), *kept, *rows], _SCHEMA)
+        self._former = {event: row for event, row in self._former.items() if event[0] >= week_ago.isoformat()}
+        former = {(row["name"], row["revision"]): row for row in self._former.values()}
+        replace_once(self._table, [*former.values(), *kept, *rows], _SCHEMA)
         self._durable = make_durable(self._table, self._durable)
         if self._format < FORMAT_VERSION:
             log.info("pipeline %s: format %d of the lake is now %d", self._pipeline, self._format, FORMAT_VERSION)
             self._format = FORMAT_VERSION
 
-    def _still_told(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """What is not among `rows`, and says of a table what `happened` tells: one row for each."""
-        told = {event for row in rows if row["kind"] == "table" for event in _events_of(json.loads(row["document"]))}
-        since = (datetime.now(UTC) - _TOLD).isoformat()
-        kept = []
-        for row in rows_of(self._table):
-            events = _events_of(json.loads(row["document"])) if row["kind"] == "table" else ()
-            if new := {event for event in events if event[0] >= since} - told:
-                told |= new
-                kept.append(row)
-        return kept
+    def _put_by(self, row: dict[str, Any], record: TableRecord) -> None:
+        """The row of a table that `record` stands for by now, if it tells what no other does. Of its schemas nobody
+        asks."""
+        document, told = json.loads(row["document"]), _events_of(record)
+        capture = document["capture"] or {}
+        for event in _events(row["name"], document["state"], document["since"], capture.get("taken_at", "")):
+            if event not in told and event not in self._former:
+                self._former[event] = {**row, "document": json.dumps({**document, "schemas": []})}
 
     def _row(self, record: Record, revision: int | None = None) -> dict[str, Any]:
         kind, name = _key_of(record)
@@ -379,8 +380,6 @@ class Registry:
             if row["revision"] > revisions.get(key, 0):
                 revisions[key] = row["revision"]
                 newest[key] = row
-        tables = (row for row in rows if row["kind"] == "table")
-        self._former = [row["document"] for row in tables if row["revision"] < revisions["table", row["name"]]]
         self._revisions = revisions
         self._format = min((row["format_version"] for row in newest.values()), default=FORMAT_VERSION)
         for kind, records in self._mappings.items():
@@ -388,6 +387,10 @@ class Registry:
                 del records[name]
         for (kind, _), row in sorted(newest.items()):
             self._keep(_record_of(kind, json.loads(row["document"])))
+        self._former = {}
+        for row in sorted(rows, key=lambda row: int(row["revision"])):
+            if row["kind"] == "table" and row["revision"] < revisions["table", row["name"]]:
+                self._put_by(row, self.tables[row["name"]])
         self._is_read = True
 
     def _keep(self, record: Record) -> None:
@@ -407,14 +410,17 @@ _KINDS: dict[str, Any] = {
 }
 
 
-def _events_of(document: Mapping[str, Any]) -> list[Event]:
-    loaded = (document["capture"] or {}).get("taken_at", "")
-    return _events(document["name"], document["state"], document["since"], loaded)
+def _events_of(record: TableRecord) -> list[Event]:
+    return _events(record.name, record.state, record.since, record.capture.taken_at if record.capture else "")
 
 
 def _events(name: str, state: str, since: str, loaded: str) -> list[Event]:
     suspended = since if state == "suspended" else ""
     return [(at, what, name) for at, what in ((loaded, "loaded"), (suspended, "suspended")) if at]
+
+
+def _week_ago() -> datetime:
+    return datetime.now(UTC) - TOLD
 
 
 def _key_of(record: Record) -> tuple[str, str]:

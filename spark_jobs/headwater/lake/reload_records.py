@@ -8,6 +8,7 @@ and at last what has become of it. Whoever of them dies, the other one and the n
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
 from headwater.schema import Leaf, TableSchema
@@ -90,9 +91,20 @@ class Keeping:
         return replace(self, state=state, since=since, reason=reason)
 
 
-def is_past(record: Reload | Keeping, now: str) -> bool:
-    """Whether nobody will ask for it any more, when old records are thinned out; `now`: ISO 8601 UTC."""
-    return record.state in ("given up", "done", "failed") and record.since[:10] < now[:10]
+def is_open(reload: Reload, answer: Keeping | None) -> bool:
+    """Whether something of it is still to come. `answer`: the driver's, if there is one."""
+    if answer is not None:
+        return reload.state != "given up" and answer.state == "keeping"
+    # What was read had been answered: an older Headwater thinned that out when it was done, and this not.
+    return reload.state == "asked"
+
+
+def is_past(reload: Reload | None, answer: Keeping | None, before: datetime) -> bool:
+    """Whether nobody will ask any more for what job and driver said to each other under one name, when old records are
+    thinned out: it has ended, and nothing was said since `before`. Both go at once: a reload without its answer would
+    look like one that has none yet."""
+    over = answer.state != "keeping" if answer is not None else reload is not None and not is_open(reload, None)
+    return over and all(datetime.fromisoformat(one.since) < before for one in (reload, answer) if one is not None)
 
 
 def load_name(record: TableRecord) -> str:

@@ -3,12 +3,14 @@ longest of every stretch; and when a new driver published behind a time without 
 
 Filled from rows of the ledger as `headwater.monitor.recent_epochs` meets them. A stretch in which nothing was published
 has no latency: a driver that did not run is a gap, and no short time. How far the lake was behind meanwhile the next
-row tells: it grew from the commit that had waited longest. Where nothing waited there is no point.
+row tells: it grew from the commit that had waited longest. Where nothing waited there is no point. Up to now it is what
+samples of the source's clock and log say: it may count a log in which there was nothing for the lake, and nobody knows
+it while the source does not answer. The next row puts it right.
 """
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import pairwise
 from typing import Any, Final
 
@@ -17,7 +19,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-KEPT: Final = timedelta(days=7)
+from headwater.lake.registry import TOLD
+
+KEPT: Final = TOLD
 READ: Final = ["epoch", "generation", "applied_at", "source_time", "stages", "lag_seconds"]
 RANGES: Final = {"1 h": (3600, 60), "6 h": (21600, 300), "24 h": (86400, 900), "7 d": (604800, 7200)}
 """Of each range of time its length, and that of one of its stretches; seconds."""
@@ -33,6 +37,7 @@ class LatencyHistory:
     def __init__(self) -> None:
         self._longest: dict[int, float] = {}
         self._behind: dict[int, float] = {}
+        self._taken_until = 0.0
         self._seen: dict[int, tuple[float, float]] = {}  # by generation: its first and its last row
 
     def take(self, applied_at: datetime, generation: int, latency: float | None, lag: float | None) -> None:
@@ -43,7 +48,8 @@ class LatencyHistory:
         if latency is not None:
             _raise(self._longest, int(at // _MINUTE), latency)
         if lag is not None:
-            _grow(self._behind, at, lag)
+            _grow(self._behind, at, lag, self._taken_until)
+            self._taken_until = max(self._taken_until, at)
 
     def take_rows(self, rows: pa.Table) -> None:
         """Rows of the ledger with the columns `READ`. Of a generation its epochs count, as in `take`."""

@@ -59,6 +59,8 @@ def reloads_of(registry: Registry, table: str | None = None) -> list[dict[str, A
         if table is not None and reload.table != table:
             continue
         kept = registry.kept.get(reload.name)
+        if kept is None and reload.state == "read":
+            continue  # an older Headwater thinned out what became of it
         answered = kept is not None and (kept.state != "keeping" or reload.state == "asked")
         state = kept.state if kept is not None and answered else reload.state
         shown.append(

@@ -23,7 +23,7 @@ from headwater.gate.lease import is_alive
 from headwater.lake.ledger import read_epoch
 from headwater.lake.paths import table_path
 from headwater.lake.registry import Registry, TableRecord, now_text
-from headwater.lake.reload_records import Keeping, Reload
+from headwater.lake.reload_records import Keeping, Reload, is_open
 from headwater.load.driver_answers import await_answer, is_running
 from headwater.load.progress import Report
 from headwater.pipeline_file.pipeline import Pipeline
@@ -209,9 +209,8 @@ class Replacing:
     def _refuse_another(self, mine: Reload) -> None:
         self.registry.refresh()
         for other in self.registry.reloads.values():
-            answer = self.registry.kept.get(other.name)
-            is_open = other.state != "given up" and (answer is None or answer.state == "keeping")
-            if other.name == mine.name or not is_open or not self._overlap(mine, other):
+            other_is_open = is_open(other, self.registry.kept.get(other.name))
+            if other.name == mine.name or not other_is_open or not self._overlap(mine, other):
                 continue
             # One that was killed over its reading is given up by the driver, if one runs long enough.
             if other.state == "asked" and not is_alive(self.connection, other.session):

@@ -119,7 +119,7 @@ def _publish_row(run: Run, lsn: int, epoch: OpenEpoch | None) -> None:
         return
     tables.joining.join_cuts(lsn)
     reach("replicate.before_ledger")
-    times = RowTimes(epoch, run.sampler.clock_offset)
+    times = RowTimes(epoch, run.sampler.clock_offset, run.oldest)
     if tables.foreign.suspend_replaced(next_row.touched()):
         run.publisher.states(tables.records)
     written = next_row.touched()
@@ -135,7 +135,7 @@ def _publish_row(run: Run, lsn: int, epoch: OpenEpoch | None) -> None:
     next_row.written(written)
     reach("replicate.after_ledger")
     run.published(row, times)
-    run.publisher.published(row, tables.records, is_idle=epoch is None)  # 2. what pollers read
+    run.publisher.published(row, tables.records, is_idle=epoch is None and not written)  # 2. what pollers read
     reach("replicate.after_position_file")
     run.durability.published(lsn)  # 3. the source is told, as soon as all that is on disk
     run.keep_up(written)  # behind it: files and checkpoints

@@ -80,7 +80,7 @@ class Totals:
 class Run:
     """`log_of`: the source and the timeline whose log is read; its LSN is 0. `processed`: up to there every table holds
     all. `target` (LSN) and `deadline` (monotonic): when to stop, if anything is said of it. `last_row`: when there was
-    one."""
+    one. `oldest`: of the commits that tables hold and no row says, when the first was made (seconds since 1970)."""
 
     root: str
     log_of: Position
@@ -107,6 +107,7 @@ class Run:
     stop: threading.Event
     processed: int
     last_row: float = 0.0
+    oldest: float | None = None
     totals: Totals = field(default_factory=Totals)
 
     def await_log(self) -> None:
@@ -135,12 +136,14 @@ class Run:
         self.processed = max(self.processed, epoch.lsn)
         self.totals.count(epoch, self.tables.records)
         self.tables.next_row.note(epoch.touched)
+        if epoch.touched:
+            self.oldest = min((at for at in (self.oldest, epoch.arrivals.oldest) if at is not None), default=None)
         self.tables.applied(epoch.xids)
 
     def published(self, row: Epoch, times: RowTimes) -> None:
         """The row was written just now."""
         self.totals.epochs += 1
-        self.last_row = time.monotonic()
+        self.last_row, self.oldest = time.monotonic(), None
         if times.epoch is None:
             return
         times.written(self.last_row)

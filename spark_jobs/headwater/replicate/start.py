@@ -163,7 +163,7 @@ def _driving(opened: _Opened) -> Iterator[Run | dict[str, Any]]:
             if stop.is_set() or not tables.resume(opened.spark, opened.turn.tables, stop.wait, opened.damaged):
                 yield opened.over("signal")
                 return
-            successor = SuccessorWatch(pipeline.source.slot, opened.wish.overtime)
+            successor = SuccessorWatch(pipeline.source.slot, opened.wish.overtime, opened.turn.claim)
             # What fell silent while no driver ran is known before anything is said to be in step again.
             watch.look(opened.connection)
             # To be ready took its time: a short slice may be over before the sampler looks for the first time.

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headwater.errors import Refused
+from headwater.lake.reload_records import Reload, is_open
 from headwater.lake.requirements import WantedParts
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
@@ -22,7 +23,6 @@ from headwater.waiting.request import Partitions, not_wanted
 if TYPE_CHECKING:
     from headwater.lake.ledger import TableVersion
     from headwater.lake.registry import Registry, TableRecord
-    from headwater.lake.reload_records import Reload
 
 
 def unknown_parts(registry: Registry | None, partitions: Partitions) -> frozenset[NamedPart]:
@@ -130,10 +130,9 @@ def not_yet_reloaded(registry: Registry, parts: Mapping[str, WantedParts], held:
 
 def _open_reloads(registry: Registry, record: TableRecord) -> list[Reload]:
     """Reloads of the table of which something is still to come."""
-    found = []
-    for reload in list(registry.reloads.values()):
-        answer = registry.kept.get(reload.name)
-        is_open = reload.state != "given up" and (answer is None or answer.state == "keeping")
-        if is_open and (reload.table, reload.incarnation) == (record.name, record.incarnation):
-            found.append(reload)
-    return found
+    return [
+        reload
+        for reload in list(registry.reloads.values())
+        if is_open(reload, registry.kept.get(reload.name))
+        and (reload.table, reload.incarnation) == (record.name, record.incarnation)
+    ]

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,10 +37,13 @@ from headwater.cli import main
 from headwater.delta import delta_log, storage
 from headwater.delta.log_entries import Action
 from headwater.errors import EXIT_SUSPENDED, BadValue, LostLease, Refused, Transient
+from headwater.lake import registry as registry_module
 from headwater.lake.ledger import read_epoch
 from headwater.lake.paths import kept_path, reloaded_path
+from headwater.lake.position_file import read_position_file
 from headwater.lake_root import is_remote
 from headwater.monitor.status import status
+from headwater.monitor.table_page import reloads_of
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.reload import reload as reload_module
@@ -620,3 +624,59 @@ def _equal(shop: Shop, name: str) -> bool:
     except AssertionError:
         return False
     return True
+
+
+@pytest.mark.parametrize(
+    ("driver", "by_older"), [("that goes on", False), ("that comes later", True)], ids=["now", "by an older Headwater"]
+)
+def test_a_reload_of_long_ago_is_not_done_again_when_its_records_are_thinned_out(
+    database: Database,
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    driver: str,
+    by_older: bool,
+) -> None:
+    """It had found the part empty: done again, it would take away what has come since. An older Headwater thinned out
+    the driver's answer alone."""
+    database.execute(
+        "create table parts (id int, region text, primary key (id, region)) partition by list (region)",
+        "create table parts_eu partition of parts for values in ('eu')",
+        "create table parts_us partition of parts for values in ('us')",
+        "insert into parts select i, 'us' from generate_series(1, 10) i",
+    )
+    database.allow_publishing()
+    pipeline = loaded_pipeline(tmp_path, database, "public.parts")
+    catch_up(pipeline)
+    parts, eu = TableName.parse("public.parts"), TableName.parse("public.parts_eu")
+    assert reload(pipeline, parts, [eu])["tables"]["public.parts"]["rows"] == 0
+    database.execute("insert into parts select i, 'eu' from generate_series(1, 10) i")
+    catch_up(pipeline)
+    assert_equal(database, pipeline, "public.parts")
+
+    def thin_out() -> None:
+        with monkeypatch.context() as later:
+            registry = registry_of(pipeline)
+            if by_older:
+                registry.kept.clear()
+            else:
+                later.setattr(registry_module, "_week_ago", lambda: datetime(2099, 1, 1, tzinfo=UTC))
+            later.setattr(registry_module, "_COMPACT_ABOVE", 0)
+            assert registry.pipeline is not None
+            registry.write(registry.pipeline)
+
+    if driver == "that comes later":
+        thin_out()
+    with following(pipeline):
+        until(lambda: (file := read_position_file(pipeline.lake_path())) and file.generation > 3, "it works")
+        if driver == "that goes on":
+            thin_out()
+        for number in (11, 12, 13):
+            database.execute(f"insert into parts values ({number}, 'eu')")
+            until(lambda: len(lake_rows(pipeline, "public.parts")) == 10 + number, "what comes is applied")  # noqa: B023
+    assert_equal(database, pipeline, "public.parts")
+    registry = registry_of(pipeline)
+    assert (len(registry.reloads), len(registry.kept)) == (1 if by_older else 0, 0), "what is past, and nothing new"
+    if by_older:
+        assert reloads_of(registry) == []
+        assert reload(pipeline, parts, [eu])["tables"]["public.parts"]["rows"] == 13, "it stands in nobody's way"

@@ -23,7 +23,7 @@ from headwater.apply import live_table as table_state
 from headwater.delta import data_files
 from headwater.demo.postgres import EmbeddedServer
 from headwater.errors import LostLease
-from headwater.lake.ledger import read_epoch, read_generation
+from headwater.lake.ledger import read_all, read_epoch, read_generation
 from headwater.position import format_lsn
 from headwater.replicate.replicate import replicate
 from headwater.replicate.takeover import succession
@@ -177,6 +177,50 @@ def test_what_was_read_before_the_take_over_is_not_read_again(
     assert ahead, "files were read before the slot was free"
     assert not ahead & later
     _assert_exact(bank)
+
+
+def test_a_driver_does_not_take_its_own_claim_for_a_successor_while_the_server_still_holds_it(
+    bank: Bank, drivers: Drivers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy server takes its time to end a session; meanwhile nobody would replicate until the next slice."""
+    close, held_up = succession.Successor.close, list[int]()
+
+    def close_slowly(successor: succession.Successor) -> None:
+        if not held_up:
+            held_up.append(successor.claim)
+            os.kill(successor.claim, signal.SIGSTOP)
+        close(successor)
+
+    monkeypatch.setattr(succession.Successor, "close", close_slowly)
+    first = _generation(bank) + 1
+    running = drivers.start(take_over=False)
+    _await_publication(bank, first, running)
+    try:
+        with writing(bank.database, seed=23):
+            successor = drivers.start(take_over=True)
+            _await_publication(bank, first + 1, successor)
+            assert running.result(60)["handed_over"]
+            until(lambda: successor.done() or _looks(bank) > 1, "it has looked for others since it began")
+            assert not successor.done()
+            assert _locks(bank) == 2
+    finally:
+        for process in held_up:
+            os.kill(process, signal.SIGCONT)
+    until(lambda: _locks(bank) == 0, "the server has forgotten the claim")
+    with writing(bank.database, seed=24):
+        third = drivers.start(take_over=True)
+        _await_publication(bank, first + 2, third)
+    assert successor.result(60)["handed_over"]
+    drivers.end()
+    _assert_exact(bank)
+
+
+def _looks(bank: Bank) -> int:
+    """Of the driver that runs: a second after its start it is on its way, and each second later."""
+    newest = read_epoch(bank.pipeline.lake_path())
+    assert newest is not None
+    epochs = [epoch for epoch in read_all(bank.pipeline.lake_path()) if epoch.generation == newest.generation]
+    return int((epochs[-1].applied_at - epochs[0].applied_at).total_seconds())
 
 
 def test_without_take_over_a_second_driver_is_still_refused(bank: Bank, drivers: Drivers) -> None:

@@ -100,12 +100,17 @@ def test_before_a_row_the_lake_was_behind_by_the_age_of_the_oldest_commit_in_it(
     chunk = Chunk(Transactions(ids, ids, committed, ids), (), (), 5, 6, received=now, shipped=now)
     epochs = OpenEpochs()
     epochs.begin(Batch([chunk]), [], now)
-    times = RowTimes(epochs.publishable(), offset)
+    epoch = epochs.publishable()
+    assert epoch is not None
+    times = RowTimes(epoch, offset, epoch.arrivals.oldest)
     waited = time.monotonic() - now
     assert times.lag is not None
     assert 300.0 - 1e-3 <= times.lag <= 300.0 + waited + 1e-3
     assert 101.0 - 1e-3 <= sum(times.stages.values()) <= 101.0 + waited + 1e-3, "the latency is that of the mean commit"
-    assert RowTimes(None, offset).lag is None
+    of_before = RowTimes(None, offset, epoch.arrivals.oldest).lag  # its row had to wait, and it comes with this one
+    assert of_before is not None
+    assert of_before >= times.lag
+    assert RowTimes(None, offset, None).lag is None
 
 
 def test_means_of_arrivals_count_every_transaction_once() -> None:

@@ -1,5 +1,5 @@
-// The last hours or days as a chart: of every stretch the longest end-to-end latency and how far the lake was behind, what
-// the pipeline file allows, and what happened. Drawn by uPlot (vendor/uplot), in an element that keeps its content when the page is laid anew.
+// The last hours or days as a chart: of every stretch the longest end-to-end latency and how far the lake was behind,
+// what the pipeline file allows, and what happened. Drawn by uPlot (vendor/uplot), in an element that keeps its content when the page is laid anew.
 
 import { h } from "./dom.js";
 import { absolute, plural, seconds } from "./format.js";
@@ -57,7 +57,7 @@ function clock(time, step) {
 /** A power of ten of a second, for the axis: `10 s`, `17 min`. */
 function short(value) {
   if (value < 1) return `${Math.round(value * 1000)} ms`;
-  const [unit, one] = [["h", 3600], ["min", 60]].find(([, length]) => value >= 10 * length) ?? ["s", 1];
+  const [unit, one] = [["h", 3600], ["min", 60]].find(([, length]) => value >= 2 * length) ?? ["s", 1];
   return `${Math.round(value / one)} ${unit}`;
 }
 

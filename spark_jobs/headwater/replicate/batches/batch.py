@@ -18,8 +18,8 @@ _EPOCH_2000 = datetime(2000, 1, 1, tzinfo=UTC)
 @dataclass(frozen=True, slots=True)
 class Arrivals:
     """When the transactions of a batch were on their way, as means over `count` of them: `committed` by the source's
-    clock in seconds since 1970 (None: nothing was), `received` and `shipped` (by the reader) monotonic. `oldest`: when
-    the first of them was committed."""
+    clock in seconds since 1970, `received` and `shipped` (by the reader) monotonic. `oldest`: when the first of them
+    was committed. Of no transaction both are None."""
 
     count: int
     committed: float | None

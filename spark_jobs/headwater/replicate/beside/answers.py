@@ -8,7 +8,7 @@ from functools import partial
 
 from headwater.gate import lease
 from headwater.lake.registry import Registry, now_text
-from headwater.lake.reload_records import Keeping, Reload
+from headwater.lake.reload_records import Keeping, Reload, is_open
 from headwater.source.connection import Session
 
 
@@ -33,8 +33,7 @@ class Answers:
     def open_reloads(self) -> Iterator[Reload]:
         """Those that wait for this driver."""
         for reload in list(self.registry.reloads.values()):
-            answer = self.registry.kept.get(reload.name)
-            if reload.state != "given up" and (answer is None or answer.state == "keeping"):
+            if is_open(reload, self.registry.kept.get(reload.name)):
                 yield reload
 
     def lives(self, job: str) -> bool:

@@ -34,7 +34,7 @@ _SOON: Final = 10.0
 _CLAIM_SECONDS: Final = 5.0
 
 _HELD: Final = """
-select l.objid::bigint
+select l.objid::bigint, l.pid
   from pg_catalog.pg_locks l join pg_catalog.pg_stat_activity a on a.pid = l.pid
  where l.locktype = 'advisory' and l.objsubid = 2 and l.granted and l.classid::bigint = %s
    and a.datname = current_database() and a.usename = current_user
@@ -52,17 +52,21 @@ class SuccessorWatch:
     """The running driver's eye on whoever wants to take over. `look` and `why_stop` may be called by two threads.
 
     `overtime`: so many seconds past its slice's end it goes on while nobody has come, so that there is no pause.
+    `claim`: the server process of its own claim, which it has given up: a busy server may hold the locks of a session
+    that has gone for a while yet, and who took them for a successor's would hand over to nobody.
     """
 
-    def __init__(self, slot: str, overtime: float = 0.0) -> None:
-        self._class, self._overtime = _lock_class(slot), overtime
+    def __init__(self, slot: str, overtime: float = 0.0, claim: int | None = None) -> None:
+        self._class, self._overtime, self._claim = _lock_class(slot), overtime, claim
         self._held: frozenset[int] = frozenset()
         self.handed_over = False
 
     def look(self, connection: Connection) -> None:
         """Ask the source. Only locks of our own role count: anybody may take any advisory lock."""
         rows = connection.execute(_HELD, [self._class & 0xFFFFFFFF]).fetchall()
-        self._held = frozenset(row[0] for row in rows)
+        if all(pid != self._claim for _, pid in rows):
+            self._claim = None  # another session may come to have that number
+        self._held = frozenset(number for number, pid in rows if pid != self._claim)
 
     def look_away(self) -> None:
         """The source cannot be asked: a successor that may be gone by now must not end this driver."""
@@ -121,6 +125,11 @@ class Successor:
         while not (announced := self._lock(_ANNOUNCED)) and time.monotonic() < deadline:
             time.sleep(_PATIENT_SECONDS)
         return announced
+
+    @property
+    def claim(self) -> int:
+        """The server process that holds it."""
+        return self._connection.info.backend_pid
 
     def close(self) -> None:
         """Give the claim up: when the slot is ours, the next one may announce itself."""

@@ -36,6 +36,8 @@ class Turn:
     tables: WarmTables | None = None
     begins: Callable[[], None] = lambda: None
     """The slot is ours: from now on another successor may announce itself."""
+    claim: int | None = None
+    """The server process of what `begins` gives up."""
 
 
 @contextlib.contextmanager
@@ -60,7 +62,7 @@ def taking_over(
                 registry.refresh()
                 ledger.refresh()
             reader = warm_up.reader if warm_up.reader.is_alive else None
-            yield Turn(ended, reader, warm_up.tables, successor.close)
+            yield Turn(ended, reader, warm_up.tables, successor.close, successor.claim)
         finally:
             warm_up.discard()
 
