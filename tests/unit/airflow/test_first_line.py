@@ -1,4 +1,4 @@
-"""The first line of a task's log: what it does, in words."""
+"""How a task's log begins: with what it does, in words; the command of spark-submit is folded."""
 
 from __future__ import annotations
 
@@ -67,3 +67,54 @@ def test_it_says_what_the_job_does_and_with_what(
         task.execute({})
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "[info" in line]
     assert f" Pipeline shop: {said} " in line
+
+
+OF_THE_JVM = ["NOTE: Picked up JDK_JAVA_OPTIONS: -Xmx1g", "WARNING: Using incubator modules: jdk.incubator.vector"]
+
+
+@pytest.mark.parametrize(
+    ("said", "folded"),
+    [
+        ([*OF_THE_JVM, "public.a: reading", OF_THE_JVM[0], "public.a: 3 rows"], OF_THE_JVM),
+        (["{}"], []),
+        (OF_THE_JVM, OF_THE_JVM),
+        ([], []),
+    ],
+)
+def test_what_comes_before_the_jobs_own_words_is_folded_and_nothing_else(
+    said: list[str], folded: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submission, program = spark_submit_that(tmp_path, "\n".join(["cat <<'END'", *said, "END"]))
+    submission.submit(str(program))
+    lines = events(capsys.readouterr().out)
+    begin, end = lines.index("::group::spark-submit"), lines.index("::endgroup::")
+    assert [line for line in lines[begin + 1 : end] if not line.startswith("Spark-Submit cmd")] == folded
+    assert lines[end + 1 :] == said[len(folded) :]
+    assert lines.count("::endgroup::") == 1
+
+
+def test_the_error_of_a_submission_is_not_folded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from airflow.sdk.exceptions import AirflowException
+
+    submission, program = spark_submit_that(tmp_path, "exit 3")
+    with pytest.raises(AirflowException, match="3"):
+        submission.submit(str(program))
+    assert events(capsys.readouterr().out)[-1] == "::endgroup::"
+
+
+def spark_submit_that(folder: Path, does: str) -> tuple[Any, Path]:
+    """A submission whose spark-submit is a shell script, and what stands for the job."""
+    from headwater_airflow.operators.submission import SparkSubmission
+
+    program = folder / "spark-submit"
+    program.write_text(f"#!/bin/sh\n{does}\n")
+    program.chmod(0o755)
+    made = SparkSubmission(conn_id="", spark_binary="spark-submit", env_vars={"PATH": f"{folder}:/usr/bin:/bin"})
+    made._connection = {**made._connection, "master": "local[1]", "deploy_mode": "client"}
+    made._connection["spark_binary"] = str(program)
+    return made, folder / "job.py"
+
+
+def events(printed: str) -> list[str]:
+    """What was logged, line by line."""
+    return [line.split("] ", 1)[1].rsplit(" [", 1)[0].strip() for line in printed.splitlines() if "[info" in line]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from headwater.delta.small_tables import open_version
+from headwater.delta.small_tables import open_version, write_checkpoint
 from headwater.errors import Fenced
 from headwater.lake import ledger as ledger_module
 from headwater.lake.ledger import (
@@ -148,22 +148,33 @@ def test_a_step_back_between_the_ledger_and_the_position_file_is_seen(tmp_path: 
     assert first_sample(root, _moment(55), log, (_moment(99), 175)) == (_moment(56), 120)
 
 
+@pytest.mark.parametrize("checkpoint", [False, True])
 def test_a_ledger_of_an_older_headwater_learns_what_is_new_in_a_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: bool
 ) -> None:
     before = pa.schema([column for column in ledger_module._SCHEMA if column.name != "lag_seconds"])
     with monkeypatch.context() as older:
         older.setattr(ledger_module, "_SCHEMA", before)
         _publish(_driver(tmp_path), 110, {}, {})
     folder = ledger_path(str(tmp_path))
-    assert "lag_seconds" not in pa.schema(open_version(folder).schema()).names
+    before_us = open_version(folder)
+    assert "lag_seconds" not in pa.schema(before_us.schema()).names
+    if checkpoint:  # as it is found after days: what the log said first is in there
+        write_checkpoint(folder)
+        for entry in (Path(folder) / "_delta_log").glob("*.json"):
+            entry.unlink()
     ledger = _driver(tmp_path)
     for lsn, lag in ((120, 2.5), (130, None)):
         ledger.publish(START.at(lsn), {}, all_tables={}, source_time=None, sample=None, stages={}, lag=lag)
     table = open_version(folder)
     assert pa.schema(table.schema()).names == ledger_module._SCHEMA.names
+    assert table.metadata().configuration == before_us.metadata().configuration
+    assert table.metadata().id == before_us.metadata().id
     rows = table.to_pyarrow_table(filters=[("kind", "=", "epoch")]).sort_by("epoch").to_pylist()
     assert [(row["to_lsn"], row["lag_seconds"]) for row in rows] == [(110, None), (120, 2.5), (130, None)]
     assert [epoch.position.lsn for epoch in read_all(str(tmp_path))] == [110, 120, 130]
     log = (Path(folder) / "_delta_log").glob("*.json")
-    assert sum('"metaData"' in entry.read_text() for entry in log) == 2, "once is enough"
+    assert sum('"metaData"' in entry.read_text() for entry in log) == (1 if checkpoint else 2), "once is enough"
+    write_checkpoint(folder)
+    assert [epoch.position.lsn for epoch in read_all(str(tmp_path))] == [110, 120, 130]
+    assert pa.schema(open_version(folder).schema()).names == ledger_module._SCHEMA.names
