@@ -1,9 +1,10 @@
 """`headwater drop`: takes the slot and the publications away from the source. The lake stays.
 
-Only what Headwater made: a publication says so in its comment; a slot cannot be marked, so it goes only when it is
-a `pgoutput` slot of this database, and a publication of this pipeline carries the mark or the lake's registry says that
-a load made it. The slot goes first: while the marked publication is there, a drop that was cut short can be run again.
-A slot that stays keeps the source's log: that is an error, with the statement that drops it.
+Only what Headwater, or its script for a DBA, made: a publication says so in its comment; a slot cannot be marked, so it
+goes only when it is a `pgoutput` slot of this database, and a publication of this pipeline carries the mark or the
+lake's registry says that a load made it. Publications that the role does not own stay. The slot goes first: while the
+marked publication is there, a drop that was cut short can be run again. A slot that stays keeps the source's log: that
+is an error, with the statement that drops it.
 """
 
 from __future__ import annotations

@@ -144,7 +144,8 @@ def _done(result: Mapping[str, Any]) -> list[str]:
 
 def _dropped(result: Mapping[str, Any]) -> list[str]:
     gone, kept = result["dropped"], result["kept"]
-    others = f" {', '.join(kept)} stays: Headwater did not make it." if kept else ""
+    why = "it was not made for this pipeline, or the role does not own it"
+    others = f" {', '.join(kept)} stays: {why}." if kept else ""
     return [f"Dropped at the source: {', '.join(gone) or 'nothing, since nothing was left'}. The lake stays.{others}"]
 
 

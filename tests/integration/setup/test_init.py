@@ -24,6 +24,7 @@ from fixtures.waiting import until
 from headwater.cli import main
 from headwater.gate.check import check
 from headwater.pipeline_file.pipeline import load_pipeline
+from headwater.setup.drop import drop
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -140,6 +141,12 @@ def test_a_role_made_by_the_printed_sql_and_nothing_more_can_check_load_replicat
     again = statements(init(capsys, str(file), "--sql"))
     assert again, "grants may be run twice"
     assert all(statement.startswith("GRANT ") for statement in again)
+    # What the script made `drop` knows again: as the role what it may, as the DBA the rest.
+    slot, publications = pipeline.source.slot, [pipeline.source.publication, f"{pipeline.source.publication}_inserts"]
+    assert drop(pipeline) == {"dropped": [f"slot {slot}"], "kept": [f"publication {name}" for name in publications]}
+    monkeypatch.setenv("HEADWATER_SOURCE", source)
+    dropped = drop(load_pipeline(file))
+    assert dropped == {"dropped": [f"publication {name}" for name in publications], "kept": []}
 
 
 def test_tables_are_listed_with_what_tells_their_rows_apart_and_why_some_cannot_be_replicated(

@@ -227,7 +227,10 @@ LOADED = {"state": "catching up", "rows": 1200, "bytes": 10, "seconds": 0.5, "ca
         (
             "drop",
             {"dropped": ["slot s"], "kept": ["publication p"]},
-            ["Dropped at the source: slot s. The lake stays. publication p stays: Headwater did not make it."],
+            [
+                "Dropped at the source: slot s. The lake stays. publication p stays: it was not made for this "
+                "pipeline, or the role does not own it."
+            ],
         ),
     ],
 )

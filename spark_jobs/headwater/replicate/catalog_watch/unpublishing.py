@@ -64,7 +64,7 @@ class Unpublishing:
         assert name is not None
         assert publication is not None
         statement = f"ALTER PUBLICATION {quote_ident(publication.name)} DROP TABLE ONLY {name}"
-        if publication.made_for != self._pipeline:
+        if publication.made_for != self._pipeline or not publication.owned:
             return False, statement
         try:
             # One attempt: this thread also keeps the position file, and comes back in a second.

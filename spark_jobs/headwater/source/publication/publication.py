@@ -118,6 +118,12 @@ def create_statement(name: str, version: int, tables: Mapping[TableName, Publish
     return f"CREATE PUBLICATION {quote_ident(name)}{' FOR TABLE ' + members if members else ''} WITH ({options})"
 
 
+def mark_statement(name: str, pipeline: str) -> str:
+    """The statement that says of publication `name` what it was made for: `drop` takes it away again."""
+    comment = f"{_MARK}{pipeline}".replace("'", "''")
+    return f"COMMENT ON PUBLICATION {quote_ident(name)} IS '{comment}'"
+
+
 def publication_problems(
     publication: Publication, wanted: Mapping[TableName, PublishedPart] | None = None
 ) -> list[Problem]:
@@ -166,8 +172,7 @@ def ensure_publications(
         with connection.transaction():
             for each, statement in zip(absent, statements, strict=True):
                 connection.execute(statement)
-                comment = f"{_MARK}{pipeline}".replace("'", "''")
-                connection.execute(f"COMMENT ON PUBLICATION {quote_ident(each)} IS '{comment}'")
+                connection.execute(mark_statement(each, pipeline))
     except pg.InsufficientPrivilege as reason:
         raise missing_rights(
             f"the role may not create publications in {connection.info.dbname}", statements
@@ -244,9 +249,10 @@ def remove_table(connection: Connection, publication: str, name: TableName, *, w
 
 @errors_named("source")
 def drop_publications(connection: Connection, name: str, *, pipeline: str) -> tuple[str, ...]:
-    """Drop those of the two publications that Headwater made for `pipeline`; their names. Idempotent."""
+    """Drop those of the two publications that were made for `pipeline`, as far as the role owns them; their names.
+    Idempotent."""
     both = [read_publication(connection, each) for each in (name, inserts_name(name))]
-    dropped = tuple(each.name for each in both if each is not None and each.made_for == pipeline)
+    dropped = tuple(each.name for each in both if each is not None and each.made_for == pipeline and each.owned)
     statements = [f"DROP PUBLICATION IF EXISTS {quote_ident(each)}" for each in dropped]
     try:
         with connection.transaction():

@@ -15,7 +15,7 @@ from headwater.source.catalog.catalog import Judged, grant_select
 from headwater.source.catalog.relations import PARTITIONED, CatalogRelation
 from headwater.source.connection import Connection, errors_named
 from headwater.source.publication.parts import PublishedPart, member_list
-from headwater.source.publication.publication import create_statement, inserts_name, read_publication
+from headwater.source.publication.publication import create_statement, inserts_name, mark_statement, read_publication
 from headwater.source.settings import REPLICATION_ROLES, setting_changes
 from headwater.source.slot import create_statement as create_slot_statement
 from headwater.source.slot import read_slot
@@ -116,12 +116,17 @@ def _rights(database: str, role: str, tables: Iterable[Judged]) -> list[str]:
 
 def _publications(connection: Connection, pipeline: Pipeline, tables: Iterable[Judged]) -> list[str]:
     name = pipeline.source.publication
-    lines = ["", "-- What is published. Both are needed, the second one for insert-only tables."]
+    lines = [
+        "",
+        "-- What is published. Both are needed, the second one for insert-only tables.",
+        "-- By the comments `headwater drop` knows them again.",
+    ]
     for insert_only, each in ((False, name), (True, inserts_name(name))):
         parts = {one.relation.name: _part(one) for one in tables if bool(one.entry.insert_only) == insert_only}
         publication = read_publication(connection, each)
         if publication is None:
             lines.append(f"{create_statement(each, connection.info.server_version, parts)};")
+            lines.append(f"{mark_statement(each, pipeline.name)};")
             continue
         missing = {table: part for table, part in parts.items() if table not in publication.members}
         if missing:
