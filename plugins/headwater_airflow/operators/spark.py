@@ -628,7 +628,10 @@ def _of(tables: Sequence[str]) -> str:
 
 
 def _on(cut: Mapping[str, Any]) -> str:
-    return "on what the source holds" if "fallback" in cut else f"on the cut of epoch {cut['epoch']}"
+    if "fallback" in cut:
+        return "on what the source holds"
+    # One that somebody has put together needs no more than tables.
+    return f"on the cut of epoch {cut['epoch']}" if "epoch" in cut else "on a cut"
 
 
 def _table_arguments(tables: Sequence[str]) -> list[str]:

@@ -36,6 +36,7 @@ JOB = {"application": "/jobs/report.py"}
         ("Validate", {"tables": [A]}, f"validates {A} on the newest cut"),
         ("Validate", {"cut": CUT}, "validates all tables on the cut of epoch 7"),
         ("SparkOnCut", {**JOB, "cut": CUT}, "runs report.py on the cut of epoch 7"),
+        ("SparkOnCut", {**JOB, "cut": {"pipeline": "shop", "tables": {}}}, "runs report.py on a cut"),
         ("SparkOnCut", {**JOB, "cut": FALLBACK}, "runs report.py on what the source holds"),
     ],
 )
