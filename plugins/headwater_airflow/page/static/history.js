@@ -1,5 +1,6 @@
 // The last hours or days as a chart: of every stretch the longest end-to-end latency and how far the lake was behind,
-// what the pipeline file allows, and what happened. Drawn by uPlot (vendor/uplot), in an element that keeps its content when the page is laid anew.
+// what the pipeline file allows, and what happened. Drawn by uPlot (vendor/uplot), in an element that keeps its content
+// when the page is laid anew.
 
 import { h } from "./dom.js";
 import { absolute, plural, seconds } from "./format.js";
