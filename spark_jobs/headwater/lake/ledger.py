@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -353,23 +353,28 @@ def _newest_epoch(table: SmallTable) -> Epoch | None:
 
 
 def _touched(table: SmallTable, after: int) -> set[str]:
-    rows = _rows(table, {**_EPOCHS, "epoch": (after + 1, None)})
+    rows = _rows(table, {**_EPOCHS, "epoch": (after + 1, None)}, ["epoch", "tables"])
     return {name for row in rows for name, version in tables_of(row).items() if version.touched}
 
 
 def _epoch_at(table: SmallTable, epoch: int) -> Epoch | None:
-    rows = _rows(table, {**_EPOCHS, "epoch": (epoch - COMPLETE_EVERY + 1, epoch)})
-    if not rows or rows[-1]["epoch"] != epoch:
-        return None
+    """Of the rows below it those are read back to one that carries all tables: often it is one itself."""
+    newest: dict[str, Any] | None = None
     tables: dict[str, TableVersion] = {}
-    for row in rows:
-        tables = {**({} if row["complete"] else tables), **tables_of(row)}
-    return epoch_of(rows[-1], tables)
+    for rows in newest_first(table, "epoch", {**_EPOCHS, "epoch": (epoch - COMPLETE_EVERY + 1, epoch)}):
+        for row in rows.to_pylist(maps_as_pydicts="strict"):
+            newest = newest or row
+            if newest["epoch"] != epoch:
+                return None
+            tables = {**tables_of(row), **tables}
+            if row["complete"]:
+                return epoch_of(newest, tables)
+    return None if newest is None else epoch_of(newest, tables)
 
 
-def _rows(table: SmallTable, bounds: Bounds) -> list[dict[str, Any]]:
+def _rows(table: SmallTable, bounds: Bounds, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Of epochs, in their order."""
-    rows: list[dict[str, Any]] = read_rows(table, bounds).to_pylist(maps_as_pydicts="strict")
+    rows: list[dict[str, Any]] = read_rows(table, bounds, columns).to_pylist(maps_as_pydicts="strict")
     return sorted(rows, key=lambda row: int(row["epoch"]))
 
 

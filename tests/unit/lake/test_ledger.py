@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from headwater.delta import storage
 from headwater.delta.small_tables import open_version, write_checkpoint
 from headwater.errors import Fenced
 from headwater.lake import ledger as ledger_module
@@ -67,6 +68,23 @@ def test_the_tables_are_whole_however_long_ago_a_row_carried_them_all(tmp_path: 
         assert found.tables["still"] == still
         assert found.tables["moving"].version == epoch
     assert [epoch.epoch for epoch in read_all(str(tmp_path))] == list(range(1, 131))
+
+
+def test_no_row_is_read_below_the_one_that_carries_all_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = {"a": TableVersion(1, 110, "active", 5, "merge", True)}
+    for _ in range(2):  # the first row of a driver carries them all
+        ledger = _driver(tmp_path)
+        for lsn in range(110, 150):
+            _publish(ledger, lsn, table, table)
+    opened = []
+    genuine = storage.parquet_file
+    monkeypatch.setattr(storage, "parquet_file", lambda place: opened.append(place) or genuine(place))
+    for epoch, files in ((41, 1), (42, 2), (80, 40)):
+        opened.clear()
+        found = read_epoch(str(tmp_path), epoch)
+        assert found is not None
+        assert found.tables == table
+        assert files <= len(opened) < 2 * files, (epoch, len(opened))
 
 
 def test_a_driver_whose_successor_has_begun_writes_no_row(tmp_path: Path) -> None:
