@@ -25,7 +25,7 @@ from psycopg import sql
 from rich.console import Console
 
 from fixtures import waiting
-from fixtures.airflow_processes import RARE_PARSING, RunningDriver, drivers, parse_again
+from fixtures.airflow_processes import AT_REST, RunningDriver, drivers, parse_again
 from fixtures.browser import Browser
 from fixtures.lakes import HandLake, position_at
 from fixtures.object_stores import S3Server
@@ -177,7 +177,7 @@ def dags(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def demo(metrics: Metrics, dags: Path) -> Iterator[Demo]:
-    environ = {**metrics.environ, **RARE_PARSING, "AIRFLOW__CORE__TEST_CONNECTION": "Enabled"}
+    environ = {**metrics.environ, **AT_REST, "AIRFLOW__CORE__TEST_CONNECTION": "Enabled"}
     with demo_environment(dags=dags, environ=environ) as running:
         # As most deployments have it: the source is an Airflow connection, and nobody's environment holds it.
         file = running.pipeline_file

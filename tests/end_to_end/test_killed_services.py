@@ -21,7 +21,7 @@ import pytest
 from rich.console import Console
 
 from fixtures import waiting
-from fixtures.airflow_processes import PATIENT_TASKS, RARE_PARSING, RunningDriver, drivers, kill_service, service
+from fixtures.airflow_processes import AT_REST, PATIENT_TASKS, RunningDriver, drivers, kill_service, service
 from fixtures.shop_answers import assert_a_new_cut_is_exact
 from headwater.demo.airflow_server import example_dags
 from headwater.demo.environment import Demo, demo_environment
@@ -67,7 +67,7 @@ def dags(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def demo(dags: Path) -> Iterator[Demo]:
-    with demo_environment(slice_seconds=SLICE_SECONDS, dags=dags, environ=RARE_PARSING | PATIENT_TASKS) as running:
+    with demo_environment(slice_seconds=SLICE_SECONDS, dags=dags, environ=AT_REST | PATIENT_TASKS) as running:
         yield running
 
 

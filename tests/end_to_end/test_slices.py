@@ -22,7 +22,7 @@ import pytest
 from rich.console import Console
 
 from fixtures import waiting
-from fixtures.airflow_processes import PATIENT_TASKS, RARE_PARSING, command_of, drivers
+from fixtures.airflow_processes import AT_REST, PATIENT_TASKS, command_of, drivers
 from fixtures.jobs import beside
 from fixtures.shop_answers import assert_a_new_cut_is_exact
 from fixtures.soak import SOAK
@@ -72,7 +72,7 @@ def dags(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def demo(told: Path, dags: Path) -> Iterator[Demo]:
     transport = {"type": "file", "log_file_path": str(told / "event"), "debug_mode": True}
     lineage = {
-        **RARE_PARSING,
+        **AT_REST,
         **PATIENT_TASKS,
         "AIRFLOW__OPENLINEAGE__TRANSPORT": json.dumps(transport),
         "AIRFLOW__OPENLINEAGE__EXECUTION_TIMEOUT": "120",

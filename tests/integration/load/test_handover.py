@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
@@ -46,10 +46,7 @@ from headwater.source.samples import commit_position
 from headwater.source.slot import read_slot
 from headwater.source.snapshots import VisibilitySnapshot, capture_point
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+pytestmark = pytest.mark.postgres
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ class Source:
 
 
 @pytest.fixture(scope="module")
-def source(shared_database: Database, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Source:
+def source(shared_database: Database, tmp_path_factory: pytest.TempPathFactory) -> Source:
     return Source(shared_database, tmp_path_factory.mktemp("handover"))
 
 
@@ -332,7 +329,6 @@ def test_a_table_rewritten_while_it_is_loaded_is_loaded_anew(source: Source, rew
 )
 def test_new_files_are_read_if_the_capture_point_sees_them(
     database: Database,
-    spark: SparkSession,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     when: str,

@@ -114,7 +114,7 @@ def test_beside_a_driver_what_is_kept_stays_and_the_driver_goes_on(bank: Bank, s
     if not is_remote(bank.pipeline.lake_path()):  # where Spark writes nothing
         leave_to_spark(bank.pipeline)
     results: list[dict[str, Any]] = []
-    with following(bank.pipeline) as driver, writing(bank.database, seed=3):
+    with following(bank.pipeline) as driver, writing(bank.database, seed=3, pace=0.3):
         begun = bank.epoch
         until(lambda: bank.epoch > begun + 4, "epochs enough to leave something behind")
         cut = cut_now(bank)

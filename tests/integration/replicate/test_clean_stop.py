@@ -48,7 +48,7 @@ def _assert_clean_stop(bank: Bank, job: Job) -> None:
 
 def test_under_load_it_finishes_its_batch_and_ends_with_its_jvm(bank: Bank) -> None:
     before = bank.epoch
-    with Job(bank.pipeline, "replicate") as job:
+    with Job(bank.pipeline, "replicate", as_users_do=True) as job:
         with writing(bank.database, seed=7):
             until(lambda: bank.epoch > before or job.process.poll() is not None, "it publishes", 300)
             assert job.child(JVM), "a JVM of its own"
@@ -62,7 +62,7 @@ def test_under_load_it_finishes_its_batch_and_ends_with_its_jvm(bank: Bank) -> N
 def test_ctrl_c_is_a_clean_stop_and_a_jvm_that_does_not_answer_is_killed(bank: Bank) -> None:
     catch_up(bank.pipeline)
     before = bank.epoch
-    with Job(bank.pipeline, "replicate") as job:
+    with Job(bank.pipeline, "replicate", as_users_do=True) as job:
         bank.writer.write(5)
         until(lambda: bank.epoch > before or job.process.poll() is not None, "it publishes", 300)
         until(lambda: _is_idle(bank), "it has nothing to do")

@@ -119,7 +119,8 @@ def test_a_part_killed_under_load_takes_the_others_with_it_and_the_next_run_goes
         leave_to_spark(bank.pipeline)
     before = bank.checked_epoch
     # What becomes of a JVM matters where driver or JVM die: there it is one of their own.
-    with Job(bank.pipeline, "replicate", spark=spark if victim == "reader" else None) as job:
+    jvm = spark if victim == "reader" else None
+    with Job(bank.pipeline, "replicate", spark=jvm, as_users_do=True) as job:
         with writing(bank.database, seed=len(victim), pace=0.1):
             until(lambda: bank.epoch > before or job.process.poll() is not None, "it publishes", 300)
             pid = job.pid if victim == "driver" else job.child(READER if victim == "reader" else JVM)

@@ -271,7 +271,7 @@ def test_a_stager_that_dies_takes_nothing_with_it(lake: Lake) -> None:
 def test_what_a_driver_staged_that_died_is_removed_by_the_next_one_and_staged_anew(lake: Lake) -> None:
     more = 100_000  # above what a driver stages from when nobody says otherwise
     with lake.open_transaction() as connection:
-        with Job(lake.pipeline, "replicate") as job:
+        with Job(lake.pipeline, "replicate", as_users_do=True) as job:
             connection.execute(FILL.format(table="one", first=10_001, last=10_000 + more))
             until(lambda: lake.staged or job.process.poll() is not None, "rows are staged")
             everyone = {job.pid: "driver", **job.family}

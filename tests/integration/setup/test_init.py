@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
@@ -25,9 +25,6 @@ from headwater.cli import main
 from headwater.gate.check import check
 from headwater.pipeline_file.pipeline import load_pipeline
 from headwater.setup.drop import drop
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.postgres
 
@@ -90,12 +87,10 @@ def run(database: Database, script: str) -> None:
             connection.execute(statement.encode())
 
 
-@pytest.mark.spark
 def test_a_role_made_by_the_printed_sql_and_nothing_more_can_check_load_replicate_and_wait(
     database: Database,
     source: str,
     role: str,
-    spark: SparkSession,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -76,9 +77,14 @@ def test_no_row_is_read_below_the_one_that_carries_all_tables(tmp_path: Path, mo
         ledger = _driver(tmp_path)
         for lsn in range(110, 150):
             _publish(ledger, lsn, table, table)
-    opened = []
+    opened: list[str] = []
     genuine = storage.parquet_file
-    monkeypatch.setattr(storage, "parquet_file", lambda place: opened.append(place) or genuine(place))
+
+    def counting(place: str) -> Any:
+        opened.append(place)
+        return genuine(place)
+
+    monkeypatch.setattr(storage, "parquet_file", counting)
     for epoch, files in ((41, 1), (42, 2), (80, 40)):
         opened.clear()
         found = read_epoch(str(tmp_path), epoch)
