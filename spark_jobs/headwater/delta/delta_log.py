@@ -85,6 +85,10 @@ class Snapshot:
         protocol = self.protocol
         return frozenset([*(protocol.get("readerFeatures") or ()), *(protocol.get("writerFeatures") or ())])
 
+    def copy(self) -> Snapshot:
+        """One that `advance` moves on by itself."""
+        return replace(self, files=dict(self.files), transactions=dict(self.transactions), domains=dict(self.domains))
+
     def advance(self, version: int | None = None) -> list[list[Action]]:
         """Follow the commits up to `version` (None: as far as there are any). Returns the actions of each."""
         seen = []

@@ -70,6 +70,10 @@ class SmallTable:
         self._told = snapshot.version  # by `look`, or known to whoever has committed it
         self._looked, self._footing = time.monotonic(), self._entry()
 
+    def twin(self) -> SmallTable:
+        """Another hold on the table, which stands where this one does and moves by itself."""
+        return SmallTable(self._snapshot.copy())
+
     @property
     def folder(self) -> str:
         return self._snapshot.folder
@@ -90,7 +94,7 @@ class SmallTable:
         error keeps this look from telling the next one tells."""
         if self._has_lost_its_footing():
             self._told = _NOTHING
-            self._snapshot = read_snapshot(self.folder, newest_whole(self.folder))
+            self._snapshot = _newest(self.folder)
         with contextlib.suppress(TornEntry):
             self._snapshot.advance()
         is_new = self.version() != self._told
@@ -182,11 +186,18 @@ def open_table(path: str) -> SmallTable | None:
     """The table at `path`, or None where there is none. Entries that are torn (`headwater.delta.log_entries`) and what
     was built on them do not count."""
     folder = storage.path_of(path)
-    version = newest_whole(folder)
     try:
-        return None if version == -1 else SmallTable(read_snapshot(folder, version))
+        return SmallTable(_newest(folder))
     except FileNotFoundError:
         return None
+
+
+def _newest(folder: str) -> Snapshot:
+    """FileNotFoundError: there is no table, or none of its versions is whole."""
+    try:
+        return read_snapshot(folder)
+    except TornEntry:
+        return read_snapshot(folder, newest_whole(folder))
 
 
 def open_version(path: str, version: int | None = None) -> DeltaTable:

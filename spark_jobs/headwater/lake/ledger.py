@@ -115,7 +115,7 @@ class Ledger:
         # Two handles: what `publish` commits on may only move by our own commits, or behind a look at the fence. Were
         # it moved by a mere look, a row of ours could land on top of a successor's generation without a lost race.
         self._table = create_table(ledger_path(root), _SCHEMA)
-        self._watched = create_table(ledger_path(root), _SCHEMA)
+        self._watched = self._table.twin()
         self._watching = threading.Lock()
         self._pipeline = pipeline
         self.generation = 0

@@ -49,7 +49,9 @@ FORMAT_VERSION = 8
 """1 knew neither reloads nor what is kept for them, 2 no columns that come and go while a table is replicated, 3 no
 columns and rows that stay at the source, 4 no columns that are hidden, 5 no rebuilds, 6 no clustered tables, 7 no
 suspended tables that are followed."""
-_COMPACT_ABOVE = 200  # files: past it the next write replaces the content by the live records
+_COMPACT_ABOVE = 50
+"""Files: past it the next write replaces the content by the live records. Whoever opens the registry reads them all, in
+a store by a request each."""
 TOLD: Final = timedelta(days=7)
 """So long what is over stays in the registry."""
 

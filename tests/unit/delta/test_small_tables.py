@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fixtures.soak import examples
 from headwater.delta import delta_log, small_tables, storage
-from headwater.delta.log_entries import read_actions
+from headwater.delta.log_entries import log_entry, read_actions
 from headwater.delta.small_tables import (
     SmallTable,
     append_once,
@@ -123,3 +123,25 @@ def test_files_that_cannot_have_what_is_asked_for_are_not_opened(
     assert (read_rows(table, {"size": (0, 0)}).num_rows, opened) == (0, 6)
     assert next(newest_first(table, "number", {}, [])).to_pylist() == [{"number": 29}]
     assert opened == 7
+
+
+def test_who_opens_a_table_reads_each_entry_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made(str(tmp_path), [[{"word": "a", "moment": BEGAN, "size": None}] for _ in range(5)])
+    read: list[str] = []
+    genuine = storage.read_text
+
+    def counting(place: str) -> str:
+        read.append(place)
+        return genuine(place)
+
+    monkeypatch.setattr(storage, "read_text", counting)
+    table = open_table(str(tmp_path))
+    assert table is not None
+    entries = [log_entry(str(tmp_path), version) for version in range(table.version() + 2)]
+    assert read == entries, "and looks for one above"
+    twin = table.twin()
+    assert read == entries
+    append_once(table, [{"number": 5}], SCHEMA)
+    assert (twin.version(), len(twin.files)) == (table.version() - 1, 5)
+    assert twin.look()
+    assert (twin.version(), len(twin.files)) == (table.version(), 6)
