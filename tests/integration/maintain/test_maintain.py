@@ -111,21 +111,20 @@ def removed(result: dict[str, Any]) -> int:
 
 
 def test_beside_a_driver_what_is_kept_stays_and_the_driver_goes_on(bank: Bank, spark: SparkSession) -> None:
-    batches(bank, 4)  # which leave something behind
     if not is_remote(bank.pipeline.lake_path()):  # where Spark writes nothing
         leave_to_spark(bank.pipeline)
     results: list[dict[str, Any]] = []
     with following(bank.pipeline) as driver, writing(bank.database, seed=3, pace=0.3):
         begun = bank.epoch
-        until(lambda: bank.epoch > begun, "the driver publishes")
+        until(lambda: bank.epoch > begun + 4, "epochs enough to leave something behind")
         cut = cut_now(bank)
         kept = pin(bank, cut)
-        until(lambda: bank.epoch > cut["epoch"] + 1, "epochs behind the pinned one")
+        until(lambda: bank.epoch > cut["epoch"] + 2, "epochs behind the pinned one")
         for _ in range(3):
             results.append(maintain(bank.pipeline))
             keep_ledger(bank.pipeline.lake_path(), Event(), enough=2)
             before = bank.epoch
-            until(lambda before=before: bank.epoch > before, "the driver goes on")  # type: ignore[misc]
+            until(lambda before=before: bank.epoch > before + 1, "the driver goes on")  # type: ignore[misc]
         assert not driver.done()
         held = {name: record_of(bank.pipeline, name).state for name in TABLES}
     assert held == dict.fromkeys(TABLES, "active")
