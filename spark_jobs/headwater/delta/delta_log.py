@@ -12,9 +12,10 @@ import os.path
 import re
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, Final
 from urllib.parse import unquote
 
 from headwater.delta import entries, storage
@@ -22,6 +23,7 @@ from headwater.delta.log_entries import (
     Action,
     LostRace,
     checkpoints_of,
+    entries_of,
     log_entry,
     log_path,
     read_actions,
@@ -33,6 +35,7 @@ from headwater.delta.log_entries import (
 STANDS_ON = "headwaterStandsOn"
 """In what a commit of ours says of itself: the `txnId` of the one below it."""
 _ROWS_FIRST = re.compile(r'\A\{"numRecords":(\d+)[,}]')
+_READ_AT_ONCE: Final = 32
 _compact = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -130,8 +133,8 @@ class Snapshot:
 
 def read_snapshot(folder: str, version: int | None = None) -> Snapshot:
     """The table at `version` (None: the newest). FileNotFoundError when its log does not reach back that far."""
-    snapshot = Snapshot(folder)
-    newest = _newest_checkpoint(folder, version)
+    snapshot, names = Snapshot(folder), list(storage.names(log_path(folder)))
+    newest = _newest_checkpoint(folder, names, version)
     if newest is not None:
         snapshot.version, parts = newest
         for part in parts:
@@ -141,10 +144,23 @@ def read_snapshot(folder: str, version: int | None = None) -> Snapshot:
                 # Most rows of a busy table's checkpoint tell of files that are gone: they are null here.
                 for value in table[kind].drop_null().to_pylist(maps_as_pydicts="strict"):
                     snapshot._take({kind: value})
+    _follow_known(snapshot, [one for one in entries_of(names) if version is None or one <= version])
     snapshot.advance(version)
     if snapshot.version < 0 or (version is not None and snapshot.version != version):
         raise FileNotFoundError(f"the log of {folder} does not hold version {version}")
     return snapshot
+
+
+def _follow_known(snapshot: Snapshot, versions: Sequence[int]) -> None:
+    """Take in those of `versions` that come next: they are there, so that a store is asked for many at once."""
+    above = [version for version in versions if version > snapshot.version]
+    for begin in range(0, len(above), _READ_AT_ONCE):
+        part = above[begin : begin + _READ_AT_ONCE]
+        reads = [partial(read_actions, snapshot.folder, version) for version in part]
+        for version, actions in zip(part, storage.side_by_side(snapshot.folder, reads), strict=True):
+            if actions is None or version != snapshot.version + 1:
+                return
+            snapshot.follow(actions)
 
 
 def read_commit_info(folder: str, version: int) -> dict[str, Any]:
@@ -306,15 +322,9 @@ def _vector_id(descriptor: dict[str, Any] | None) -> tuple[str, int] | None:
     return (descriptor["pathOrInlineDv"], descriptor.get("offset") or 0) if descriptor else None
 
 
-def checkpoints(folder: str, names: Iterable[str] | None = None) -> dict[int, list[str]]:
-    """The complete classic checkpoints by version: one file, or all of its parts.
-
-    `names`: what lies in the log, for who has looked already.
-    """
-    return checkpoints_of(folder, list(storage.names(log_path(folder)) if names is None else names))
-
-
-def _newest_checkpoint(folder: str, version: int | None) -> tuple[int, list[str]] | None:
-    """Version and files of the newest complete classic checkpoint at or below `version`."""
-    whole = [(number, files) for number, files in checkpoints(folder).items() if version is None or number <= version]
+def _newest_checkpoint(folder: str, names: list[str], version: int | None) -> tuple[int, list[str]] | None:
+    """Version and files of the newest complete classic checkpoint at or below `version`; `names`: what lies in the
+    log."""
+    known = checkpoints_of(folder, names).items()
+    whole = [(number, files) for number, files in known if version is None or number <= version]
     return max(whole, default=None, key=lambda checkpoint: checkpoint[0])

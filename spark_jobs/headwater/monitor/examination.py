@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from headwater.apply.small_files import choose
 from headwater.delta import storage
-from headwater.delta.delta_log import checkpoints, read_snapshot
-from headwater.delta.log_entries import log_path
+from headwater.delta.delta_log import read_snapshot
+from headwater.delta.log_entries import checkpoints_of, log_path
 from headwater.delta.small_tables import open_table
 from headwater.errors import HeadwaterError
 from headwater.gate.check import inspect
@@ -159,7 +159,7 @@ def _unchecked(root: str, records: Iterable[TableRecord]) -> dict[str, int]:
             names = storage.names(log_path(folder))
         except OSError:
             continue
-        newest = max(checkpoints(folder, names), default=-1)
+        newest = max(checkpoints_of(folder, names), default=-1)
         found[record.name] = sum(int(entry[1]) > newest for name in names if (entry := _ENTRY.match(name)))
     return found
 

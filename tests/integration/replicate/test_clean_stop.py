@@ -49,7 +49,7 @@ def _assert_clean_stop(bank: Bank, job: Job) -> None:
 def test_under_load_it_finishes_its_batch_and_ends_with_its_jvm(bank: Bank) -> None:
     before = bank.epoch
     with Job(bank.pipeline, "replicate", as_users_do=True) as job:
-        with writing(bank.database, seed=7):
+        with writing(bank.database, seed=7, pace=0.1):
             until(lambda: bank.epoch > before or job.process.poll() is not None, "it publishes", 300)
             assert job.child(JVM), "a JVM of its own"
             _terminate(job.pid)

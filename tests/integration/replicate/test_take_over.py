@@ -277,7 +277,7 @@ def test_a_driver_whose_slice_is_over_goes_on_until_its_successor_is_warm(bank: 
 
 def test_a_driver_with_a_target_reaches_it_before_it_lets_a_successor_in(bank: Bank, drivers: Drivers) -> None:
     with connect(bank.pipeline.conninfo()) as connection:
-        ahead = position_now(connection).lsn + (1 << 20)
+        ahead = position_now(connection).lsn + (1 << 18)
     running = drivers.start(take_over=False, until=format_lsn(ahead), seconds=None)
     until(lambda: _slot_is_active(bank), "it runs")
     successor = drivers.start(take_over=True)
