@@ -71,7 +71,7 @@ def test_rows_that_contradict_the_log_come_to_the_same_on_both_ways(
     spark: SparkSession, tmp_path: Path, policy: str
 ) -> None:
     twins = make_twins(spark, tmp_path, "two integers", seed=random.randrange(1 << 30), on_divergence=policy)
-    twins.apply(twins.batch())
+    twins.fill(twins.batch())
     direct, merged = twins.apply(twins.batch(lies=True))
     assert direct.divergence == merged.divergence == 3, (direct, merged)
     for applied in (direct, merged):
@@ -89,10 +89,10 @@ def test_a_net_effect_in_parts_on_disk_comes_to_the_same_on_both_ways(
     twins = make_twins(spark, tmp_path, "text and date", seed=random.randrange(1 << 30), on_divergence=policy)
     spill = tmp_path / "spill"
     spill.mkdir()
-    for _ in range(2):
-        direct, merged = twins.apply(on_disk(twins.batch(), spill, 3))
-        assert (direct.divergence, merged.divergence) == (0, 0), (direct, merged)
-        twins.assert_as_the_model()
+    twins.fill(twins.batch())
+    direct, merged = twins.apply(on_disk(twins.batch(), spill, 3))
+    assert (direct.divergence, merged.divergence) == (0, 0), (direct, merged)
+    twins.assert_as_the_model()
     version = DeltaTable(str(twins.direct)).version()
     added = [action["add"] for action in read_actions(str(twins.direct), version) or [] if "add" in action]
     assert len([add for add in added if "deletionVector" not in add]) > 1, "several files, and one commit"
@@ -147,7 +147,7 @@ def test_a_row_without_its_large_value_is_not_repaired_into_a_wrong_one(spark: S
 
 def test_a_truncate_leaves_what_was_written_after_it(spark: SparkSession, tmp_path: Path) -> None:
     twins = make_twins(spark, tmp_path, "uuid", seed=2)
-    twins.apply(twins.batch())
+    twins.fill(twins.batch())
     twins.model.clear()
     twins.apply(replace(twins.batch(), truncated=True), "replace")
     twins.assert_as_the_model()
@@ -161,7 +161,7 @@ def test_rows_of_a_predicate_are_replaced_alike_on_both_ways(spark: SparkSession
     chance = random.Random(random.randrange(1 << 30))
     twins = make_twins(spark, tmp_path, "two integers", chance.randrange(1 << 30), "repair", ("level",))
     for _ in range(2):
-        twins.apply(twins.batch())
+        twins.fill(twins.batch())
     predicate = Every((Compared("order_id", "<=", 4), OneOf("level", (0, 7))))
     mine = [n for n, row in twins.model.items() if n // 7 - 3 <= 4 and row["level"] in (0, 7)]
     others = sorted(set(range(twins.universe)) - set(mine))
@@ -496,9 +496,9 @@ def test_truncated_leaves_are_emptied_as_by_merge(spark: SparkSession, tmp_path:
         for number, row in twins.model.items():
             twins.model[number] = {**row, PARTITION_COLUMN: row.get(PARTITION_COLUMN, leaf_of[number])}
 
-    for _ in range(2):
+    for put in (twins.fill, twins.apply):
         changes = twins.batch()
-        twins.apply(with_leaves(changes, numbers_in(changes)))
+        put(with_leaves(changes, numbers_in(changes)))
         follow(changes)
         twins.assert_as_the_model()
     # Emptied: leaf 11, and a leaf that holds nothing. Some of its keys come anew, one of them into another leaf.

@@ -90,24 +90,24 @@ def test_inserts_that_are_proved_new_are_appended_and_say_how(spark: SparkSessio
         ((65, 80), "index"),  # between those that are there
         ((81, 90), "statistics"),
     ):
-        direct, _ = twins.apply(inserts(twins, *numbers))
+        direct = twins.write(inserts(twins, *numbers))
         assert (direct.apply_path, direct.divergence) == ("append", 0)
         path, because = path_of(twins.direct)
         assert path == "append"
         assert proof in because
-        twins.assert_as_the_model()
+        twins.assert_as_the_model(merged=False)
     # What was appended without a look is found by the next ones.
     changed = {number: twins.row(number) for number in (70, 81)}
     twins.model |= changed
-    direct, _ = twins.apply(twins.changes(list(changed.values()), [True] * 2, [False] * 2, [None] * 2, []))
+    direct = twins.write(twins.changes(list(changed.values()), [True] * 2, [False] * 2, [None] * 2, []))
     assert (direct.apply_path, direct.divergence) == ("", 0)
     assert path_of(twins.direct)[0] == "positional"
-    twins.assert_as_the_model(spark)
+    twins.assert_as_the_model(spark, merged=False)
 
 
 def test_an_insert_of_a_stored_key_is_never_appended(spark: SparkSession, tmp_path: Path) -> None:
     twins = make_twins(spark, tmp_path, "bigint", seed=23)
-    twins.apply(inserts(twins, 60, 70))
+    twins.fill(inserts(twins, 60, 70))
     before = by_delta_rs(twins.direct)
     lie = twins.changes([twins.row(70)], [False], [False], [None], [])
     direct, merged = twins.apply(lie)
@@ -119,5 +119,5 @@ def test_an_insert_of_a_stored_key_is_never_appended(spark: SparkSession, tmp_pa
     version = DeltaTable(folder).version() + 1
     silent = [delta_log.add(replace(f, stats=f'{{"numRecords": {f.rows}}}'), data=False) for f in files]
     delta_log.commit(folder, version, [*(delta_log.remove(f, data=False) for f in files), *silent])
-    twins.apply(inserts(twins, 95))
+    twins.write(inserts(twins, 95))
     assert "index" in path_of(twins.direct)[1]
