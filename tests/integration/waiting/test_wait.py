@@ -258,7 +258,7 @@ def test_a_driver_that_lives_but_cannot_publish_makes_it_timed_out(shop: Shop) -
         # Nothing of the other table is missing: its readers go on.
         assert headwater.wait(shop.pipeline, tables=[QUIET])["tables"][QUIET]["state"] == "in step"
         with pytest.raises(NotFresh) as late:
-            headwater.wait(shop.pipeline, tables=[ORDERS], timeout=0.2)
+            headwater.wait(shop.pipeline, tables=[ORDERS], timeout=3)
         assert (late.value.code, late.value.exit_status) == ("timed_out", EXIT_NOT_FRESH)
 
 
