@@ -133,7 +133,21 @@ class Snapshot:
 
 def read_snapshot(folder: str, version: int | None = None) -> Snapshot:
     """The table at `version` (None: the newest). FileNotFoundError when its log does not reach back that far."""
-    snapshot, names = Snapshot(folder), list(storage.names(log_path(folder)))
+    names = storage.names(log_path(folder))
+    snapshot = _as_listed(folder, names, version)
+    if snapshot.version < max(entries_of(names), default=-1) and snapshot.version != version:
+        # An entry that was there is not: clean-up may have been faster, behind a checkpoint that was not there yet.
+        names, before = storage.names(log_path(folder)), names
+        if checkpoints_of(folder, names) != checkpoints_of(folder, before):
+            snapshot = _as_listed(folder, names, version)
+    if snapshot.version < 0 or (version is not None and snapshot.version != version):
+        raise FileNotFoundError(f"the log of {folder} does not hold version {version}")
+    return snapshot
+
+
+def _as_listed(folder: str, names: list[str], version: int | None) -> Snapshot:
+    """The same, of a log in which `names` lie; as far as its entries follow each other."""
+    snapshot = Snapshot(folder)
     newest = _newest_checkpoint(folder, names, version)
     if newest is not None:
         snapshot.version, parts = newest
@@ -146,8 +160,6 @@ def read_snapshot(folder: str, version: int | None = None) -> Snapshot:
                     snapshot._take({kind: value})
     _follow_known(snapshot, [one for one in entries_of(names) if version is None or one <= version])
     snapshot.advance(version)
-    if snapshot.version < 0 or (version is not None and snapshot.version != version):
-        raise FileNotFoundError(f"the log of {folder} does not hold version {version}")
     return snapshot
 
 

@@ -58,7 +58,7 @@ _LONG: Final = 1800.0
 `headwater.maintain.control_tables` keeps."""
 _ATTEMPTS: Final = 100
 _GATHERED_AT_ONCE: Final = 2000
-_READ_AT_ONCE: Final = 32
+_READ_AT_ONCE: Final = 8
 """Files of one commit: of many more, who publishes all the time would be faster each time."""
 
 
@@ -283,17 +283,17 @@ def read_rows(table: SmallTable, bounds: Bounds | None = None, columns: Sequence
 def newest_first(
     table: SmallTable, by: str, bounds: Bounds, columns: Sequence[str] | None = None
 ) -> Iterator[pa.Table]:
-    """The same rows in parts, by falling `by`, a whole number that is in every one of them. No more than twice the
-    files are opened that the parts that are asked for need: each time twice as many as before, since a store is asked
-    side by side."""
+    """The same rows in parts, by falling `by`, a whole number that is in every one of them. No more files are opened
+    than the parts that are asked for need; in a store, which is asked side by side, at most twice as many."""
     bounds = {by: (None, None), **bounds}
     files = {file.name: file for file in table.files if may_hold(file, bounds)}
     wanted = None if columns is None else [by, *columns]
     unread, count = sorted((_highest(file, by), name) for name, file in files.items()), 1
+    most = _READ_AT_ONCE if is_remote(table.folder) else 1
     while unread:
         rows = pa.table({})
         while unread and (not rows.num_rows or unread[-1][0] >= pc.min(rows[by]).as_py()):
-            taken, unread, count = unread[-count:], unread[:-count], min(2 * count, _READ_AT_ONCE)
+            taken, unread, count = unread[-count:], unread[:-count], min(2 * count, most)
             with _named(table):
                 more = storage.side_by_side(
                     table.folder, [partial(_rows_in, table.folder, files[name], bounds, wanted) for _, name in taken]

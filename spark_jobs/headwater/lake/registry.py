@@ -247,10 +247,12 @@ class Registry:
     def refresh(self) -> bool:
         """Read what others have written since; whether there is anything."""
         with self._lock:
+            was_read, self._is_read = self._is_read, False  # an error leaves it so: the table may have moved on
             if is_new := self._table.look():
-                self._durable, self._is_read = -1, False
-            if not self._is_read:
+                self._durable = -1
+            if is_new or not was_read:
                 self._read()
+            self._is_read = True
             return is_new
 
     def record(self, name: str) -> TableRecord:
@@ -310,7 +312,11 @@ class Registry:
         return [self._revisions.get(_key_of(record), 0) for record in records]
 
     def _stored(self, records: Sequence[Record]) -> bool:
-        """One attempt to write: False when it lost a race, and the registry was read again."""
+        """One attempt to write: False when the registry had to be read again, as behind a lost race."""
+        if not self._is_read:
+            # The table stands behind what a refresh has failed to read: nobody would lose a race against this write.
+            self._read()
+            return False
         for record in records:
             if isinstance(record, TableRecord) and (before := self.tables.get(record.name)) is not None:
                 self._put_by(self._row(before, self._revisions[_key_of(before)]), record)

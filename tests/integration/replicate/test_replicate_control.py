@@ -305,7 +305,7 @@ def test_a_loaded_table_is_left_alone_by_another_load(shop: Shop) -> None:
 def test_sigterm_is_a_clean_stop_and_a_second_replicate_ends_at_once(shop: Shop, spark: SparkSession) -> None:
     pipeline = shop.now()
     generation = _generation(pipeline)
-    with Job(pipeline, "replicate", spark=spark) as job:
+    with Job(pipeline, "replicate", spark=spark, as_users_do=True) as job:
         until(lambda: _generation(pipeline) > generation or job.process.poll() is not None, "it publishes")
         shop.database.execute("update orders set n = 9 where id = 9")
         until(lambda: _source_equals(shop, pipeline, "public.orders"), "the change has come")

@@ -22,6 +22,7 @@ from headwater.delta.small_tables import (
     newest_first,
     open_table,
     read_rows,
+    write_checkpoint,
 )
 
 SCHEMA = pa.schema(
@@ -145,3 +146,28 @@ def test_who_opens_a_table_reads_each_entry_once(tmp_path: Path, monkeypatch: py
     assert (twin.version(), len(twin.files)) == (table.version() - 1, 5)
     assert twin.look()
     assert (twin.version(), len(twin.files)) == (table.version(), 6)
+
+
+def test_who_opens_a_table_while_its_log_is_cleaned_up_stands_at_its_newest_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a log that rested with an old checkpoint is shortened, between the look at its names and at its entries."""
+    folder = str(tmp_path)
+    table, _ = made(folder, [[{"word": "a", "moment": BEGAN, "size": None}] for _ in range(3)])
+    write_checkpoint(folder)
+    for number in range(3, 6):
+        append_once(table, [{"number": number}], SCHEMA)
+    genuine = storage.names
+
+    def names(place: str) -> list[str]:
+        monkeypatch.setattr(storage, "names", genuine)
+        found = genuine(place)
+        write_checkpoint(folder)
+        for version in range(table.version()):
+            Path(log_entry(folder, version)).unlink()
+        return found
+
+    monkeypatch.setattr(storage, "names", names)
+    opened = open_table(folder)
+    assert opened is not None
+    assert (opened.version(), len(opened.files)) == (table.version(), 6)

@@ -11,7 +11,7 @@ import pytest
 
 from headwater.delta import storage
 from headwater.delta.log_entries import files_of
-from headwater.delta.small_tables import rows_of
+from headwater.delta.small_tables import SmallTable, rows_of
 from headwater.errors import LostLease, Refused
 from headwater.lake import registry as registry_module
 from headwater.lake.paths import registry_path
@@ -196,6 +196,42 @@ def test_a_registry_of_many_changes_stays_small_and_loses_nothing(
     read.write(replace(TABLE, rows=20))
     writer.refresh()
     assert writer.tables["public.orders"].rows == 20
+
+
+@pytest.mark.parametrize("failing", ["look", "rows"])
+def test_what_a_refresh_could_not_read_is_not_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    monkeypatch.setattr(registry_module, "_COMPACT_ABOVE", 0)
+    one = Registry.create(str(tmp_path), "shop")
+    one.write(PIPELINE, TABLE)
+    other = Registry.open(str(tmp_path), "shop")
+    assert other is not None
+    other.write(replace(TABLE, name="public.new"))
+    other.change("public.orders", lambda record: record.entered("suspended", "why"))
+    look = SmallTable.look
+
+    def away(table: SmallTable) -> None:
+        look(table)
+        raise OSError("away")
+
+    with monkeypatch.context() as patch:
+        if failing == "look":
+            patch.setattr(SmallTable, "look", away)
+        else:
+            patch.setattr(registry_module, "rows_of", away)
+        with pytest.raises(OSError, match="away"):
+            one.refresh()
+    # As who holds a lease gives it back, whatever has happened.
+    lease = Lease("load", "a1", "", "", 0, "")
+    one.change_lease("load", lambda held: lease)
+    read = Registry.open(str(tmp_path), "shop")
+    assert read is not None
+    assert {name: record.state for name, record in read.tables.items()} == {
+        "public.orders": "suspended",
+        "public.new": "catching up",
+    }
+    assert read.leases == {"load": lease}
 
 
 def test_what_happened_to_tables_is_told_for_a_week_whatever_has_become_of_them(
