@@ -182,13 +182,14 @@ class Ledger:
             lag=lag,
         )
         while True:
+            # Also behind a look that failed: it may have passed a successor's generation.
+            self._refuse_if_fenced(self._table)
             try:
                 append_once(self._table, [row], _SCHEMA, {f"headwater/{self._pipeline}/epoch": number})
                 break
             except LostRace:
                 self.check_fence()
                 self._table.look()
-                self._refuse_if_fenced(self._table)
         self._first_of_generation = False
         self.newest = epoch_of(row, all_tables)
         return self.newest

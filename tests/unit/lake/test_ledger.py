@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.delta import storage
-from headwater.delta.small_tables import open_version, write_checkpoint
+from headwater.delta.small_tables import SmallTable, open_version, write_checkpoint
 from headwater.errors import Fenced
 from headwater.lake import ledger as ledger_module
 from headwater.lake.ledger import (
@@ -116,6 +116,30 @@ def test_a_look_at_the_fence_does_not_open_the_way_past_it(tmp_path: Path) -> No
         first.check_fence()
     with pytest.raises(Fenced):
         _publish(first, 120, {}, {})
+    assert read_all(str(tmp_path)) == []
+
+
+def test_a_look_that_failed_behind_the_fence_does_not_open_the_way_past_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row of nobody's epoch loses the race; then the successor begins, and the store is away for a moment."""
+    first, successor = _driver(tmp_path), Ledger(str(tmp_path), "shop")
+    genuine = SmallTable.look
+
+    def away(table: SmallTable) -> bool:
+        if table is first._table:
+            successor.begin_generation(START)
+            genuine(table)
+            raise OSError("away")
+        return genuine(table)
+
+    open_version(ledger_path(str(tmp_path))).alter.add_constraint({"any": "true"})
+    with monkeypatch.context() as patch:
+        patch.setattr(SmallTable, "look", away)
+        with pytest.raises(OSError, match="away"):
+            _publish(first, 110, {}, {})
+    with pytest.raises(Fenced):
+        _publish(first, 110, {}, {})
     assert read_all(str(tmp_path)) == []
 
 
