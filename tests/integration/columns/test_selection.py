@@ -141,7 +141,7 @@ def test_a_read_at_the_source_keeps_to_the_part(pipeline: Pipeline, spark: Spark
 def test_another_partitioning_is_named_by_check_and_holds_from_the_next_load_on(
     database: Database, pipeline: Pipeline, tmp_path: Path
 ) -> None:
-    cut = headwater.wait(pipeline, tables=[PEOPLE], timeout=30)
+    cut = headwater.wait(pipeline, tables=[PEOPLE], require="1h", timeout=30)  # no driver reads what comes now
     before = sorted(headwater.scan(cut, PEOPLE).read_all().to_pylist(), key=repr)
     other = write_pipeline(tmp_path, database, {**PART, "partition_by": ["region"]}, FILTERED, PLAIN)
     (warned,) = [p for p in check(other).problems if p.code == "option_waits_for_rebuild"]
