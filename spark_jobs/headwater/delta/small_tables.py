@@ -58,8 +58,8 @@ _LONG: Final = 1800.0
 `headwater.maintain.control_tables` keeps."""
 _ATTEMPTS: Final = 100
 _GATHERED_AT_ONCE: Final = 2000
-_READ_AT_ONCE: Final = 8
 """Files of one commit: of many more, who publishes all the time would be faster each time."""
+_READ_AT_ONCE: Final = 8
 
 
 class SmallTable:
