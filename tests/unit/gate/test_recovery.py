@@ -435,6 +435,7 @@ def test_who_has_followed_rows_that_a_power_cut_took_mixes_them_with_no_others(l
     recent.refresh()
     torn_logs.cut_back(ledger_path(lake.root), entries_of(storage.names(log_path(ledger_path(lake.root))))[-1])
     lake.ledger = Ledger(lake.root, "shop")
+    lake.ledger.begin_generation(lake.position.at(0x1200))
     lake.versions[A] = replace(lake.versions[A], version=2, applied_lsn=0x1200)
     lake.publish(0x1280)
     lake.publish(0x1400)
