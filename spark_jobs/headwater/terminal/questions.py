@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import getpass
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.prompt import Confirm, Prompt
+from rich.prompt import Confirm
 from rich.text import Text
 
 from headwater.terminal.render import render
@@ -34,7 +35,8 @@ class Questions:
         render("init", {"tables": tables}, sys.stderr)
 
     def secret(self, question: str) -> str:
-        return Prompt.ask(Text(question), password=True, console=self._console)
+        """By getpass's own prompt: the terminal has stopped to echo before it appears, and nothing typed is lost."""
+        return getpass.getpass(f"{question}: ")
 
     def confirm(self, question: str) -> bool:
         return Confirm.ask(Text(question), console=self._console, default=True)
