@@ -43,7 +43,10 @@ pytest_plugins = [
 
 _AIRFLOWS = "tests/end_to_end/"
 _INDEPENDENT = ("test_apply_paths.py", "test_choice_of_path.py")
+_TOGETHER = {"test_killed_services.py": "test_slices.py"}
+"""A file that uses what another one has started, and comes behind it."""
 _LONGEST = [
+    "test_slices",
     "test_power_cut",
     "test_example_dags",
     "test_maintain",
@@ -69,12 +72,13 @@ _LONGEST = [
 
 
 class _ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
-    """A file's tests stay together, so that what they share is made once. Where those of a long file share nothing,
-    each may go anywhere."""
+    """A file's tests stay together, so that what they share is made once; also those of two files. Where those of a
+    long file share nothing, each may go anywhere."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return nodeid if file.endswith(_INDEPENDENT) else file
+        folder, _, name = file.rpartition("/")
+        return nodeid if name in _INDEPENDENT else f"{folder}/{_TOGETHER.get(name, name)}"
 
 
 @pytest.hookimpl(optionalhook=True)

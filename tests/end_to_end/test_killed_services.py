@@ -1,15 +1,14 @@
 """A part of Airflow dies, or somebody takes a slice's task or run away while its driver works.
 
 Each time the old driver ends by itself or goes on, as the pages say, and another takes over: no two write in turns, and
-the lake is what the source is. One Airflow for all tests, whose slices do not end by themselves meanwhile.
+the lake is what the source is. One Airflow for all tests (tests/end_to_end/conftest.py), whose slices do not end by
+themselves meanwhile.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -18,13 +17,11 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from rich.console import Console
 
 from fixtures import waiting
-from fixtures.airflow_processes import AT_REST, PATIENT_TASKS, RunningDriver, drivers, kill_service, service
+from fixtures.airflow_processes import RunningDriver, deploy_slices_of, drivers, kill_service, service
 from fixtures.shop_answers import assert_a_new_cut_is_exact
-from headwater.demo.airflow_server import example_dags
-from headwater.demo.environment import Demo, demo_environment
+from headwater.demo.environment import Demo
 from headwater.demo.shop import TABLES, Writer
 from headwater.demo.story import REPLICATE, Story
 from headwater.lake.ledger import generation_app, read_all
@@ -37,39 +34,6 @@ SLICE_SECONDS, NEW_SLICE_SECONDS = 3600.0, 3333.0
 LONG = 300
 until = partial(waiting.until, pause=0.5)
 
-WAITS = """
-import os
-
-from airflow.sdk import DAG
-from headwater_airflow.sensors.freshness import FreshnessSensor
-
-with DAG("waits", schedule=None, catchup=False, is_paused_upon_creation=False):
-    FreshnessSensor(task_id="fresh", pipeline=os.environ["HEADWATER_PIPELINES"] + "/shop.yaml", require="now")
-"""
-
-NEW_CODE = f"""
-import os
-
-from headwater_airflow.dag_factory import headwater_dags
-
-globals().update(headwater_dags(os.environ["HEADWATER_PIPELINES"] + "/*.yaml", slice_seconds={NEW_SLICE_SECONDS}))
-"""
-
-
-@pytest.fixture(scope="module")
-def dags(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dags")
-    for name in ("headwater_pipelines.py", "headwater_example_downstream.py"):
-        shutil.copy(example_dags() / name, folder)
-    (folder / "waits.py").write_text(WAITS)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def demo(dags: Path) -> Iterator[Demo]:
-    with demo_environment(slice_seconds=SLICE_SECONDS, dags=dags, environ=AT_REST | PATIENT_TASKS) as running:
-        yield running
-
 
 @pytest.fixture(scope="module")
 def services(demo: Demo) -> Iterator[ExitStack]:
@@ -79,25 +43,15 @@ def services(demo: Demo) -> Iterator[ExitStack]:
 
 
 @pytest.fixture(scope="module")
-def writer(demo: Demo) -> Iterator[Writer]:
-    writer = Writer(demo.server.connect("shop"), rate=1)
-    writer.start()
-    yield writer
-    writer.stop()
-
-
-@pytest.fixture(scope="module")
-def story(demo: Demo, writer: Writer) -> Story:
-    """Loaded, and replicating."""
-    story = Story(demo, writer, Console(), time.monotonic())
-    story.await_airflow()
-    story.load()
-    story.await_replication()
-    return story
+def long_slices(demo: Demo, story: Story, dags: Path) -> None:
+    deploy_slices_of(SLICE_SECONDS, demo, dags)
+    if f"{SLICE_SECONDS:g}" not in _lengths(demo):
+        demo.airflow.client.trigger(REPLICATE)  # takes over from one of another length
+    until(lambda: _lengths(demo) == [f"{SLICE_SECONDS:g}"], "one slice runs, and is long", LONG)
 
 
 @pytest.fixture
-def driver(demo: Demo, story: Story, writer: Writer) -> Iterator[RunningDriver]:
+def driver(demo: Demo, long_slices: None, writer: Writer) -> Iterator[RunningDriver]:
     """The only one, publishing. At the end: whoever wrote, the lake and its history are exact."""
     if not _runs(demo):
         demo.airflow.client.trigger(REPLICATE)
@@ -105,6 +59,12 @@ def driver(demo: Demo, story: Story, writer: Writer) -> Iterator[RunningDriver]:
     _await_epochs(demo)
     yield drivers(demo, "replicate")[0]
     _assert_exact(demo, writer)
+
+
+def _lengths(demo: Demo) -> list[str]:
+    """Of the slices whose drivers run."""
+    every = [driver.arguments for driver in drivers(demo, "replicate")]
+    return [arguments[arguments.index("--max-seconds") + 1] for arguments in every]
 
 
 def _runs(demo: Demo) -> list[str]:
@@ -232,9 +192,7 @@ def test_a_run_of_newly_deployed_code_beside_an_older_one_takes_over_from_it(
     demo: Demo, dags: Path, driver: RunningDriver
 ) -> None:
     client, generation, (old,) = demo.airflow.client, _published(demo).generation, _runs(demo)
-    (dags / "headwater_pipelines.py").write_text(NEW_CODE)
-    words = f"slices of {NEW_SLICE_SECONDS:g} s"
-    until(lambda: words in client.call("GET", f"dags/{REPLICATE}/details")["doc_md"], "the new code is known", LONG)
+    deploy_slices_of(NEW_SLICE_SECONDS, demo, dags)
     _await_epochs(demo)
     assert not driver.is_gone, "what runs goes on with the code that it began with"
     new = client.trigger(REPLICATE)

@@ -1,33 +1,29 @@
 """Successive slices in a running Airflow: the next run begins before the last one ends, and takes over from it.
 
 The scheduler is a real one and so are the drivers, each with a JVM of its own, started by spark-submit. What a commit
-needs from the source to the published position across these boundaries is printed, and judged by nobody. This Airflow
-has OpenLineage's provider write its events into files.
+needs from the source to the published position across these boundaries is printed, and judged by nobody. Airflow and
+pipeline: tests/end_to_end/conftest.py.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
 import threading
 import time
-from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from fixtures import waiting
-from fixtures.airflow_processes import AT_REST, PATIENT_TASKS, command_of, drivers
+from fixtures.airflow_processes import command_of, deploy_slices_of, drivers
 from fixtures.jobs import beside
 from fixtures.shop_answers import assert_a_new_cut_is_exact
 from fixtures.soak import SOAK
-from headwater.demo.airflow_server import example_dags
-from headwater.demo.environment import Demo, demo_environment
+from headwater.demo.environment import Demo
 from headwater.demo.shop import TABLES, Writer
 from headwater.demo.story import AGGREGATE, DOWNSTREAM, LOAD, RELOAD, REPLICATE, SENSOR, Story
 from headwater.lake.position_file import read_position_file
@@ -35,68 +31,14 @@ from headwater.position import parse_lsn
 
 pytestmark = [pytest.mark.airflow, pytest.mark.postgres, pytest.mark.spark]
 
-SLICE_SECONDS, LATER_SECONDS = 120.0, 3600.0
-"""Of the first the next one is given half to make itself ready. Later, where their changes are not the subject, they
-are long: each costs a Spark."""
+LATER_SECONDS = 3600.0
+"""Later, where their changes are not the subject, slices are long: each costs a Spark."""
 SLICES = 6 if SOAK else 1
 """How many end, each while the next one works."""
 STEP, PER_STEP = 0.1, 10
 
 
-@pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of OpenLineage's events, one file each."""
-    return tmp_path_factory.mktemp("lineage")
-
-
 until = partial(waiting.until, pause=0.5)
-
-SLICES_OF = """
-import os
-
-from headwater_airflow.dag_factory import headwater_dags
-
-globals().update(headwater_dags(os.environ["HEADWATER_PIPELINES"] + "/*.yaml", slice_seconds={}))
-"""
-
-
-@pytest.fixture(scope="module")
-def dags(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dags")
-    shutil.copy(example_dags() / "headwater_example_downstream.py", folder)
-    (folder / "headwater_pipelines.py").write_text(SLICES_OF.format(SLICE_SECONDS))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def demo(told: Path, dags: Path) -> Iterator[Demo]:
-    transport = {"type": "file", "log_file_path": str(told / "event"), "debug_mode": True}
-    lineage = {
-        **AT_REST,
-        **PATIENT_TASKS,
-        "AIRFLOW__OPENLINEAGE__TRANSPORT": json.dumps(transport),
-        "AIRFLOW__OPENLINEAGE__EXECUTION_TIMEOUT": "120",
-        "AIRFLOW__OPENLINEAGE__SPARK_INJECT_PARENT_JOB_INFO": "True",
-    }
-    with demo_environment(dags=dags, environ=lineage) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def writer(demo: Demo) -> Iterator[Writer]:
-    writer = Writer(demo.server.connect("shop"), rate=1)
-    writer.start()
-    yield writer
-    writer.stop()
-
-
-@pytest.fixture(scope="module")
-def story(demo: Demo, writer: Writer) -> Story:
-    story = Story(demo, writer, Console(), time.monotonic())
-    story.await_airflow()
-    story.load()
-    story.await_replication()
-    return story
 
 
 def _change(demo: Demo, marks: list[tuple[int, float]], stop: threading.Event) -> None:
@@ -165,9 +107,7 @@ def test_slices_take_over_from_each_other_while_the_source_goes_on(
         f"p99 {statistics.quantiles(measured, n=100)[98]:.2f} s, worst {measured[-1]:.2f} s of {len(measured)}"
     )
     assert_a_new_cut_is_exact(demo, writer, 300)
-    (dags / "headwater_pipelines.py").write_text(SLICES_OF.format(LATER_SECONDS))
-    words = f"slices of {LATER_SECONDS:g} s"
-    until(lambda: words in client.call("GET", f"dags/{REPLICATE}/details")["doc_md"], "it is known", 300)
+    deploy_slices_of(LATER_SECONDS, demo, dags)
     client.trigger(REPLICATE)  # by itself the next one would begin a whole new period behind the last
 
 

@@ -29,7 +29,7 @@ class _Known:
 
 
 class WarmTables:
-    """By path. One thread at a time."""
+    """By path; each path from one thread at a time."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}

@@ -170,6 +170,8 @@ def _environment(home: Path, dags_folder: Path, port: int, parallelism: int) -> 
         "API__WORKERS": "1",
         "API__EXPOSE_CONFIG": "False",
         "API_AUTH__JWT_SECRET": os.urandom(32).hex(),
+        # Each of four services would load the history of the database that `standalone` has just made.
+        "DATABASE__CHECK_MIGRATIONS": "False",
         "SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
         "SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "2",
         "DAG_PROCESSOR__REFRESH_INTERVAL": "5",

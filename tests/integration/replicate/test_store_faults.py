@@ -12,8 +12,10 @@ import itertools
 import os
 import random
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -23,6 +25,8 @@ from fixtures.object_stores import Proxy, S3Server, Toxiproxy
 from fixtures.soak import SOAK
 from fixtures.store_faults import MoodyStore, bad_day, wait_while
 from headwater import store_options
+from headwater.apply import warm_tables
+from headwater.delta.tables import current
 from headwater.demo.postgres import EmbeddedServer
 from headwater.errors import Transient
 from headwater.monitor.status import status
@@ -118,3 +122,16 @@ def test_a_driver_rides_out_that_its_store_is_away(bank: Bank, proxy: Proxy, mon
     assert set(states_of(status(bank.pipeline)).values()) == {"active"}
     catch_up(bank.pipeline)
     bank.assert_exact()
+
+
+def test_a_start_looks_at_all_its_tables_at_the_same_time(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other none would get past the barrier."""
+    together = threading.Barrier(len(TABLES), timeout=60)
+
+    def current_together(*table: Any) -> tuple[int, int] | None:
+        together.wait()
+        return current(*table)
+
+    monkeypatch.setattr(warm_tables, "current", current_together)
+    catch_up(bank.pipeline)
+    assert_equal(bank.database, bank.pipeline, *TABLES)

@@ -18,6 +18,7 @@ from headwater.apply.direct import Fence
 from headwater.apply.live_table import Base
 from headwater.apply.made_ready import MadeReady
 from headwater.apply.warm_tables import WarmTables
+from headwater.delta import storage
 from headwater.errors import ForeignWrite, TableError
 from headwater.lake.cuts import history_name, table_of
 from headwater.lake.ledger import Ledger, TableVersion
@@ -131,20 +132,25 @@ class Tables:
             self.states.suspend(record.name, error)
 
     def _in_rounds(self, works: Mapping[str, Callable[[], None]], stopped: Callable[[float], bool]) -> bool:
-        """Each table's work while there are no lanes. Those that fail are tried again together, so that it shows
-        whether it is all of them; the others wait until that is over. Whether it was not stopped."""
+        """Each table's work while there are no lanes; in a store, where it is mostly waiting for answers, of many
+        tables at once. Those that fail are tried again together, so that it shows whether it is all of them; the others
+        wait until that is over. Whether it was not stopped."""
         left = dict(works)
         while left:
-            again: dict[str, float] = {}
-            for name, work in left.items():
-                try:
-                    self._attempts.attempt(name, work)
-                except TryAgain as later:
-                    again[name] = later.seconds
+            rests = storage.side_by_side(self._root, [partial(self._rest, *each) for each in left.items()])
+            again = {name: rest for name, rest in zip(left, rests, strict=True) if rest is not None}
             left = {name: left[name] for name in again}
             if left and stopped(max(again.values())):
                 return False
         return True
+
+    def _rest(self, name: str, work: Callable[[], None]) -> float | None:
+        """An attempt; seconds until the next one, if there is to be one."""
+        try:
+            self._attempts.attempt(name, work)
+        except TryAgain as later:
+            return later.seconds
+        return None
 
     def _equip(self, spark: SparkOnDemand, warm: WarmTables) -> None:
         """With what is worked on the tables, whose generation has begun."""
