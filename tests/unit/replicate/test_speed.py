@@ -123,7 +123,7 @@ def test_means_of_arrivals_count_every_transaction_once() -> None:
 def test_busy_shares_are_of_the_time_that_the_stages_threads_had() -> None:
     busy = BusyShares()
     busy.add({"frame": 1000.0, "decode": 0.0}, 5000)
-    rates = busy.rates()
+    rates = busy.rates(4)
     assert rates["frame_busy"] == 1.0
     assert rates["frame_bytes_per_second"] == 5.0
     assert rates["decode_busy"] == 0.0

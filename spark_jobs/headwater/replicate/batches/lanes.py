@@ -16,12 +16,15 @@ from dataclasses import dataclass, field
 
 from headwater.errors import TableError
 from headwater.lake.ledger import TableVersion
+from headwater.lake_root import is_remote
 from headwater.log.blocks import Transactions
 from headwater.replicate.batches.batch import Share
 from headwater.replicate.batches.retries import TryAgain
 from headwater.stage_clock import measured
 
 THREADS = 4
+THREADS_IN_A_STORE = 12
+"""There a lane waits for answers most of the time."""
 _SWITCH_SECONDS = 0.0005
 """Between two threads that want the interpreter. A lane leaves it for a few microseconds of native code at a time, and
 by Python's own 5 ms would wait a thousand times as long to come back: a third of the time of hundreds of tables."""
@@ -68,6 +71,11 @@ class _Lane:
     errands: deque[Callable[[], Result]] = field(default_factory=deque)
     busy: bool = False
     ready: bool = False
+
+
+def threads_for(root: str) -> int:
+    """Of the lanes of a driver whose lake is at `root`."""
+    return THREADS_IN_A_STORE if is_remote(root) else THREADS
 
 
 class Lanes:

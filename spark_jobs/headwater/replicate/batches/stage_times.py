@@ -15,7 +15,6 @@ from typing import Final
 
 from headwater.lake.freshness import LOG_RATE
 from headwater.replicate.batches.batch import Arrivals
-from headwater.replicate.batches.lanes import THREADS
 from headwater.replicate.batches.open_epochs import OpenEpoch
 
 READER: Final = ("receive", "frame", "ship")
@@ -45,8 +44,9 @@ class BusyShares:
                 self._seconds[name] = self._seconds.get(name, 0.0) + seconds
                 self._bytes[name] = self._bytes.get(name, 0.0) + size
 
-    def rates(self) -> dict[str, float]:
-        """`<stage>_busy` (share of the time of its threads) and `<stage>_bytes_per_second` (of the log, while busy)."""
+    def rates(self, lane_threads: int) -> dict[str, float]:
+        """`<stage>_busy` (share of the time of its threads: `lane_threads` or one) and `<stage>_bytes_per_second` (of
+        the log, while busy)."""
         with self._lock:
             then, seconds, sizes = self._marks[0]
             wall = max(time.monotonic() - then, 1e-9)
@@ -54,7 +54,7 @@ class BusyShares:
             for name, total in self._seconds.items():
                 spent = total - seconds.get(name, 0.0)
                 passed = self._bytes[name] - sizes.get(name, 0.0)
-                rates[f"{name}_busy"] = round(min(1.0, spent / wall / (THREADS if name in LANE else 1)), 3)
+                rates[f"{name}_busy"] = round(min(1.0, spent / wall / (lane_threads if name in LANE else 1)), 3)
                 if spent > 0 and passed > 0:
                     rates[f"{name}_bytes_per_second"] = round(passed / spent, 1)
             if time.monotonic() - self._marks[-1][0] >= 1.0:
