@@ -47,9 +47,9 @@ _ON_DISK: Final = Often(
 )
 _IN_STORE: Final = Often(
     batch=1,
-    file=15,
-    registry=10,
-    idle_tables=240,
+    file=20,
+    registry=15,
+    idle_tables=360,
     idle_row=60,
     horizon=600,
     upkeep=1800,
