@@ -9,21 +9,12 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from fixtures.class_archive import use_class_archive
+from fixtures.class_archive import SMALL, use_class_archive
 from fixtures.quick_start import start_processes_quickly
 from headwater.spark.session import SHORT_LIVED_JVM
 
 os.environ.setdefault("JDK_JAVA_OPTIONS", SHORT_LIVED_JVM)
-# Generating and compiling code for every plan costs a fifth of a MERGE of a few rows, and tests have no others; nor do
-# they have a table whose log is worth the 50 tasks that Delta reads it in, or a UI that shows plans. What runs under a
-# spark-submit of its own (the end-to-end tests, the demo) does as in production.
-_SMALL = {
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.databricks.delta.snapshotPartitions": "1",
-    "spark.sql.ui.explainMode": "simple",
-}
-os.environ.setdefault("PYSPARK_SUBMIT_ARGS", " ".join(f"--conf {k}={v}" for k, v in _SMALL.items()) + " pyspark-shell")
+os.environ.setdefault("PYSPARK_SUBMIT_ARGS", " ".join(f"--conf {k}={v}" for k, v in SMALL.items()) + " pyspark-shell")
 
 # Hundreds of processes import the engine: half of that is compiling, where an environment forbids to keep the result.
 sys.dont_write_bytecode = False

@@ -17,6 +17,7 @@ import json
 import os.path
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from threading import Event
 
 from headwater.delta import storage
@@ -27,6 +28,8 @@ from headwater.delta.whole import Named
 
 ORPHAN_SECONDS = 24 * 3600.0
 """How long a file may wait for its commit: as long as the longest load of a table, or a driver that was stopped."""
+_AT_ONCE = 8
+"""Entries of a log that are read at the same time in a store."""
 _NO_FILES = ('{"commitInfo":', '{"txn":', '{"protocol":', '{"metaData":', '{"cdc":', '{"domainMetadata":')
 _OTHERS = {"add": (*_NO_FILES, '{"remove":'), "remove": (*_NO_FILES, '{"add":')}
 
@@ -111,33 +114,39 @@ def _known(folder: str, log: LogFiles, horizon: int) -> _Known:
     needed, removed = Named(), Named()
     for file in read_snapshot(folder, horizon).files.values():
         needed.take({"path": file.name, "deletionVector": file.vector})
-    for version in log.entries:
-        if version <= horizon:
-            _take(folder, version, "remove", removed)
-        elif not _take(folder, version, "add", needed):
-            # Without what it added, its files would look like nobody's.
-            raise FileNotFoundError(f"version {version} of {folder} was cleaned up meanwhile")
+    for at in range(0, len(log.entries), _AT_ONCE):
+        part = log.entries[at : at + _AT_ONCE]
+        texts = storage.side_by_side(folder, [partial(_text, folder, version) for version in part])
+        for version, text in zip(part, texts, strict=True):
+            if version > horizon and text is None:
+                # Without what it added, its files would look like nobody's.
+                raise FileNotFoundError(f"version {version} of {folder} was cleaned up meanwhile")
+            if text is not None:
+                _take(text, "remove" if version <= horizon else "add", removed if version <= horizon else needed)
     # What was committed since the look at the log.
     version = log.newest + 1
-    while _take(folder, version, "add", needed):
+    while (text := _text(folder, version)) is not None:
+        _take(text, "add", needed)
         version += 1
     return _Known(needed.below(folder), removed.below(folder))
 
 
-def _take(folder: str, version: int, kind: str, named: Named) -> bool:
-    """Take in the files of the actions of this `kind`; lines that surely are of another are not parsed. False when
-    there is no such entry: not yet, or another clean-up took it."""
+def _text(folder: str, version: int) -> str | None:
+    """None when there is no such entry: not yet, or another clean-up took it."""
     try:
-        text = storage.read_text(log_entry(folder, version))
+        return storage.read_text(log_entry(folder, version))
     except FileNotFoundError:
-        return False
+        return None
+
+
+def _take(text: str, kind: str, named: Named) -> None:
+    """Take in the files of an entry's actions of this `kind`; lines that surely are of another are not parsed."""
     others = _OTHERS[kind]
     for line in text.split("\n"):
         if line and not line.startswith(others):
             action = json.loads(line)
             if kind in action:
                 named.take(action[kind])
-    return True
 
 
 def _may_hold_files(folder: str) -> bool:

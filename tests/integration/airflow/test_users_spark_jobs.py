@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from fixtures.class_archive import SMALL
 from headwater.spark import session
 from headwater.spark.jars import LOG_STORE
 from headwater_airflow.operators.submission import joined_conf
@@ -48,6 +49,7 @@ OF_THE_USER = {
     "spark.sql.session.timeZone": "Asia/Tokyo",
     "spark.driver.memory": "700m",
     "spark.ui.enabled": "false",
+    **SMALL,
 }
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import headwater
+from fixtures.class_archive import SMALL
 from fixtures.jobs import catch_up
 from fixtures.loaded import pipeline_in_step
 from fixtures.postgres import Database
@@ -45,6 +46,7 @@ def connected(tmp_path: Path) -> Iterator[SparkSession]:
         "spark.connect.grpc.binding.port": str(port),
         "spark.driver.host": "127.0.0.1",
         "spark.ui.enabled": "false",
+        **SMALL,
         "spark.sql.warehouse.dir": (tmp_path / "warehouse").as_uri(),
     }
     given = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
