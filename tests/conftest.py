@@ -38,6 +38,7 @@ _TOGETHER = {"test_killed_services.py": "test_slices.py"}
 """A file that uses what another one has started, and comes behind it."""
 _LONGEST = [
     "test_slices",
+    "test_killed_services",
     "test_power_cut",
     "test_example_dags",
     "test_maintain",

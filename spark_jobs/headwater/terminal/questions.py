@@ -36,7 +36,7 @@ class Questions:
 
     def secret(self, question: str) -> str:
         """By getpass's own prompt: the terminal has stopped to echo before it appears, and nothing typed is lost."""
-        return getpass.getpass(f"{question}: ")
+        return getpass.getpass(f"{question}: ").strip()
 
     def confirm(self, question: str) -> bool:
         return Confirm.ask(Text(question), console=self._console, default=True)

@@ -129,6 +129,20 @@ def test_busy_shares_are_of_the_time_that_the_stages_threads_had() -> None:
     assert rates["decode_busy"] == 0.0
 
 
+@pytest.mark.parametrize(("tables", "share"), [(1, 1.0), (2, 1.0), (4, 0.5), (12, 0.5)])
+def test_lanes_that_work_without_a_pause_are_busy_however_many_threads_there_are(
+    tables: int, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten seconds of two threads' work, over so many tables."""
+    now = 0.0
+    monkeypatch.setattr("headwater.replicate.batches.stage_times.time.monotonic", lambda: now)
+    busy = BusyShares()
+    for number in range(tables):
+        now = 10.0 * (number + 1) / tables
+        busy.add({"write": 10.0 * min(2, tables) / tables}, lane=f"public.t{number}")
+    assert busy.rates(4)["write_busy"] == share
+
+
 def test_the_rate_of_applying_is_taken_while_something_is_applied() -> None:
     speed_of = ApplyRate(0.0)
     for received, published in ((10.0, 12.0), (100.0, 102.0)):

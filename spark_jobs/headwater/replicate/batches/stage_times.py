@@ -34,27 +34,33 @@ class BusyShares:
         self._lock = threading.Lock()
         self._seconds: dict[str, float] = {}
         self._bytes: dict[str, float] = {}
+        self._lanes: dict[str, float] = {}  # when each ended a piece of work last
         self._marks: deque[tuple[float, dict[str, float], dict[str, float]]] = deque()
         self._mark()
 
-    def add(self, stages: Mapping[str, float], size: int = 0) -> None:
-        """A piece of work spent `stages` and passed `size` bytes of the log."""
+    def add(self, stages: Mapping[str, float], size: int = 0, *, lane: str = "") -> None:
+        """A piece of work spent `stages` and passed `size` bytes of the log. `lane`: the table's, if it was done in
+        one."""
         with self._lock:
+            if lane:
+                self._lanes[lane] = time.monotonic()
             for name, seconds in stages.items():
                 self._seconds[name] = self._seconds.get(name, 0.0) + seconds
                 self._bytes[name] = self._bytes.get(name, 0.0) + size
 
     def rates(self, lane_threads: int) -> dict[str, float]:
-        """`<stage>_busy` (share of the time of its threads: `lane_threads` or one) and `<stage>_bytes_per_second` (of
-        the log, while busy)."""
+        """`<stage>_busy` (share of the time of its threads) and `<stage>_bytes_per_second` (of the log, while busy).
+        A stage has one thread, or one for each lane that works, `lane_threads` at most."""
         with self._lock:
             then, seconds, sizes = self._marks[0]
             wall = max(time.monotonic() - then, 1e-9)
+            self._lanes = {lane: at for lane, at in self._lanes.items() if at >= then}
+            threads = min(lane_threads, max(1, len(self._lanes)))
             rates: dict[str, float] = {}
             for name, total in self._seconds.items():
                 spent = total - seconds.get(name, 0.0)
                 passed = self._bytes[name] - sizes.get(name, 0.0)
-                rates[f"{name}_busy"] = round(min(1.0, spent / wall / (lane_threads if name in LANE else 1)), 3)
+                rates[f"{name}_busy"] = round(min(1.0, spent / wall / (threads if name in LANE else 1)), 3)
                 if spent > 0 and passed > 0:
                     rates[f"{name}_bytes_per_second"] = round(passed / spent, 1)
             if time.monotonic() - self._marks[-1][0] >= 1.0:

@@ -2,7 +2,7 @@
 
 The scheduler is a real one and so are the drivers, each with a JVM of its own, started by spark-submit. What a commit
 needs from the source to the published position across these boundaries is printed, and judged by nobody. Airflow and
-pipeline: tests/end_to_end/conftest.py.
+pipeline: tests/end_to_end/slices/conftest.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A part of Airflow dies, or somebody takes a slice's task or run away while its driver works.
 
 Each time the old driver ends by itself or goes on, as the pages say, and another takes over: no two write in turns, and
-the lake is what the source is. One Airflow for all tests (tests/end_to_end/conftest.py), whose slices do not end by
-themselves meanwhile.
+the lake is what the source is. One Airflow for all tests (tests/end_to_end/slices/conftest.py), whose slices do not
+end by themselves meanwhile.
 """
 
 from __future__ import annotations
