@@ -178,7 +178,9 @@ def dags(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def demo(metrics: Metrics, dags: Path) -> Iterator[Demo]:
     environ = {**metrics.environ, **AT_REST, "AIRFLOW__CORE__TEST_CONNECTION": "Enabled"}
-    with demo_environment(dags=dags, environ=environ) as running:
+    # One slice for all tests, unless one ends it: each costs a Spark, and how they follow each other is the subject of
+    # tests/end_to_end/slices.
+    with demo_environment(slice_seconds=3600, dags=dags, environ=environ) as running:
         # As most deployments have it: the source is an Airflow connection, and nobody's environment holds it.
         file = running.pipeline_file
         file.write_text(file.read_text().replace("${HEADWATER_SOURCE}", f'"airflow: {SOURCE}"'))
