@@ -2,10 +2,10 @@
 
 PYTHON ?= python3.11
 BIN := .venv/bin
-# Four workers for two cores: two fifths of their time they wait, for a server, a poll, a process that ends. A worker
-# starts at most one Spark session and one PostgreSQL server, both only when a test asks for them; tests/conftest.py puts
-# the files in order.
-WORKERS ?= 4
+# Three workers for two cores, and one more for the older servers beside them (`make test`): two fifths of their time they
+# wait, for a server, a poll, a process that ends. A worker starts at most one Spark session and one PostgreSQL server,
+# both only when a test asks for them; tests/conftest.py puts the files in order.
+WORKERS ?= 3
 PYTEST_ARGS ?=
 SEEDS ?= 20
 ROUNDS ?= 100
@@ -22,7 +22,7 @@ ON_16 = $(call named,source_slots types_against_postgresql log_streaming log_rec
 ON_17 = $(call named,source_slots log_streaming log_rollbacks)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dist demo up down check docs quick test classes servers test-18 test-older test-17 test-16 test-15 soak bench
+.PHONY: help setup dist demo up down check docs quick test classes servers test-18 test-17 test-16 test-15 soak bench
 
 # What must be there before anything is fetched: one sentence, or nothing.
 missing = $(shell $(PYTHON) -c 'import sys; raise SystemExit(sys.version_info[:2] != (3, 11))' 2>/dev/null \
@@ -65,7 +65,7 @@ quick: check  ## check, then the unit tests: for the loop of a developer, in thr
 
 test: setup  ## check, then all tests; those that speak to the server once more on 17, on 16, and on 15 where it is installed
 	@$(MAKE) --no-print-directory --jobs=2 check classes servers
-	@$(MAKE) --no-print-directory --keep-going test-18 test-older
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 test-18 test-17 test-16 test-15
 
 classes: setup
 	@$(BIN)/python tests/fixtures/class_archive.py
@@ -77,11 +77,8 @@ servers: setup  ## the object stores that tests start, and an environment with d
 test-18: classes servers
 	$(PYTEST)
 
-test-older:
-	@$(MAKE) --no-print-directory --keep-going --jobs=2 test-15 test-16 test-17
-
-# To a store, and to Spark, the server's version makes no difference.
-test-17 test-16 test-15: WORKERS = 2
+# Beside test-18 under `make test`, one after the other. To a store, and to Spark, the server's version makes no difference.
+test-17 test-16 test-15: WORKERS = 1
 test-17 test-16 test-15: export HEADWATER_TEST_EACH = disk
 
 test-17: classes
