@@ -35,7 +35,7 @@ class Questions:
         render("init", {"tables": tables}, sys.stderr)
 
     def secret(self, question: str) -> str:
-        """By getpass's own prompt: the terminal has stopped to echo before it appears, and nothing typed is lost."""
+        """By getpass's own prompt: the terminal no longer echoes when it appears, and nothing typed is lost."""
         return getpass.getpass(f"{question}: ").strip()
 
     def confirm(self, question: str) -> bool:
