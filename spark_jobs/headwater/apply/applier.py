@@ -26,6 +26,7 @@ from pyspark.sql import SparkSession
 from headwater.apply import direct
 from headwater.apply.by_spark import merge
 from headwater.apply.by_spark.optimize import TurnsOfSpark
+from headwater.apply.by_spark.tasks import FileTasks
 from headwater.apply.direct import Fence
 from headwater.apply.live_table import Base, Keep, LiveTable
 from headwater.apply.made_ready import MadeReady
@@ -62,12 +63,17 @@ class Applier:
     if, a table needs one."""
 
     def __init__(
-        self, spark: SparkOnDemand, fence: Fence, states: Mapping[str, LiveTable] = MappingProxyType({})
+        self,
+        spark: SparkOnDemand,
+        fence: Fence,
+        states: Mapping[str, LiveTable] = MappingProxyType({}),
+        tasks: FileTasks | None = None,
     ) -> None:
-        """`states`: by path, tables that were read before; ours from now on."""
+        """`states`: by path, tables that were read before; ours from now on. `tasks` read the keys of large tables."""
         self._spark = spark
         self._fence = fence
         self._states = dict(states)
+        self._tasks = tasks
         self._upkeep = Upkeep(fence)
         self._turns = TurnsOfSpark(spark)
         # One thread merges and saves the indexes of all tables: none of them waits for another's.
@@ -169,7 +175,7 @@ class Applier:
         if state is None or state.version > version or state.keys != key_schema(record.schema):
             if state is not None:
                 state.close()
-            state = self._states[path] = LiveTable(path, record.schema)
+            state = self._states[path] = LiveTable(path, record.schema, tasks=self._tasks)
         state.keep(Keep(record.incarnation, self._fence.generation), self._beside)
         state.advance(version)
         return state

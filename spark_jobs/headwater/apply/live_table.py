@@ -7,6 +7,7 @@ table's log and data files and follows them by `advance`; after a lost race it i
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -18,12 +19,14 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyroaring import BitMap
 
-from headwater.apply.live_files import LiveFile, LiveFiles, are_among
+from headwater.apply.by_spark.tasks import FileTasks
+from headwater.apply.file_keys import KeyFiles, Keys, Numbered, runs_by_tasks
+from headwater.apply.live_files import LiveFiles, are_among
 from headwater.arrow_types import key_schema
-from headwater.delta.data_files import alive_rows, column_batches, count_rows, read_rows
+from headwater.delta.data_files import count_rows, read_rows
 from headwater.delta.delta_log import DataFile, Snapshot, read_snapshot
 from headwater.delta.index.cache import Subject
-from headwater.delta.index.codes import Codes, encode
+from headwater.delta.index.codes import Codes
 from headwater.delta.index.index import NOWHERE, KeyIndex, place_of, row_of
 from headwater.delta.index.kept_index import KeptIndex
 from headwater.delta.layout import Layout, layout_of
@@ -31,6 +34,8 @@ from headwater.delta.log_entries import Action
 from headwater.delta.where_files import columns_read, rows_matching
 from headwater.predicate import Predicate
 from headwater.schema import TableSchema
+
+log = logging.getLogger(__name__)
 
 Int64 = npt.NDArray[np.int64]
 
@@ -97,15 +102,17 @@ class LiveTable:
         kept: Keep | None = None,
         beside: Executor | None = None,
         aside: Aside | None = None,
+        tasks: FileTasks | None = None,
     ) -> None:
         """`kept`, `beside`: as of `keep`; without them the index is not kept, and merged in the caller's turn. `aside`:
-        not the table itself, but files that are made ready to become its own."""
+        not the table itself, but files that are made ready to become its own. `tasks` read many keys."""
         self.snapshot: Snapshot = read_snapshot(folder) if aside is None else aside.snapshot
         self._room = aside.room if aside is not None else None
         self._still_wanted = aside.still_wanted if aside is not None else lambda: None
         self.keys = key_schema(schema)
         self._schema = schema
         self._folder = folder
+        self._tasks = tasks
         self._beside: Executor | None = None
         self._kept: KeptIndex | None = None
         self._layout: tuple[Action, Layout] | None = None
@@ -334,20 +341,28 @@ class LiveTable:
         """Bring files and index in step with the snapshot; in the usual case only vectors have changed, as `known`."""
         new = self._files.follow(known)
         if new and self.keys.names:
-            self._index.build(part for live in new for part in self._keys_in(live))
+            files = KeyFiles(self._folder, self._schema, self.layout)
+            self._read_keys(files, [Numbered(live.number, live.file, self._files.deleted_in(live)) for live in new])
+
+    def _read_keys(self, files: KeyFiles, new: list[Numbered]) -> None:
+        runs = runs_by_tasks(files, new, self._tasks) if self._tasks is not None else None
+        if runs is not None:
+            try:
+                self._index.build(runs, in_order=True)
+                return
+            except OSError as error:
+                log.warning(
+                    "%s: its keys are read by one thread, since what tasks read is gone: %s", self._folder, error
+                )
+        self._index.build(self._wanted(part for one in new for part in files.read(one)))
+
+    def _wanted(self, parts: Iterable[Keys]) -> Iterator[Keys]:
+        for part in parts:
+            self._still_wanted()
+            yield part
 
     def _count_rows(self) -> None:
         """Statistics may be missing; without the number of rows a file's vector cannot be written."""
         files = self.snapshot.files
         for name in [name for name, file in files.items() if file.rows is None]:
             files[name] = count_rows(self._folder, files[name])
-
-    def _keys_in(self, live: LiveFile) -> Iterator[tuple[Codes, Int64]]:
-        """The codes of the file's live rows, and their places."""
-        deleted, first = self._files.deleted_in(live), 0
-        for keys in column_batches(self._folder, live.file, self.keys, self.layout):
-            self._still_wanted()
-            rows = alive_rows(first, keys.num_rows, deleted)
-            first += keys.num_rows
-            part = keys if len(rows) == keys.num_rows else keys.take(pa.array(rows - first + keys.num_rows))
-            yield encode(self._schema, part), place_of(live.number, rows)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headwater.apply.by_spark.tasks import FileTasks
 from headwater.apply.direct import obstacle
 from headwater.apply.live_table import LiveTable
 from headwater.arrow_types import key_schema
@@ -31,7 +32,9 @@ class _Known:
 class WarmTables:
     """By path; each path from one thread at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, tasks: FileTasks | None = None) -> None:
+        """`tasks` read the keys of large tables."""
+        self._tasks = tasks
         self._known: dict[str, _Known] = {}
 
     def note(self, path: str, app_id: str) -> None:
@@ -44,7 +47,7 @@ class WarmTables:
         known = self._known.pop(path, None)  # kept again only if all went well: half followed is worse than unknown
         state = known.state if known is not None and known.app_id == app_id else None
         if state is None or state.keys != key_schema(record.schema):
-            state = LiveTable(path, record.schema)
+            state = LiveTable(path, record.schema, tasks=self._tasks)
         else:
             state.advance()
         by_engine = obstacle(state.snapshot)

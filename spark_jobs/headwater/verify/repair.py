@@ -20,6 +20,7 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 
 from headwater.apply.applier import Applier
+from headwater.apply.by_spark.tasks import FileTasks
 from headwater.apply.direct import Fence
 from headwater.apply.replacement import replacement, write_keys
 from headwater.arrow_types import key_schema, lake_schema
@@ -224,7 +225,8 @@ def _write_differences(found: Differences, shown: int, spark: SparkOnDemand, tar
         changes = _added(comparison, sides, candidates)
     else:
         changes = _put_right(target, read, candidates)
-    applier = Applier(spark, Fence(generation_app(pipeline), read_generation(root, pipeline)))
+    fence = Fence(generation_app(pipeline), read_generation(root, pipeline))
+    applier = Applier(spark, fence, tasks=FileTasks(spark, root))
     with contextlib.closing(applier):
         lenient = replace(record, on_divergence="repair")
         stand = TableVersion(*stands, record.state)

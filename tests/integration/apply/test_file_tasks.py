@@ -7,18 +7,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import polars
 import pyarrow as pa
 import pytest
 
 from fixtures.twins import APP, FENCE, Twins, by_delta_rs, make_twins
+from headwater.apply import file_keys
 from headwater.apply.by_spark import tasks as tasks_module
 from headwater.apply.by_spark.optimize import compact_directly
 from headwater.apply.by_spark.tasks import FileTasks
 from headwater.apply.columns import ColumnChange, evolve
 from headwater.apply.direct import Fence
+from headwater.apply.live_table import LiveTable
+from headwater.arrow_types import key_schema
+from headwater.delta import storage
 from headwater.delta.delta_log import read_snapshot
+from headwater.delta.index import index as index_module
+from headwater.delta.index.codes import encode
+from headwater.delta.index.index import NOWHERE
 from headwater.errors import Refused
-from headwater.lake.paths import registry_path
+from headwater.lake.paths import registry_path, staged_path
 from headwater.schema import Column, ValueType
 
 if TYPE_CHECKING:
@@ -117,7 +125,7 @@ def test_both_ways_give_the_same_table(
     asked: list[int] = []
     by_tasks = FileTasks._by_spark
 
-    def noted(self: FileTasks, each: Any, items: Any) -> list[Any]:
+    def noted(self: FileTasks, each: Any, items: Any) -> list[Any] | None:
         asked.append(len(items))
         return by_tasks(self, each, items)
 
@@ -139,3 +147,100 @@ def test_both_ways_give_the_same_table(
     for twins in (here, by_spark):
         twins.applier.forget(str(twins.direct))
         twins.applier.close()
+
+
+def _filled(spark: SparkSession, root: str, kind: str, **options: Any) -> Twins:
+    """A table in several files with deleted rows, all of whose keys are about to be read."""
+    twins = make_twins(spark, Path(root) / kind.replace(" ", "_"), kind, 12, **options)
+    for _ in range(6):
+        twins.write(twins.batch())
+    return twins
+
+
+def _places(twins: Twins, tasks: FileTasks | None) -> tuple[list[int], int]:
+    """Where each key of the table lies, and how many entries the index has."""
+    table = LiveTable(str(twins.direct), twins.schema, tasks=tasks)
+    table.index_keys()
+    keys = _lake_keys(twins)
+    found = table.find(encode(twins.schema, keys)).tolist()
+    entries = len(table._index)
+    table.close()
+    assert NOWHERE not in found
+    return found, entries
+
+
+def _lake_keys(twins: Twins) -> pa.Table:
+    keys = polars.read_delta(str(twins.direct), columns=list(twins.schema.key))
+    return keys.to_arrow().cast(key_schema(twins.schema))
+
+
+class Counting(FileTasks):
+    """Notes how many tasks there were."""
+
+    asked: list[int]
+
+    def by_tasks_alone(self, work: Any, items: Any) -> Any:
+        self.asked = [*getattr(self, "asked", []), len(items)]
+        return super().by_tasks_alone(work, items)
+
+
+@pytest.fixture
+def many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every table has many keys, for several tasks that leave several runs each; the index has its runs on disk."""
+    monkeypatch.setattr(file_keys, "MANY", 1)
+    monkeypatch.setattr(file_keys, "_OF_A_TASK", 40)
+    monkeypatch.setattr(file_keys, "_OF_A_RUN", 1)
+    monkeypatch.setattr(index_module, "_ON_DISK_ABOVE", 16)
+
+
+@pytest.mark.usefixtures("many")
+@pytest.mark.parametrize("kind", ["bigint", "two integers", "uuid", "text and date"])
+def test_keys_that_tasks_read_lie_where_they_lie(
+    spark: SparkSession, root: str, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    twins = _filled(spark, root, kind, partition_by=("level",))
+    tasks = Counting(lambda: spark, root)
+    assert _places(twins, tasks) == _places(twins, None)
+    assert tasks.asked[0] > 1
+    assert "by one thread" not in caplog.text
+    assert storage.names(staged_path(root)) == []
+
+
+@pytest.mark.usefixtures("many")
+def test_where_tasks_cannot_read_keys_or_what_they_read_is_gone_one_thread_reads_them(
+    spark: SparkSession, root: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    twins = _filled(spark, root, "uuid")
+    here = _places(twins, None)
+
+    def refused() -> Any:
+        raise Refused("there is no Java here", code="no_java", remedy="install it")
+
+    assert _places(twins, FileTasks(refused, root)) == here
+    assert "by one thread, since Spark failed: there is no Java here" in caplog.text
+
+    def swept(scratch: str, runs: list[str]) -> Any:
+        assert len(runs) > 1
+        storage.delete(f"{scratch}/{runs[1]}")
+        return taken(scratch, runs)
+
+    taken = file_keys._taken
+    monkeypatch.setattr(file_keys, "_taken", swept)
+    assert _places(twins, FileTasks(lambda: spark, root)) == here
+    assert "by one thread, since what tasks read is gone" in caplog.text
+    assert storage.names(staged_path(root)) == []
+
+
+@pytest.mark.usefixtures("many")
+def test_a_data_file_that_tasks_cannot_read_is_named_as_ever(spark: SparkSession, root: str) -> None:
+    twins = _filled(spark, root, "bigint", partition_by=("level",))
+    lost = next(iter(read_snapshot(str(twins.direct)).files.values()))
+    storage.delete(lost.in_folder(str(twins.direct)))
+    with pytest.raises(FileNotFoundError, match=lost.name):
+        LiveTable(str(twins.direct), twins.schema, tasks=FileTasks(lambda: spark, root)).index_keys()
+    assert storage.names(staged_path(root)) == []
+
+
+def test_few_keys_ask_for_no_spark(spark: SparkSession, root: str) -> None:
+    twins = _filled(spark, root, "bigint")
+    LiveTable(str(twins.direct), twins.schema, tasks=FileTasks(no_spark, root)).index_keys()

@@ -16,8 +16,7 @@ from fixtures.twins import APP, FENCE, KEEP_CUTS, KEYS, Twins, schema_of
 from headwater.apply import whole_table
 from headwater.apply.applier import Applier
 from headwater.apply.direct import Fence, bring_forward
-from headwater.apply.live_files import LiveFile
-from headwater.apply.live_table import LiveTable
+from headwater.apply.file_keys import KeyFiles, Numbered
 from headwater.apply.made_ready import MadeReady, on_rows_of
 from headwater.apply.plan import Plan, PlanAgain, choose
 from headwater.apply.waiting_files import WaitingFiles
@@ -179,13 +178,13 @@ def test_where_the_table_was_read_anew_meanwhile_its_keys_are_read_from_the_file
     twins = table_of(applier, tmp_path, "uuid", 3)
     making = Making(twins)
     applier.forget(str(twins.direct))
-    read, keys_in = [], LiveTable._keys_in
+    read, keys_in = [], KeyFiles.read
 
-    def noted(self: LiveTable, live: LiveFile) -> Any:
-        read.append(live.file.name)
-        return keys_in(self, live)
+    def noted(self: KeyFiles, one: Numbered) -> Any:
+        read.append(one.file.name)
+        return keys_in(self, one)
 
-    monkeypatch.setattr(LiveTable, "_keys_in", noted)
+    monkeypatch.setattr(KeyFiles, "read", noted)
     making.bring_forward(twins.batch())
     making.commit()
     assert twins.write(twins.batch()).divergence == 0
@@ -199,7 +198,7 @@ def test_keys_are_not_read_again_in_the_turn_of_the_writer(
     twins = table_of(applier, tmp_path, "uuid", 4)
     making = Making(twins)
     making.bring_forward(twins.batch())
-    monkeypatch.setattr(LiveTable, "_keys_in", lambda *_: pytest.fail("keys were read"))
+    monkeypatch.setattr(KeyFiles, "read", lambda *_: pytest.fail("keys were read"))
     making.commit()
     assert twins.write(twins.batch()).divergence == 0
     twins.assert_as_the_model(merged=False)

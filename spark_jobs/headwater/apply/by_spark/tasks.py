@@ -25,7 +25,7 @@ class FileTasks:
     """On tables below `root`. From any thread."""
 
     def __init__(self, spark: SparkOnDemand, root: str) -> None:
-        self._spark, self._root = spark, root
+        self._spark, self.root = spark, root
 
     def map(
         self, work: Callable[[Item], Made], items: Sequence[Item], size: int, undo: Callable[[Made], None]
@@ -33,25 +33,28 @@ class FileTasks:
         """What `work` makes of each item, in their order; `size`: of all of them, in bytes. What it raises for one is
         raised here, once all that was made of others is undone. `work` and the items are pickled, and must not need
         more of this process than they hold."""
-        if size >= LARGE_BYTES and len(items) > 1:
-            from py4j.protocol import Py4JError
-            from pyspark.errors import PySparkException
+        made = self._by_spark(work, items) if size >= LARGE_BYTES and len(items) > 1 else None
+        return _all_or_none(made if made is not None else map(_Caught(work), items), undo)
 
-            try:
-                made = self._by_spark(work, items)
-            except (PySparkException, Py4JError, HeadwaterError, OSError) as error:
-                said = str(error).split("\n", 1)[0]
-                log.warning("%d files are worked on by one thread, since Spark failed: %s", len(items), said)
-            else:
-                return _all_or_none(made, undo)
-        return _all_or_none(map(_Caught(work), items), undo)
+    def by_tasks_alone(self, work: Callable[[Item], Made], items: Sequence[Item]) -> list[Made] | None:
+        """As `map`, and never in this process: None where Spark fails, or the work on one of the items does."""
+        made = self._by_spark(work, items)
+        return None if made is None or any(isinstance(one, _Failed) for one in made) else made
 
-    def _by_spark(self, work: Callable[[Item], Made], items: Sequence[Item]) -> list[Any]:
-        spark = self._spark()
-        share_engine(spark)
-        log.info("%d files are worked on by Spark", len(items))
-        tasks = spark.sparkContext.parallelize(list(items), len(items))
-        found: list[Any] = tasks.map(_InTask(work, LakeAccess.to(self._root))).collect()
+    def _by_spark(self, work: Callable[[Item], Made], items: Sequence[Item]) -> list[Any] | None:
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+
+        try:
+            spark = self._spark()
+            share_engine(spark)
+            log.info("%d files are worked on by Spark", len(items))
+            tasks = spark.sparkContext.parallelize(list(items), len(items))
+            found: list[Any] = tasks.map(_InTask(work, LakeAccess.to(self.root))).collect()
+        except (PySparkException, Py4JError, HeadwaterError, OSError) as error:
+            said = str(error).split("\n", 1)[0]
+            log.warning("%d files are worked on by one thread, since Spark failed: %s", len(items), said)
+            return None
         return found
 
 

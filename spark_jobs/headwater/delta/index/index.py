@@ -29,6 +29,7 @@ from headwater.delta.index.runs import (
     merged,
     part_of,
     remove_runs,
+    run_of,
     sorted_run,
 )
 from headwater.schema import TableSchema
@@ -93,20 +94,22 @@ class KeyIndex:
         self._runs.append(sorted_run(codes, places))
         self._settle()
 
-    def build(self, parts: Iterable[tuple[Codes, Int64]]) -> None:
-        """As one `put` of all parts, of any size: no more than some of them are in memory. No key may occur twice."""
+    def build(self, parts: Iterable[tuple[Codes, Int64]], *, in_order: bool = False) -> None:
+        """As one `put` of all parts, of any size: no more than some of them are in memory. No key may occur twice.
+        `in_order`: the entries of each part are, by their codes."""
         waiting: list[tuple[Codes, Int64]] = []
         runs: list[KeyRun] = []
 
         def as_run() -> None:
-            run = sorted_run(Codes.joined([c for c, _ in waiting]), np.concatenate([p for _, p in waiting]))
+            codes, places = Codes.joined([c for c, _ in waiting]), np.concatenate([p for _, p in waiting])
+            run = run_of(codes, places) if in_order else sorted_run(codes, places)
             waiting.clear()
             runs.append(run if not runs and len(run) <= _ON_DISK_ABOVE else self._merged([run], on_disk=True))
 
         for codes, places in parts:
             if len(codes):
                 waiting.append((codes, places))
-            if sum(len(places) for _, places in waiting) > _ON_DISK_ABOVE:
+            if waiting and (in_order or sum(len(places) for _, places in waiting) > _ON_DISK_ABOVE):
                 as_run()
         if waiting:
             as_run()

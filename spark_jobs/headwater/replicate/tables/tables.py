@@ -156,11 +156,11 @@ class Tables:
         """With what is worked on the tables, whose generation has begun."""
         states, foreign, histories, ledger = self.states, self.foreign, self._histories, self._ledger
         name, fence = self._pipeline.name, Fence(ledger.generation_app, ledger.generation)
-        self._applier = applier = Applier(spark, fence, warm.take_states())
+        tasks = FileTasks(spark, self._root)
+        self._applier = applier = Applier(spark, fence, warm.take_states(), tasks)
         self.keeper = Keeper(self._root, ledger.generation)
         self.planner = Planner(name, self._root, applier, self._staging)
         self.reshaping = Reshaping(name, states, foreign, fence, self._registry.reloads)
-        tasks = FileTasks(spark, self._root)
         self.columns = Evolving(
             self._pipeline,
             states,

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from headwater.apply.by_spark.tasks import FileTasks
 from headwater.apply.warm_tables import WarmTables
 from headwater.lake.ledger import Ledger
 from headwater.lake.paths import table_path
@@ -20,6 +21,7 @@ from headwater.lake.registry import Registry
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.replicate.reader.child import ReaderProcess
 from headwater.replicate.takeover.succession import Successor, await_slot
+from headwater.spark.session import SparkOnDemand
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +47,7 @@ def taking_over(
     pipeline: Pipeline,
     registry: Registry,
     ledger: Ledger,
-    engine: Callable[[], object],
+    engine: SparkOnDemand,
     stop: threading.Event,
     deadline: float | None,
 ) -> Iterator[Turn]:
@@ -70,14 +72,14 @@ def taking_over(
 class _WarmUp:
     """Begins at once. `finish` ends the thread, after which registry, ledger and tables are the caller's."""
 
-    def __init__(self, pipeline: Pipeline, registry: Registry, ledger: Ledger, engine: Callable[[], object]) -> None:
+    def __init__(self, pipeline: Pipeline, registry: Registry, ledger: Ledger, engine: SparkOnDemand) -> None:
         self._pipeline, self._registry, self._ledger, self._engine = pipeline, registry, ledger, engine
         self._root = pipeline.lake_path()
         self._stop = threading.Event()
         self._warm = threading.Event()
         self._thread = threading.Thread(target=self._run, name="headwater-warm-up", daemon=True)
         self._hot: set[str] = set()
-        self.tables = WarmTables()
+        self.tables = WarmTables(FileTasks(engine, self._root))
         self.reader = ReaderProcess()
         self._thread.start()
 
