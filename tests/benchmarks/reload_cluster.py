@@ -1,10 +1,12 @@
-"""What touches a whole table, on a Spark cluster of one worker and of two, with a core each: load, reload of half of
-it, rebuild, a column added with a default, verify; and how long the table's own changes waited meanwhile.
+"""What touches a whole table, on a Spark cluster of one worker and of two, with a core each: load, compaction, the
+first index of its keys, reload of half of it, rebuild, a column added with a default, verify; and how long the table's
+own changes waited meanwhile.
 
 HEADWATER_BENCH_ROWS rows (6,000,000) of ten columns in 20 partitions by ranges of the key. All of it shares this
 machine's cores: source, driver, master, workers. One process for each cluster; Spark and its executors are started
 before anything is measured. Beside reload, rebuild and the new column one row is updated ten times a second, and its
-longest way from commit to a published epoch counts.
+longest way from commit to a published epoch counts. With each time it prints how many cores were busy meanwhile: where
+it is all of them, a third worker's core would have to be of another machine.
 """
 
 from __future__ import annotations
@@ -25,8 +27,14 @@ import psycopg
 from figures import figure
 from mixed_load import make_parted_table, server
 
+from headwater.apply import file_keys
+from headwater.apply.by_spark.tasks import FileTasks
+from headwater.apply.live_table import LiveTable
+from headwater.lake.paths import table_path
 from headwater.lake.position_file import read_position_file
+from headwater.lake.registry import Registry
 from headwater.load.load import load
+from headwater.maintain.maintain import maintain
 from headwater.monitor.status import status
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline, load_pipeline
@@ -118,12 +126,16 @@ def one(folder: Path, conninfo: str, workers: int) -> dict[str, float]:
     seconds: dict[str, float] = {}
 
     def timed(what: str, work: Callable[[], Any]) -> Any:
-        began = time.monotonic()
+        began, busy = time.monotonic(), busy_seconds()
         found = work()
         seconds[what] = time.monotonic() - began
+        cores = (busy_seconds() - busy) / seconds[what]
+        print(f"{what}, {workers} workers: {seconds[what]:.1f} s, {cores:.2f} cores busy", file=sys.stderr)
         return found
 
     timed("loaded", lambda: load(wanted, [TABLE]))
+    assert timed("compacted", lambda: maintain(wanted))["tables"][str(TABLE)]["compacted"]
+    timed("the keys of all rows read for an index", lambda: index_keys(wanted))
     stop = threading.Event()
     driver = threading.Thread(target=replicate, args=(wanted, None, None, stop))
     driver.start()
@@ -143,18 +155,38 @@ def one(folder: Path, conninfo: str, workers: int) -> dict[str, float]:
             seconds[
                 f"longest way of a change to a published epoch while it was {what.replace('half of it', 'half')}"
             ] = probe.longest
-        began = time.monotonic()
-        with psycopg.connect(conninfo, autocommit=True) as connection:
-            connection.execute("alter table parted add more int default 7")
-            connection.execute("update parted set a = a + 1 where id = 1")
-            lsn = _now(connection)
-        until_published(wanted, lsn)
-        seconds["a column added with a default"] = time.monotonic() - began
+        timed("a column added with a default", lambda: add_column(wanted, conninfo))
         timed("verified", lambda: _same(verify(declare(partition_by=["category"]), [TABLE])))
     finally:
         stop.set()
         driver.join()
     return seconds
+
+
+def index_keys(pipeline: Pipeline) -> None:
+    root = pipeline.lake_path()
+    registry = Registry.open(root, pipeline.name)
+    assert registry is not None
+    record = registry.tables[str(TABLE)]
+    tasks = FileTasks(lambda: job_session(pipeline.name, "benchmark", root), root)
+    file_keys.MANY = min(file_keys.MANY, ROWS)
+    table = LiveTable(table_path(root, record.path), record.schema, tasks=tasks)
+    table.index_keys()
+    table.close()
+
+
+def add_column(pipeline: Pipeline, conninfo: str) -> None:
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("alter table parted add more int default 7")
+        connection.execute("update parted set a = a + 1 where id = 1")
+        lsn = _now(connection)
+    until_published(pipeline, lsn)
+
+
+def busy_seconds() -> float:
+    """Of all cores, since the machine started."""
+    user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text().split()[1:8])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
 def _same(found: dict[str, Any]) -> None:
