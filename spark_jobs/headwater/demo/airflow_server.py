@@ -172,7 +172,7 @@ def _environment(home: Path, dags_folder: Path, port: int, parallelism: int) -> 
         "API_AUTH__JWT_SECRET": os.urandom(32).hex(),
         # Each of four services would load the history of the database that `standalone` has just made.
         "DATABASE__CHECK_MIGRATIONS": "False",
-        # SQLite lets one of them write at a time, and gives up after five seconds: on a busy machine others need longer.
+        # SQLite lets one of them write at a time; the others give up after five seconds, which a busy machine needs.
         "DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db?timeout=60",
         "SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
         "SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "2",

@@ -104,7 +104,7 @@ class KeyIndex:
             codes, places = Codes.joined([c for c, _ in waiting]), np.concatenate([p for _, p in waiting])
             run = run_of(codes, places) if in_order else sorted_run(codes, places)
             waiting.clear()
-            runs.append(run if not runs and len(run) <= _ON_DISK_ABOVE else self._merged([run], on_disk=True))
+            runs.append(run if not runs and len(run) <= _ON_DISK_ABOVE else self._on_disk(run))
 
         for codes, places in parts:
             if len(codes):
@@ -278,6 +278,15 @@ class KeyIndex:
         except BaseException:
             if sink is not None:
                 sink.discard()
+            raise
+
+    def _on_disk(self, run: KeyRun) -> KeyRun:
+        sink = self._file_for(len(run), 1 if run.codes.second is None else 2)
+        try:
+            sink.write(run.codes, run.place)
+            return sink.finish()
+        except BaseException:
+            sink.discard()
             raise
 
     def _file_for(self, entries: int, words: int) -> RunFile:
