@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from headwater.arrow_types import key_schema
 from headwater.delta.index import index as key_index
 from headwater.delta.index import runs as key_runs
-from headwater.delta.index.codes import Codes, encode
+from headwater.delta.index.codes import _SPREAD, Codes, encode
 from headwater.delta.index.index import NOWHERE, KeyIndex, file_of, place_of, row_of
 from headwater.schema import Column, TableSchema, ValueType
 
@@ -73,6 +73,17 @@ def test_a_uuid_is_its_digits_and_a_slice_of_a_column_is_not_the_whole() -> None
     assert pairs(encode(schema, whole.slice(2, 2))) == pairs(encode(schema, whole))[2:]
     upper = table(schema, [(key.upper(),) for (key,) in keys])
     assert pairs(encode(schema, upper)) == pairs(encode(schema, whole))
+
+
+@given(st.lists(st.uuids(), max_size=20))
+def test_a_uuid_is_its_digits_whatever_they_are(keys: list[uuid.UUID]) -> None:
+    schema = schema_of([ValueType("uuid", "string")])
+    codes = encode(schema, table(schema, [(str(key),) for key in keys]))
+    assert codes.second is not None
+    assert codes.second.tolist() == [key.int >> 64 for key in keys]
+    undone = np.uint64(pow(int(_SPREAD[1]), -1, 1 << 64))
+    low = (codes.first - codes.second * _SPREAD[0]) * undone
+    assert low.tolist() == [key.int & (1 << 64) - 1 for key in keys]
 
 
 def test_minus_zero_and_zero_are_one_key() -> None:
@@ -218,7 +229,10 @@ def test_closing_does_not_wait_for_a_merge_that_has_not_begun() -> None:
     assert files_of(index, 5) == [1]
 
 
-def test_an_index_is_built_of_many_parts_with_few_of_them_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("in_order", [False, True])
+def test_an_index_is_built_of_many_parts_with_few_of_them_in_memory(
+    monkeypatch: pytest.MonkeyPatch, in_order: bool
+) -> None:
     monkeypatch.setattr(key_index, "_ON_DISK_ABOVE", 1000)
     index = KeyIndex()
     chance = np.random.default_rng(5)
@@ -226,9 +240,10 @@ def test_an_index_is_built_of_many_parts_with_few_of_them_in_memory(monkeypatch:
 
     def parts() -> Iterator[tuple[Codes, Any]]:
         for number, part in enumerate(np.split(keys, 40)):
-            yield Codes(part.astype(np.uint64)), place_of(number, np.arange(250, dtype=np.int64))
+            rows = np.argsort(part) if in_order else np.arange(250)
+            yield Codes(part[rows].astype(np.uint64)), place_of(number, rows.astype(np.int64))
 
-    index.build(parts())
+    index.build(parts(), in_order=in_order)
     assert len(index._runs) == 1
     places = index.find(Codes(keys.astype(np.uint64)))
     assert (keys[file_of(places) * 250 + row_of(places)] == keys).all()
