@@ -30,13 +30,13 @@ class TableUnreadable(Exception):
 
 def snapshot_at(place: str, version: int) -> Snapshot:
     """`read_snapshot`, with TableUnreadable for what is damaged."""
-    with _damage_named():
+    with damage_named():
         return read_snapshot(place, version)
 
 
 def refuse_lost(snapshot: Snapshot) -> None:
     """TableUnreadable where a file is missing or has another size: for what another engine could not read."""
-    with _damage_named():
+    with damage_named():
         lost = lost_file(snapshot.folder, snapshot.version)
     if lost:
         raise TableUnreadable(f"its Delta table cannot be read: {lost}")
@@ -52,7 +52,7 @@ def is_small(snapshot: Snapshot) -> bool:
 
 def batches(snapshot: Snapshot, schema: pa.Schema) -> Iterator[pa.Table]:
     """The columns of `schema` of all rows, in parts. TableUnreadable."""
-    with _damage_named():
+    with damage_named():
         for file in snapshot.files.values():
             yield from _live_batches(snapshot, file, schema)
 
@@ -64,7 +64,7 @@ def rows_by_file(snapshot: Snapshot, schema: pa.Schema) -> list[tuple[str, pa.Ta
     def read(file: DataFile) -> pa.Table:
         return pa.concat_tables([schema.empty_table(), *_live_batches(snapshot, file, schema)])
 
-    with _damage_named():
+    with damage_named():
         found = storage.side_by_side(snapshot.folder, [partial(read, file) for file in files])
     return [(file.name, rows) for file, rows in zip(files, found, strict=True)]
 
@@ -75,7 +75,8 @@ def _live_batches(snapshot: Snapshot, file: DataFile, schema: pa.Schema) -> Iter
 
 
 @contextlib.contextmanager
-def _damage_named() -> Iterator[None]:
+def damage_named() -> Iterator[None]:
+    """TableUnreadable for what says so of a file."""
     try:
         yield
     except (FileNotFoundError, KeyError, ValueError, pa.ArrowException) as error:

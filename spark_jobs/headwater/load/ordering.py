@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
@@ -91,6 +91,13 @@ class TableFiles:
         """Whether rows are to be laid out, and not left as they come."""
         return bool(self.layout.partition_by or self.schema.cluster_by)
 
+    def write(self, rows: Iterable[pa.Table], run: str = "") -> list[DataFile]:
+        """By a task: put `rows` into files of their own. `run`: that these are of, if any."""
+        files = [written.file for written in write_rows(self.folder, lake_schema(self.schema), rows, self.layout, run)]
+        if self.notes and files:
+            put_note(self.lake.root, self.notes, self.folder, files)
+        return files
+
     def as_they_come(self, frame: DataFrame) -> list[DataFile]:
         """Put the rows of `frame`, which are read once, each task's into files of its own."""
         return _written(frame, _Writer(self))
@@ -135,11 +142,7 @@ class _Writer:
     run: str = ""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        into = self.into
-        into.lake.enter()
-        kind = lake_schema(into.schema)
-        tables = (as_stored(batch, kind) for batch in batches)
-        files = [written.file for written in write_rows(into.folder, kind, tables, into.layout, self.run)]
-        if into.notes and files:
-            put_note(into.lake.root, into.notes, into.folder, files)
+        self.into.lake.enter()
+        kind = lake_schema(self.into.schema)
+        files = self.into.write((as_stored(batch, kind) for batch in batches), self.run)
         yield pa.RecordBatch.from_pydict({"file": pa.array([json.dumps(asdict(file)) for file in files], pa.string())})

@@ -16,12 +16,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import functions
+from pyspark.sql import DataFrame, SparkSession, functions
 
+from headwater.apply.by_spark.tasks import FileTasks
 from headwater.apply.replacement import size_read
 from headwater.apply.reshape import why_not
 from headwater.arrow_types import lake_schema
@@ -47,6 +46,7 @@ from headwater.position import format_lsn
 from headwater.reload.reload import ReadPart, open_registry
 from headwater.reload.replacing import Replacing, driver_beside, refuse_state
 from headwater.reload.row_folder import ReloadFiles, put_few_rows
+from headwater.reload.stored_rows import PartitionTexts, StoredRows, in_groups
 from headwater.reload.which_rows import part_named
 from headwater.schema import TableSchema
 from headwater.source.catalog.catalog import read_catalog
@@ -188,13 +188,10 @@ class _Rebuild:
             try:
                 snapshot = snapshot_at(path, version)
                 if is_small(snapshot):
-                    self._put_here(snapshot, folder)
+                    read = map(self._texts.fit, batches(snapshot, lake_schema(record.schema)))
+                    put_few_rows(read, folder, self.shape.cluster_by)
                 else:
-                    try:
-                        self._put_by_spark(snapshot, asked.name)
-                    except (PySparkException, Py4JJavaError):
-                        refuse_lost(snapshot)
-                        raise
+                    self._put_into_table(snapshot, asked.name)
             except TableUnreadable as damage:
                 again = f"headwater load PIPELINE.yaml --table {record.name} --again"
                 raise Refused(str(damage), code="not_rebuildable", where=record.name, remedy=again) from damage
@@ -202,51 +199,44 @@ class _Rebuild:
         self.progress(f"{record.name}: {rows} rows read")
         return replace(asked, state="read", since=now_text(), snapshot="", capture_lsn=applied_lsn, rows=rows)
 
-    def _put_here(self, snapshot: Snapshot, folder: str) -> None:
-        texts = self._texts_in_partitions()
-
-        def fit(rows: pa.Table) -> pa.Table:
-            for name, becomes_null in texts:
-                empty = pc.equal(rows[name], "")
-                if not becomes_null and pc.any(empty).as_py():
-                    raise self._empty_texts(name)
-                without = pc.if_else(empty, pa.scalar(None, pa.string()), rows[name])
-                rows = rows.set_column(rows.column_names.index(name), name, without)
-            return rows
-
-        put_few_rows(map(fit, batches(snapshot, lake_schema(self.record.schema))), folder, self.shape.cluster_by)
-
-    def _put_by_spark(self, snapshot: Snapshot, name: str) -> None:
-        root = self.pipeline.lake_path()
-        spark = job_session(self.pipeline.name, "rebuild", root)
-        share_engine(spark)
-        allow_old_versions(spark)
-        frame = rows_of_table(spark, snapshot.folder, snapshot.version)
-        for column, becomes_null in self._texts_in_partitions():
-            if becomes_null:
-                frame = frame.withColumn(column, functions.expr(f"nullif({quoted(column)}, '')"))
-            elif frame.where(f"{quoted(column)} = ''").take(1):
-                raise self._empty_texts(column)
-        frame = frame.select(*map(quoted, struct_type(self.record.schema).names))
-        files = snapshot.files.values()
+    def _put_into_table(self, snapshot: Snapshot, name: str) -> None:
+        """Rows that lie together already are put file by file; all others Spark lays out."""
+        root, record = self.pipeline.lake_path(), self.record
+        files = list(snapshot.files.values())
         rows, size = sum(file.rows or 0 for file in files), sum(file.size for file in files)
         layout = layout_of(becoming(snapshot, self.shape))
         into = TableFiles(snapshot.folder, self.shape, layout, LakeAccess.to(root))
-        ReloadFiles(root, name, into).put_again(frame, rows, size)
+        waiting = ReloadFiles(root, name, into)
+        read = StoredRows(snapshot.folder, record.schema, layout_of(snapshot.metadata), self._texts)
+        if not self.shape.cluster_by and read.lie_together(files, self.shape.partition_by):
+            waiting.put_by(FileTasks(self._spark, root), read, in_groups(snapshot), size)
+            return
+        try:
+            waiting.put_again(self._frame(snapshot, read.texts), rows, size)
+        except (PySparkException, Py4JJavaError):
+            refuse_lost(snapshot)
+            raise
 
-    def _texts_in_partitions(self) -> list[tuple[str, bool]]:
-        """Columns of text that are to partition the table, and whether an empty text becomes NULL in them: from now on
-        it is a bad value, since Delta takes it for NULL there."""
+    def _spark(self) -> SparkSession:
+        return job_session(self.pipeline.name, "rebuild", self.pipeline.lake_path())
+
+    def _frame(self, snapshot: Snapshot, texts: PartitionTexts) -> DataFrame:
+        spark = self._spark()
+        share_engine(spark)
+        allow_old_versions(spark)
+        frame = rows_of_table(spark, snapshot.folder, snapshot.version)
+        for column, becomes_null in texts.columns:
+            if becomes_null:
+                frame = frame.withColumn(column, functions.expr(f"nullif({quoted(column)}, '')"))
+            elif frame.where(f"{quoted(column)} = ''").take(1):
+                raise texts.refused(column)
+        return frame.select(*map(quoted, struct_type(self.record.schema).names))
+
+    @property
+    def _texts(self) -> PartitionTexts:
         columns = [self.shape.column(name) for name in self.shape.partition_by]
-        return [(column.name, column.on_bad_value == "null") for column in columns if column.value.lake == "string"]
-
-    def _empty_texts(self, name: str) -> Refused:
-        return Refused(
-            f"{name} holds empty texts, which Delta takes for NULL in a partition column",
-            code="bad_value",
-            where=self.record.name,
-            remedy=f'set on_bad_value: {{{name}: "null"}} in the pipeline file, or choose another column',
-        )
+        texts = [(column.name, column.on_bad_value == "null") for column in columns if column.value.lake == "string"]
+        return PartitionTexts(self.record.name, tuple(texts))
 
     def _pin(self, root: str, version: int, applied_lsn: int) -> str:
         """The version stays until it has been read."""

@@ -9,16 +9,18 @@ another name first and copy it twice; there every task puts its file through the
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from os.path import join
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
+from headwater.apply.by_spark.tasks import FileTasks
 from headwater.apply.waiting_files import discard_waiting, make_notes, put_list
+from headwater.arrow_types import lake_schema
 from headwater.delta import storage
 from headwater.delta.clustering import ordered
 from headwater.delta.data_files import gathered
@@ -28,6 +30,8 @@ from headwater.lake.executors import LakeAccess
 from headwater.lake_root import is_remote
 from headwater.load.ordering import TableFiles
 from headwater.spark.stores import is_readable
+
+Item = TypeVar("Item")
 
 
 def put_rows(frame: DataFrame, folder: str, lake: LakeAccess) -> None:
@@ -65,6 +69,15 @@ class ReloadFiles:
         into = self._begun()
         self._list(into.laid_out(frame, rows, size) if into.have_order else into.as_they_come(frame))
 
+    def put_by(
+        self, tasks: FileTasks, read: Callable[[Item], Iterator[pa.Table]], items: Sequence[Item], size: int
+    ) -> None:
+        """As `put`, for what `read` finds of each of the `items`, of `size` bytes together: a task puts the rows of one
+        into files of their own."""
+        into = self._begun()
+        found = tasks.map(_Rewrite(into, read), items, size, lambda files: discard(into.folder, files))
+        self._list([file for files in found for file in files])
+
     def _begun(self) -> TableFiles:
         discard_waiting(self.root, self.name)  # of an attempt before this one
         return replace(self.into, notes=make_notes(self.root, self.name))
@@ -72,6 +85,16 @@ class ReloadFiles:
     def _list(self, files: list[DataFile]) -> None:
         if files:
             put_list(self.root, self.name, self.into.folder, files)
+
+
+@dataclass(frozen=True)
+class _Rewrite:
+    into: TableFiles
+    read: Callable[[Any], Iterator[pa.Table]]
+
+    def __call__(self, item: Any) -> list[DataFile]:
+        kind = lake_schema(self.into.schema)
+        return self.into.write(rows.cast(kind) for rows in self.read(item))
 
 
 def put_few_rows(rows: Iterable[pa.Table], folder: str, cluster_by: tuple[str, ...]) -> None:

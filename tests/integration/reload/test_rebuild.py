@@ -31,6 +31,7 @@ from fixtures.lake_waits import wait
 from fixtures.loaded import loaded_pipeline
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
+from headwater.apply.by_spark.tasks import FileTasks
 from headwater.apply.direct import Fence
 from headwater.apply.reshape import rebuild as rebuild_in_lake
 from headwater.arrow_types import lake_schema
@@ -122,18 +123,34 @@ def shop(database: Database, spark: SparkSession, tmp_path: Path) -> Shop:
     return made
 
 
-@pytest.fixture(params=["in this process", "by Spark"])
-def each_reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rows of a small table are read here, those of a large one by Spark, and by nothing else."""
-    other = "ReloadFiles"
-    if request.param == "by Spark":
+@pytest.fixture(params=["in this process", "file by file", "by Spark"])
+def each_reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Rows of a small table are read here, those of a large one by tasks: file by file, or as Spark lays them out."""
+    ways = {
+        "in this process": "headwater.reload.rebuild.put_few_rows",
+        "file by file": "headwater.reload.row_folder.ReloadFiles.put_by",
+        "by Spark": "headwater.reload.row_folder.ReloadFiles.put_again",
+    }
+    if request.param != "in this process":
         request.getfixturevalue("reloads_by_spark")
-        other = "put_few_rows"
+    if request.param == "by Spark":
+        monkeypatch.setattr("headwater.reload.stored_rows.FEW_PARTITIONS", 0)
+    monkeypatch.setattr("headwater.reload.stored_rows._OF_A_TASK", 1)
+    monkeypatch.setattr("headwater.apply.by_spark.tasks.LARGE_BYTES", 0)
+    asked, by_spark = [], FileTasks._by_spark
 
-    def not_this_one(*_: object) -> None:
-        pytest.fail(f"{other} was called")
+    def noted(self: FileTasks, work: Any, items: Any) -> Any:
+        asked.append(len(items))
+        made = by_spark(self, work, items)
+        assert made is not None
+        return made
 
-    monkeypatch.setattr(f"headwater.reload.rebuild.{other}", not_this_one)
+    monkeypatch.setattr(FileTasks, "_by_spark", noted)
+    for way, place in ways.items():
+        if way != request.param:
+            monkeypatch.setattr(place, lambda *_, place=place: pytest.fail(f"{place} was called"))
+    yield
+    assert (max(asked, default=0) > 1) == (request.param == "file by file")
 
 
 @pytest.mark.usefixtures("each_reader")
