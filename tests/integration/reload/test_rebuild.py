@@ -323,7 +323,7 @@ def test_a_driver_that_dies_over_a_rebuild_is_followed_by_one_that_ends_it(
 
 
 def test_a_partitioned_table_takes_another_type_of_its_key_and_keeps_its_odd_names(
-    database: Database, spark: SparkSession, tmp_path: Path
+    database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its columns are mapped in the lake (a name with a space), its rows say which partition they are of."""
     database.allow_publishing()
@@ -358,6 +358,13 @@ def test_a_partitioned_table_takes_another_type_of_its_key_and_keeps_its_odd_nam
     assert sorted(stored()) == sorted(expected)
     assert len(spark.read.format("delta").load(lake_path_of(pipeline, tree)).where("`a day` = '2026-02-20'").collect())
     assert DeltaTable(lake_path_of(pipeline, tree)).metadata().partition_columns == ["a day"]
+    # Read file by file, its rows in the lake are the same without partitions.
+    monkeypatch.setattr("headwater.delta.small_versions.SMALL_BYTES", 0)
+    monkeypatch.setattr("headwater.reload.row_folder.ReloadFiles.put_again", lambda *_: pytest.fail("Spark reads them"))
+    pipeline = write_pipeline(tmp_path, database, {"name": tree, "types": {"id": "decimal(12,0)"}})
+    assert rebuild(pipeline, TableName("public", "tree"))["tables"][tree]["read_from"] == "lake"
+    assert sorted(stored()) == sorted(expected)
+    assert DeltaTable(lake_path_of(pipeline, tree)).metadata().partition_columns == []
 
 
 def test_a_column_that_comes_while_a_rebuild_waits_keeps_its_values(shop: Shop, tmp_path: Path) -> None:

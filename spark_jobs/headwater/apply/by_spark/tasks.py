@@ -39,7 +39,10 @@ class FileTasks:
     def by_tasks_alone(self, work: Callable[[Item], Made], items: Sequence[Item]) -> list[Made] | None:
         """As `map`, and never in this process: None where Spark fails, or the work on one of the items does."""
         made = self._by_spark(work, items)
-        return None if made is None or any(isinstance(one, _Failed) for one in made) else made
+        failed = next((one.error for one in made or () if isinstance(one, _Failed)), None)
+        if failed is not None:
+            log.warning("%d files are worked on by one thread, since a task failed: %s", len(items), failed)
+        return made if failed is None else None
 
     def _by_spark(self, work: Callable[[Item], Made], items: Sequence[Item]) -> list[Any] | None:
         from py4j.protocol import Py4JError
