@@ -1,12 +1,13 @@
 """The keys of rows in data files, in the form that an index takes: read here, or by Spark's tasks where they are many.
 
 One thread reads and sorts one to five million a second. Each task leaves runs in a folder of the lake that nobody else
-knows, whose writer takes them one after the other: to merge them is the smaller part of the work. What a writer that
-was killed has left there goes with what was staged (`headwater.apply.staged.files.sweep_staged`).
+knows, whose writer takes them one after the other: to merge them is the smaller part of the work. What a process that
+was killed has left there goes a day later, with what was staged (`headwater.apply.staged.files.sweep_staged`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from headwater.delta.index.codes import Codes, encode
 from headwater.delta.index.index import place_of
 from headwater.delta.index.runs import sorted_run
 from headwater.delta.layout import Layout
-from headwater.lake.paths import staged_path
+from headwater.lake.paths import key_scratch
 from headwater.schema import TableSchema
 
 Int64 = npt.NDArray[np.int64]
@@ -69,26 +70,43 @@ class KeyFiles:
 
 def runs_by_tasks(files: KeyFiles, numbered: Sequence[Numbered], tasks: FileTasks) -> Iterator[Keys] | None:
     """The keys of all of the files in runs, each in the order of its codes; no key may occur twice. None: they are for
-    the caller to read, because they are few, or no task could."""
+    the caller to read, because they are few, or no task could. RunsGone while they are taken; InterruptedError when
+    nobody wants them any more."""
     if sum(one.file.rows or 0 for one in numbered) < MANY:
         return None
-    scratch = join(staged_path(tasks.root), f"keys-{uuid.uuid4()}")
-    storage.make_folder(scratch)
-    made = tasks.by_tasks_alone(_ReadKeys(files, scratch, _OF_A_RUN), _shared_out(numbered))
-    if made is None:
-        storage.delete_folder(scratch)
-        return None
-    return _taken(scratch, list(chain.from_iterable(made)))
+    scratch = key_scratch(tasks.root)
+    runs: list[str] = []
+    try:
+        storage.make_folder(scratch)
+        made = tasks.by_tasks_alone(_ReadKeys(files, scratch, _OF_A_RUN), _shared_out(numbered))
+        runs = list(chain.from_iterable(made or ()))
+    finally:
+        if not runs:
+            _remove(scratch)
+    return _taken(scratch, runs) if made is not None else None
+
+
+class RunsGone(Exception):
+    """What tasks have left cannot be read any more."""
 
 
 def _taken(scratch: str, runs: Sequence[str]) -> Iterator[Keys]:
     try:
         for name in runs:
-            with pa.ipc.open_file(storage.read(join(scratch, name))) as file:
-                first, *second, places = (column.combine_chunks().to_numpy() for column in file.read_all().columns)
+            try:
+                with pa.ipc.open_file(storage.read(join(scratch, name))) as file:
+                    first, *second, places = (column.combine_chunks().to_numpy() for column in file.read_all().columns)
+            except (OSError, pa.ArrowException) as error:
+                raise RunsGone(str(error)) from error
             yield Codes(first, *second), places
-            storage.delete(join(scratch, name))
+            with contextlib.suppress(OSError):
+                storage.delete(join(scratch, name))
     finally:
+        _remove(scratch)
+
+
+def _remove(scratch: str) -> None:
+    with contextlib.suppress(OSError):  # it is old one day, and swept
         storage.delete_folder(scratch)
 
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from headwater.apply.by_spark.tasks import FileTasks
-from headwater.apply.file_keys import KeyFiles, Keys, Numbered, runs_by_tasks
+from headwater.apply.file_keys import KeyFiles, Keys, Numbered, RunsGone, runs_by_tasks
 from headwater.apply.live_files import LiveFiles, are_among
 from headwater.arrow_types import key_schema
 from headwater.delta.data_files import count_rows, read_rows
@@ -350,7 +350,7 @@ class LiveTable:
             try:
                 self._index.build(runs, in_order=True)
                 return
-            except OSError as error:
+            except RunsGone as error:
                 log.warning(
                     "%s: its keys are read by one thread, since what tasks read is gone: %s", self._folder, error
                 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import uuid
 from os.path import join
 
 from headwater.delta.storage import uri_of
@@ -33,6 +35,19 @@ def staged_path(root: str) -> str:
     """Below it a folder for each generation, in that one for each open transaction: see
     `headwater.apply.staged.files`."""
     return join(root, CONTROL, "staged")
+
+
+_KEYS = "keys-"
+
+
+def key_scratch(root: str) -> str:
+    """A folder among what is staged that nobody knows yet: see `headwater.apply.file_keys`."""
+    return join(staged_path(root), f"{_KEYS}{int(time.time())}-{uuid.uuid4()}")
+
+
+def key_scratch_made(name: str) -> int | None:
+    """When the folder `name` of `staged_path` was made by `key_scratch`, in seconds since 1970; None: it was not."""
+    return int(name.removeprefix(_KEYS).partition("-")[0]) if name.startswith(_KEYS) else None
 
 
 def kept_path(root: str, name: str) -> str:

@@ -57,6 +57,8 @@ log = logging.getLogger(__name__)
 
 _KEEP: Final = timedelta(days=2)
 """So long at most the version that is read is kept from clean-up."""
+_MOST_HERE: Final = 4 << 30
+"""Bytes that one thread may put where Spark fails: some ten minutes."""
 
 
 def rebuild(
@@ -209,7 +211,7 @@ class _Rebuild:
         waiting = ReloadFiles(root, name, into)
         read = StoredRows(snapshot.folder, record.schema, layout_of(snapshot.metadata), self._texts)
         if not self.shape.cluster_by and read.lie_together(files, self.shape.partition_by):
-            waiting.put_by(FileTasks(self._spark, root), read, in_groups(snapshot), size)
+            waiting.put_by(FileTasks(self._spark, root, most_here=_MOST_HERE), read, in_groups(snapshot), size)
             return
         try:
             waiting.put_again(self._frame(snapshot, read.texts), rows, size)

@@ -23,7 +23,7 @@ from headwater.schema import TableSchema
 _OF_A_TASK: Final = 64 << 20
 """Bytes of files that a task reads, at least."""
 _LOOKED_AT: Final = 5
-"""Files, the largest ones."""
+"""Files, large ones and small ones."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,16 @@ class StoredRows:
     def lie_together(self, files: Sequence[DataFile], partition_by: tuple[str, ...]) -> bool:
         """Whether the rows of a file are of few partitions, as far as some of the `files` tell."""
         kind = pa.schema([lake_schema(self.schema).field(name) for name in partition_by])
-        for file in sorted(files, key=lambda file: file.size)[-_LOOKED_AT:] if partition_by else ():
-            with damage_named():
-                rows = next(column_batches(self.folder, file, kind, self.layout), kind.empty_table())
-            if rows.group_by(list(partition_by)).aggregate([]).num_rows > FEW_PARTITIONS:
-                return False
-        return True
+        by_size = sorted(files, key=lambda file: file.size, reverse=True)
+        some = by_size[:: -(-len(by_size) // _LOOKED_AT)] if by_size and partition_by else ()
+        return all(self._partitions(file, kind) <= FEW_PARTITIONS for file in some)
+
+    def _partitions(self, file: DataFile, kind: pa.Schema) -> int:
+        """Of how many the rows are; or more than a few. All are looked at: they may be in the order of them."""
+        found = kind.empty_table()
+        with damage_named():
+            for rows in column_batches(self.folder, file, kind, self.layout):
+                found = pa.concat_tables([found, rows]).group_by(kind.names).aggregate([])
+                if found.num_rows > FEW_PARTITIONS:
+                    break
+        return int(found.num_rows)

@@ -49,6 +49,8 @@ SparkOnDemand = Callable[[], "SparkSession"]
 """Gives its caller a session, and starts Spark if nobody has needed it so far."""
 
 _JVM_END_SECONDS = 20.0
+_building = threading.Lock()
+"""Of the process's one session: a job and the driver beside it may ask for it at once."""
 _DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 _LOG_STORE = "spark.delta.logStore.file.impl"
 _LOG_STORE_OF_ALL = "spark.delta.logStore.class"
@@ -204,7 +206,8 @@ def cores_of(session: SparkSession) -> int | None:
 
 def job_session(pipeline_name: str, job: str, lake: str) -> SparkSession:
     """`build_session` for one of Headwater's own jobs, tuned for tables that are small; see `suit`."""
-    session = _session(pipeline_name, f"headwater {job}", lake, _TUNING)
+    with _building:
+        session = _session(pipeline_name, f"headwater {job}", lake, _TUNING)
     suit(session)
     return session
 
@@ -219,11 +222,12 @@ def build_session(
     """The process's Spark session: the running one, brought to the required settings, or a new one.
 
     `lake`: where it is to read, if that is an object store. `tuning`: settings of a new one that give way to what
-    spark-submit and spark-defaults.conf say. Not to be called by several threads at once; work in threads on
-    `for_thread(session)`, which has settings of its own and shares all else. Without Java or jars: `Refused`.
+    spark-submit and spark-defaults.conf say. Work in threads on `for_thread(session)`, which has settings of its own
+    and shares all else. Without Java or jars: `Refused`.
     """
     require_jars(lake)
-    session = _session(pipeline_name, app_name, lake, tuning)
+    with _building:
+        session = _session(pipeline_name, app_name, lake, tuning)
     enter(session, lake)
     return session
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +15,14 @@ import pytest
 
 from fixtures.twins import APP, FENCE, Twins, by_delta_rs, make_twins
 from headwater.apply import file_keys
+from headwater.apply.applier import Applier
 from headwater.apply.by_spark import tasks as tasks_module
 from headwater.apply.by_spark.optimize import compact_directly
 from headwater.apply.by_spark.tasks import FileTasks
 from headwater.apply.columns import ColumnChange, evolve
 from headwater.apply.direct import Fence
 from headwater.apply.live_table import LiveTable
+from headwater.apply.warm_tables import WarmTables
 from headwater.arrow_types import key_schema
 from headwater.delta import storage
 from headwater.delta.delta_log import read_snapshot
@@ -125,9 +129,9 @@ def test_both_ways_give_the_same_table(
     asked: list[int] = []
     by_tasks = FileTasks._by_spark
 
-    def noted(self: FileTasks, each: Any, items: Any) -> list[Any] | None:
+    def noted(self: FileTasks, each: Any, items: Any, can_wait: bool) -> list[Any] | None:
         asked.append(len(items))
-        return by_tasks(self, each, items)
+        return by_tasks(self, each, items, can_wait)
 
     monkeypatch.setattr(FileTasks, "_by_spark", noted)
     work(by_spark, FileTasks(lambda: spark, root))
@@ -239,6 +243,61 @@ def test_a_data_file_that_tasks_cannot_read_is_named_as_ever(spark: SparkSession
     with pytest.raises(FileNotFoundError, match=lost.name):
         LiveTable(str(twins.direct), twins.schema, tasks=FileTasks(lambda: spark, root)).index_keys()
     assert storage.names(staged_path(root)) == []
+
+
+def _slow(item: str) -> bytes:
+    time.sleep(30)
+    return bytes.fromhex(item)
+
+
+def test_where_no_core_is_free_one_thread_does_it_and_a_thread_that_is_stopped_waits_for_none(
+    spark: SparkSession, root: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tasks_module, "_has_begun", lambda *_: False)
+    monkeypatch.setattr(tasks_module, "_LOOK_EVERY", 0.05)
+    monkeypatch.setattr(tasks_module, "_LONGEST_WAIT", 0.2)
+    began = time.monotonic()
+    assert FileTasks(lambda: spark, root).by_tasks_alone(_slow, ["01", "02"]) is None
+    assert "by one thread, since Spark failed" in caplog.text
+    monkeypatch.setattr(tasks_module, "_LONGEST_WAIT", 1e9)
+    stopped = threading.Event()
+    threading.Timer(0.5, stopped.set).start()
+    with pytest.raises(InterruptedError):
+        FileTasks(lambda: spark, root, stopped.is_set).by_tasks_alone(_slow, ["01", "02"])
+    assert time.monotonic() - began < 25  # neither has waited for its tasks
+    # What this thread starts afterwards is of no group that was given up.
+    assert spark.sparkContext.parallelize([1, 2], 2).sum() == 3
+
+
+def test_what_is_too_large_for_one_thread_waits_and_raises_what_spark_fails_with(
+    spark: SparkSession, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks_module, "_has_begun", lambda *_: False)
+    monkeypatch.setattr(tasks_module, "_LOOK_EVERY", 0.05)
+    monkeypatch.setattr(tasks_module, "_LONGEST_WAIT", 0.0)
+    patient = FileTasks(lambda: spark, root, most_here=1)
+    assert patient.map(bytes.fromhex, ["01"], 2, undo_nothing) == [b"\x01"]
+
+    def refused() -> Any:
+        raise Refused("there is no Java here", code="no_java", remedy="install it")
+
+    with pytest.raises(Refused, match="there is no Java here"):
+        FileTasks(refused, root, most_here=1).map(bytes.fromhex, ["01", "02"], 2, undo_nothing)
+    assert FileTasks(refused, root, most_here=2).map(bytes.fromhex, ["01", "02"], 2, undo_nothing) == [b"\x01", b"\x02"]
+
+
+@pytest.mark.usefixtures("many")
+def test_a_driver_and_its_successor_let_tasks_read_the_keys(spark: SparkSession, root: str) -> None:
+    twins = _filled(spark, root, "uuid", partition_by=("level",))
+    path = str(twins.direct)
+    tasks = Counting(lambda: spark, root)
+    warm = WarmTables(tasks)
+    assert warm.follow(twins.record, path, APP) == ""
+    assert len(tasks.asked) == 1
+    twins.applier.close()
+    twins.applier = Applier(no_spark, Fence(FENCE, 1), {}, tasks)
+    assert twins.write(twins.batch()).divergence == 0
+    assert len(tasks.asked) > 1
 
 
 def test_few_keys_ask_for_no_spark(spark: SparkSession, root: str) -> None:

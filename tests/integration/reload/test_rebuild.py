@@ -139,9 +139,9 @@ def each_reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("headwater.apply.by_spark.tasks.LARGE_BYTES", 0)
     asked, by_spark = [], FileTasks._by_spark
 
-    def noted(self: FileTasks, work: Any, items: Any) -> Any:
+    def noted(self: FileTasks, work: Any, items: Any, can_wait: bool) -> Any:
         asked.append(len(items))
-        made = by_spark(self, work, items)
+        made = by_spark(self, work, items, can_wait)
         assert made is not None
         return made
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from headwater.apply.staged.files import CannotStage, StagedRows, StagedTable, s
 from headwater.arrow_types import key_schema, lake_schema
 from headwater.delta.data_files import read_columns
 from headwater.delta.index.codes import encode
-from headwater.lake.paths import staged_path
+from headwater.lake.paths import key_scratch, staged_path
 from headwater.net_changes import NetChanges
 from headwater.replicate.preapply.decide import Worth
 from headwater.schema import Column, TableSchema, ValueType
@@ -112,6 +113,20 @@ def test_files_of_other_generations_are_swept_and_those_of_the_newest_stay(tmp_p
     assert len(sweep_staged(str(tmp_path), 5)) == 2
     assert os.listdir(staged_path(str(tmp_path))) == ["5"]
     assert sweep_staged(str(tmp_path / "nothing"), 5) == []
+
+
+def test_keys_that_another_process_reads_stay_and_those_of_a_day_ago_are_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = key_scratch(str(tmp_path)), key_scratch(str(tmp_path))
+    for folder in (old, new):
+        os.makedirs(folder)
+    assert sweep_staged(str(tmp_path), 5) == []
+    moment = time.time() + 24 * 3600 + 2
+    monkeypatch.setattr("headwater.apply.staged.files.time.time", lambda: moment)
+    os.rename(new, new := new.replace("keys-", f"keys-{int(moment)}-"))
+    assert sweep_staged(str(tmp_path), 5) == [old]
+    assert os.listdir(staged_path(str(tmp_path))) == [os.path.basename(new)]
 
 
 def test_while_most_transactions_are_rolled_back_only_some_are_staged() -> None:

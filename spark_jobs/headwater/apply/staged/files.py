@@ -11,6 +11,7 @@ them there, so whoever is the newest generation may remove those of all others.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from os.path import join
@@ -26,13 +27,15 @@ from headwater.delta.data_files import read_columns, write_batches
 from headwater.delta.delta_log import DataFile
 from headwater.delta.index.codes import Codes, encode
 from headwater.delta.index.index import NOWHERE, KeyIndex, file_of, place_of, row_of
-from headwater.lake.paths import staged_path
+from headwater.lake.paths import key_scratch_made, staged_path
 from headwater.net_changes import NetChanges
 from headwater.schema import TableSchema
 
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
+_KEYS_STAY = 24 * 3600.0
+"""Seconds: another process may be about to take them."""
 _MOST_TOMBSTONES = 1 << 20
 """The keys of removed rows are held in memory."""
 _TOMBSTONES = 0
@@ -98,12 +101,18 @@ class StagedRows:
 
 
 def sweep_staged(root: str, generation: int) -> list[str]:
-    """Remove what was staged under other generations than this, the newest one; returns the folders."""
-    others = [name for name in storage.names(staged_path(root)) if name != str(generation)]
+    """Remove what was staged under other generations than this, the newest one, and keys that were read a day ago;
+    returns the folders."""
+    others = [name for name in storage.names(staged_path(root)) if _is_left(name, generation)]
     swept = [join(staged_path(root), name) for name in others]
     for folder in swept:
         storage.delete_folder(folder)
     return swept
+
+
+def _is_left(name: str, generation: int) -> bool:
+    made = key_scratch_made(name)
+    return name != str(generation) if made is None else made < time.time() - _KEYS_STAY
 
 
 @dataclass(slots=True)

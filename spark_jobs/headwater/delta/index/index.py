@@ -106,17 +106,21 @@ class KeyIndex:
             waiting.clear()
             runs.append(run if not runs and len(run) <= _ON_DISK_ABOVE else self._on_disk(run))
 
-        for codes, places in parts:
-            if len(codes):
-                waiting.append((codes, places))
-            if waiting and (in_order or sum(len(places) for _, places in waiting) > _ON_DISK_ABOVE):
+        try:
+            for codes, places in parts:
+                if len(codes):
+                    waiting.append((codes, places))
+                if waiting and (in_order or sum(len(places) for _, places in waiting) > _ON_DISK_ABOVE):
+                    as_run()
+            if waiting:
                 as_run()
-        if waiting:
-            as_run()
-        if len(runs) > 1:
-            whole = self._merged(runs)
+            if len(runs) > 1:
+                whole = self._merged(runs)
+                self._forget(runs)
+                runs = [whole]
+        except BaseException:
             self._forget(runs)
-            runs = [whole]
+            raise
         self._runs += runs
         self._settle()
 

@@ -1,7 +1,7 @@
 """What a driver makes ready while another one still holds the slot: reader process, ledger, tables, a JVM if need be.
 
-In a thread of its own, so that a slot that comes free, or a wish to stop, is noticed at once. Everything is read,
-nothing is written, and nothing that was read is trusted: when the slot is ours the start goes its usual way, and finds
+In a thread of its own, so that a slot that comes free, or a wish to stop, is noticed at once. Nothing is written that
+anybody else reads, and nothing that was read is trusted: when the slot is ours the start goes its usual way, and finds
 most of its answers here.
 """
 
@@ -79,7 +79,7 @@ class _WarmUp:
         self._warm = threading.Event()
         self._thread = threading.Thread(target=self._run, name="headwater-warm-up", daemon=True)
         self._hot: set[str] = set()
-        self.tables = WarmTables(FileTasks(engine, self._root))
+        self.tables = WarmTables(FileTasks(engine, self._root, self._stop.is_set))
         self.reader = ReaderProcess()
         self._thread.start()
 
@@ -88,7 +88,7 @@ class _WarmUp:
         return self._warm.is_set() and self.reader.is_awake
 
     def finish(self) -> None:
-        """Returns after the table that is being read just now."""
+        """Returns after the table that is being read just now by this process; what tasks read is given up."""
         self._stop.set()
         self._thread.join()
 
