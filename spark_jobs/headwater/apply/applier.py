@@ -175,8 +175,8 @@ class Applier:
         if state is None or state.version > version or state.keys != key_schema(record.schema):
             if state is not None:
                 state.close()
-            state = self._states[path] = LiveTable(path, record.schema, tasks=self._tasks)
-        state.keep(Keep(record.incarnation, self._fence.generation), self._beside)
+            state = self._states[path] = LiveTable(path, record.schema)
+        state.keep(Keep(record.incarnation, self._fence.generation), self._beside, self._tasks)
         state.advance(version)
         return state
 

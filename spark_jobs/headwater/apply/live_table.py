@@ -119,11 +119,12 @@ class LiveTable:
         self._forget()
         self._count_rows()
         if kept is not None and beside is not None:
-            self.keep(kept, beside)
+            self.keep(kept, beside, tasks)
 
-    def keep(self, kept: Keep, beside: Executor) -> None:
-        """From now on the index is kept on local disk, as `kept` says, and its large parts are merged and saved by
-        `beside`. Said again it changes nothing."""
+    def keep(self, kept: Keep, beside: Executor, tasks: FileTasks | None = None) -> None:
+        """From now on the index is kept on local disk, as `kept` says, its large parts are merged and saved by
+        `beside`, and `tasks` read many keys. Said again it changes nothing."""
+        self._tasks = tasks  # whoever has read it until now may have ended
         if self._kept is not None:
             return
         table_id = str(self.snapshot.metadata.get("id"))

@@ -181,10 +181,12 @@ def _lake_keys(twins: Twins) -> pa.Table:
 class Counting(FileTasks):
     """Notes how many tasks there were."""
 
-    asked: list[int]
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.asked: list[int] = []
 
     def by_tasks_alone(self, work: Any, items: Any) -> Any:
-        self.asked = [*getattr(self, "asked", []), len(items)]
+        self.asked.append(len(items))
         return super().by_tasks_alone(work, items)
 
 
@@ -290,14 +292,22 @@ def test_what_is_too_large_for_one_thread_waits_and_raises_what_spark_fails_with
 def test_a_driver_and_its_successor_let_tasks_read_the_keys(spark: SparkSession, root: str) -> None:
     twins = _filled(spark, root, "uuid", partition_by=("level",))
     path = str(twins.direct)
-    tasks = Counting(lambda: spark, root)
-    warm = WarmTables(tasks)
+    ended = threading.Event()
+    ahead, behind = Counting(lambda: spark, root, ended.is_set), Counting(lambda: spark, root)
+    warm = WarmTables(ahead)
     assert warm.follow(twins.record, path, APP) == ""
-    assert len(tasks.asked) == 1
+    assert len(ahead.asked) == 1
     twins.applier.close()
-    twins.applier = Applier(no_spark, Fence(FENCE, 1), {}, tasks)
+    # The thread that has read ahead ends; what it has read is gone on with.
+    ended.set()
+    states = warm.take_states()
+    twins.applier = Applier(no_spark, Fence(FENCE, 1), states, behind)
     assert twins.write(twins.batch()).divergence == 0
-    assert len(tasks.asked) > 1
+    assert behind.asked == []
+    states[path]._forget()
+    assert twins.write(twins.batch()).divergence == 0
+    assert len(behind.asked) == 1
+    assert len(ahead.asked) == 1
 
 
 def test_few_keys_ask_for_no_spark(spark: SparkSession, root: str) -> None:
