@@ -19,7 +19,7 @@ import pytest
 
 from fixtures.bank import TABLES, Bank, assert_cuts_consistent, free_the_slot, replicated_bank, writing
 from fixtures.jobs import Hold, Job, armed, assert_equal, catch_up, in_thread, until
-from headwater.apply import live_table as table_state
+from headwater.apply import file_keys
 from headwater.delta import data_files
 from headwater.demo.postgres import EmbeddedServer
 from headwater.errors import LostLease
@@ -164,7 +164,7 @@ def test_what_was_read_before_the_take_over_is_not_read_again(
         reads.append((threading.current_thread().name == "headwater-warm-up", _generation(bank), file.name))
         return genuine(folder, file, *arguments)
 
-    monkeypatch.setattr(table_state, "column_batches", noting)
+    monkeypatch.setattr(file_keys, "column_batches", noting)
     running = drivers.start(take_over=False)
     with writing(bank.database, seed=2):
         generation = _generation(bank) + 1

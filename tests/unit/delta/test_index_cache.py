@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from pyroaring import BitMap
 
-from headwater.apply import live_table as table_state
+from headwater.apply import file_keys
 from headwater.apply.live_table import Added, Keep, LiveTable
 from headwater.arrow_types import key_schema, lake_schema
 from headwater.delta import delta_log
@@ -55,7 +55,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(file.name)
         return column_batches(folder, file, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(table_state, "column_batches", noted)
+    monkeypatch.setattr(file_keys, "column_batches", noted)
     return found
 
 
