@@ -15,11 +15,15 @@ from fixtures.jobs import until
 from fixtures.object_stores import S3Server
 from fixtures.twins import KEEP_CUTS, Twins, make_twins, normal, on_disk
 from headwater import store_options
-from headwater.apply import whole_table
+from headwater.apply import file_keys, whole_table
+from headwater.apply.by_spark.tasks import FileTasks
+from headwater.apply.live_table import LiveTable
 from headwater.apply.plan import Applied, ApplyPath, PlanAgain
 from headwater.delta import delta_log, storage
 from headwater.delta import new_files as partitioned_write
+from headwater.delta.index.codes import Codes
 from headwater.delta.small_tables import open_version
+from headwater.lake.paths import registry_path, staged_path
 from headwater.log.net.on_disk import PartsOnDisk
 from headwater.log.spill import SpillStore
 from headwater.net_changes import NetChanges
@@ -111,3 +115,31 @@ def test_files_of_a_plan_that_lost_its_race_are_removed_there(
     with pytest.raises(PlanAgain):
         pair.twins.applier.commit(late)
     assert sorted(storage.names(pair.place)) == before
+
+
+def test_keys_that_tasks_read_there_lie_where_they_lie(
+    spark: SparkSession, tmp_path: Path, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = _pair(spark, tmp_path, s3_server, "uuid", ("level",))
+    for _ in range(4):
+        pair.write(pair.twins.batch())
+    for name, value in (("MANY", 1), ("_OF_A_TASK", 20), ("_OF_A_RUN", 1)):
+        monkeypatch.setattr(file_keys, name, value)
+    root = pair.place.removesuffix("/t")
+    store_options.register(root, s3_server.entry)
+    storage.put_if_absent(f"{registry_path(root)}/_delta_log/{0:020}.json", b"{}")  # a task looks whether it is a lake
+    taken: list[str] = []
+    genuine = file_keys._taken
+
+    def noted(scratch: str, runs: list[str]) -> Iterator[file_keys.Keys]:
+        taken.extend(runs)
+        return genuine(scratch, runs)
+
+    monkeypatch.setattr(file_keys, "_taken", noted)
+    here, by_tasks = (
+        LiveTable(pair.place, pair.twins.schema, tasks=tasks) for tasks in (None, FileTasks(lambda: spark, root))
+    )
+    keys = Codes.joined(list(here.all_keys()))
+    assert by_tasks.find(keys).tolist() == here.find(keys).tolist()
+    assert len(taken) > 1
+    assert storage.names(staged_path(root)) == []
