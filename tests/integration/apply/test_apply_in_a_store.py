@@ -60,8 +60,17 @@ class Pair:
             assert sorted(repr(normal(row)) for row in by_polars) == expected
 
 
-def _pair(spark: SparkSession, folder: Path, server: S3Server, kind: str, partition_by: tuple[str, ...] = ()) -> Pair:
-    twins = make_twins(spark, folder, kind, random.randrange(1 << 30), partition_by=partition_by)
+def _pair(
+    spark: SparkSession,
+    folder: Path,
+    server: S3Server,
+    kind: str,
+    partition_by: tuple[str, ...] = (),
+    seed: int | None = None,
+) -> Pair:
+    """`seed`: of the batches; None: any."""
+    seed = random.randrange(1 << 30) if seed is None else seed
+    twins = make_twins(spark, folder, kind, seed, partition_by=partition_by)
     place = storage.path_of(server.uri(server.bucket(), "t"))
     store_options.register(place, server.entry)
     whole_table.create(place, twins.schema, KEEP_CUTS)
@@ -94,7 +103,7 @@ def test_files_of_a_plan_that_lost_its_race_are_removed_there(
     spark: SparkSession, tmp_path: Path, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(partitioned_write, "_FILE_BYTES", 500)
-    pair = _pair(spark, tmp_path, s3_server, "bigint")
+    pair = _pair(spark, tmp_path, s3_server, "bigint", seed=112)  # whose second batch is more than one file
     pair.write(pair.twins.batch())
     before = sorted(storage.names(pair.place))
     pair.twins.lsn += 1
