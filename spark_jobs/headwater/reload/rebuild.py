@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 _KEEP: Final = timedelta(days=2)
 """So long at most the version that is read is kept from clean-up."""
 _MOST_HERE: Final = 4 << 30
-"""Bytes that one thread may put where Spark fails: some ten minutes."""
+"""Bytes that one thread may put where Spark fails: some minutes."""
 
 
 def rebuild(

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap
 
+from headwater.apply.by_spark.tasks import shared_out
 from headwater.apply.live_files import deleted_rows
 from headwater.arrow_types import lake_schema
 from headwater.delta.data_files import column_batches, live_batches
@@ -59,16 +60,9 @@ Source = tuple[DataFile, BitMap]
 
 def in_groups(snapshot: Snapshot) -> list[list[Source]]:
     """The files of the table as tasks are to read them: small ones together. TableUnreadable."""
-    groups: list[list[Source]] = []
-    size = _OF_A_TASK
-    for file in snapshot.files.values():
-        if size >= _OF_A_TASK:
-            groups.append([])
-            size = 0
-        with damage_named():
-            groups[-1].append((file, deleted_rows(snapshot, file)))
-        size += file.size
-    return groups
+    with damage_named():
+        sources = [(file, deleted_rows(snapshot, file)) for file in snapshot.files.values()]
+    return shared_out(sources, lambda source: source[0].size, _OF_A_TASK)
 
 
 @dataclass(frozen=True)

@@ -260,7 +260,7 @@ def test_where_no_core_is_free_one_thread_does_it_and_a_thread_that_is_stopped_w
     monkeypatch.setattr(tasks_module, "_LONGEST_WAIT", 0.2)
     done = [f"{root}/{number}" for number in range(2)]
     assert FileTasks(lambda: spark, root).by_tasks_alone(_slow, done) is None
-    assert "by one thread, since Spark failed" in caplog.text
+    assert "by one thread, since Spark failed: the cluster had no free core for 0 s" in caplog.text
     monkeypatch.setattr(tasks_module, "_LONGEST_WAIT", 1e9)
     stopped = threading.Event()
     threading.Timer(0.5, stopped.set).start()

@@ -8,7 +8,7 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -69,11 +69,12 @@ class FileTasks:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
+        full = Event()
         try:
             spark = self._spark()
             share_engine(spark)
             log.info("%d files are worked on by Spark", len(items))
-            with self._watched(spark.sparkContext, can_wait):
+            with self._watched(spark.sparkContext, can_wait, full):
                 tasks = spark.sparkContext.parallelize(list(items), len(items))
                 found: list[Any] = tasks.map(_InTask(work, LakeAccess.to(self.root))).collect()
         except (PySparkException, Py4JError, HeadwaterError, OSError) as error:
@@ -82,17 +83,20 @@ class FileTasks:
             if can_wait:
                 raise
             said = str(error).split("\n", 1)[0]
+            if full.is_set():
+                said = f"the cluster had no free core for {_LONGEST_WAIT:.0f} s"
             log.warning("%d files are worked on by one thread, since Spark failed: %s", len(items), said)
             return None
         return found
 
     @contextlib.contextmanager
-    def _watched(self, context: SparkContext, can_wait: bool) -> Iterator[None]:
-        """The jobs that this thread starts end when nobody wants them, or when no core is free for them: a cluster that
-        is full does not fail, it lets them wait."""
+    def _watched(self, context: SparkContext, can_wait: bool, full: Event) -> Iterator[None]:
+        """The jobs that this thread starts end when nobody wants them, or when no core is free for them, which `full`
+        then says: a cluster does not fail for that, it lets them wait."""
         group, ended = f"headwater-{uuid.uuid4()}", Event()
         context.setJobGroup(group, "work on files of a table", interruptOnCancel=True)
-        watch = Thread(target=self._watch, args=(context, group, can_wait, ended), name="headwater-tasks", daemon=True)
+        given = (context, group, can_wait, ended, full)
+        watch = Thread(target=self._watch, args=given, name="headwater-tasks", daemon=True)
         watch.start()
         try:
             yield
@@ -101,17 +105,32 @@ class FileTasks:
             watch.join()
             context._jsc.clearJobGroup()
 
-    def _watch(self, context: SparkContext, group: str, can_wait: bool, ended: Event) -> None:
+    def _watch(self, context: SparkContext, group: str, can_wait: bool, ended: Event, full: Event) -> None:
         began, waits = time.monotonic(), not can_wait
         while not ended.wait(_LOOK_EVERY):
             try:
                 waits = waits and not _has_begun(context, group)
-                if self._stopped() or (waits and time.monotonic() - began > _LONGEST_WAIT):
+                if waits and time.monotonic() - began > _LONGEST_WAIT:
+                    full.set()
+                if full.is_set() or self._stopped():
                     context.cancelJobGroup(group)
                     return
             except Exception as error:  # Spark has gone, which the job says
                 log.debug("the tasks are not watched any more: %s", error)
                 return
+
+
+def shared_out(items: Iterable[Item], size: Callable[[Item], int], enough: int) -> list[list[Item]]:
+    """Items that follow each other together, until they have `enough` of what `size` says: what a task does."""
+    shares: list[list[Item]] = []
+    held = enough
+    for item in items:
+        if held >= enough:
+            shares.append([])
+            held = 0
+        shares[-1].append(item)
+        held += size(item)
+    return shares
 
 
 def _has_begun(context: SparkContext, group: str) -> bool:
