@@ -24,6 +24,7 @@ NAMES: Final = (
     "reload.after_answer",
     "reload.after_capture",
     "reload.after_read",
+    "reload.after_handover",
     "replicate.after_generation",
     "replicate.before_chunk",
     "replicate.after_history_commit",

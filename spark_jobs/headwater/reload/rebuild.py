@@ -44,7 +44,7 @@ from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import format_lsn
 from headwater.reload.reload import ReadPart, open_registry
-from headwater.reload.replacing import Replacing, driver_beside, refuse_state
+from headwater.reload.replacing import Replacing, driver_beside, finish_what_was_read, refuse_state
 from headwater.reload.row_folder import ReloadFiles, put_few_rows
 from headwater.reload.stored_rows import PartitionTexts, StoredRows, in_groups
 from headwater.reload.which_rows import part_named
@@ -73,6 +73,7 @@ def rebuild(
     started = time.monotonic()
     with contextlib.closing(connect(pipeline.conninfo(), application_name="headwater rebuild")) as connection:
         registry = open_registry(pipeline, connection, table)
+        finish_what_was_read(pipeline, connection, registry, str(table), progress)
         record = registry.tables[str(table)]
         refuse_state(record)
         declared = _declared(connection, pipeline, table)

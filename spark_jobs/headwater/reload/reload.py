@@ -43,7 +43,14 @@ from headwater.pipeline_file.pipeline import Pipeline
 from headwater.pipeline_file.where_text import parse
 from headwater.position import format_lsn
 from headwater.predicate import Predicate
-from headwater.reload.replacing import Replacing, driver_beside, refuse_kept, refuse_state, refuse_unfit
+from headwater.reload.replacing import (
+    Replacing,
+    driver_beside,
+    finish_what_was_read,
+    refuse_kept,
+    refuse_state,
+    refuse_unfit,
+)
 from headwater.reload.row_folder import ReloadFiles, put_few_rows, put_rows
 from headwater.reload.which_rows import ReloadScope, part_named, rows_where
 from headwater.schema import Leaf, TableSchema
@@ -78,6 +85,7 @@ def reload(
     started = time.monotonic()
     with contextlib.closing(connect(pipeline.conninfo(), application_name="headwater reload")) as connection:
         registry = open_registry(pipeline, connection, table)
+        finish_what_was_read(pipeline, connection, registry, str(table), progress)
         record = registry.tables[str(table)]
         refuse_kept(record)
         if record.state == "suspended" and not partitions and not where:

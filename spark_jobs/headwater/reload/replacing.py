@@ -122,6 +122,26 @@ def driver_beside(connection: Connection, pipeline: Pipeline, progress: Report) 
         raise failures[0]
 
 
+def finish_what_was_read(
+    pipeline: Pipeline, connection: Connection, registry: Registry, table: str, progress: Report
+) -> None:
+    """Whoever is to replace rows of `table` goes on from reloads of it whose rows were read, and whose job was lost
+    then (a kill, a power cut): the driver still finishes those, and what is asked for now is not refused for them."""
+    for read in list(registry.reloads.values()):
+        is_read = read.state == "read" and is_open(read, registry.kept.get(read.name))
+        if read.table != table or not is_read or is_alive(connection, read.session):
+            continue
+        progress(f"{table}: replicate finishes the reload of {read.shown}, whose job is gone")
+        with driver_beside(connection, pipeline, progress):
+            try:
+                Replacing(pipeline, connection, registry, registry.tables[table], read.shown).merged(read)
+            except Transient:
+                answer = registry.kept.get(read.name)
+                if answer is None or answer.state != "failed":
+                    raise
+                # Given up: nothing of it is left to wait for.
+
+
 @dataclass(slots=True)
 class Replacing:
     """One replacement of rows of the table `record`: of its partitions `leaves` (empty: anywhere), or under certain
@@ -163,6 +183,7 @@ class Replacing:
                 storage.sync(root)  # the driver goes by these rows from the moment that the registry names them
                 is_read = True
                 self.registry.write(done)
+                reach("reload.after_handover")
             except BaseException as error:
                 refusal = None if isinstance(error, HeadwaterError) else self._refusal(asked)
                 self._give_up(asked)
@@ -174,7 +195,7 @@ class Replacing:
                 raise
             # From here on it is the driver's: it may be at it already.
             emit_marker(self.connection)  # an idle log moves on, to where all that was read has been applied
-            merged = self._merged(done)
+            merged = self.merged(done)
         return {
             "rows": done.rows,
             "bytes": size,
@@ -283,7 +304,7 @@ class Replacing:
         answer = self.registry.kept.get(asked.name)
         return _failed(asked, answer.reason) if answer is not None and answer.state == "failed" else None
 
-    def _merged(self, read: Reload) -> Keeping:
+    def merged(self, read: Reload) -> Keeping:
         """What the driver has made of it, as soon as that is published."""
         patience = _MERGE_SECONDS + read.rows / _ROWS_A_SECOND
         merged = self._answer(read, lambda answer: answer.state == "done", seconds=patience, mark=True)

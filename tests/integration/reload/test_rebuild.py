@@ -322,6 +322,23 @@ def test_a_driver_that_dies_over_a_rebuild_is_followed_by_one_that_ends_it(
     assert record_of(shop.pipeline, NAME).state == "active", record_of(shop.pipeline, NAME)
 
 
+@pytest.mark.parametrize("failpoint", ["reload.after_read", "reload.after_handover"])
+def test_a_rebuild_that_is_killed_and_run_again_ends_in_the_new_shape(
+    shop: Shop, spark: SparkSession, failpoint: str
+) -> None:
+    shop.declare(partition_by=["region"])
+    with Job(shop.pipeline, "rebuild", "--table", NAME, failpoint=failpoint, spark=spark) as job:
+        assert job.wait() == -9, job.log[-3000:]
+    shop.write_meanwhile()
+    done = shop.rebuild()
+    assert done["state"] == "active"
+    # What was read before the kill is what is finished: it is not read a second time.
+    assert (done["rows"] == 0) == (failpoint == "reload.after_handover")
+    assert shop.partitioned_by == ["region"]
+    catch_up(shop.pipeline)
+    assert shop.is_equal()
+
+
 def test_a_partitioned_table_takes_another_type_of_its_key_and_keeps_its_odd_names(
     database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -496,9 +496,11 @@ def test_a_reload_that_is_killed_changes_nothing_and_stands_in_nobodys_way(
             assert not storage.names(reloaded_path(root, ""))
             until(lambda: len(lake_rows(pipeline, PLAIN)) == len(database.query("select from plain")), "it goes on")
             database.execute("delete from plain where id = 120")
-    killed("reload.after_read")  # and the driver that ran in its process
-    assert reload(pipeline, TableName.parse(PLAIN), where="id < 30")["tables"][PLAIN]["rows"] == 29
-    assert_equal(database, pipeline, PLAIN)
+    for failpoint in ("reload.after_read", "reload.after_handover"):
+        killed(failpoint)  # and the driver that ran in its process
+        assert reload(pipeline, TableName.parse(PLAIN), where="id < 30")["tables"][PLAIN]["rows"] == 29
+        assert_equal(database, pipeline, PLAIN)
+        database.execute("delete from plain where id = 120")
 
 
 def test_without_a_driver_a_reload_runs_one_until_it_is_published(
