@@ -212,6 +212,24 @@ def exclusive(path: str) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def shared(path: str) -> Iterator[None]:
+    with open(path, "a+b") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+
+
+@contextlib.contextmanager
+def exclusive_at_once(path: str) -> Iterator[bool]:
+    with open(path, "a+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
 # Survive a power cut
 
 

@@ -235,6 +235,18 @@ def exclusive(place: str) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext() if is_remote(path) else disk.exclusive(path)
 
 
+def shared(place: str) -> contextlib.AbstractContextManager[None]:
+    """As `exclusive`, beside others that share the file; nobody has it `exclusive` meanwhile."""
+    path = path_of(place)
+    return contextlib.nullcontext() if is_remote(path) else disk.shared(path)
+
+
+def exclusive_at_once(place: str) -> contextlib.AbstractContextManager[bool]:
+    """As `exclusive`, without waiting: whether nobody else has or shares the file, and so the block has it."""
+    path = path_of(place)
+    return contextlib.nullcontext(enter_result=True) if is_remote(path) else disk.exclusive_at_once(path)
+
+
 # Survive a power cut
 
 

@@ -18,6 +18,7 @@ Where nothing was lost a start costs a few looks at names for each table, and re
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os.path
 from collections.abc import Iterable, Iterator, Sequence
@@ -64,12 +65,28 @@ def mended_registry(pipeline: Pipeline, connection: Connection | None = None) ->
 def mend_lake(connection: Connection, pipeline: Pipeline, registry: Registry) -> dict[str, str]:
     """What is damaged, by the name of the table or history: why. Nothing is done, and nothing found, beside a driver,
     which has done this at its start, and without a slot, whose position tells what was durable."""
-    if is_remote(pipeline.lake_path()):
+    root = pipeline.lake_path()
+    if is_remote(root) or _confirmed(connection, pipeline) is None:
         return {}
+    with storage.exclusive(_lock(root)), storage.exclusive_at_once(_drivers(root)) as no_driver:
+        # A slot is free for a moment, too, while its driver connects again. One that begins now waits for us.
+        confirmed_lsn = _confirmed(connection, pipeline) if no_driver else None
+        if confirmed_lsn is None:
+            return {}
+        registry.refresh()  # a driver may have come and gone
+        return mend(root, pipeline.name, list(registry.tables.values()), confirmed_lsn)
+
+
+def _confirmed(connection: Connection, pipeline: Pipeline) -> int | None:
+    """The position of a slot that nobody reads."""
     slot = read_slot(connection, pipeline.source.slot)
-    if slot is None or slot.active or slot.confirmed_lsn is None or slot.loss:
-        return {}
-    return mend(pipeline.lake_path(), pipeline.name, list(registry.tables.values()), slot.confirmed_lsn)
+    return None if slot is None or slot.active or slot.loss else slot.confirmed_lsn
+
+
+def not_mended(root: str) -> contextlib.AbstractContextManager[None]:
+    """For a driver, before it reads what it goes on from: while the block runs nobody mends. What a job took for lost
+    while a driver writes would be what that one has just published."""
+    return storage.shared(_drivers(root))
 
 
 def mend_control_tables(root: str) -> None:
@@ -93,32 +110,31 @@ def mend_control_tables(root: str) -> None:
 
 
 def mend(root: str, pipeline: str, tables: Iterable[TableRecord], confirmed_lsn: int) -> dict[str, str]:
-    """Take what a power cut has left half done out of the lake under `root`, while no driver runs.
+    """Take what a power cut has left half done out of the lake under `root`, while no driver and nobody else does.
 
     `confirmed_lsn`: the slot's position. Returns what is damaged, and cannot be had again from the log: why, by the
     name of the table or history. DamagedLake when it is the ledger.
     """
-    with storage.exclusive(_lock(root)):
-        sync_lake(root)  # what was written and not synced is whole; all that is read below is then on disk
-        _mend_ledger(root, confirmed_lsn)
-        _forget(ledger_path(root), [version for version, _ in _rows_above(root, confirmed_lsn)])
-        _mend_ledger(root, confirmed_lsn)
-        epoch = read_epoch_up_to(root, confirmed_lsn)
-        subjects = [subject for subject in _subjects(root, pipeline, tables) if subject.can_be_read()]
-        durable = {subject.name: subject.durable(epoch) for subject in subjects}
-        damaged: dict[str, str] = {}
-        for subject in subjects:
-            why = _mend_table(subject.name, subject.folder, durable[subject.name])
-            if why:
-                damaged[subject.name] = why
+    sync_lake(root)  # what was written and not synced is whole; all that is read below is then on disk
+    _mend_ledger(root, confirmed_lsn)
+    _forget(ledger_path(root), [version for version, _ in _rows_above(root, confirmed_lsn)])
+    _mend_ledger(root, confirmed_lsn)
+    epoch = read_epoch_up_to(root, confirmed_lsn)
+    subjects = [subject for subject in _subjects(root, pipeline, tables) if subject.can_be_read()]
+    durable = {subject.name: subject.durable(epoch) for subject in subjects}
+    damaged: dict[str, str] = {}
+    for subject in subjects:
+        why = _mend_table(subject.name, subject.folder, durable[subject.name])
+        if why:
+            damaged[subject.name] = why
+    newest = read_epoch(root)
+    if newest is not None and newest.position.lsn > confirmed_lsn:
+        _drop_void_rows(root, confirmed_lsn, [subject for subject in subjects if subject.name not in damaged])
         newest = read_epoch(root)
-        if newest is not None and newest.position.lsn > confirmed_lsn:
-            _drop_void_rows(root, confirmed_lsn, [subject for subject in subjects if subject.name not in damaged])
-            newest = read_epoch(root)
-        file = read_position_file(root)
-        if file is not None and file.epoch > (newest.epoch if newest is not None else 0):
-            storage.delete(position_file_path(root))  # it claims what is not there any more
-        remove_torn_pins(root)
+    file = read_position_file(root)
+    if file is not None and file.epoch > (newest.epoch if newest is not None else 0):
+        storage.delete(position_file_path(root))  # it claims what is not there any more
+    remove_torn_pins(root)
     return damaged
 
 
@@ -268,3 +284,7 @@ def _rows_above(root: str, lsn: int) -> Iterator[tuple[int, Epoch]]:
 
 def _lock(root: str) -> str:
     return os.path.join(control_path(root), "recovery.lock")
+
+
+def _drivers(root: str) -> str:
+    return os.path.join(control_path(root), "drivers.lock")

@@ -22,7 +22,7 @@ from headwater.columns.changes import COLUMNS_CHANGED
 from headwater.columns.selection import as_registered, registered_columns
 from headwater.delta.delta_log import read_snapshot
 from headwater.delta.small_versions import TableUnreadable, refuse_lost
-from headwater.errors import Refused, Transient
+from headwater.errors import Refused
 from headwater.gate import lease
 from headwater.gate.recovery import mended_registry
 from headwater.gate.same_source import require_same_source
@@ -238,11 +238,10 @@ class _Table:
                 log.info("%s: a rebuild has given it other types; comparing it again", self._name)
         raise self._not_read("its types in the lake changed")
 
-    def _not_read(self, why: str) -> Transient:
-        return Transient(
-            f"each of {_ATTEMPTS} attempts to read the table failed, the last one because {why}",
-            where=self._name,
-            remedy="verify again when nothing alters or locks it, or with a longer load.max_snapshot_age",
+    def _not_read(self, why: str) -> _NotCompared:
+        return _NotCompared(
+            f"each of {_ATTEMPTS} attempts to read the table failed, the last one because {why}; verify it again when "
+            "nothing alters or locks it, or with a longer load.max_snapshot_age"
         )
 
     def _compare(self, schema: TableSchema) -> tuple[int, Candidates, Settled]:

@@ -4,6 +4,7 @@ does it by itself."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import threading
@@ -22,6 +23,7 @@ from fixtures.jobs import (
     assert_equal,
     beside,
     catch_up,
+    following,
     lake_path_of,
     lake_rows,
     load_tables,
@@ -36,10 +38,12 @@ from headwater.cli import main
 from headwater.delta.tables import read_commit
 from headwater.errors import EXIT_DONE, EXIT_REFUSED, LostLease, SlotGap
 from headwater.lake.ledger import read_epoch
+from headwater.load.driver_answers import is_running
 from headwater.monitor.status import status
 from headwater.pipeline_file.pipeline import Pipeline
-from headwater.source.connection import connect, identify
-from headwater.source.slot import read_slot
+from headwater.replicate.takeover import continuity, new_source
+from headwater.source.connection import Connection, connect, identify
+from headwater.source.slot import SlotState, read_slot
 from headwater.source.stream import LogStream
 from headwater.verify.slot_loss import replicate_through_losses
 from headwater.verify.verify import verify
@@ -269,6 +273,47 @@ def test_a_slot_that_somebody_reads_is_not_taken_from_them(one_table: Shop) -> N
     finally:
         stream.close()
     assert record_of(one_table.pipeline, KEYED).state == "active", "nothing was changed"
+
+
+def test_a_driver_that_goes_on_meanwhile_has_lost_nothing(one_table: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline, look, looks = one_table.pipeline, read_slot, []
+
+    def later(connection: Connection, name: str) -> SlotState | None:
+        newest = read_epoch(pipeline.lake_path())
+        assert newest is not None
+        one_table.database.execute("update keyed set n = n + 1 where id = 1")
+        until(lambda: driver.done() or _has_passed(look(connection, name), newest.position.lsn), "it is confirmed")
+        looks.append(name)
+        return look(connection, name)
+
+    with following(pipeline) as driver:
+        with contextlib.closing(connect(pipeline.conninfo())) as connection:
+            until(lambda: is_running(connection, pipeline) or driver.done(), "the driver runs")
+        monkeypatch.setattr(new_source, "read_slot", later)
+        assert new_source.begin_behind_gap(pipeline) == ""
+    assert looks
+
+
+def test_a_driver_that_starts_as_another_one_ends_goes_on_behind_it(
+    one_table: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, looks = read_slot, []
+
+    def later(connection: Connection, name: str) -> SlotState | None:
+        looks.append(name)
+        if len(looks) == 1:
+            one_table.database.execute("update keyed set n = n + 1 where id = 1")
+            catch_up(one_table.pipeline)
+        return look(connection, name)
+
+    monkeypatch.setattr(continuity, "read_slot", later)
+    catch_up(one_table.pipeline)
+    assert len(looks) == 2
+    assert_equal(one_table.database, one_table.pipeline, KEYED)
+
+
+def _has_passed(slot: SlotState | None, lsn: int) -> bool:
+    return slot is not None and slot.has_passed(lsn)
 
 
 def test_a_driver_repairs_by_itself_where_the_file_says_so(

@@ -57,6 +57,8 @@ OF_A_PLACE: dict[str, Callable[[str], Any]] = {
     "uploads_beside": lambda place: storage.uploads_beside(place).__enter__(),
     "move_folder": lambda place: storage.move_folder("/nowhere", place),
     "exclusive": lambda place: storage.exclusive(place).__enter__(),
+    "shared": lambda place: storage.shared(place).__enter__(),
+    "exclusive_at_once": lambda place: storage.exclusive_at_once(place).__enter__(),
     "watch_disk": storage.watch_disk,
     "forget": storage.forget,
     "sync": storage.sync,

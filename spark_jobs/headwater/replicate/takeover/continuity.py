@@ -20,8 +20,11 @@ def continuity(connection: Connection, pipeline: Pipeline, known: PipelineRecord
     """Where to go on: the ledger's position; SlotGap when the slot cannot deliver what follows it."""
     where = f"replication slot {pipeline.source.slot}"
     slot = read_slot(connection, pipeline.source.slot)
-    newest = ledger.newest.position.lsn if ledger.newest else 0
-    start = max(newest, known.start_lsn)
+    start = _reached(known, ledger)
+    if gap_behind(slot, start):
+        # A driver may have ended just now: it has confirmed nothing that a look behind the slot's does not find.
+        ledger.refresh()
+        start = _reached(known, ledger)
     gap = gap_behind(slot, start)
     if slot is None or slot.loss:
         raise SlotGap(gap, where=where, remedy=REMEDY)
@@ -44,6 +47,10 @@ def continuity(connection: Connection, pipeline: Pipeline, known: PipelineRecord
     return start
 
 
+def _reached(known: PipelineRecord, ledger: Ledger) -> int:
+    return max(known.start_lsn, ledger.newest.position.lsn if ledger.newest is not None else 0)
+
+
 def follow(
     connection: Connection, pipeline: Pipeline, ledger: Ledger, registry: Registry, position: Position, start: int
 ) -> None:
@@ -57,7 +64,7 @@ def follow(
         # if it still holds.
         take_tables(pipeline, registry, ledger)
         same_or_followed(connection, pipeline, registry, ledger)
-        reached = max(known.start_lsn, ledger.newest.position.lsn if ledger.newest is not None else 0)
+        reached = _reached(known, ledger)
         if reached != start:
             raise Transient(
                 f"the lake went on to {format_lsn(reached)} while this driver started at {format_lsn(start)}",

@@ -164,12 +164,13 @@ def _waits(record: TableRecord, since: str) -> bool:
 
 
 def _gap(connection: Connection, pipeline: Pipeline, known: PipelineRecord) -> str:
-    now, newest = identify(connection), read_epoch(pipeline.lake_path())
+    now = identify(connection)
     if (now.system_id, now.timeline) != (known.system_id, known.timeline):
         return ""  # another source, whose slot is another one
-    return gap_behind(
-        read_slot(connection, pipeline.source.slot), max(known.start_lsn, newest.position.lsn if newest else 0)
-    )
+    slot = read_slot(connection, pipeline.source.slot)
+    # After the slot: a driver beside confirms only what the ledger has.
+    newest = read_epoch(pipeline.lake_path())
+    return gap_behind(slot, max(known.start_lsn, newest.position.lsn if newest else 0))
 
 
 @contextlib.contextmanager

@@ -1,0 +1,95 @@
+"""Whoever mends the lake does it alone: what a driver has just written is never taken for what a power cut has left."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures.jobs import following, in_thread, registry_of
+from fixtures.loaded import pipeline_in_step
+from fixtures.postgres import Database
+from fixtures.waiting import until
+from headwater.gate import recovery
+from headwater.lake.ledger import read_epoch
+from headwater.load.driver_answers import is_running
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.replicate import start
+from headwater.source.connection import Connection, connect
+from headwater.source.slot import SlotState, read_slot
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.fixture
+def pipeline(database: Database, tmp_path: Path) -> Pipeline:
+    database.allow_publishing()
+    database.execute("create table plain (id int primary key)", "insert into plain select generate_series(1, 5)")
+    return pipeline_in_step(tmp_path, database, "public.plain")
+
+
+@pytest.fixture
+def connection(pipeline: Pipeline) -> Iterator[Connection]:
+    with contextlib.closing(connect(pipeline.conninfo())) as made:
+        yield made
+
+
+def _epoch(pipeline: Pipeline) -> int:
+    newest = read_epoch(pipeline.lake_path())
+    assert newest is not None
+    return newest.epoch
+
+
+def test_nothing_is_mended_beside_a_driver_whose_slot_is_free_for_a_moment(
+    pipeline: Pipeline, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def free(*of: Any) -> SlotState:
+        slot = read_slot(*of)
+        assert slot is not None
+        return replace(slot, active=False)
+
+    with following(pipeline) as driver:
+        until(lambda: is_running(connection, pipeline) or driver.done(), "the driver runs")
+        monkeypatch.setattr(recovery, "read_slot", free)
+        monkeypatch.setattr(recovery, "mend", lambda *_: pytest.fail("it was mended beside a driver"))
+        assert recovery.mend_lake(connection, pipeline, registry_of(pipeline)) == {}
+    monkeypatch.setattr(recovery, "mend", lambda *_: {"public.plain": "looked at"})
+    assert recovery.mend_lake(connection, pipeline, registry_of(pipeline)) == {"public.plain": "looked at"}
+
+
+def test_a_driver_writes_nothing_while_a_job_mends(
+    pipeline: Pipeline, connection: Connection, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mending, over = threading.Event(), threading.Event()
+
+    def slowly(*_: Any) -> dict[str, str]:
+        mending.set()
+        assert over.wait(60)
+        return {}
+
+    lock = Path(recovery._drivers(pipeline.lake_path()))
+    monkeypatch.setattr(recovery, "mend", slowly)
+    job = in_thread(lambda: recovery.mend_lake(connection, pipeline, registry_of(pipeline)))
+    assert mending.wait(60)
+    before = _epoch(pipeline)
+    monkeypatch.setattr(start, "mend_lake", lambda *_: {})  # it has looked just before the job did
+    with following(pipeline) as driver:
+        waits = f":{lock.stat().st_ino} "
+        until(
+            lambda: driver.done() or any("->" in line and waits in line for line in _locks()),
+            "the driver waits for the job",
+        )
+        database.execute("insert into plain values (6)")
+        assert _epoch(pipeline) == before
+        over.set()
+        assert job.result(60) == {}
+        until(lambda: _epoch(pipeline) > before or driver.done(), "the driver goes on")
+
+
+def _locks() -> list[str]:
+    return Path("/proc/locks").read_text().splitlines()
