@@ -91,10 +91,10 @@ test-15: classes
 	@if [ -x /usr/lib/postgresql/15/bin/postgres ]; then set -x; HEADWATER_TEST_POSTGRES=15 $(PYTEST) -m "not spark" $(ON_15); \
 	else echo "PostgreSQL 15 is not installed: its part of the tests is left out"; fi
 
-soak: setup servers  ## jobs started together and killed (ROUNDS=100), slices in Airflow, random operations and logs: SEEDS=20 seeds, or the one of SEED=; power cuts: CUTS=200; a store that fails: BAD_DAYS=500
+soak: setup servers  ## jobs started together and killed (ROUNDS=100), slices in Airflow, random operations and logs: SEEDS=20 seeds, or the one of SEED=; power cuts and killed jobs: CUTS=200; a store that fails: BAD_DAYS=500
 	$(BIN)/python tests/soak/drivers_together.py --rounds $(ROUNDS) $(if $(SEED),--only $(SEED))
 	HEADWATER_SOAK=1 HEADWATER_SOAK_SEEDS=$(CUTS) $(if $(SEED),HEADWATER_SEED=$(SEED)) $(BIN)/python -m pytest --timeout=0 -n 2 --dist load $(PYTEST_ARGS) \
-		$(call named,power_cut)
+		$(call named,power_cut killed_jobs)
 	HEADWATER_SOAK=1 HEADWATER_SOAK_SEEDS=$(BAD_DAYS) $(if $(SEED),HEADWATER_SEED=$(SEED)) $(BIN)/python -m pytest --timeout=0 -n 4 --dist load $(PYTEST_ARGS) \
 		$(call named,store_faults)
 	HEADWATER_SOAK=1 HEADWATER_SOAK_SEEDS=$(SEEDS) $(if $(SEED),HEADWATER_SEED=$(SEED)) $(BIN)/python -m pytest --timeout=0 $(PYTEST_ARGS) \

@@ -117,6 +117,22 @@ def watched(database: Database, tmp_path: Path, request: pytest.FixtureRequest) 
         yield watched
 
 
+def test_a_table_that_is_truncated_again_and_again_is_told_of_once_an_hour(
+    watched: Watched, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    def told() -> list[str]:
+        assert watched.found("truncate orders") == {}
+        lines = [record.args[1] for record in caplog.records if isinstance(record.args, tuple) and record.args]
+        caplog.clear()
+        return [str(name) for name in lines if "orders" in str(name)]
+
+    assert [told() for _ in range(3)] == [["public.orders"], [], []]
+    monkeypatch.setattr(catalog_watch, "_TELL_SECONDS", 0.0)
+    assert told() == ["public.orders"]
+
+
 def _again(name: str) -> str:
     return f"headwater load PIPELINE.yaml --table {name} --again"
 

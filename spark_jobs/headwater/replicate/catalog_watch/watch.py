@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 VISIBLE_SECONDS = 10.0
 """How long what the log has told of is waited for: a commit is in the log before other sessions see it."""
 _VISIBLE_LOOK_SECONDS = 0.02
+_TELL_SECONDS = 3600.0
+"""So often new files of one relation are told of at most: some tables are truncated every minute."""
 
 
 class CatalogWatch:
@@ -43,7 +45,8 @@ class CatalogWatch:
         self._publication, self._records = pipeline.source.publication, records
         self._seen: tuple[str, list[TableRecord]] | None = None  # what the last judgement was made of
         self._known: set[tuple[str, int]] = set()  # found already, by incarnation: one finding a table is enough
-        self._files: dict[int, int] = {}  # new files that were told of, by relation
+        self._files: dict[int, int] = {}  # newest files, by relation, where these are not the registered ones
+        self._told_of: dict[int, float] = {}  # when a relation's new files were told of
         self._unseen: set[int] = set()  # transactions (32 bit) that told of rewrites, until they are visible
         self._rewrites = Rewrites()
         self._learned = Learned()
@@ -156,6 +159,9 @@ class CatalogWatch:
             if relation is None or relation.filenode in (leaf.relfilenode, self._files.get(leaf.relation_id)):
                 continue
             self._files[leaf.relation_id] = relation.filenode
+            if time.monotonic() - self._told_of.get(leaf.relation_id, -_TELL_SECONDS) < _TELL_SECONDS:
+                continue
+            self._told_of[leaf.relation_id] = time.monotonic()
             log.info(
                 "%s: %s has new files, by TRUNCATE, VACUUM FULL, or a rewrite whose values the log does not carry; "
                 "headwater reload PIPELINE.yaml --changed compares it",
