@@ -85,6 +85,7 @@ def put_files(
     """`overwrite`, by files that are written as `layout_for` says; they stay where they are whatever is raised.
     `snapshot`: of the table before the first of them was."""
     _refuse_gone(snapshot.folder, added)
+    assert not any(file.name in snapshot.files for file in added), "one commit would remove and add the same file"
     rows, size = sum(file.rows or 0 for file in added), sum(file.size for file in added)
     metrics = {"numFiles": len(added), "numOutputRows": rows, "numOutputBytes": size}
     said = {"mode": "Overwrite", "partitionBy": json.dumps(list(schema.partition_by))}

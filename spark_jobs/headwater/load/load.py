@@ -319,6 +319,7 @@ def _prepare_source(
                 made_slot=made_slot,
                 made_publication=made_publication or (known is not None and known.made_publication),
                 history=history_of(pipeline, now),
+                paused=known.paused if known is not None else "",
             ),
             # In the same commit: once the pipeline starts behind the gap, no table may be taken for whole.
             *(record.entered("loading", gap) for record in loaded.values() if gap),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headwater.delta import entries, storage
@@ -18,12 +18,13 @@ from headwater.errors import LostLease, Refused, SlotGap, TableError, Transient
 from headwater.failpoints import reach
 from headwater.gate.recovery import cure
 from headwater.lake.history import history_record
+from headwater.lake.ledger import read_generation
 from headwater.lake.paths import table_path
 from headwater.lake.registry import Capture, Registry, TableRecord, now_text
 from headwater.lake.reload_records import load_name
 from headwater.load.begin_history import mark_load, prepare
 from headwater.load.copy import Copy, CopyTarget, NotAtThisCapturePoint
-from headwater.load.driver_answers import await_answer
+from headwater.load.driver_answers import await_answer, is_running
 from headwater.load.progress import LoadProgress, Report
 from headwater.load.stretch_notes import StretchNotes
 from headwater.load.turns import Turns
@@ -57,6 +58,8 @@ class TableLoad:
     turns: Turns
     confirmed_lsn: int | None
     """Of the slot, before the transactions ended that were open when the tables joined the publication."""
+    without_driver: dict[str, int] = field(default_factory=dict)
+    """By table whose load has begun without a driver, the newest driver's generation then."""
 
     def connections(self, table: str) -> int:
         """How many it takes to read: one for each whole unit."""
@@ -155,9 +158,25 @@ class TableLoad:
             if storage.wants_names(folder):
                 note_written(folder, read_snapshot(folder).version)
         storage.sync(pipeline.lake_path())  # the table before the word that it is there: a driver goes on from it
+        self._refuse_late_answer(connection, record)
         self._ended(record)
         reach("load.after_registry", record.name)
         return record, size
+
+    def _refuse_late_answer(self, connection: Connection, record: TableRecord) -> None:
+        """A driver is not seen while it connects to the source again: of one that lived all the time nobody knows what
+        it has passed by before it kept the table's changes."""
+        pipeline, generation = self.pipeline, self.without_driver.pop(record.name, None)
+        if generation is None:
+            return
+        self.registry.refresh()
+        answer = self.registry.kept.get(load_name(record))
+        if answer is not None:
+            is_late = answer.generation <= generation
+        else:
+            is_late = is_running(connection, pipeline) and generation == _generation(pipeline)
+        if is_late:
+            raise NotAtThisCapturePoint("replicate was connecting to the source again, and kept no changes yet")
 
     def _ended(self, record: TableRecord) -> None:
         """The record of the load, if it is still this one's: whoever has found another source has taken it away. A
@@ -196,7 +215,9 @@ class TableLoad:
         has confirmed may be in the log and not visible yet.
         """
         pipeline = self.pipeline
-        await_answer(connection, pipeline, self.registry, load_name(record), f"the load of {record.name}", absent=0.0)
+        wanted = load_name(record), f"the load of {record.name}"
+        if await_answer(connection, pipeline, self.registry, *wanted, absent=0.0) is None:
+            self.without_driver[record.name] = _generation(pipeline)
         slot = read_slot(connection, pipeline.source.slot)
         if slot is None or slot.confirmed_lsn is None:
             raise SlotGap("the slot vanished while loading", where=pipeline.source.slot, remedy="run load again")
@@ -221,6 +242,10 @@ class TableLoad:
         return found
 
 
+def _generation(pipeline: Pipeline) -> int:
+    return read_generation(pipeline.lake_path(), pipeline.name)
+
+
 def _without_files(schema: TableSchema) -> TableSchema:
     return schema.with_leaves(tuple(replace(leaf, relfilenode=0) for leaf in schema.leaves))
 
@@ -234,7 +259,7 @@ def begin(pipeline: Pipeline, registry: Registry, table: CatalogTable, membershi
             path=table.name.path,
             state="loading",
             # What was wrong with it holds until the load has ended; it also tells one that was killed from a first one.
-            reason=before.reason if before is not None and before.state in ("suspended", "loading") else "",
+            reason=_unfinished(before),
             since=now_text(),
             incarnation=(before.incarnation if before else 0) + 1,
             on_divergence=pipeline.on_divergence_of(table.entry),
@@ -245,6 +270,12 @@ def begin(pipeline: Pipeline, registry: Registry, table: CatalogTable, membershi
 
     registry.refresh()
     return registry.begin(str(table.name), loading)  # a driver may write its record at the same moment
+
+
+def _unfinished(before: TableRecord | None) -> str:
+    if before is None or before.state in ("new", "removed"):
+        return ""
+    return before.reason if before.state in ("suspended", "loading") else "it is being loaded again"
 
 
 def table_result(record: TableRecord) -> dict[str, Any]:

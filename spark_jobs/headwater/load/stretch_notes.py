@@ -74,14 +74,17 @@ class StretchNotes:
         for incarnation in sorted(self._loads(), reverse=True):
             if incarnation < self.record.incarnation and not self._has_committed(snapshot, incarnation):
                 for note in self._of(incarnation):
-                    if all(map(self._is_there, note.files)):
+                    # A load behind that one may have committed them: a table cannot take again what it has.
+                    if not any(file.name in snapshot.files for file in note.files) and all(
+                        map(self._is_there, note.files)
+                    ):
                         found.setdefault((note.relation_id, note.first), note)
         return list(found.values())
 
     def forget(self, snapshot: Snapshot, kept: Collection[DataFile]) -> None:
         """This load has committed the files `kept` over `snapshot`: nothing that it or one before it has noted is
         needed any more."""
-        needed = {file.name for file in kept}
+        needed = {*(file.name for file in kept), *snapshot.files}
         for incarnation in self._loads():
             if incarnation > self.record.incarnation:
                 continue

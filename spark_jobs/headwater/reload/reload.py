@@ -26,6 +26,7 @@ from headwater.delta.layout import layout_of
 from headwater.delta.metadata import becoming
 from headwater.errors import Refused, Transient
 from headwater.failpoints import reach
+from headwater.gate import lease
 from headwater.gate.recovery import mended_registry
 from headwater.gate.same_source import require_same_source
 from headwater.lake.executors import LakeAccess
@@ -88,9 +89,11 @@ def reload(
         finish_what_was_read(pipeline, connection, registry, str(table), progress)
         record = registry.tables[str(table)]
         refuse_kept(record)
-        if record.state == "suspended" and not partitions and not where:
+        unfinished = record.state == "loading" and not lease.is_held(connection, registry, lease.LOAD)
+        if (record.state == "suspended" or unfinished) and not partitions and not where:
             # What it missed since then is nowhere but at the source: loading it anew hands over to the log exactly.
-            progress(f"{table}: it is suspended ({record.reason}): it is loaded again")
+            what = "a load of it was not finished" if unfinished else f"it is suspended ({record.reason})"
+            progress(f"{table}: {what}: it is loaded again")
             result = load(pipeline, [table], again=True, progress=progress, show=show)
             return {**result, "seconds": round(time.monotonic() - started, 3)}
         if record.state == "suspended":

@@ -52,7 +52,7 @@ def refuse_state(record: TableRecord) -> None:
             code="not_in_step",
             where=name,
             remedy=record.remedy
-            or f"wait until it is loaded; headwater reload PIPELINE.yaml --table {name} reloads all",
+            or f"wait until it is loaded; if no load runs, headwater load PIPELINE.yaml --table {name} ends it",
         )
 
 

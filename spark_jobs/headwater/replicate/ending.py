@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from deltalake.exceptions import DeltaError
 
+from headwater.errors import LostLease, SlotGap
 from headwater.lake.looks import often
 from headwater.replicate.batches.retries import outage, reason_of
 from headwater.replicate.others import remember_columns
@@ -64,9 +65,13 @@ def leave_open(run: Run, reason: str) -> str:
 
 @contextlib.contextmanager
 def outages(run: Run) -> Iterator[None]:
-    """What concerns the whole lake, and no table alone, ends the run as an outage."""
+    """What concerns the whole lake, and no table alone, ends the run as an outage. Fenced, where a successor has the
+    slot, or has moved it on."""
     try:
         yield
+    except (SlotGap, LostLease):
+        run.ledger.check_fence()
+        raise
     except ConnectionError:
         raise  # to a process of ours
     except (OSError, DeltaError) as error:

@@ -53,16 +53,18 @@ def pause(pipeline: Pipeline, tables: Sequence[TableName] = ()) -> dict[str, Any
 def resume(
     pipeline: Pipeline, tables: Sequence[TableName] = (), progress: Callable[[str], None] = log.info
 ) -> dict[str, Any]:
-    """As `pause`, undone. Of `tables`, those that are suspended, for whatever reason, are loaded anew."""
+    """As `pause`, undone. Of `tables`, those that are suspended, for whatever reason, are loaded anew, and those whose
+    load was killed."""
     registry = _open(pipeline, tables)
     assert registry.pipeline is not None
     if not tables and registry.pipeline.paused:
         registry.write(replace(registry.pipeline, paused=""))
-    suspended = [table for table in tables if registry.tables[str(table)].state == "suspended"]
-    if suspended:
+    waiting = [table for table in tables if registry.tables[str(table)].state in ("suspended", "loading")]
+    if waiting:
         from headwater.load.load import load
 
-        load(pipeline, suspended, again=True, progress=progress)
+        # LostLease beside a load that lives.
+        load(pipeline, waiting, again=True, progress=progress)
         registry.refresh()
     if tables:
         done = f"Resumed {_named(tables)}"

@@ -38,6 +38,7 @@ from headwater.replicate.batches.lanes import Lanes, threads_for
 from headwater.replicate.batches.open_epochs import OpenEpochs
 from headwater.replicate.batches.pace import Pace
 from headwater.replicate.batches.stage_times import ApplyRate
+from headwater.replicate.beside.answers import Answers
 from headwater.replicate.beside.following import Following
 from headwater.replicate.catalog_watch.watch import CatalogWatch
 from headwater.replicate.minutes import Minutes
@@ -158,7 +159,8 @@ def _driving(opened: _Opened) -> Iterator[Run | dict[str, Any]]:
             handovers.finish()
             silence = Silence(reader, source.ask(silence_limit), opened.wish.stop)
             spill = SpillStore(reader.spill_folder, pipeline.replicate.spill)
-            following = Following(root, registry, tables, source, ledger.generation, spill, hide, silence.refuse)
+            answers = Answers(registry, source, ledger.generation, ledger.check_fence)
+            following = Following(root, registry, tables, answers, spill, hide, silence.refuse)
             # Reading every table's history takes its time: not for a run that is to end.
             stop = opened.wish.stop
             if stop.is_set() or not tables.resume(opened.spark, opened.turn.tables, stop.wait, opened.damaged):
@@ -255,6 +257,10 @@ def _fence(opened: _Opened, begin: int, hide: Callable[[], None], *, binary: boo
     refuse_late_text(opened.registry.tables, binary=binary)
     hide()
     opened.ledger.begin_generation(opened.log_of.at(begin))
+    # And once more: what was asked for before this generation began, and is not seen here, no older driver answers.
+    if opened.registry.refresh():
+        refuse_late_text(opened.registry.tables, binary=binary)
+        hide()
     # No generation is given twice, and what earlier drivers have published is durable from here on.
     sync_lake(opened.root)
 
@@ -266,7 +272,7 @@ def _confirm(reader: LogReader, lsn: int) -> None:
 
 
 def _hide(reader: LogReader, pipeline: Pipeline, registry: Registry) -> None:
-    reader.hide(hiding(pipeline, registry.tables.values()))
+    reader.hide(hiding(pipeline, list(registry.tables.values())))
 
 
 def _is_behind(reader: LogReader, pipeline: Pipeline) -> bool:

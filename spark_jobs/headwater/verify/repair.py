@@ -49,7 +49,7 @@ from headwater.net_changes import Deletions, NetChanges
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import Position
 from headwater.predicate import Every, OneOf, Predicate, Some
-from headwater.reload.replacing import Replacing
+from headwater.reload.replacing import Replacing, finish_what_was_read
 from headwater.replicate.tables.planning import Planner
 from headwater.schema import DELETED, TableSchema
 from headwater.source.catalog.catalog import signature
@@ -86,6 +86,8 @@ class Repair:
     def run(self) -> int:
         """How many keys hold now what the source held. Transient when the driver or the source goes away."""
         count = len(self.numbers)
+        finish_what_was_read(self.pipeline, self.connection, self.registry, self.record.name, log.info)
+        self.record = self.registry.tables[self.record.name]
         shown = f"{self.record.name} ({count} key{'s' if count > 1 else ''} that differ{'' if count > 1 else 's'})"
         Replacing(self.pipeline, self.connection, self.registry, self.record, shown, keys=True).run(self._read)
         return count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,12 +12,14 @@ import pytest
 
 from fixtures.lakes import HandLake
 from headwater.delta import storage
+from headwater.errors import Fenced
 from headwater.lake.ledger import TableVersion
 from headwater.lake.paths import kept_path
 from headwater.lake.registry import Lease, Registry
 from headwater.lake.reload_records import Keeping, Reload, load_name
 from headwater.position import Position
 from headwater.replicate.batches.lanes import Result
+from headwater.replicate.beside.answers import Answers
 from headwater.replicate.beside.following import Following
 from headwater.replicate.tables.joining import Joining
 from headwater.replicate.tables.keeper import Keeper
@@ -24,6 +27,7 @@ from headwater.replicate.tables.owners import Owners
 from headwater.replicate.tables.states import TableStates
 
 NAME = "public.a"
+NO_SPILL: Any = None
 
 
 class _Tables(SimpleNamespace):
@@ -68,7 +72,7 @@ def test_what_ends_while_a_driver_begins_to_keep_for_it_keeps_its_place(tmp_path
         registry.refresh()  # as any write does that another job has overtaken
 
     tables: Any = _Tables(lake, registry, keeper)
-    following = Following(lake.root, registry, tables, None, 2, None, ends, lambda: None)  # type: ignore[arg-type]
+    following = Following(lake.root, registry, tables, _answers(registry), NO_SPILL, ends, lambda: None)
     if what == "a reload":
         tables.owners.meet_leaves = lambda *_: ends()
     left = kept_path(lake.root, "load.of_another_time.1")
@@ -105,7 +109,9 @@ def test_a_job_that_got_through_before_it_was_gone_is_not_given_up(tmp_path: Pat
 
     tables: Any = _Tables(lake, registry, keeper)
     session: Any = SimpleNamespace(ask=is_alive)
-    following = Following(lake.root, registry, tables, session, 2, None, lambda: None, lambda: None)  # type: ignore[arg-type]
+    following = Following(
+        lake.root, registry, tables, _answers(registry, session), NO_SPILL, lambda: None, lambda: None
+    )
     following.begin(0x100)
     lanes: Any = SimpleNamespace(behind=lambda _, errand: errand())
     following.start(lanes, lambda: 0x100)
@@ -125,7 +131,7 @@ def test_what_is_kept_for_a_load_of_a_table_that_was_just_catching_up_stays_unti
     registry, keeper = Registry.open(lake.root, "shop"), Keeper(lake.root, 2)
     assert registry is not None
     tables: Any = _Tables(lake, registry, keeper)
-    following = Following(lake.root, registry, tables, None, 2, None, lambda: None, lambda: None)  # type: ignore[arg-type]
+    following = Following(lake.root, registry, tables, _answers(registry), NO_SPILL, lambda: None, lambda: None)
     following.begin(0x100)
     waiting: list[Any] = []
     following.start(_lanes(waiting), lambda: 0x100)
@@ -154,7 +160,7 @@ def test_a_table_that_is_loaded_while_a_driver_looks_at_its_tables_is_read_befor
     tables: Any = _Tables(lake, registry, keeper)
     forgotten: list[str] = []
     tables.forget = forgotten.append
-    following = Following(lake.root, registry, tables, None, 2, None, lambda: None, lambda: None)  # type: ignore[arg-type]
+    following = Following(lake.root, registry, tables, _answers(registry), NO_SPILL, lambda: None, lambda: None)
     # A small table takes a load less time than the driver: no driver ran when it looked, so none has answered.
     lake.registry.write(replace(before.entered("catching up"), incarnation=before.incarnation + 1))
     registry.refresh()
@@ -162,6 +168,36 @@ def test_a_table_that_is_loaded_while_a_driver_looks_at_its_tables_is_read_befor
     assert forgotten == [NAME], "where it stood is of before the load"
     assert NAME in tables.joining.catching_up, "its lane reads where it stands, before the first share"
     assert keeper.holds_back(NAME)
+
+
+def test_a_driver_behind_its_successors_generation_answers_nobody(tmp_path: Path) -> None:
+    lake = HandLake(tmp_path, Position("7", 1, 0x100), [NAME])
+
+    def fenced() -> None:
+        raise Fenced("generation 3 has taken over from generation 2", where="pipeline shop", remedy="nothing")
+
+    answers = _answers(lake.registry, check_fence=fenced)
+    with pytest.raises(Fenced):
+        answers.keep("a reload", NAME, 0x100)
+    assert not lake.registry.kept
+
+
+def test_what_a_successor_keeps_stays_when_the_driver_before_it_ends_its_keeping(tmp_path: Path) -> None:
+    older, newer = Keeper(str(tmp_path), 2), Keeper(str(tmp_path), 3)
+    folder = Path(kept_path(str(tmp_path), "a load"))
+    for keeper in (older, newer):
+        keeper.begin("a load", NAME)
+    (folder / "000000000002-000000001-000000.kept").write_bytes(b"")
+    kept = folder / "000000000003-000000001-000000.kept"
+    kept.write_bytes(b"")
+    older.end("a load", NAME)
+    assert kept.exists()
+    newer.end("a load", NAME)
+    assert not folder.exists()
+
+
+def _answers(registry: Registry, session: Any = None, check_fence: Callable[[], None] = lambda: None) -> Answers:
+    return Answers(registry, session, 2, check_fence)
 
 
 def _lanes(waiting: list[Any]) -> Any:

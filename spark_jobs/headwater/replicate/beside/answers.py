@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,18 +14,22 @@ from headwater.source.connection import Session
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """`generation`: the driver's; `session`: at the source, where it shows whether a job lives."""
+    """`generation`: the driver's; `session`: at the source, where it shows whether a job lives. `check_fence` raises
+    Fenced behind a successor's generation."""
 
     registry: Registry
     session: Session
     generation: int
+    check_fence: Callable[[], None]
 
     def keeping(self, name: str, table: str, from_lsn: int = 0) -> Keeping:
         """The answer to the load or reload `name`, not given yet: the table's changes above `from_lsn` are kept."""
         return Keeping(name, table, "keeping", self.generation, from_lsn, now_text())
 
     def keep(self, name: str, table: str, from_lsn: int) -> Keeping:
-        """The job hears that its table's changes are kept from now on."""
+        """The job hears that its table's changes are kept from now on: not from a driver whose slot another one has,
+        which has not kept what that one reads."""
+        self.check_fence()
         answer = self.keeping(name, table, from_lsn)
         self.registry.write(answer)
         return answer

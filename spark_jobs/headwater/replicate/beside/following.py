@@ -23,29 +23,27 @@ from headwater.replicate.beside.answers import Answers
 from headwater.replicate.beside.loads import LoadsFollowed
 from headwater.replicate.beside.reloads import ReloadsFollowed
 from headwater.replicate.tables.tables import Tables
-from headwater.source.connection import Session
 
 _FIRST: Final = 1.0
 _LOOK_FOR_JOBS: Final = 5.0
 
 
 class Following:
-    """`generation`: the driver's; `still_alive` raises when it may not commit any more. `hide` has the reader hide what
-    the registry says."""
+    """`still_alive` raises when the driver may not commit any more. `hide` has the reader hide what the registry
+    says."""
 
     def __init__(
         self,
         root: str,
         registry: Registry,
         tables: Tables,
-        session: Session,
-        generation: int,
+        answers: Answers,
         spill: SpillStore,
         hide: Callable[[], None],
         still_alive: Callable[[], None],
     ) -> None:
         self._root, self._registry, self._tables = root, registry, tables
-        self._answers = Answers(registry, session, generation)
+        self._answers = answers
         self._loads = LoadsFollowed(root, registry, tables, self._answers, hide, still_alive)
         self._reloads = ReloadsFollowed(root, registry, tables, self._answers, spill, still_alive)
         self._looks = Growing(_FIRST, max(_FIRST, often(root).registry))
@@ -93,7 +91,7 @@ class Following:
 
     def _sweep(self) -> None:
         """What was kept or read for nobody that is left."""
-        wanted = {load_name(r) for r in self._registry.tables.values() if r.state in ("loading", "catching up")}
+        wanted = {load_name(r) for r in list(self._registry.tables.values()) if r.state in ("loading", "catching up")}
         wanted |= {reload.name for reload in self._answers.open_reloads()}
         # What has ended since this driver began to keep for it is ended as everything is that ends while it runs.
         wanted |= self._tables.keeper.all_names()

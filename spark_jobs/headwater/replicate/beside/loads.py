@@ -193,7 +193,7 @@ class LoadsFollowed:
             self._lanes.behind(record.name, partial(self._forget_kept, record.name))
 
     def _loading_kept(self) -> list[TableRecord]:
-        loading = [r for r in self._registry.tables.values() if r.state == "loading"]
+        loading = [r for r in list(self._registry.tables.values()) if r.state == "loading"]
         return [r for r in loading if load_name(r) in self._tables.keeper.names(r.name)]
 
 

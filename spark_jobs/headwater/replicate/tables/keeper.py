@@ -115,7 +115,9 @@ class KeptChanges:
             storage.delete(file)
 
     def remove_all(self) -> None:
-        storage.delete_folder(self._folder)
+        """But for what a successor has kept already, while this driver did not know of it."""
+        if not any(int(name.split("-")[0]) > self._generation for name in self._names()):
+            storage.delete_folder(self._folder)
 
     def _names(self) -> list[str]:
         return sorted(name for name in storage.names(self._folder) if name.endswith(_SUFFIX))

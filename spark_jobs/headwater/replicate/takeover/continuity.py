@@ -80,4 +80,4 @@ def follow(
         # A table that is suspended may stand past the switch: as another incarnation it has no position.
         silent = [r for r in registry.tables.values() if r.state == "suspended" and not r.is_followed] if moves else []
         later = [replace(record, incarnation=record.incarnation + 1) for record in silent]
-        registry.write(replace(known, timeline=position.timeline, history=history), *later)
+        registry.write(replace(registry.pipeline or known, timeline=position.timeline, history=history), *later)

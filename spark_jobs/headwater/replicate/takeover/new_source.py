@@ -230,7 +230,7 @@ def _begin_anew(
     storage.sync(root)  # before the registry says so
     registry.write(
         replace(
-            known,
+            registry.pipeline or known,  # it may have been paused since
             system_id=now.system_id,
             timeline=now.timeline,
             slot=pipeline.source.slot,
