@@ -3,10 +3,11 @@ loaded one when it holds all of it."""
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -31,7 +32,9 @@ from headwater.errors import LostLease
 from headwater.gate import lease
 from headwater.lake.ledger import read_all, read_epoch
 from headwater.lake.paths import kept_path
-from headwater.lake.reload_records import load_name
+from headwater.lake.reload_records import Keeping, load_name
+from headwater.load import one_table
+from headwater.load.driver_answers import await_answer
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.replicate.batches.batch import Batch, Share
@@ -128,6 +131,32 @@ def _moves_on(shop: Shop) -> None:
 
         shop.database.execute("update old set n = n + 1")
         until(confirmed, "the slot moves on while a table is being loaded")
+
+
+def test_a_load_that_did_not_see_a_driver_which_was_connecting_again_reads_once_more(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    asked: list[str] = []
+
+    def answer(*arguments: Any, **options: Any) -> Keeping | None:
+        asked.append("")
+        return await_answer(*arguments, **options) if len(asked) > 1 else None
+
+    monkeypatch.setattr(one_table, "await_answer", answer)
+    with following(shop.pipeline) as running, armed(tmp_path, "load.after_capture") as hold:
+        until(lambda: record_of(shop.pipeline, OLD).state == "active" or running.done(), "the driver follows the log")
+        job = in_thread(lambda: load_tables(shop.pipeline, NEW))
+        hold.reached(job)
+        _write(shop)
+        until(lambda: bool(registry_of(shop.pipeline).kept) or running.done(), "the driver keeps its changes")
+        hold.release()
+        assert job.result(120)["tables"][NEW]["state"] == "catching up"
+        until(lambda: record_of(shop.pipeline, NEW).state == "active" or running.done(), "the table joins the cuts")
+        until(lambda: shop.is_equal(NEW) or running.done(), "it holds what was committed meanwhile")
+    assert len(asked) == 2
+    assert "replicate was connecting to the source again" in caplog.text
+    assert_equal(shop.database, shop.pipeline, OLD, NEW)
 
 
 def test_a_table_is_loaded_again_beside_its_driver(shop: Shop, tmp_path: Path) -> None:

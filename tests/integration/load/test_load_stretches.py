@@ -170,6 +170,25 @@ def test_nothing_is_taken_from_a_load_that_has_committed(
 
 
 @pytest.mark.usefixtures("small")
+def test_what_a_load_took_over_and_committed_is_not_taken_once_more(
+    database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The notes of the first load stay where the second one dies behind its commit."""
+    pipeline = _table(database, tmp_path)
+    _fail(pipeline, monkeypatch, "load.after_stretches")
+    first = _written(pipeline)
+    _fail(pipeline, monkeypatch, "load.after_commit")
+    before = _live(pipeline)
+    assert first & before, "the second load has taken over what the first had written"
+    load_tables(pipeline)
+    assert not _live(pipeline) & before
+    assert before <= _written(pipeline), "an older version needs them"
+    assert storage.names(stretches_path(pipeline.lake_path(), record_of(pipeline, TABLE).path)) == []
+    catch_up(pipeline)
+    assert_equal(database, pipeline, TABLE)
+
+
+@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("statement", ["vacuum full {}", "alter table {} alter note type varchar(2000)"])
 def test_nothing_is_taken_over_from_before_a_rewrite_or_another_definition(
     database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statement: str

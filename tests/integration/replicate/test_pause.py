@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fixtures.jobs import assert_equal, beside, catch_up, following, lake_rows, record_of, until
+from fixtures.jobs import Job, assert_equal, beside, catch_up, following, lake_rows, load_tables, record_of, until
 from fixtures.lake_waits import wait
 from fixtures.loaded import pipeline_in_step
 from fixtures.postgres import Database
@@ -75,6 +75,28 @@ def test_a_paused_table_stays_behind_alone_and_comes_back_whole(database: Databa
         until(lambda: record_of(pipeline, LINES).state == "active" or running.done(), "it is in step again")
         until(lambda: len(lake_rows(pipeline, LINES, ["n"])) == 2 or running.done(), "it is followed")
     assert_equal(database, pipeline, ORDERS, LINES)
+
+
+@pytest.mark.parametrize("again", [["resume"], ["reload"], ["load", "--again"], ["verify", "--repair"]])
+def test_a_load_that_was_killed_is_ended_by_whatever_is_run_next(
+    pipeline: Pipeline, database: Database, spark: SparkSession, again: list[str]
+) -> None:
+    with Job(pipeline, "load", "--again", "--table", LINES, failpoint="load.after_capture", spark=spark) as job:
+        assert job.wait() == -9, job.log[-3000:]
+    assert record_of(pipeline, LINES).state == "loading"
+    database.execute("update lines set n = 2")
+    assert main([again[0], pipeline.file, "--table", LINES, *again[1:]]) == 0
+    catch_up(pipeline)
+    assert record_of(pipeline, LINES).state == "active"
+    assert_equal(database, pipeline, ORDERS, LINES)
+
+
+def test_a_pause_outlasts_a_load_behind_a_lost_slot(pipeline: Pipeline, database: Database) -> None:
+    since = pause(pipeline)["paused"]
+    with database.superuser() as connection:
+        connection.execute("select pg_drop_replication_slot(%s)", (pipeline.source.slot,))
+    load_tables(pipeline, again=True)
+    assert status(pipeline)["paused"] == since
 
 
 def _stands(pipeline: Pipeline, name: str) -> bool:
