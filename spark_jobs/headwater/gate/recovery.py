@@ -21,6 +21,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os.path
+import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -49,6 +51,9 @@ from headwater.source.slot import read_slot
 
 log = logging.getLogger(__name__)
 
+_LOST_SECONDS = 70.0
+"""The server's own `wal_sender_timeout` is a minute."""
+_LOOK_SECONDS = 0.5
 _REPLICATED = ("active", "catching up", "suspended")
 
 
@@ -75,6 +80,25 @@ def mend_lake(connection: Connection, pipeline: Pipeline, registry: Registry) ->
             return {}
         registry.refresh()  # a driver may have come and gone
         return mend(root, pipeline.name, list(registry.tables.values()), confirmed_lsn)
+
+
+def await_lost_driver(connection: Connection, pipeline: Pipeline, stop: threading.Event) -> None:
+    """For who would take over from a driver that is gone: behind a power cut the source still waits for it, up to its
+    `wal_sender_timeout`, and what it left has to be mended first. One that works on this lake is not waited for."""
+    root = pipeline.lake_path()
+    if is_remote(root):
+        return
+    deadline = time.monotonic() + _LOST_SECONDS
+    while time.monotonic() < deadline and not stop.is_set():
+        slot = read_slot(connection, pipeline.source.slot)
+        if slot is None or not slot.active:
+            return
+        with storage.exclusive_at_once(_drivers(root)) as no_driver:
+            pass
+        if not no_driver:
+            return
+        stop.wait(_LOOK_SECONDS)
+    log.warning("the source is read by a driver that does not hold %s: it may be of an older version", _drivers(root))
 
 
 def _confirmed(connection: Connection, pipeline: Pipeline) -> int | None:

@@ -24,7 +24,7 @@ from headwater.errors import Refused
 from headwater.failpoints import reach
 from headwater.gate import lease
 from headwater.gate.check import APPLICATION_NAME
-from headwater.gate.recovery import mend_lake, mended_registry, not_mended
+from headwater.gate.recovery import await_lost_driver, mend_lake, mended_registry, not_mended
 from headwater.gate.wal_ceiling import CeilingWatch, giving_up
 from headwater.lake.durability import Durability, sync_lake
 from headwater.lake.ledger import Ledger
@@ -100,6 +100,8 @@ def start(pipeline: Pipeline, wish: Wish) -> Iterator[Run | dict[str, Any]]:
     with ExitStack() as held:
         connection = connect(pipeline.conninfo(), application_name="headwater replicate")
         held.callback(connection.close)
+        if wish.take_over:
+            await_lost_driver(connection, pipeline, wish.stop)
         damaged = mend_lake(connection, pipeline, registry)
         held.enter_context(not_mended(pipeline.lake_path()))
         ledger = Ledger(pipeline.lake_path(), pipeline.name)

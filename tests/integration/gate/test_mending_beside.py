@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fixtures.jobs import following, in_thread, registry_of
+from fixtures.jobs import beside, following, in_thread, lake_rows, registry_of
 from fixtures.loaded import pipeline_in_step
 from fixtures.postgres import Database
 from fixtures.waiting import until
@@ -20,8 +20,10 @@ from headwater.lake.ledger import read_epoch
 from headwater.load.driver_answers import is_running
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.replicate import start
-from headwater.source.connection import Connection, connect
+from headwater.replicate.replicate import replicate
+from headwater.source.connection import Connection, connect, identify
 from headwater.source.slot import SlotState, read_slot
+from headwater.source.stream import LogStream
 
 pytestmark = pytest.mark.postgres
 
@@ -89,6 +91,44 @@ def test_a_driver_writes_nothing_while_a_job_mends(
         over.set()
         assert job.result(60) == {}
         until(lambda: _epoch(pipeline) > before or driver.done(), "the driver goes on")
+
+
+def test_who_takes_over_behind_a_power_cut_mends_first(
+    pipeline: Pipeline, connection: Connection, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The source still serves the connection of the driver that is gone."""
+    mended: list[bool] = []
+    mend, waited = recovery.mend, recovery.await_lost_driver
+
+    def noted(*of: Any) -> dict[str, str]:
+        mended.append(is_running(connection, pipeline))
+        return mend(*of)
+
+    monkeypatch.setattr(recovery, "mend", noted)
+    gone = LogStream(database.conninfo)
+    publication = pipeline.source.publication
+    gone.start(pipeline.source.slot, (publication, f"{publication}_inserts"), 0, identify(connection).version)
+    begun = threading.Event()
+
+    def begins(*of: Any) -> None:
+        begun.set()
+        waited(*of)
+
+    monkeypatch.setattr(start, "await_lost_driver", begins)
+    with beside(lambda stop: replicate(pipeline, None, None, stop, True)) as driver:
+        assert begun.wait(60)
+        assert not mended
+        gone.close()
+        database.execute("insert into plain values (7)")
+        until(lambda: len(lake_rows(pipeline, "public.plain")) == 6 or driver.done(), "the driver goes on")
+    assert mended == [False]
+
+
+def test_a_driver_that_works_is_not_waited_for(pipeline: Pipeline, connection: Connection) -> None:
+    with following(pipeline) as driver:
+        until(lambda: is_running(connection, pipeline) or driver.done(), "the driver runs")
+        recovery.await_lost_driver(connection, pipeline, threading.Event())
+        assert is_running(connection, pipeline)
 
 
 def _locks() -> list[str]:
