@@ -57,7 +57,7 @@ class SideBySide(Generic[_Item, _Result]):
         """All results, in no order. After a failure, which is raised here, no further item is begun, and those that are
         under way come to their end. Daemons: a signal ends the command at once, whatever they wait for."""
         count = min(threads, len(self._items))
-        workers = [threading.Thread(target=self._serve, name=f"load-{n}", daemon=True) for n in range(count)]
+        workers = [threading.Thread(target=self._serve, name=f"table-{n}", daemon=True) for n in range(count)]
         try:
             for worker in workers:
                 worker.start()

@@ -20,14 +20,18 @@ from pyspark.errors import PySparkException
 
 from headwater.columns.changes import COLUMNS_CHANGED
 from headwater.columns.selection import as_registered, registered_columns
+from headwater.delta import small_versions
 from headwater.delta.delta_log import read_snapshot
 from headwater.delta.small_versions import TableUnreadable, refuse_lost
-from headwater.errors import Refused
+from headwater.errors import Refused, Transient
 from headwater.gate import lease
 from headwater.gate.recovery import mended_registry
 from headwater.gate.same_source import require_same_source
 from headwater.lake.paths import table_path
 from headwater.lake.registry import Registry, TableRecord
+from headwater.load.driver_answers import is_running
+from headwater.load.source_rows import extents
+from headwater.load.turns import SideBySide
 from headwater.load.units import BAD_VALUE, CHANGED, LOCK_SECONDS, TableChanged, UnfitValue, why_changed
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
@@ -52,6 +56,8 @@ ROUNDS = 8
 SHOWN_KEYS = 20
 _CANDIDATES = 100_000
 _ATTEMPTS = 5
+_SIDE_BY_SIDE = 4
+"""Sessions at the source at once, each with a snapshot of its own for as long as one small table takes."""
 
 Found = TypeVar("Found")
 
@@ -109,16 +115,50 @@ def verify(
             known = {str(table.name) for table in read_catalog(connection, pipeline).tables}
             known |= {name for name, record in registry.tables.items() if record.state != "removed"}
             names = sorted(known)
-        spark = JobSpark(pipeline.name, "verify", pipeline.lake_path()).start  # for the first large table, if any
-        versions = Versions(pipeline, registry, connection, patience)
-        checks = {name: _Table(pipeline, registry, connection, name, versions, repair, spark) for name in names}
-        results = {name: check.run() for name, check in checks.items() if stop is None or not stop.is_set()}
-    first = min((check.first for check in checks.values() if check.first), key=lambda seen: seen[0].lsn, default=None)
+        spark = JobSpark(pipeline.name, "verify", pipeline.lake_path())  # for the first large table, if any
+
+        def work(mine: Iterator[str]) -> Iterator[_Table]:
+            """In whichever thread."""
+            session = spark.for_thread()
+            look = connect(pipeline.conninfo(), application_name="headwater verify", lock_timeout=LOCK_SECONDS)
+            with contextlib.closing(look) as own:
+                versions = Versions(pipeline, registry, own, patience)
+                for name in mine:
+                    if stop is None or not stop.is_set():
+                        check = _Table(pipeline, registry, own, name, versions, repair, session)
+                        check.result = check.run()
+                        yield check
+
+        # A repair may load, and without a driver the slot is looked into: both one at a time.
+        beside = not repair and is_running(connection, pipeline)
+        small = _small(connection, registry, names) if beside else []
+        done = SideBySide(small, work).run(_SIDE_BY_SIDE)
+        done += work(iter([name for name in names if name not in set(small)]))
+    first = min((check.first for check in done if check.first), key=lambda seen: seen[0].lsn, default=None)
+    results = {check.name: check.result for check in done}
     return {
         "position": first[0].to_json() if first else None,
         "epoch": first[1] if first else None,
-        "tables": results,
+        "tables": {name: results[name] for name in names if name in results},
     }
+
+
+def _small(connection: Connection, registry: Registry, names: Sequence[str]) -> list[str]:
+    """Of the tables `names` those that are compared without Spark: what they cost is mostly waiting, for the lake to
+    reach a capture point. Large ones each ask much of the source, and take all executors."""
+    found = []
+    for name in names:
+        record = registry.tables.get(name)
+        leaves = [leaf.relation_id for leaf in record.schema.leaves] if record is not None and record.schemas else []
+        try:
+            size = sum(extent.bytes for extent in extents(connection, leaves).values())
+        except Transient as error:
+            if error.code != "lock_timeout":
+                raise
+            continue  # it is to hold up no other
+        if size < small_versions.SMALL_BYTES:
+            found.append(name)
+    return found
 
 
 def open_compared(pipeline: Pipeline, connection: Connection, tables: Sequence[TableName]) -> Registry:
@@ -138,7 +178,8 @@ def open_compared(pipeline: Pipeline, connection: Connection, tables: Sequence[T
 
 
 class _Table:
-    """The check of one table. `first`: capture position and epoch of the full compare."""
+    """The check of one table. `first`: capture position and epoch of the full compare; `result`: its JSON, when it is
+    through."""
 
     def __init__(
         self,
@@ -151,11 +192,13 @@ class _Table:
         spark: SparkOnDemand,
     ) -> None:
         self._pipeline, self._registry, self._connection, self._spark = pipeline, registry, connection, spark
-        self._name, self._versions, self._repair = name, versions, repair
+        self.name = name
+        self._versions, self._repair = versions, repair
+        self.result: dict[str, Any] = {}
         self.first: tuple[Position, int | None] | None = None
 
     def run(self) -> dict[str, Any]:
-        record = self._registry.tables.get(self._name)
+        record = self._registry.tables.get(self.name)
         if record is None or not record.holds_rows:
             return self._result(record.state if record else "new", record.reason if record else "it was never loaded")
         if self._is_to_be_loaded():
@@ -196,8 +239,8 @@ class _Table:
 
     def _repaired_by_load(self, why: str = "") -> dict[str, Any]:
         reason = why or self._record().reason or self._record().state
-        log.info("%s: it is compared (%s), repaired, and handed over to the log again", self._name, reason)
-        found = repair_suspended(self._pipeline, TableName.parse(self._name), SHOWN_KEYS, log.info)
+        log.info("%s: it is compared (%s), repaired, and handed over to the log again", self.name, reason)
+        found = repair_suspended(self._pipeline, TableName.parse(self.name), SHOWN_KEYS, log.info)
         self._registry.refresh()
         record = self._record()
         if found.position is not None:
@@ -218,24 +261,24 @@ class _Table:
     def _why_not_repaired(self) -> str:
         """Why keys that differ are left as they are; empty: they need not be."""
         record = self._record()
-        again = f"headwater load PIPELINE.yaml --table {self._name} --again"
+        again = f"headwater load PIPELINE.yaml --table {self.name} --again"
         if record.schema.soft_delete or record.schema.history:
             return (
                 f"what a repair changes is in no transaction of the source, whose deletes and history it keeps; {again}"
             )
         if record.schema.insert_only or not record.schema.key:
-            return f"it has no key to find rows by; headwater reload PIPELINE.yaml --table {self._name}"
+            return f"it has no key to find rows by; headwater reload PIPELINE.yaml --table {self.name}"
         return ""
 
     def _record(self) -> TableRecord:
-        return self._registry.tables[self._name]
+        return self._registry.tables[self.name]
 
     def _compare_as_it_is(self) -> tuple[int, Candidates, Settled]:
         for _ in range(_ATTEMPTS):
             try:
                 return self._compare(self._record().schema.without_marks())
             except _Reshaped:
-                log.info("%s: a rebuild has given it other types; comparing it again", self._name)
+                log.info("%s: a rebuild has given it other types; comparing it again", self.name)
         raise self._not_read("its types in the lake changed")
 
     def _not_read(self, why: str) -> _NotCompared:
@@ -252,7 +295,7 @@ class _Table:
 
         comparison, rows, candidates = self._look(schema, full)
         count = candidates.keys.num_rows
-        log.info("%s: %s rows, %s keys to look at again", self._name, rows, count)
+        log.info("%s: %s rows, %s keys to look at again", self.name, rows, count)
 
         def again(numbers: Sequence[int]) -> dict[int, State]:
             return self._look(schema, lambda look: comparison.look_again(look.sides, candidates, numbers))
@@ -277,7 +320,7 @@ class _Table:
                 why = why_changed(str(error))
             except TableUnreadable as damage:
                 raise self._damaged(damage) from damage
-            log.info("%s: %s; taking another capture point", self._name, why)
+            log.info("%s: %s; taking another capture point", self.name, why)
         raise self._not_read(why)
 
     def _refuse_lost(self) -> None:
@@ -289,7 +332,7 @@ class _Table:
             raise self._damaged(damage) from damage
 
     def _damaged(self, damage: TableUnreadable) -> _NotCompared:
-        return _NotCompared(f"{damage}; headwater load PIPELINE.yaml --table {self._name} --again")
+        return _NotCompared(f"{damage}; headwater load PIPELINE.yaml --table {self.name} --again")
 
     @contextlib.contextmanager
     def _both_sides(self, schema: TableSchema) -> Iterator[_Look]:
@@ -299,7 +342,7 @@ class _Table:
             # An old snapshot sees a rewritten table as empty: nothing may have happened between these two looks.
             if self._schema_now() != before:
                 raise _Moved("its definition changed")
-            with self._versions.holding(self._name, capture.position) as stored:
+            with self._versions.holding(self.name, capture.position) as stored:
                 if stored is None:
                     raise _NotCompared(self._record().reason or f"it is {self._record().state}")
                 if before.columns != schema.columns:
@@ -317,11 +360,11 @@ class _Table:
     def _schema_now(self) -> TableSchema:
         """The lake's schema of the table with the leaves that it has at the source now."""
         record = self._record()
-        stored, name = record.schema, TableName.parse(self._name)
+        stored, name = record.schema, TableName.parse(self.name)
         catalog = read_catalog(self._connection, as_registered(self._pipeline, [record]), name)
         found = next((registered_columns(t.schema, record) for t in catalog.tables if t.name == name), None)
         if found is None:
-            reasons = "; ".join(problem.message for problem in catalog.problems if problem.where == self._name)
+            reasons = "; ".join(problem.message for problem in catalog.problems if problem.where == self.name)
             raise _NotCompared(reasons or "the source has no such table any more")
         if found.relation_id != stored.relation_id:
             raise _NotCompared("the table was dropped and created again at the source")

@@ -23,11 +23,12 @@ from headwater.demo.postgres import EmbeddedServer
 from headwater.errors import EXIT_DIFFERENCES, EXIT_DONE, EXIT_FAILED, EXIT_SUSPENDED, Refused, Transient
 from headwater.lake.cuts import list_pins
 from headwater.load.load import load
+from headwater.monitor.status import status
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.replicate.replicate import replicate
 from headwater.spark import session
-from headwater.verify.verify import verify
+from headwater.verify.verify import _Table, verify
 from headwater.verify.version import Patience
 
 if TYPE_CHECKING:
@@ -313,13 +314,40 @@ def test_the_server_ends_a_snapshot_that_was_held_too_long_and_verify_takes_anot
         until(lambda: watcher.execute(f"select {held}").rowcount == 1 or job.done(), "it is held")
         until(lambda: watcher.execute(f"select {held}").rowcount == 0 or job.done(), "the server has ended it")
     until_now(pipeline)
-    failure = job.exception(300)
-    if failure is None:
-        table = job.result()["tables"][PEOPLE]
+    table = job.result(300)["tables"][PEOPLE]
+    if table["compared"]:
         assert (table["rows"], shown(table)) == (2, CLEAN)
     else:  # on a machine where each look takes longer than that
-        assert "the last one because its snapshot is gone" in str(failure)
+        assert "the last one because its snapshot is gone" in table["reason"]
     assert "held for load.max_snapshot_age, or its session was ended; taking another capture point" in caplog.text
+
+
+def test_small_tables_are_compared_side_by_side_beside_a_driver(
+    database: Database, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"public.t{number}" for number in range(4)]
+    for number, name in enumerate(names):
+        database.execute(
+            f"create table {name} (id int primary key)",
+            f"insert into {name} select i from generate_series(1, {number + 1}) i",
+        )
+    database.allow_publishing()
+    pipeline = pipeline_in_step(tmp_path, database, *names)
+    together, run = threading.Barrier(len(names), timeout=60), _Table.run
+
+    def all_at_once(check: _Table) -> dict[str, Any]:
+        together.wait()
+        return run(check)
+
+    monkeypatch.setattr(_Table, "run", all_at_once)
+    with following(pipeline) as driver:
+        until(lambda: status(pipeline)["running"] or driver.done(), "the driver runs")
+        found = verify(pipeline)
+    assert {name: (table["rows"], table["compared"]) for name, table in found["tables"].items()} == {
+        name: (number + 1, True) for number, name in enumerate(names)
+    }
+    assert list(found["tables"]) == names
+    assert list_pins(pipeline.lake_path()) == []
 
 
 @pytest.mark.usefixtures("each_comparison")
