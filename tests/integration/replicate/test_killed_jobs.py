@@ -34,8 +34,7 @@ _JOBS = (
     *("load again", "reload", "reload part", "reload where", "reload changed", "rebuild", "new table", "repair"),
     *("load all again", "maintain"),
 )
-_SOME = (_JOBS.index("rebuild"), _JOBS.index("load all again"))
-_TURNS = range(int(os.environ.get("HEADWATER_SOAK_SEEDS", "200"))) if SOAK else _SOME
+_TURNS = range(int(os.environ.get("HEADWATER_SOAK_SEEDS", "200"))) if SOAK else (_JOBS.index("rebuild"),)
 
 
 @dataclass
