@@ -98,7 +98,12 @@ def await_lost_driver(connection: Connection, pipeline: Pipeline, stop: threadin
         if not no_driver:
             return
         stop.wait(_LOOK_SECONDS)
-    log.warning("the source is read by a driver that does not hold %s: it may be of an older version", _drivers(root))
+    if not stop.is_set():
+        log.warning(
+            "a driver reads the source and does not hold %s (an older version, or another machine?): it is taken over "
+            "from without looking for what a power cut has left",
+            _drivers(root),
+        )
 
 
 def _confirmed(connection: Connection, pipeline: Pipeline) -> int | None:

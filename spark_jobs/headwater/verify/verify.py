@@ -155,7 +155,7 @@ def _small(connection: Connection, registry: Registry, names: Sequence[str]) -> 
         except Transient as error:
             if error.code != "lock_timeout":
                 raise
-            continue  # it is to hold up no other
+            continue  # somebody has locked it: it comes behind the others
         if size < small_versions.SMALL_BYTES:
             found.append(name)
     return found
