@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,23 +205,31 @@ def move_folder(source: str, target: str) -> None:
     wrote(target)
 
 
+def _lock_file(path: str) -> IO[bytes]:
+    """It need not be one's own: jobs of several users may share a lake. NFS locks only what is open for writing."""
+    try:
+        return open(path, "a+b")
+    except PermissionError:
+        return open(path, "rb")
+
+
 @contextlib.contextmanager
 def exclusive(path: str) -> Iterator[None]:
-    with open(path, "a+b") as file:
+    with _lock_file(path) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 @contextlib.contextmanager
 def shared(path: str) -> Iterator[None]:
-    with open(path, "a+b") as file:
+    with _lock_file(path) as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         yield
 
 
 @contextlib.contextmanager
 def exclusive_at_once(path: str) -> Iterator[bool]:
-    with open(path, "a+b") as file:
+    with _lock_file(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -18,7 +18,6 @@ Where nothing was lost a start costs a few looks at names for each table, and re
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os.path
 import threading
@@ -26,9 +25,13 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import pyarrow as pa
+
 from headwater.delta import entries, storage
 from headwater.delta.log_entries import entries_of, files_of, log_entry, log_path, read_actions
+from headwater.delta.whole import lost_file
 from headwater.errors import DamagedLake
+from headwater.gate.drivers import drivers_lock, may_live, recovery_lock, without_driver
 from headwater.gate.torn_logs import base, cut_back, drop_torn_checkpoints, first_loss, is_damaged, loss_in_between
 from headwater.lake.cuts import HISTORY, history_name, remove_torn_pins
 from headwater.lake.durability import sync_lake
@@ -73,8 +76,8 @@ def mend_lake(connection: Connection, pipeline: Pipeline, registry: Registry) ->
     root = pipeline.lake_path()
     if is_remote(root) or _confirmed(connection, pipeline) is None:
         return {}
-    with storage.exclusive(_lock(root)), storage.exclusive_at_once(_drivers(root)) as no_driver:
-        # A slot is free for a moment, too, while its driver connects again. One that begins now waits for us.
+    with without_driver(root) as no_driver:
+        # A slot is free for a moment, too, while its driver connects again.
         confirmed_lsn = _confirmed(connection, pipeline) if no_driver else None
         if confirmed_lsn is None:
             return {}
@@ -93,16 +96,14 @@ def await_lost_driver(connection: Connection, pipeline: Pipeline, stop: threadin
         slot = read_slot(connection, pipeline.source.slot)
         if slot is None or not slot.active:
             return
-        with storage.exclusive_at_once(_drivers(root)) as no_driver:
-            pass
-        if not no_driver:
+        if may_live(root, slot):
             return
         stop.wait(_LOOK_SECONDS)
     if not stop.is_set():
         log.warning(
             "a driver reads the source and does not hold %s (an older version, or another machine?): it is taken over "
             "from without looking for what a power cut has left",
-            _drivers(root),
+            drivers_lock(root),
         )
 
 
@@ -110,12 +111,6 @@ def _confirmed(connection: Connection, pipeline: Pipeline) -> int | None:
     """The position of a slot that nobody reads."""
     slot = read_slot(connection, pipeline.source.slot)
     return None if slot is None or slot.active or slot.loss else slot.confirmed_lsn
-
-
-def not_mended(root: str) -> contextlib.AbstractContextManager[None]:
-    """For a driver, before it reads what it goes on from: while the block runs nobody mends. What a job took for lost
-    while a driver writes would be what that one has just published."""
-    return storage.shared(_drivers(root))
 
 
 def mend_control_tables(root: str) -> None:
@@ -130,7 +125,7 @@ def mend_control_tables(root: str) -> None:
         drop_torn_checkpoints(folder)
         if first_loss(folder, base(folder)) is None:
             continue
-        with storage.exclusive(_lock(root)):
+        with storage.exclusive(recovery_lock(root)):
             loss = first_loss(folder, base(folder))
             if loss is not None and loss.newest:
                 cut_back(folder, loss.version)
@@ -178,13 +173,27 @@ def cure(root: str, folder: str) -> None:
         set_aside(root, folder)
 
 
-def begin_anew(root: str, tables: Iterable[str]) -> None:
+def begin_anew(root: str, tables: Iterable[str]) -> bool:
     """Set aside what the lake knows of itself, with the logs of the tables in these folders: their commits carry
-    generations and positions that nothing tells the meaning of any more."""
-    for folder in (*tables, validations_path(root), ledger_path(root), registry_path(root)):
-        if storage.is_folder(log_path(folder)):
-            set_aside(root, folder)
-    storage.delete(position_file_path(root))
+    generations and positions that nothing tells the meaning of any more. False, and nothing done, while a driver lives.
+    Of two jobs that found the damage together one does it, and the other finds what that one has begun."""
+    control = validations_path(root), ledger_path(root), registry_path(root)
+    with without_driver(root) as no_driver:
+        if no_driver and not all(_is_whole(folder) for folder in control):
+            for folder in (*tables, *control):
+                if storage.is_folder(log_path(folder)):
+                    set_aside(root, folder)
+            storage.delete(position_file_path(root))
+    return no_driver
+
+
+def _is_whole(folder: str) -> bool:
+    if not storage.is_folder(log_path(folder)):
+        return True
+    try:
+        return not is_damaged(folder) and first_loss(folder, base(folder)) is None and not lost_file(folder)
+    except (OSError, ValueError, pa.ArrowException):
+        return False
 
 
 def set_aside(root: str, folder: str) -> None:
@@ -309,11 +318,3 @@ def _rows_above(root: str, lsn: int) -> Iterator[tuple[int, Epoch]]:
         if epoch is None or epoch.position.lsn <= lsn:
             return
         yield version, epoch
-
-
-def _lock(root: str) -> str:
-    return os.path.join(control_path(root), "recovery.lock")
-
-
-def _drivers(root: str) -> str:
-    return os.path.join(control_path(root), "drivers.lock")

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from headwater.errors import LostLease, SlotGap
+from headwater.gate.drivers import is_gone
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.pipeline_file.quantities import size_text
 from headwater.source.connection import Connection, connect, identify
@@ -55,18 +56,18 @@ def ceiling_problem(slot: SlotState | None, ceiling: int | None) -> SlotGap | No
 
 
 def give_up_if_beyond(connection: Connection, pipeline: Pipeline, slot: SlotState | None) -> SlotState | None:
-    """`slot` as it stands afterwards: None when it was given up. One that is being read is its reader's to give up, and
-    while a load works none is.
+    """`slot` as it stands afterwards: None when it was given up. One that is being read is its reader's to give up,
+    also while that connects again, and while a load works none is.
 
     Never raises: whoever looks came for something else. What could not be done is said in the log, and by the next
     who looks.
     """
     problem = ceiling_problem(slot, pipeline.source.wal_ceiling)
-    if problem is None or slot is None or slot.active or slot.plugin != PLUGIN:
-        return slot
-    if slot.database != connection.info.dbname:
+    if problem is None or slot is None or slot.plugin != PLUGIN or slot.database != connection.info.dbname:
         return slot
     try:
+        if not is_gone(connection, pipeline.lake_path(), slot):
+            return slot
         return None if give_up(connection, pipeline, problem) else slot
     except LostLease:
         return slot  # somebody has begun to read it, or a load works

@@ -19,6 +19,7 @@ from headwater.errors import DamagedLake, LostLease, SlotGap, Transient
 from headwater.failpoints import reach
 from headwater.gate import lease
 from headwater.gate.check import check, require_ok
+from headwater.gate.drivers import await_return
 from headwater.gate.recovery import begin_anew, mended_registry
 from headwater.gate.same_source import history_of, require_same_source
 from headwater.gate.wal_ceiling import REMEDY, ceiling_problem
@@ -93,6 +94,7 @@ def load(
         with lease.hold(conninfo, registry, lease.LOAD) as held:
             # Rewritten files would be a conflict at the end of a load that has begun to write.
             lease.refuse_if_held(connection, registry, lease.COMPACTION)
+            await_return(connection, pipeline)  # what a driver cannot follow is asked where it is seen
             with lease.hold(conninfo, registry, lease.SET_UP):
                 wanted = [t for t in chosen if again or not _is_loaded(registry, t.name)]
                 _refuse_two_keys(pipeline, registry, wanted)
@@ -148,8 +150,10 @@ def _opened(connection: Connection, pipeline: Pipeline, anew: Sequence[CatalogTa
     except DamagedLake as damage:
         if anew is None:
             raise
-        slot = read_slot(connection, pipeline.source.slot)
-        if slot is not None and slot.active:
+        folders = [table_path(root, table.name.path) for table in anew]
+        if is_running(connection, pipeline) or not begin_anew(
+            root, [*folders, *(folder + HISTORY for folder in folders)]
+        ):
             raise LostLease(
                 f"{damage.message}, and a replicate is running",
                 code="already_running",
@@ -157,9 +161,7 @@ def _opened(connection: Connection, pipeline: Pipeline, anew: Sequence[CatalogTa
                 remedy="stop replicate, or pause its DAG; then load again",
             ) from damage
         log.warning("%s: all tables are loaded again", damage)
-        folders = [table_path(root, table.name.path) for table in anew]
-        begin_anew(root, [*folders, *(folder + HISTORY for folder in folders)])
-        return None
+        return mended_registry(pipeline)
 
 
 def _side_by_side(

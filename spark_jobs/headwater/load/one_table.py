@@ -16,6 +16,7 @@ from headwater.delta.delta_log import read_snapshot
 from headwater.delta.log_entries import note_written
 from headwater.errors import LostLease, Refused, SlotGap, TableError, Transient
 from headwater.failpoints import reach
+from headwater.gate.drivers import may_live
 from headwater.gate.recovery import cure
 from headwater.lake.history import history_record
 from headwater.lake.ledger import read_generation
@@ -212,16 +213,19 @@ class TableLoad:
         The record says "loading" already. A driver that starts from now on keeps the table's changes from its first one
         on; one that runs has said that it does, and what it had passed by then is visible when the transactions of that
         moment have ended. So of one that has run since the tables joined the publication, and does not now: what it
-        has confirmed may be in the log and not visible yet.
+        has confirmed may be in the log and not visible yet. And of one whose connection has dropped: it reads the
+        registry before it goes on with the log.
         """
         pipeline = self.pipeline
         wanted = load_name(record), f"the load of {record.name}"
+        generation = 0
         if await_answer(connection, pipeline, self.registry, *wanted, absent=0.0) is None:
-            self.without_driver[record.name] = _generation(pipeline)
+            self.without_driver[record.name] = generation = _generation(pipeline)
         slot = read_slot(connection, pipeline.source.slot)
         if slot is None or slot.confirmed_lsn is None:
             raise SlotGap("the slot vanished while loading", where=pipeline.source.slot, remedy="run load again")
-        if slot.active or slot.confirmed_lsn != self.confirmed_lsn:
+        may_return = generation > 0 and may_live(pipeline.lake_path(), slot)
+        if slot.active or may_return or slot.confirmed_lsn != self.confirmed_lsn:
             patience = pipeline.load.wait_for_old_transactions
             wait_out(connection, 0, patience, where=f"pipeline {pipeline.name}, table {record.name}")
         return slot.confirmed_lsn

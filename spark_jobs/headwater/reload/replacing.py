@@ -19,6 +19,7 @@ from headwater.delta import storage
 from headwater.delta.foreign_terms import why_unwritable
 from headwater.errors import HeadwaterError, LostLease, Refused, Transient
 from headwater.failpoints import reach
+from headwater.gate.drivers import await_return
 from headwater.gate.lease import is_alive
 from headwater.lake.ledger import read_epoch
 from headwater.lake.paths import table_path
@@ -89,7 +90,7 @@ def refuse_kept(record: TableRecord) -> None:
 @contextlib.contextmanager
 def driver_beside(connection: Connection, pipeline: Pipeline, progress: Report) -> Iterator[None]:
     """A driver beside the block: the one that runs, or one of our own; of two that start together, either."""
-    if is_running(connection, pipeline):
+    if await_return(connection, pipeline):
         yield
         return
     progress("no replicate runs: one runs here until this is published")

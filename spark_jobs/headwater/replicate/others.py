@@ -11,8 +11,8 @@ from typing import Final
 
 from headwater.errors import HeadwaterError, Transient
 from headwater.replicate.batches.batch import Batch
-from headwater.replicate.reader.process import RECONNECT_SECONDS
 from headwater.replicate.run import Run
+from headwater.source.stream import RECONNECT_SECONDS
 
 log = logging.getLogger(__name__)
 
@@ -23,8 +23,11 @@ def obey(run: Run) -> None:
     """At every turn of the loop; each of these looks only when its time has come."""
     _suspend_found(run)
     _look_at_tables(run)
-    if run.following.follow_if_due():
+    again = run.reader.started_again
+    if run.following.follow_if_due(now=again):
         run.publisher.states(run.tables.records)
+    if again:
+        run.reader.read_on()
 
 
 def look_behind(run: Run, batch: Batch) -> None:

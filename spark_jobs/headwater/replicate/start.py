@@ -24,7 +24,8 @@ from headwater.errors import Refused
 from headwater.failpoints import reach
 from headwater.gate import lease
 from headwater.gate.check import APPLICATION_NAME
-from headwater.gate.recovery import await_lost_driver, mend_lake, mended_registry, not_mended
+from headwater.gate.drivers import not_mended
+from headwater.gate.recovery import await_lost_driver, mend_lake, mended_registry
 from headwater.gate.wal_ceiling import CeilingWatch, giving_up
 from headwater.lake.durability import Durability, sync_lake
 from headwater.lake.ledger import Ledger
@@ -97,6 +98,11 @@ def start(pipeline: Pipeline, wish: Wish) -> Iterator[Run | dict[str, Any]]:
     in time, stopped while it got ready."""
     deadline, registry = wish.deadline(), _loaded(pipeline)
     spark = JobSpark(pipeline.name, "replicate", pipeline.lake_path()).start
+    # Before it is a driver: what it would hold then, others may need while nobody replicates.
+    ended = await_resumption(registry, wish.until, deadline, wish.stop)
+    if ended is not None:
+        yield report(Totals(), Ledger(pipeline.lake_path(), pipeline.name), registry.tables, ended)
+        return
     with ExitStack() as held:
         connection = connect(pipeline.conninfo(), application_name="headwater replicate")
         held.callback(connection.close)
@@ -110,10 +116,8 @@ def start(pipeline: Pipeline, wish: Wish) -> Iterator[Run | dict[str, Any]]:
         opened = _Opened(
             pipeline, wish, deadline, connection, registry, ledger, source.version, log_of, damaged, Turn(), spark
         )
-        ended = await_resumption(registry, wish.until, deadline, wish.stop)
-        if ended is None:
-            held.enter_context(giving_up(pipeline))
-        if ended is None and wish.take_over:
+        held.enter_context(giving_up(pipeline))
+        if wish.take_over:
             # A successor that would be refused must not end a driver that works.
             _refuse_unfit(opened)
             turn = held.enter_context(taking_over(pipeline, registry, ledger, spark, wish.stop, deadline))

@@ -24,6 +24,7 @@ class SlotState:
     """One row of pg_replication_slots. None: not known to this server version, or not (any more) kept.
 
     `retained_wal_bytes`: how far the log is kept back for it. `invalidation_reason`: why it can never be read again.
+    `idle_seconds`: since somebody has read it, by the server's clock (since 17); None while it is read, too.
     """
 
     name: str
@@ -38,6 +39,7 @@ class SlotState:
     invalidation_reason: str | None
     two_phase: bool
     failover: bool | None
+    idle_seconds: float | None = None
 
     @property
     def loss(self) -> str:
@@ -78,14 +80,15 @@ def read_slot(connection: Connection, name: str) -> SlotState | None:
             """
             select to_jsonb(slot), pg_wal_lsn_diff(
                      case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_insert_lsn() end,
-                     slot.restart_lsn)::bigint
+                     slot.restart_lsn)::bigint,
+                   extract(epoch from clock_timestamp() - (to_jsonb(slot) ->> 'inactive_since')::timestamptz)::float8
               from pg_replication_slots as slot where slot_name = %s
             """,
             (name,),
         ).fetchone()
     if found is None:
         return None
-    row, retained = found
+    row, retained, idle = found
     return SlotState(
         name=row["slot_name"],
         plugin=row["plugin"] or "",
@@ -99,6 +102,7 @@ def read_slot(connection: Connection, name: str) -> SlotState | None:
         invalidation_reason=_invalidation(row),
         two_phase=row["two_phase"],
         failover=row.get("failover"),
+        idle_seconds=None if row["active"] else idle,
     )
 
 

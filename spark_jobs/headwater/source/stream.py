@@ -37,6 +37,8 @@ _LONG: Final = 4096
 """Bytes of a message from which on a copy costs more than keeping libpq's buffer."""
 RUN_MESSAGES: Final = 16_384
 """`receive` returns after so many, or at the end of the transaction that it is in by then."""
+RECONNECT_SECONDS: Final = 20.0
+"""How long whoever reads the slot tries to connect again before it gives up."""
 _OPERATION: Final = 25
 _ENDS: Final = b"CEcA"
 """Operations of Commit, and of the ends of a segment and of a transaction in progress."""

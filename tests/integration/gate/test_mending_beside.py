@@ -16,6 +16,7 @@ from fixtures.loaded import pipeline_in_step
 from fixtures.postgres import Database
 from fixtures.waiting import until
 from headwater.gate import recovery
+from headwater.gate.drivers import drivers_lock
 from headwater.lake.ledger import read_epoch
 from headwater.load.driver_answers import is_running
 from headwater.pipeline_file.pipeline import Pipeline
@@ -74,7 +75,7 @@ def test_a_driver_writes_nothing_while_a_job_mends(
         assert over.wait(60)
         return {}
 
-    lock = Path(recovery._drivers(pipeline.lake_path()))
+    lock = Path(drivers_lock(pipeline.lake_path()))
     monkeypatch.setattr(recovery, "mend", slowly)
     job = in_thread(lambda: recovery.mend_lake(connection, pipeline, registry_of(pipeline)))
     assert mending.wait(60)

@@ -17,6 +17,8 @@ from fixtures.postgres import Database, new_database
 from headwater.demo.postgres import EmbeddedServer
 from headwater.errors import SlotGap, SourceUnreachable
 from headwater.log.blocks import Chunk
+from headwater.log.hiding import Hiding
+from headwater.position import format_lsn
 from headwater.replicate.reader.child import ReaderProcess
 from headwater.replicate.reader.handle import LogReader
 from headwater.source.connection import connect
@@ -155,6 +157,30 @@ def test_a_transaction_in_progress_begins_anew_on_the_next_connection(source: So
         writer.commit()
         chunks += read_to(reader, source.position())
     assert ids(chunks) == list(range(24_001))
+
+
+def test_on_another_connection_nothing_is_read_before_the_driver_says_so(source: Source) -> None:
+    """A job that began while there was none saw no driver."""
+    with LogReader(replace(source.options(), hiding=None)) as reader, source.database.superuser() as admin:
+        reader.hide(Hiding())
+        source.database.execute("insert into t values (1, 'x')")
+        chunks = read_to(reader, source.position())
+        cut_off(source)
+        until(lambda: reader.started_again, "the slot is read again")
+        source.database.execute("insert into t values (2, 'x')")
+        position = source.position()
+        sent = "select sent_lsn >= %s::pg_lsn from pg_stat_replication where pid = %s"
+        here = format_lsn(position), walsender(source)
+        until(lambda: admin.execute(sent, here).fetchone() == (True,), "the server has sent it")
+        answered = admin.execute("select now() from pg_stat_replication where pid = %s", here[1:]).fetchone()
+        assert answered is not None
+        later = "select reply_time > %s from pg_stat_replication where pid = %s"
+        until(lambda: admin.execute(later, [answered[0], here[1]]).fetchone() == (True,), "the reader is awake")
+        assert not reader.waiting()
+        assert reader.read_position < position
+        reader.read_on()
+        chunks += read_to(reader, position)
+    assert ids(chunks) == [1, 2]
 
 
 def test_a_new_password_is_asked_for_when_the_connection_has_dropped(source: Source) -> None:

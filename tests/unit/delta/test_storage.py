@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -121,6 +123,7 @@ def test_what_is_missing(tmp_path: Path) -> None:
 
 CONTENDER = """
 import sys
+import tempfile
 from headwater.delta import storage
 from headwater.delta.small_tables import append_once, create_table
 folder, worker = sys.argv[1:]
@@ -398,3 +401,29 @@ def test_the_file_system_of_a_folder_is_that_of_the_deepest_mount() -> None:
     assert disk._file_system("/proc/self") == "proc"
     assert disk._file_system("/dev/shm") == "tmpfs"
     assert disk._file_system("/nowhere/at/all") == disk._file_system("/")
+
+
+def test_a_lock_of_another_user_can_be_had() -> None:
+    """Jobs of several users may share a lake."""
+    folder = Path(tempfile.mkdtemp())
+    try:
+        folder.chmod(0o755)
+        lock = folder / "a.lock"
+        lock.touch()
+        lock.chmod(0o444)
+        if is_root := os.geteuid() == 0:  # whom no mode keeps out
+            os.seteuid(65534)
+        try:
+            with pytest.raises(PermissionError):
+                lock.open("a")
+            with storage.shared(str(lock)), storage.exclusive_at_once(str(lock)) as alone:
+                assert not alone
+            with storage.exclusive(str(lock)), storage.exclusive_at_once(str(lock)) as alone:
+                assert not alone
+            with storage.exclusive_at_once(str(lock)) as alone:
+                assert alone
+        finally:
+            if is_root:
+                os.seteuid(0)
+    finally:
+        shutil.rmtree(folder)

@@ -23,7 +23,7 @@ from headwater.delta.delta_log import read_snapshot
 from headwater.delta.log_entries import TornEntry, entries_of, files_of, log_entry, log_path, newest_whole
 from headwater.delta.small_tables import open_table, write_checkpoint
 from headwater.errors import DamagedLake
-from headwater.gate import recovery, torn_logs
+from headwater.gate import drivers, recovery, torn_logs
 from headwater.lake.ledger import Ledger, read_epoch
 from headwater.lake.ledger_follower import FollowedLedger
 from headwater.lake.paths import ledger_path, pins_path, position_file_path, registry_path
@@ -400,6 +400,19 @@ def test_a_torn_record_of_the_registry_was_never_stored_and_one_below_is_damage(
     emptied(Path(log_entry(folder, top - 2)))
     with pytest.raises(DamagedLake):
         recovery.mend_control_tables(lake.root)
+
+
+def test_of_two_that_begin_a_damaged_lake_anew_the_second_leaves_what_the_first_has_begun(lake: HandLake) -> None:
+    lake.enter(A, "suspended", "one")
+    emptied(Path(log_entry(registry_path(lake.root), 0)))
+    with drivers.not_mended(lake.root):
+        assert not recovery.begin_anew(lake.root, [])
+    assert Path(log_path(registry_path(lake.root))).is_dir()
+    assert recovery.begin_anew(lake.root, [])
+    assert not Path(log_path(registry_path(lake.root))).exists()
+    Registry.create(lake.root, "shop")
+    assert recovery.begin_anew(lake.root, [])
+    assert Registry.open(lake.root, "shop") is not None
 
 
 def test_a_torn_pin_was_promised_to_nobody(lake: HandLake) -> None:

@@ -60,16 +60,17 @@ class Following:
         self._reloads.start(lanes, position)
         self._loads.start(lanes, position)
 
-    def follow_if_due(self) -> bool:
-        """Read the registry again, if it is time; True when a table's state has changed."""
-        if not self._looks.is_due:
+    def follow_if_due(self, *, now: bool = False) -> bool:
+        """Read the registry again, if it is time, or has to be `now`; True when a table's state has changed."""
+        if not (now or self._looks.is_due):
             return False
-        now = time.monotonic()
         self._looks.looked(new=self._registry.refresh())
         changed = self._loads.follow()
         self._reloads.follow()
-        if now - self._looked_for_jobs > _LOOK_FOR_JOBS:
-            self._looked_for_jobs = now
+        if now:
+            self._loads.hide()  # before the first value of a table that was published meanwhile
+        if time.monotonic() - self._looked_for_jobs > _LOOK_FOR_JOBS:
+            self._looked_for_jobs = time.monotonic()
             self._loads.give_up_for_the_dead()
             self._reloads.give_up_for_the_dead()
         return changed

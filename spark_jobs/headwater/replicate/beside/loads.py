@@ -44,8 +44,9 @@ class LoadsFollowed:
         still_alive: Callable[[], None],
     ) -> None:
         self._root, self._registry, self._tables = root, registry, tables
-        self._answers, self._hide, self._still_alive = answers, hide, still_alive
+        self._answers, self.hide, self._still_alive = answers, hide, still_alive
         self._states = {name: record.phase for name, record in registry.tables.items()}
+        self._begun: dict[str, int] = {}  # by table the newest load that is kept for, or will be in its lane
 
     def begin(self, position: int) -> None:
         """Before the first batch: what earlier drivers have kept is kept on, what loads ask for is begun."""
@@ -77,8 +78,10 @@ class LoadsFollowed:
         """What the registry says now; True when a table's state has changed, or the reason for it."""
         changed = False
         for record in list(self._registry.tables.values()):
-            if self._is_news(record):
-                self._follow_table(record)
+            before = self._states.get(record.name)
+            if before != record.phase:
+                self._states[record.name] = record.phase
+                self._follow_table(record, before[0] if before is not None else 0)
                 changed = True
             elif self._tables.states.see_details(record.name):
                 changed = True
@@ -103,23 +106,24 @@ class LoadsFollowed:
         if answer is not None and answer.state == "keeping":
             self._registry.write(answer.ended("done", now_text()))
 
-    def _is_news(self, record: TableRecord) -> bool:
-        if self._states.get(record.name) == record.phase:
-            return False
-        self._states[record.name] = record.phase
-        return True
-
-    def _follow_table(self, record: TableRecord) -> None:
+    def _follow_table(self, record: TableRecord, known_load: int) -> None:
+        """`known_load`: the load that counted when it was looked at before."""
         name, keeping, tables = record.name, load_name(record), self._tables
-        if record.state == "loading" and keeping not in tables.keeper.names(name):
+        is_kept_for = keeping in tables.keeper.names(name) or self._begun.get(name) == record.incarnation
+        # One that is over already has begun while this driver had no connection to the source.
+        is_new = record.state == "catching up" and record.incarnation > known_load
+        if not is_kept_for and (is_new or record.state == "loading"):
             log.info("%s: it is being loaded: its changes are kept", name)
             if name not in tables.records:
                 tables.states.see(record)
             tables.owners.adopt(record)
+            self._begun[name] = record.incarnation
             self._lanes.behind(name, partial(self._keep, record))
-            return
+            if record.state == "loading":
+                return
+            is_kept_for = True
         tables.states.see(record)
-        if record.state == "catching up" and keeping in tables.keeper.names(name):
+        if record.state == "catching up" and is_kept_for:
             tables.joining.catching_up.add(name)
             self._catch_up(name, keeping)
         elif record.state in ("suspended", "removed") and not record.is_followed:
@@ -144,7 +148,7 @@ class LoadsFollowed:
     def _answer(self, record: TableRecord, position: int) -> None:
         """The load goes on when it is answered: by then the reader hides what it has to."""
         try:
-            self._hide()
+            self.hide()
         except Refused as refused:
             log.warning("%s: its load is not answered: %s", record.name, refused)
             return

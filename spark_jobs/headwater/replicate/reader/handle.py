@@ -31,6 +31,7 @@ from headwater.replicate.reader.process import (
     ReaderOptions,
     Spent,
     Started,
+    StartedAgain,
 )
 
 __all__ = ["LogReader", "ReaderOptions"]
@@ -70,6 +71,8 @@ class LogReader:
         self.read_position = options.start_lsn
         self.heard = time.monotonic()
         self.reply_wanted = False
+        self.started_again = False
+        """On another connection, of which nothing is read before `read_on`."""
         self.busy = BusyShares()
         """Of the reader's stages; the driver adds its own."""
         self._woken = False
@@ -98,10 +101,16 @@ class LogReader:
         self._child.tell("stop")
 
     def wait(self, seconds: float) -> None:
-        """Until a chunk, a wish of the server, the end, a `wake`, or `seconds` have passed."""
+        """Until a chunk, a wish of the server, another connection, the end, a `wake`, or `seconds` have passed."""
         with self._changed:
             self._changed.wait_for(
-                lambda: bool(self._chunks) or self._ended is not None or self.reply_wanted or self._woken,
+                lambda: (
+                    bool(self._chunks)
+                    or self._ended is not None
+                    or self.reply_wanted
+                    or self.started_again
+                    or self._woken
+                ),
                 timeout=seconds,
             )
             self._woken = False
@@ -168,6 +177,11 @@ class LogReader:
                 if self._hides != self._told_to_hide:
                     raise SourceUnreachable("the log reader does not answer", where="reader")
 
+    def read_on(self) -> None:
+        """What jobs have asked for while there was no connection is known."""
+        self.started_again = False
+        self._child.tell("read on")
+
     def server_is_going(self) -> None:
         """The server is shutting down: confirm what is left within the patience, else drop the connection."""
         self._child.tell("server is going")
@@ -192,7 +206,7 @@ class LogReader:
             self._changed.notify_all()
 
     def _arrived(
-        self, item: Chunk | LogProgress | Awake | Started | Spent | ConninfoWanted | Announcement | Hides
+        self, item: Chunk | LogProgress | Awake | Started | StartedAgain | Spent | ConninfoWanted | Announcement | Hides
     ) -> None:
         if isinstance(item, ConninfoWanted):
             self._tell_conninfo()
@@ -217,6 +231,9 @@ class LogReader:
                 self.reply_wanted = self.reply_wanted or item.reply_wanted
             elif isinstance(item, Started):
                 self._started = True
+            elif isinstance(item, StartedAgain):
+                self.heard = item.heard
+                self.started_again = True
             elif isinstance(item, Hides):
                 self._hides = item.number
             self._changed.notify_all()

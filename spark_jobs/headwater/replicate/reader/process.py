@@ -1,12 +1,12 @@
 """The reader: a process of its own that receives and frames the log, so that the walsender is never kept waiting.
 
-Priorities of its loop: stop > what the driver says > feedback due > log bytes. Reading pauses while the chunks
-that the driver has not taken exceed the memory budget; feedback goes on, so a slow lake slows the reader and
-nothing else. A connection that drops is made again, with credentials asked anew, behind the last commit that was
-framed. A driver that is silent may be stopped: the slot is given back, and asked for again when it speaks. The reader
-ends when the driver is gone, when the server cannot be reached for `RECONNECT_SECONDS` or says that the slot cannot be
-read. So that a shutdown of the server never waits for us, it drops the connection when the server waits for a
-confirmation that does not come in time.
+Priorities of its loop: stop > what the driver says > feedback due > log bytes. Reading pauses while the chunks that the
+driver has not taken exceed the memory budget; feedback goes on, so a slow lake slows the reader and nothing else. A
+connection that drops is made again, with credentials asked anew, behind the last commit that was framed; there the
+driver says first what jobs have asked for meanwhile. A driver that is silent may be stopped: the slot is given back,
+and asked for again when it speaks. The reader ends when the driver is gone, when the server cannot be reached for
+`RECONNECT_SECONDS` or says that the slot cannot be read. So that a shutdown of the server never waits for us, it drops
+the connection when the server waits for a confirmation that does not come in time.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ from headwater.log.packing import Packer
 from headwater.log.spill import SpillStore
 from headwater.log.values.wire import MalformedMessage
 from headwater.replicate.reader.pipe import ChunkSender
-from headwater.source.stream import ConnectionLost, Keepalive, LogSource, LogStream
+from headwater.source.stream import RECONNECT_SECONDS, ConnectionLost, Keepalive, LogSource, LogStream
 from headwater.stage_clock import measured, stage
 
 CHUNK_BYTES: Final = 4 << 20
 FEEDBACK_SECONDS: Final = 1.0
 SHUTDOWN_PATIENCE: Final = 4.0
 DRIVER_SILENCE: Final = 20.0
-RECONNECT_SECONDS: Final = 20.0
 _ASLEEP_SECONDS: Final = 2.0
 """Two looks at the driver are never so far apart, unless this process stood still."""
 _FIRST_BACKOFF: Final = 0.1
@@ -54,8 +53,8 @@ class ReaderOptions:
     """`memory`: bytes of chunks that the driver has not taken; `spill`: bytes on disk; `patience`: seconds without a
     connection after which the reader gives up; `driver_silence`: without a word of the driver, after which the slot is
     given back until it speaks again. `binary`: the form of all values, on every connection of a run.
-    `announce_from`: bytes of an open transaction from which on it is told of, 0: never. `hiding`: None: nothing is
-    read before the driver has said what is to be hidden. The conninfo is secret."""
+    `announce_from`: bytes of an open transaction from which on it is told of, 0: never. `hiding`: None: on no
+    connection anything is read before the driver has said what is to be hidden. The conninfo is secret."""
 
     conninfo: str
     slot: str
@@ -103,6 +102,14 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class StartedAgain:
+    """On another connection, whose server was `heard` first at this monotonic time. Nothing is read of it before the
+    driver says so: a job that began meanwhile saw no driver, and what it asks for must be known first."""
+
+    heard: float
+
+
+@dataclass(frozen=True, slots=True)
 class ConninfoWanted:
     """The connection has dropped; the driver answers with the connection string of now."""
 
@@ -130,6 +137,7 @@ class _Reader:
         self._control = control
         self._framer = Framer(SpillStore(folder, options.spill), announce_from=options.announce_from)
         self._hides = options.hiding is not None
+        self._waits_for_driver = False
         self._framer.hide(options.hiding or Hiding())
         self._source: LogSource | None = None
         self._confirmed = options.start_lsn
@@ -207,6 +215,8 @@ class _Reader:
             else:
                 self._server_waits_since = None
                 self._heard = time.monotonic()
+                self._waits_for_driver = self._options.hiding is None
+                self._data.send(StartedAgain(self._heard))
                 return stream
             self._pause(backoff)
             backoff = min(2 * backoff, _LONGEST_BACKOFF)
@@ -238,7 +248,7 @@ class _Reader:
                 where="reader",
                 remedy="run replicate again when the server is back; it goes on from the ledger",
             )
-        reading = self._hides and self._in_flight < self._options.memory
+        reading = self._hides and not self._waits_for_driver and self._in_flight < self._options.memory
         got = self._drain(stream) if reading else 0
         for announcement in self._framer.announcements():
             self._data.send(announcement)
@@ -343,6 +353,8 @@ class _Reader:
                 self._framer.hide(hiding)
                 self._hides = True
                 self._data.send(Hides(number))
+            elif word == "read on":
+                self._waits_for_driver = False
             elif word == "server is going":
                 self._server_waits_since = self._server_waits_since or time.monotonic()
             elif word == "stop":

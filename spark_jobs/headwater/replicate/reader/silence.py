@@ -8,8 +8,8 @@ from typing import Final
 
 from headwater.errors import Transient
 from headwater.replicate.reader.handle import LogReader
-from headwater.replicate.reader.process import RECONNECT_SECONDS
 from headwater.source.connection import Connection
+from headwater.source.stream import RECONNECT_SECONDS
 
 _PATIENCE: Final = 0.2
 

@@ -20,11 +20,9 @@ def continuity(connection: Connection, pipeline: Pipeline, known: PipelineRecord
     """Where to go on: the ledger's position; SlotGap when the slot cannot deliver what follows it."""
     where = f"replication slot {pipeline.source.slot}"
     slot = read_slot(connection, pipeline.source.slot)
+    # A driver may have ended just now: it has confirmed nothing that a look behind the slot's does not find.
+    ledger.refresh()
     start = _reached(known, ledger)
-    if gap_behind(slot, start):
-        # A driver may have ended just now: it has confirmed nothing that a look behind the slot's does not find.
-        ledger.refresh()
-        start = _reached(known, ledger)
     gap = gap_behind(slot, start)
     if slot is None or slot.loss:
         raise SlotGap(gap, where=where, remedy=REMEDY)

@@ -50,12 +50,12 @@ _REPAIR: Final = "headwater verify PIPELINE.yaml --repair"
 def same_or_followed(connection: Connection, pipeline: Pipeline, registry: Registry, ledger: Ledger) -> ServerIdentity:
     """Who answered: the source of the lake, or one whose log goes on exactly where the lake stands, if the pipeline
     file wants that followed. SourceChanged else, with the rung of the ladder as the remedy."""
-    known, newest = registry.pipeline, ledger.newest
+    known = registry.pipeline
     assert known is not None
     now = identify(connection)
     if (now.system_id, now.timeline) == (known.system_id, known.timeline):
-        return require_same_source(connection, pipeline, known, newest)
-    reason = why_not_followed(connection, pipeline, registry, newest, now)
+        return require_same_source(connection, pipeline, known, ledger.newest)
+    reason = why_not_followed(connection, pipeline, registry, ledger, now)
     if not reason and pipeline.source.on_timeline_change == "follow":
         log.warning("the source is on timeline %d now, and its log goes on where the lake stands", now.timeline)
         return now
@@ -68,7 +68,7 @@ def same_or_followed(connection: Connection, pipeline: Pipeline, registry: Regis
 
 
 def why_not_followed(
-    connection: Connection, pipeline: Pipeline, registry: Registry, newest: Epoch | None, now: ServerIdentity
+    connection: Connection, pipeline: Pipeline, registry: Registry, ledger: Ledger, now: ServerIdentity
 ) -> str:
     """Why the log of `now` is not the lake's, gone on; empty: all that the lake holds lies before the switch of
     timelines, and the slot delivers what follows it."""
@@ -76,6 +76,10 @@ def why_not_followed(
     assert known is not None
     if now.system_id != known.system_id:
         return "it is another system"
+    # The slot before the ledger: another driver, which has just followed and ended, is seen in both.
+    slot = read_slot(connection, pipeline.source.slot)
+    ledger.refresh()
+    newest = ledger.newest
     history = history_of(pipeline, now)
     switch = dict(history).get(known.timeline)
     if switch is None or not set(known.history) <= set(history):
@@ -89,7 +93,7 @@ def why_not_followed(
     for kept in registry.kept.values():
         if kept.state == "keeping":
             return f"changes of {kept.table} are kept for a load or reload that has not ended"
-    return gap_behind(read_slot(connection, pipeline.source.slot), start)
+    return gap_behind(slot, start)
 
 
 def take_tables(pipeline: Pipeline, registry: Registry, ledger: Ledger) -> None:
