@@ -204,6 +204,8 @@ def test_a_running_driver_goes_on_in_the_shape_that_a_load_has_given_its_table(
     pipeline = _pipeline(tmp_path, database)
     load_tables(pipeline)
     with following(pipeline) as running:
+        # Neither begins while the other does.
+        until(lambda: record_of(pipeline, TABLE).state == "active" or running.done(), "the driver follows the log")
         for partition_by in ([f'"{name}"'], []):
             database.execute("update t set note = note || '.' where id % 3 = 0")
             other = _pipeline(tmp_path, database, *partition_by)
