@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from typing import Any
@@ -19,6 +20,8 @@ os.environ.setdefault("PYSPARK_SUBMIT_ARGS", " ".join(f"--conf {k}={v}" for k, v
 # Hundreds of processes import the engine: half of that is compiling, where an environment forbids to keep the result.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# What all tests import stays, and need not be gone through each time that something is looked for which may go.
+gc.set_threshold(20_000, 20, 20)
 start_processes_quickly()
 use_class_archive()
 
@@ -33,33 +36,42 @@ pytest_plugins = [
 ]
 
 _AIRFLOWS = "tests/end_to_end/"
+_UNIT = "tests/unit/"
 _INDEPENDENT = ("test_apply_paths.py", "test_choice_of_path.py")
 _TOGETHER = {"test_killed_services.py": "test_slices.py"}
 """A file that uses what another one has started, and comes behind it."""
 _LONGEST = [
     "test_slices",
     "test_killed_services",
-    "test_power_cut",
+    "test_apply_paths",
     "test_example_dags",
     "test_maintain",
     "test_crash_safety",
-    "test_apply_paths",
-    "test_foreign_writes",
     "test_take_over",
-    "test_clean_stop",
+    "test_power_cut",
+    "test_foreign_writes",
+    "test_reload",
+    "test_wait",
+    "test_rebuild",
+    "test_load_beside",
+    "test_cluster",
     "test_choice_of_path",
     "test_marked_rows",
+    "test_wait_at_standby",
+    "test_durability",
+    "test_clean_stop",
+    "test_failover",
+    "test_spark_link",
     "test_preapply",
     "test_slot_loss",
-    "test_faulty_disk",
+    "test_movements",
     "test_load_partitions",
     "test_partitions",
-    "test_key_equality",
     "test_server_shutdown",
     "test_verify",
+    "test_readers_of_stores",
     "test_replicate_control",
     "test_toast",
-    "test_reload",
 ]
 
 
@@ -79,6 +91,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByFile | No
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What starts an Airflow and the longest files first: one that begins late would keep all others waiting."""
+    """What starts an Airflow and the longest files first: one that begins late would keep all others waiting. Unit
+    tests last: they never wait, and so fill what time the others leave at the end."""
     rank = {name: number for number, name in enumerate(_LONGEST)}
-    items.sort(key=lambda item: (not item.nodeid.startswith(_AIRFLOWS), rank.get(item.path.stem, len(rank))))
+
+    def place(item: pytest.Item) -> tuple[bool, bool, int]:
+        is_airflows, is_unit = (item.nodeid.startswith(folder) for folder in (_AIRFLOWS, _UNIT))
+        return is_unit, not is_airflows, rank.get(item.path.stem, len(rank))
+
+    items.sort(key=place)

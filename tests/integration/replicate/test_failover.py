@@ -21,7 +21,7 @@ import pytest
 from fixtures.jobs import Job, assert_equal, catch_up, failing, following, lake_rows, load_tables, registry_of, until
 from fixtures.lake_waits import wait
 from fixtures.pipelines import write_pipeline
-from fixtures.postgres import Database, new_database, server_setting
+from fixtures.postgres import Database, has_received, new_database, server_setting
 from headwater.apply.direct import Fence, take
 from headwater.demo.postgres import EmbeddedServer
 from headwater.errors import LostLease, Refused, SlotGap, SourceChanged
@@ -95,12 +95,6 @@ def settings(server: EmbeddedServer, **values: str) -> None:
             connection.execute(f"alter system set {name} = '{value}'")
         connection.execute("select pg_reload_conf()")
     until(lambda: all(server_setting(server, name) == value for name, value in values.items()), "the settings hold")
-
-
-def has_received(standby: EmbeddedServer, primary: EmbeddedServer) -> None:
-    with primary.connect() as one, standby.connect() as other:
-        end = position_now(one).lsn
-        until(lambda: position_now(other).lsn >= end, "the standby has replayed everything")
 
 
 def synchronise_slot(primary: EmbeddedServer, standby: EmbeddedServer, pipeline: Pipeline) -> None:

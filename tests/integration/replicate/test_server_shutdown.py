@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from headwater.demo.postgres import EmbeddedServer
 from headwater.errors import Transient
 from headwater.lake.position_file import read_position_file
 from headwater.pipeline_file.pipeline import Pipeline
+from headwater.replicate.reader.process import ReaderOptions
 from headwater.replicate.replicate import replicate
 
 if TYPE_CHECKING:
@@ -30,6 +32,12 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 PROMPT_SECONDS = 10.0
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver connects again for a while, as it does to a server that comes back. This one stays away."""
+    monkeypatch.setattr("headwater.replicate.start.ReaderOptions", partial(ReaderOptions, patience=3.0))
 
 
 @dataclass

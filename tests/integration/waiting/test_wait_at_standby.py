@@ -17,7 +17,7 @@ import headwater
 from fixtures.lake_waits import wait
 from fixtures.lakes import HandLake
 from fixtures.pipelines import write_pipeline
-from fixtures.postgres import Database
+from fixtures.postgres import Database, has_received
 from fixtures.waiting import until
 from headwater.demo.postgres import EmbeddedServer
 from headwater.errors import EXIT_NOT_FRESH
@@ -25,7 +25,6 @@ from headwater.lake.freshness import Outcome
 from headwater.monitor.status import status
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import Position, format_lsn
-from headwater.source.connection import position_now
 from headwater.waiting.result import WaitResult
 from headwater.waiting.source_state import ask_source
 
@@ -64,9 +63,8 @@ def pair(database: Database, make_standby: Callable[[EmbeddedServer], EmbeddedSe
     with database.superuser() as connection:
         connection.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (primary_pipeline.source.slot,))
     standby = make_standby(database.server)
-    with database.server.connect() as one, standby.connect() as other:
-        end = position_now(one).lsn
-        until(lambda: position_now(other).lsn >= end, "the standby has replayed everything")
+    has_received(standby, database.server)
+    with standby.connect() as other:
         other.execute("select pg_wal_replay_pause()")
         paused = "select from pg_get_wal_replay_pause_state() as state where state = 'paused'"
         until(lambda: other.execute(paused).rowcount == 1, "the replay is paused")
