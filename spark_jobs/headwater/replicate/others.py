@@ -24,10 +24,10 @@ def obey(run: Run) -> None:
     _suspend_found(run)
     _look_at_tables(run)
     again = run.reader.started_again
-    if run.following.follow_if_due(now=again):
+    if run.following.follow_if_due(now=again > 0):
         run.publisher.states(run.tables.records)
     if again:
-        run.reader.read_on()
+        run.reader.read_on(again)
 
 
 def look_behind(run: Run, batch: Batch) -> None:

@@ -71,8 +71,8 @@ class LogReader:
         self.read_position = options.start_lsn
         self.heard = time.monotonic()
         self.reply_wanted = False
-        self.started_again = False
-        """On another connection, of which nothing is read before `read_on`."""
+        self.started_again = 0
+        """So many times on another connection, of which nothing is read before `read_on`. 0: it reads."""
         self.busy = BusyShares()
         """Of the reader's stages; the driver adds its own."""
         self._woken = False
@@ -108,7 +108,7 @@ class LogReader:
                     bool(self._chunks)
                     or self._ended is not None
                     or self.reply_wanted
-                    or self.started_again
+                    or bool(self.started_again)
                     or self._woken
                 ),
                 timeout=seconds,
@@ -177,10 +177,12 @@ class LogReader:
                 if self._hides != self._told_to_hide:
                     raise SourceUnreachable("the log reader does not answer", where="reader")
 
-    def read_on(self) -> None:
-        """What jobs have asked for while there was no connection is known."""
-        self.started_again = False
-        self._child.tell("read on")
+    def read_on(self, started_again: int) -> None:
+        """What jobs have asked for before it has `started_again` so many times is known."""
+        with self._changed:
+            if self.started_again == started_again:
+                self.started_again = 0
+        self._child.tell("read on", started_again)
 
     def server_is_going(self) -> None:
         """The server is shutting down: confirm what is left within the patience, else drop the connection."""
@@ -233,7 +235,7 @@ class LogReader:
                 self._started = True
             elif isinstance(item, StartedAgain):
                 self.heard = item.heard
-                self.started_again = True
+                self.started_again = item.number
             elif isinstance(item, Hides):
                 self._hides = item.number
             self._changed.notify_all()

@@ -103,9 +103,11 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class StartedAgain:
-    """On another connection, whose server was `heard` first at this monotonic time. Nothing is read of it before the
-    driver says so: a job that began meanwhile saw no driver, and what it asks for must be known first."""
+    """For the `number`th time on another connection, whose server was `heard` first at this monotonic time. Nothing is
+    read of it before the driver says so: a job that began meanwhile saw no driver, and what it asks for must be known
+    first."""
 
+    number: int
     heard: float
 
 
@@ -137,7 +139,7 @@ class _Reader:
         self._control = control
         self._framer = Framer(SpillStore(folder, options.spill), announce_from=options.announce_from)
         self._hides = options.hiding is not None
-        self._waits_for_driver = False
+        self._started_again = self._may_read = 0
         self._framer.hide(options.hiding or Hiding())
         self._source: LogSource | None = None
         self._confirmed = options.start_lsn
@@ -215,8 +217,8 @@ class _Reader:
             else:
                 self._server_waits_since = None
                 self._heard = time.monotonic()
-                self._waits_for_driver = self._options.hiding is None
-                self._data.send(StartedAgain(self._heard))
+                self._started_again += 1
+                self._data.send(StartedAgain(self._started_again, self._heard))
                 return stream
             self._pause(backoff)
             backoff = min(2 * backoff, _LONGEST_BACKOFF)
@@ -248,7 +250,8 @@ class _Reader:
                 where="reader",
                 remedy="run replicate again when the server is back; it goes on from the ledger",
             )
-        reading = self._hides and not self._waits_for_driver and self._in_flight < self._options.memory
+        followed = self._options.hiding is not None or self._may_read == self._started_again
+        reading = self._hides and followed and self._in_flight < self._options.memory
         got = self._drain(stream) if reading else 0
         for announcement in self._framer.announcements():
             self._data.send(announcement)
@@ -354,7 +357,7 @@ class _Reader:
                 self._hides = True
                 self._data.send(Hides(number))
             elif word == "read on":
-                self._waits_for_driver = False
+                self._may_read = value
             elif word == "server is going":
                 self._server_waits_since = self._server_waits_since or time.monotonic()
             elif word == "stop":
