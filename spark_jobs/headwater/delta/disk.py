@@ -17,11 +17,11 @@ import sys
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +128,17 @@ def append(path: str, data: bytes) -> None:
     may come from another user."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     try:
-        mode = stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode) & 0o666
-        found = os.fstat(descriptor)
-        if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != mode:
-            os.fchmod(descriptor, mode)
+        _for_whom_the_folder_is(path, descriptor)
         os.write(descriptor, data)
     finally:
         os.close(descriptor)
+
+
+def _for_whom_the_folder_is(path: str, descriptor: int) -> None:
+    mode = stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode) & 0o666
+    found = os.fstat(descriptor)
+    if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != mode:
+        os.fchmod(descriptor, mode)
 
 
 def lines(path: str, known: int | None) -> tuple[bytes, int]:
@@ -205,33 +209,39 @@ def move_folder(source: str, target: str) -> None:
     wrote(target)
 
 
-def _lock_file(path: str) -> IO[bytes]:
+@contextlib.contextmanager
+def _lock_file(path: str) -> Iterator[int]:
     """It need not be one's own: jobs of several users may share a lake. NFS locks only what is open for writing."""
     try:
-        return open(path, "a+b")
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except PermissionError:
-        return open(path, "rb")
+        descriptor = os.open(path, os.O_RDONLY)
+    try:
+        _for_whom_the_folder_is(path, descriptor)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager
 def exclusive(path: str) -> Iterator[None]:
-    with _lock_file(path) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with _lock_file(path) as descriptor:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
 
 
 @contextlib.contextmanager
 def shared(path: str) -> Iterator[None]:
-    with _lock_file(path) as file:
-        fcntl.flock(file, fcntl.LOCK_SH)
+    with _lock_file(path) as descriptor:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
         yield
 
 
 @contextlib.contextmanager
 def exclusive_at_once(path: str) -> Iterator[bool]:
-    with _lock_file(path) as file:
+    with _lock_file(path) as descriptor:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             yield False
         else:
@@ -303,6 +313,11 @@ def wrote(*paths: str) -> None:
 def delete(path: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         _files().delete_file(path)
+
+
+def delete_files(folder: str, paths: Sequence[str]) -> None:
+    for path in paths:
+        delete(os.path.join(folder, path))
 
 
 def delete_folder(folder: str) -> None:

@@ -342,20 +342,27 @@ def delete(place: str) -> None:
         _delete(store, [key])
 
 
+def delete_files(folder: str, paths: Sequence[str]) -> None:
+    with _errors_of(folder):
+        store, key = _at(folder)
+        _delete(store, [f"{key}/{path}" for path in paths])
+
+
 def delete_folder(folder: str) -> None:
     with contextlib.suppress(OSError):
-        found = [one["path"] for one in _listed(folder)]
-        with _errors_of(folder):
-            store, key = _at(folder)
-            _delete(store, [f"{key}/{name}" for name in found])
+        delete_files(folder, [one["path"] for one in _listed(folder)])
 
 
 def _delete(store: ObjectStore, keys: Sequence[str]) -> None:
     import obstore
 
-    if keys:
-        with contextlib.suppress(FileNotFoundError):
+    try:
+        if keys:
             obstore.delete(store, keys)
+    except FileNotFoundError:
+        if len(keys) > 1:  # of some stores; what comes behind it is not asked for any more
+            for key in keys:
+                _delete(store, [key])
 
 
 # For `headwater check`

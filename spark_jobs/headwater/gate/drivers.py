@@ -1,7 +1,8 @@
 """Whether a driver lives. While its connection has dropped and it makes another one, the source does not show it.
 
-On a disk it does: a driver shares a lock of the lake from its start to its end. A store has no locks; there a driver
-may live as long as its slot was read a short while ago, which servers tell since 17.
+On a disk the lake does: a driver shares a lock of it from its start to its end. A store has no locks; there a driver
+may live that has not said of itself that it has ended, as long as its slot was read a short while ago, which servers
+tell since 17.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Final
 
 from headwater.delta import storage
 from headwater.lake.paths import control_path
+from headwater.lake.position_file import read_position_file
 from headwater.lake_root import is_remote
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.source.connection import Connection
@@ -54,7 +56,10 @@ def may_live(root: str, slot: SlotState) -> bool:
                 return not no_driver
         except OSError:
             pass  # who may only read the lake cannot have its locks
-    return _was_read_lately(slot)
+    if not _was_read_lately(slot):
+        return False
+    file = read_position_file(root)
+    return file is not None and not file.ended
 
 
 def is_gone(connection: Connection, root: str, slot: SlotState) -> bool:
@@ -78,11 +83,11 @@ def is_gone(connection: Connection, root: str, slot: SlotState) -> bool:
 
 
 def await_return(connection: Connection, pipeline: Pipeline) -> bool:
-    """Whether a driver reads the slot; one whose connection has dropped is waited for, as far as a lock tells of it."""
+    """Whether a driver reads the slot; one whose connection has dropped is waited for."""
     root = pipeline.lake_path()
     deadline = time.monotonic() + RECONNECT_SECONDS
     while (slot := read_slot(connection, pipeline.source.slot)) is not None and not slot.active:
-        may_return = not is_remote(root) and _was_read_lately(slot) and may_live(root, slot)
+        may_return = _was_read_lately(slot) and may_live(root, slot)
         if not may_return or time.monotonic() >= deadline:
             return False
         time.sleep(_LOOK_SECONDS)

@@ -13,6 +13,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from headwater.errors import LostLease, SlotGap
@@ -63,12 +64,13 @@ def give_up_if_beyond(connection: Connection, pipeline: Pipeline, slot: SlotStat
     who looks.
     """
     problem = ceiling_problem(slot, pipeline.source.wal_ceiling)
-    if problem is None or slot is None or slot.plugin != PLUGIN or slot.database != connection.info.dbname:
+    if problem is None or slot is None or slot.active or slot.plugin != PLUGIN:
+        return slot
+    if slot.database != connection.info.dbname:
         return slot
     try:
-        if not is_gone(connection, pipeline.lake_path(), slot):
-            return slot
-        return None if give_up(connection, pipeline, problem) else slot
+        given_up = give_up(connection, pipeline, problem, partial(is_gone, connection, pipeline.lake_path(), slot))
+        return None if given_up else slot
     except LostLease:
         return slot  # somebody has begun to read it, or a load works
     except Exception as error:
@@ -76,9 +78,11 @@ def give_up_if_beyond(connection: Connection, pipeline: Pipeline, slot: SlotStat
         return slot
 
 
-def give_up(connection: Connection, pipeline: Pipeline, problem: SlotGap) -> bool:
+def give_up(
+    connection: Connection, pipeline: Pipeline, problem: SlotGap, may: Callable[[], bool] = lambda: True
+) -> bool:
     """Drop the slot, then suspend the tables that followed it. False, and nothing done, where the slot is not that of
-    the lake; LostLease while somebody reads it or a load works."""
+    the lake, or it `may` not be, which is asked last; LostLease while somebody reads it or a load works."""
     from headwater.gate.lease import LOAD, refuse_if_held  # reads Delta tables: waiting sensors start without that
     from headwater.lake.registry import Registry
 
@@ -89,6 +93,8 @@ def give_up(connection: Connection, pipeline: Pipeline, problem: SlotGap) -> boo
     if (known.slot, known.system_id, known.timeline) != (pipeline.source.slot, now.system_id, now.timeline):
         return False
     refuse_if_held(connection, registry, LOAD)
+    if not may():
+        return False
     if ceiling_problem(read_slot(connection, pipeline.source.slot), pipeline.source.wal_ceiling) is None:
         return False  # it has moved on since, or it is another one
     drop_slot(connection, pipeline.source.slot)

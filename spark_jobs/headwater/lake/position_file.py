@@ -24,7 +24,8 @@ class PositionFile:
     `read_position`: LSN on the same timeline; every commit up to it has been read from the log. `pending`: per table
     the first commit LSN that no published epoch covers.
     `states`: tables not in step, {"state", "reason", "since"}. `retrying`: tables that fail and are being tried again,
-    {"since", "attempts", "reason"}. `samples`: (source clock ISO 8601, LSN), oldest first.
+    {"since", "attempts", "reason"}. `samples`: (source clock ISO 8601, LSN), oldest first. `ended`: the driver has
+    ended in order, and publishes nothing any more.
     """
 
     generation: int
@@ -38,6 +39,7 @@ class PositionFile:
     rates: dict[str, float] = field(default_factory=dict)
     retrying: dict[str, dict[str, Any]] = field(default_factory=dict)
     durable_position: Position | None = None
+    ended: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -52,6 +54,7 @@ class PositionFile:
             "samples": [[time, format_lsn(lsn)] for time, lsn in self.samples],
             "rates": self.rates,
             "retrying": self.retrying,
+            "ended": self.ended,
         }
 
     @classmethod
@@ -69,6 +72,7 @@ class PositionFile:
             # A driver of an older Headwater does not say these.
             retrying=value.get("retrying", {}),
             durable_position=Position.from_json(durable) if (durable := value.get("durable_position")) else None,
+            ended=value.get("ended", False),
         )
 
 

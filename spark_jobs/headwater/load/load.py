@@ -19,7 +19,7 @@ from headwater.errors import DamagedLake, LostLease, SlotGap, Transient
 from headwater.failpoints import reach
 from headwater.gate import lease
 from headwater.gate.check import check, require_ok
-from headwater.gate.drivers import await_return
+from headwater.gate.drivers import await_return, may_live
 from headwater.gate.recovery import begin_anew, mended_registry
 from headwater.gate.same_source import history_of, require_same_source
 from headwater.gate.wal_ceiling import REMEDY, ceiling_problem
@@ -151,9 +151,9 @@ def _opened(connection: Connection, pipeline: Pipeline, anew: Sequence[CatalogTa
         if anew is None:
             raise
         folders = [table_path(root, table.name.path) for table in anew]
-        if is_running(connection, pipeline) or not begin_anew(
-            root, [*folders, *(folder + HISTORY for folder in folders)]
-        ):
+        slot = read_slot(connection, pipeline.source.slot)
+        lives = slot is not None and (slot.active or may_live(root, slot))
+        if lives or not begin_anew(root, [*folders, *(folder + HISTORY for folder in folders)]):
             raise LostLease(
                 f"{damage.message}, and a replicate is running",
                 code="already_running",

@@ -165,8 +165,9 @@ class TableLoad:
         return record, size
 
     def _refuse_late_answer(self, connection: Connection, record: TableRecord) -> None:
-        """A driver is not seen while it connects to the source again: of one that lived all the time nobody knows what
-        it has passed by before it kept the table's changes."""
+        """A driver is not seen while it connects to the source again. One that comes back reads the registry before it
+        goes on with the log, but of an older one, or one that stood still for long, nobody knows what it has passed by
+        before it kept the table's changes."""
         pipeline, generation = self.pipeline, self.without_driver.pop(record.name, None)
         if generation is None:
             return

@@ -15,21 +15,26 @@ import contextlib
 import errno
 import json
 import os.path
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import Event
+from typing import TypeVar
 
 from headwater.delta import storage
 from headwater.delta.delta_log import read_snapshot
 from headwater.delta.log_entries import log_entry, log_path
 from headwater.delta.log_files import LogFiles, pointed_at
 from headwater.delta.whole import Named
+from headwater.lake_root import is_remote
 
+_T = TypeVar("_T")
 ORPHAN_SECONDS = 24 * 3600.0
 """How long a file may wait for its commit: as long as the longest load of a table, or a driver that was stopped."""
 _AT_ONCE = 8
 """Entries of a log that are read at the same time in a store."""
+_PART = 500
+"""Of the thousand that S3 takes, so that their checksums have a place."""
 _NO_FILES = ('{"commitInfo":', '{"txn":', '{"protocol":', '{"metaData":', '{"cdc":', '{"domainMetadata":')
 _OTHERS = {"add": (*_NO_FILES, '{"remove":'), "remove": (*_NO_FILES, '{"add":')}
 
@@ -73,8 +78,10 @@ def clean(
     # Before the log is read: what waits no longer by then is named there.
     spared = waiting() if orphans_before is not None else set()
     known = _known(folder, log, horizon)
-    goes = []
+    goes, sums = [], {}
     for file in storage.files_below(folder, _may_hold_files):
+        if file.path.endswith(".crc"):
+            sums[file.path] = file.size
         if not _is_ours(file.path) or file.path in known.needed:
             continue
         orphan = file.path not in known.removed
@@ -85,13 +92,14 @@ def clean(
     entries = _superseded(log, min(horizon, log_from))
     if goes or entries:
         _make_durable(log, known, entries)
-    for file, orphan in goes:
+    for part in _parts(folder, goes):
         if stop.is_set():
             return cleaned
-        storage.delete(os.path.join(folder, file.path))
-        cleaned.bytes += file.size + _remove_checksum(folder, file.path)
-        cleaned.files += 1
-        cleaned.orphans += orphan
+        checksums = [sum_ for file, _ in part if (sum_ := _checksum(file.path)) in sums]
+        storage.delete_files(folder, [*(file.path for file, _ in part), *checksums])
+        cleaned.bytes += sum(file.size for file, _ in part) + sum(map(sums.__getitem__, checksums))
+        cleaned.files += len(part)
+        cleaned.orphans += sum(orphan for _, orphan in part)
     cleaned.log_files = _clean_log(log, entries, orphans_before, stop)
     return cleaned
 
@@ -171,11 +179,11 @@ def _superseded(log: LogFiles, horizon: int) -> list[str]:
 
 def _clean_log(log: LogFiles, entries: list[str], orphans_before: float | None, stop: Event) -> int:
     count = 0
-    for name in entries:
+    for part in _parts(log.folder, entries):
         if stop.is_set():
             return count
-        storage.delete(log_path(log.folder, name))
-        count += 1
+        storage.delete_files(log_path(log.folder), part)
+        count += len(part)
     for scratch in [log_path(log.folder, name) for name in log.scratch]:
         with contextlib.suppress(FileNotFoundError):
             if orphans_before is not None and storage.info(scratch).modified < orphans_before:
@@ -184,13 +192,14 @@ def _clean_log(log: LogFiles, entries: list[str], orphans_before: float | None, 
     return count
 
 
-def _remove_checksum(folder: str, path: str) -> int:
-    """Remove Hadoop's checksum of a file: its size; 0 when there was none."""
+def _parts(folder: str, those: Sequence[_T]) -> Iterator[Sequence[_T]]:
+    """What goes before it is asked whether to stop: in a store, what goes by one request."""
+    size = _PART if is_remote(folder) else 1
+    for at in range(0, len(those), size):
+        yield those[at : at + size]
+
+
+def _checksum(path: str) -> str:
+    """Hadoop's, of a file."""
     below, name = os.path.split(path)
-    checksum = os.path.join(folder, below, f".{name}.crc")
-    try:
-        size = storage.info(checksum).size
-    except FileNotFoundError:
-        return 0
-    storage.delete(checksum)
-    return size
+    return os.path.join(below, f".{name}.crc")

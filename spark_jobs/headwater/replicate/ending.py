@@ -53,7 +53,7 @@ def leave(run: Run, reason: str) -> str:
     """All that was begun is published: what the next run and those who wait want to know."""
     remember_columns(run)
     run.durability.settle()
-    run.publisher.write()
+    run.publisher.end()
     return reason
 
 

@@ -24,9 +24,9 @@ def obey(run: Run) -> None:
     _suspend_found(run)
     _look_at_tables(run)
     again = run.reader.started_again
-    if run.following.follow_if_due(now=again > 0):
+    if run.following.follow_if_due(again):
         run.publisher.states(run.tables.records)
-    if again:
+    if again and run.following.may_read_on:
         run.reader.read_on(again)
 
 

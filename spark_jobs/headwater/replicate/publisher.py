@@ -51,6 +51,7 @@ class Publisher:
         self._states: dict[str, dict[str, str]] = {}
         self._writings = Growing(1.0, often(root).file)
         self._said: PositionFile | None = None
+        self._ended = False
         self.latencies: dict[str, float] = {}
         """Seconds by stage of the newest epoch with changes."""
         self.sampled(first)
@@ -103,6 +104,11 @@ class Publisher:
         if news or self._writings.is_due or (has_moved and self._writings.since >= _MOVED_SECONDS):
             self.write()
 
+    def end(self) -> None:
+        """The last writing: from now on the file says that this driver publishes nothing any more."""
+        self._ended = True
+        self.write()
+
     def write(self, *, has_looked: bool = False, is_idle: bool = False) -> None:
         """Replace the file now, unless nothing was published yet or another driver has taken over, for which the ledger
         is looked at unless the caller `has_looked`."""
@@ -138,6 +144,7 @@ class Publisher:
                 retrying=self._retries.shown(),
                 samples=self._samples.as_tuple(),
                 rates=self._rates(),
+                ended=self._ended,
             )
 
     def _rates(self) -> dict[str, float]:

@@ -65,6 +65,18 @@ def test_what_was_written_is_read_whole_and_in_parts(folder: str) -> None:
     assert not storage.exists(place)
 
 
+def test_many_files_go_whichever_of_them_are_there(folder: str) -> None:
+    storage.make_folder(f"{folder}/p=a%20b")
+    names = [f"{number}.parquet" for number in range(7)]
+    for name in (*names, "p=a%20b/x", "stays"):
+        storage.write(f"{folder}/{name}", b"x")
+    storage.delete(f"{folder}/{names[3]}")
+    storage.delete_files(folder, [*names, "p=a%20b/x", "never was"])
+    assert [one.path for one in storage.files_below(folder, bool)] == ["stays"]
+    storage.delete_files(folder, names)
+    storage.delete_files(folder, [])
+
+
 def test_what_is_missing_is_missing_alike(folder: str) -> None:
     missing = f"{folder}/a/b"
     for call in (storage.read, storage.read_text, storage.info, storage.parquet_file):

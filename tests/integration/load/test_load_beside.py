@@ -185,9 +185,9 @@ def test_a_table_does_not_join_the_cuts_before_its_driver_has_followed_its_load(
     monkeypatch.setattr("headwater.replicate.beside.following._FIRST", 4.0)
     follow = Following.follow_if_due
 
-    def reading_again(driver: Following, **options: bool) -> bool:
+    def reading_again(driver: Following, *given: int) -> bool:
         driver._registry.refresh()
-        return follow(driver, **options)
+        return follow(driver, *given)
 
     monkeypatch.setattr(Following, "follow_if_due", reading_again)
     with following(shop.pipeline) as running, armed(tmp_path, "load.after_capture") as hold:

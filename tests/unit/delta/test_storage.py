@@ -49,6 +49,7 @@ OF_A_PLACE: dict[str, Callable[[str], Any]] = {
     "make_shared_folder": storage.make_shared_folder,
     "parquet_writer": lambda place: storage.parquet_writer(place, pa.schema([("a", pa.int64())])),
     "delete": storage.delete,
+    "delete_files": lambda place: storage.delete_files(place, ["a"]),
     "delete_folder": storage.delete_folder,
     "delete_scratch": lambda place: storage.delete_scratch(place, 0.0),
     "is_folder": storage.is_folder,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,13 @@ import pytest
 
 from headwater.gate import drivers
 from headwater.lake.paths import control_path
+from headwater.lake.position_file import PositionFile
+from headwater.position import Position
 from headwater.source.slot import SlotState
 from headwater.source.stream import RECONNECT_SECONDS
 
 STORE = "s3://bucket/lake"
+RUNS = PositionFile(1, 1, Position("1", 1, 0), 0, "")
 
 
 def slot(idle: float | None, *, active: bool = False) -> SlotState:
@@ -42,13 +46,28 @@ def test_on_a_disk_a_lock_tells(root: str, monkeypatch: pytest.MonkeyPatch) -> N
         assert drivers.is_gone(None, root, slot(1000.0))  # type: ignore[arg-type]
 
 
-def test_in_a_store_the_server_tells_how_long_nobody_has_read_the_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def published(monkeypatch: pytest.MonkeyPatch) -> list[PositionFile | None]:
+    """What the driver has published last, at the end of this list."""
+    files: list[PositionFile | None] = [RUNS]
+    monkeypatch.setattr(drivers, "read_position_file", lambda root: files[-1])
+    return files
+
+
+def test_in_a_store_the_server_tells_how_long_nobody_has_read_the_slot_and_the_driver_that_it_has_ended(
+    monkeypatch: pytest.MonkeyPatch, published: list[PositionFile | None]
+) -> None:
     monkeypatch.setattr(drivers, "read_slot", never)
     assert drivers.may_live(STORE, slot(1.0))
     assert not drivers.is_gone(None, STORE, slot(1.0))  # type: ignore[arg-type]
     assert not drivers.may_live(STORE, slot(60.0))
     assert drivers.is_gone(None, STORE, slot(60.0))  # type: ignore[arg-type]
     assert not drivers.is_gone(None, STORE, slot(None, active=True))  # type: ignore[arg-type]
+    for file in (None, replace(RUNS, ended=True)):
+        published.append(file)
+        for idle in (None, 1.0):
+            assert not drivers.may_live(STORE, slot(idle))
+            assert drivers.is_gone(None, STORE, slot(idle))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +75,10 @@ def test_in_a_store_the_server_tells_how_long_nobody_has_read_the_slot(monkeypat
     [([slot(None), slot(None, active=True)], False), ([slot(None), None], False), ([slot(None)], True)],
 )
 def test_an_older_server_is_watched_for_as_long_as_a_driver_would_try(
-    looks: list[SlotState | None], gone: bool, monkeypatch: pytest.MonkeyPatch
+    looks: list[SlotState | None],
+    gone: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    published: list[PositionFile | None],
 ) -> None:
     now, seen = [0.0], list(looks)
 
@@ -70,7 +92,9 @@ def test_an_older_server_is_watched_for_as_long_as_a_driver_would_try(
     assert (now[0] >= RECONNECT_SECONDS) is gone
 
 
-def test_who_may_only_read_the_lake_goes_by_what_the_server_says(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_may_only_read_the_lake_goes_by_what_the_server_says(
+    root: str, monkeypatch: pytest.MonkeyPatch, published: list[PositionFile | None]
+) -> None:
     def refused(*_: Any) -> Callable[[], None]:
         raise PermissionError("not yours")
 

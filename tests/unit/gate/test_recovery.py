@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -267,18 +267,18 @@ def test_what_takes_the_place_of_what_goes_is_on_disk_before(table: HandTable, m
     table.commit(whole=gone)
     table.checkpoint()
     folder, calls = str(table.folder), list[str]()
-    real_sync, real_delete = storage.sync, storage.delete
+    real_sync, real_delete = storage.sync, storage.delete_files
 
     def sync(root: str) -> None:
         calls.append("sync")
         real_sync(root)
 
-    def delete(place: str) -> None:
-        calls.append(Path(place).name)
-        real_delete(place)
+    def delete(folder: str, paths: Sequence[str]) -> None:
+        calls.extend(Path(path).name for path in paths)
+        real_delete(folder, paths)
 
     monkeypatch.setattr(storage, "sync", sync)
-    monkeypatch.setattr(storage, "delete", delete)
+    monkeypatch.setattr(storage, "delete_files", delete)
     clean(folder, log_files.look(folder), 5, log_from=5, orphans_before=None, stop=Event())
     assert calls[0] == "sync"
     assert gone in calls

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -124,15 +125,15 @@ def test_it_ends_when_it_is_told_to(lake: Lake) -> None:
 def test_a_table_that_another_job_takes_over_is_left_at_once(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(30):
         lake.batch()
-    removing, delete = Event(), storage.delete
+    removing, delete = Event(), storage.delete_files
 
-    def slowly(place: str) -> None:
-        if place.endswith(".parquet"):
+    def slowly(folder: str, paths: Sequence[str]) -> None:
+        if paths[0].endswith(".parquet"):
             removing.set()
             time.sleep(0.02)
-        delete(place)
+        delete(folder, paths)
 
-    monkeypatch.setattr(storage, "delete", slowly)
+    monkeypatch.setattr(storage, "delete_files", slowly)
     care = lake.start()
     try:
         assert removing.wait(30)

@@ -7,12 +7,14 @@ one kept, from its first batch.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from os.path import join
 from typing import Final
 
 from headwater.delta import storage
+from headwater.errors import Refused
 from headwater.lake.looks import Growing, often
 from headwater.lake.paths import kept_path, reloaded_path
 from headwater.lake.registry import Registry, now_text
@@ -23,6 +25,8 @@ from headwater.replicate.beside.answers import Answers
 from headwater.replicate.beside.loads import LoadsFollowed
 from headwater.replicate.beside.reloads import ReloadsFollowed
 from headwater.replicate.tables.tables import Tables
+
+log = logging.getLogger(__name__)
 
 _FIRST: Final = 1.0
 _LOOK_FOR_JOBS: Final = 5.0
@@ -48,6 +52,7 @@ class Following:
         self._reloads = ReloadsFollowed(root, registry, tables, self._answers, spill, still_alive)
         self._looks = Growing(_FIRST, max(_FIRST, often(root).registry))
         self._looked_for_jobs = time.monotonic()
+        self._started_again = 0
 
     def begin(self, position: int) -> None:
         """Before the first batch: what earlier drivers have kept is kept on, what jobs ask for is begun."""
@@ -60,20 +65,37 @@ class Following:
         self._reloads.start(lanes, position)
         self._loads.start(lanes, position)
 
-    def follow_if_due(self, *, now: bool = False) -> bool:
-        """Read the registry again, if it is time, or has to be `now`; True when a table's state has changed."""
-        if not (now or self._looks.is_due):
+    def follow_if_due(self, started_again: int = 0) -> bool:
+        """Read the registry again, if it is time; True when a table's state has changed. `started_again`: so many times
+        the reader has made another connection, and behind each one it is time."""
+        is_anew = started_again > self._started_again
+        if not (is_anew or self._looks.is_due):
             return False
+        self._started_again = max(self._started_again, started_again)
         self._looks.looked(new=self._registry.refresh())
         changed = self._loads.follow()
         self._reloads.follow()
-        if now:
-            self._loads.hide()  # before the first value of a table that was published meanwhile
+        if is_anew:
+            self._hide_more()
         if time.monotonic() - self._looked_for_jobs > _LOOK_FOR_JOBS:
             self._looked_for_jobs = time.monotonic()
             self._loads.give_up_for_the_dead()
             self._reloads.give_up_for_the_dead()
         return changed
+
+    @property
+    def may_read_on(self) -> bool:
+        """Whether everything is kept that the loads need which were known at the last look."""
+        return self._loads.are_begun
+
+    def _hide_more(self) -> None:
+        """Before the first value of a table that was published while there was no connection."""
+        try:
+            self._loads.hide()
+        except Refused as refused:
+            if not self._loads.are_begun:
+                raise  # values of such a table would be spilled
+            log.warning("some load is not answered: %s", refused)
 
     @property
     def paused(self) -> bool:

@@ -46,7 +46,7 @@ class LoadsFollowed:
         self._root, self._registry, self._tables = root, registry, tables
         self._answers, self.hide, self._still_alive = answers, hide, still_alive
         self._states = {name: record.phase for name, record in registry.tables.items()}
-        self._begun: dict[str, int] = {}  # by table the newest load that is kept for, or will be in its lane
+        self._to_begin: dict[str, str] = {}  # by table the load that its lane has yet to keep for
 
     def begin(self, position: int) -> None:
         """Before the first batch: what earlier drivers have kept is kept on, what loads ask for is begun."""
@@ -87,10 +87,18 @@ class LoadsFollowed:
                 changed = True
         return changed
 
+    @property
+    def are_begun(self) -> bool:
+        """Whether the changes of all tables are kept whose loads are known."""
+        return not self._to_begin
+
     def settled(self, name: str) -> None:
         """An errand on the table is done, and the main thread knows what came of it."""
         catching_up = self._tables.joining.catching_up
         if name not in catching_up:
+            now = self._registry.tables.get(name)
+            if now is not None and now.state == "catching up" and load_name(now) in self._tables.keeper.names(name):
+                self._is_loaded(now)  # while its lane had not begun to keep for it
             return
         record = self._tables.records[name]
         keeping = load_name(record)
@@ -109,28 +117,35 @@ class LoadsFollowed:
     def _follow_table(self, record: TableRecord, known_load: int) -> None:
         """`known_load`: the load that counted when it was looked at before."""
         name, keeping, tables = record.name, load_name(record), self._tables
-        is_kept_for = keeping in tables.keeper.names(name) or self._begun.get(name) == record.incarnation
         # One that is over already has begun while this driver had no connection to the source.
-        is_new = record.state == "catching up" and record.incarnation > known_load
-        if not is_kept_for and (is_new or record.state == "loading"):
+        is_over = record.state == "catching up" and record.incarnation > known_load
+        if self._to_begin.get(name) == keeping and record.state in ("loading", "catching up"):
+            return
+        if keeping not in tables.keeper.names(name) and (is_over or record.state == "loading"):
             log.info("%s: it is being loaded: its changes are kept", name)
-            if name not in tables.records:
-                tables.states.see(record)
-            tables.owners.adopt(record)
-            self._begun[name] = record.incarnation
+            if not is_over:  # else its changes would be for a table that this driver has not met
+                if name not in tables.records:
+                    tables.states.see(record)
+                tables.owners.adopt(record)
+            self._to_begin[name] = keeping
             self._lanes.behind(name, partial(self._keep, record))
-            if record.state == "loading":
-                return
-            is_kept_for = True
+            return
+        if record.state == "catching up" and keeping in tables.keeper.names(name):
+            self._is_loaded(record)
+            return
         tables.states.see(record)
-        if record.state == "catching up" and is_kept_for:
-            tables.joining.catching_up.add(name)
-            self._catch_up(name, keeping)
-        elif record.state in ("suspended", "removed") and not record.is_followed:
+        if record.state in ("suspended", "removed") and not record.is_followed:
             self._lanes.behind(name, partial(self._forget_kept, name))
             if record.state == "removed":
                 tables.next_row.forget(name)
         tables.states.changed(name)
+
+    def _is_loaded(self, record: TableRecord) -> None:
+        """What was kept for it is brought into it from now on."""
+        self._tables.states.see(record)
+        self._tables.joining.catching_up.add(record.name)
+        self._catch_up(record.name, load_name(record))
+        self._tables.states.changed(record.name)
 
     def _keep(self, record: TableRecord) -> Result:
         """In its lane: from the next share on the table's changes are kept and not applied: the row that is without one
@@ -142,7 +157,10 @@ class LoadsFollowed:
         for older in tables.keeper.names(record.name):
             tables.keeper.end(older, record.name)
         tables.keeper.begin(load_name(record), record.name, holds_back=True)
+        tables.owners.adopt(record)
         self._answer(record, self._position())
+        if self._to_begin.get(record.name) == load_name(record):
+            del self._to_begin[record.name]
         return Result()
 
     def _answer(self, record: TableRecord, position: int) -> None:

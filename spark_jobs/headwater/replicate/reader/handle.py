@@ -67,6 +67,7 @@ class LogReader:
         self._ended: Ended | None = None
         self._started = False
         self._told_to_hide = self._hides = 0
+        self._hidden: Hiding | None = None
         self._hiding_lock = threading.Lock()
         self.read_position = options.start_lsn
         self.heard = time.monotonic()
@@ -104,13 +105,7 @@ class LogReader:
         """Until a chunk, a wish of the server, another connection, the end, a `wake`, or `seconds` have passed."""
         with self._changed:
             self._changed.wait_for(
-                lambda: (
-                    bool(self._chunks)
-                    or self._ended is not None
-                    or self.reply_wanted
-                    or bool(self.started_again)
-                    or self._woken
-                ),
+                lambda: bool(self._chunks) or self._ended is not None or self.reply_wanted or self._woken,
                 timeout=seconds,
             )
             self._woken = False
@@ -167,6 +162,8 @@ class LogReader:
     def hide(self, hiding: Hiding) -> None:
         """Returns when it holds for whatever the log brings from now on; one call after the other."""
         with self._hiding_lock:
+            if hiding == self._hidden:
+                return
             self._told_to_hide += 1
             self._child.tell("hide", (self._told_to_hide, hiding))
             with self._changed:
@@ -176,6 +173,7 @@ class LogReader:
                 self.raise_if_ended()
                 if self._hides != self._told_to_hide:
                     raise SourceUnreachable("the log reader does not answer", where="reader")
+            self._hidden = hiding
 
     def read_on(self, started_again: int) -> None:
         """What jobs have asked for before it has `started_again` so many times is known."""
@@ -236,6 +234,7 @@ class LogReader:
             elif isinstance(item, StartedAgain):
                 self.heard = item.heard
                 self.started_again = item.number
+                self._woken = True
             elif isinstance(item, Hides):
                 self._hides = item.number
             self._changed.notify_all()

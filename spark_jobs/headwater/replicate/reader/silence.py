@@ -29,7 +29,8 @@ class Silence:
         reader would try, silence is an error. From any thread.
         """
         deadline = time.monotonic() + RECONNECT_SECONDS
-        while (silence := time.monotonic() - self._reader.heard) > self._limit:
+        # On another connection the reader hears nothing more before the driver says so.
+        while (silence := time.monotonic() - self._reader.heard) > self._limit and not self._reader.started_again:
             self._reader.raise_if_ended()
             if time.monotonic() > deadline or self._stop.is_set():
                 raise Transient(
