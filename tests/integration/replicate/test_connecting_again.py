@@ -28,17 +28,21 @@ from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.gate import drivers
 from headwater.gate.drivers import without_driver
+from headwater.lake.registry import TableRecord
 from headwater.load import load as loading
 from headwater.load.driver_answers import is_running
 from headwater.monitor.status import status
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
+from headwater.position import format_lsn
 from headwater.reload.reload import reload
+from headwater.replicate.batches.lanes import Result
 from headwater.replicate.beside import following as following_jobs
+from headwater.replicate.beside.loads import LoadsFollowed
 from headwater.replicate.pausing import pause
 from headwater.replicate.reader.handle import LogReader
 from headwater.replicate.replicate import replicate
-from headwater.source.connection import Connection, connect
+from headwater.source.connection import Connection, connect, position_now
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -101,6 +105,44 @@ def test_a_load_that_began_and_ended_meanwhile_misses_nothing(
         until(lambda: record_of(both, NEW).state == "active" or driver.done(), "the table joins the cuts")
         database.execute("insert into new values (4, 4)", "insert into old values (4, 4)")
         until(lambda: len(lake_rows(both, OLD)) == 2 or driver.done(), "the driver goes on")
+    assert_equal(database, both, OLD, NEW)
+
+
+def test_nothing_is_read_before_the_table_s_lane_keeps_for_its_load(
+    database: Database,
+    pipeline: Pipeline,
+    connection: Connection,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """All lanes may be busy when the driver is back, and a table's own changes come before its errands."""
+    monkeypatch.setattr(loading, "await_return", lambda *_: False)
+    keep, begins, may = LoadsFollowed._keep, threading.Event(), threading.Event()
+
+    def late(loads: LoadsFollowed, record: TableRecord) -> Result:
+        begins.set()
+        assert may.wait(60)
+        return keep(loads, record)
+
+    monkeypatch.setattr(LoadsFollowed, "_keep", late)
+    monkeypatch.setattr(following_jobs, "_FIRST", 600.0)
+    both = write_pipeline(tmp_path, database, OLD, NEW)
+    with following(pipeline) as driver:
+        until(lambda: is_running(connection, pipeline) or driver.done(), "the driver runs")
+        with cut_off(database, pipeline, monkeypatch):
+            load_tables(both, NEW)
+            database.execute("insert into new values (2, 2)")
+        until(lambda: begins.is_set() or driver.done(), "the driver is back, and knows of the load")
+        database.execute("insert into new values (3, 3)", "update new set n = 7 where id = 1")
+        end = position_now(connection).lsn
+        sent = "select sent_lsn >= %s::pg_lsn from pg_stat_replication"
+        with database.superuser() as admin:
+            until(lambda: admin.execute(sent, [format_lsn(end)]).fetchone() == (True,), "the server has sent it")
+        may.set()
+        until(lambda: record_of(both, NEW).state == "active" or driver.done(), "the table joins the cuts")
+        until(lambda: len(lake_rows(both, NEW)) == 3 or driver.done(), "it has all rows")
+    assert "tried again" not in caplog.text
     assert_equal(database, both, OLD, NEW)
 
 
