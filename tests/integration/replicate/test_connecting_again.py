@@ -135,10 +135,14 @@ def test_nothing_is_read_before_the_table_s_lane_keeps_for_its_load(
             database.execute("insert into new values (2, 2)")
         until(lambda: begins.is_set() or driver.done(), "the driver is back, and knows of the load")
         database.execute("insert into new values (3, 3)", "update new set n = 7 where id = 1")
-        end = position_now(connection).lsn
-        sent = "select sent_lsn >= %s::pg_lsn from pg_stat_replication"
+        sent = "select sent_lsn >= %s::pg_lsn and reply_time > now() - interval '1 s' from pg_stat_replication"
+        here = format_lsn(position_now(connection).lsn)
         with database.superuser() as admin:
-            until(lambda: admin.execute(sent, [format_lsn(end)]).fetchone() == (True,), "the server has sent it")
+            until(lambda: admin.execute(sent, [here]).fetchone() == (True,), "the server has sent it")
+            row = admin.execute("select now() + interval '2 s'").fetchone()
+            assert row is not None
+            answered = "select reply_time > %s from pg_stat_replication"
+            until(lambda: admin.execute(answered, row).fetchone() == (True,), "the reader answers for 2 s")
         may.set()
         until(lambda: record_of(both, NEW).state == "active" or driver.done(), "the table joins the cuts")
         until(lambda: len(lake_rows(both, NEW)) == 3 or driver.done(), "it has all rows")
