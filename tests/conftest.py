@@ -20,7 +20,7 @@ os.environ.setdefault("PYSPARK_SUBMIT_ARGS", " ".join(f"--conf {k}={v}" for k, v
 # Hundreds of processes import the engine: half of that is compiling, where an environment forbids to keep the result.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-# What all tests import stays, and need not be gone through each time that something is looked for which may go.
+# Tests import much that stays: the collector, which goes through all of it, need not look so often.
 gc.set_threshold(20_000, 20, 20)
 start_processes_quickly()
 use_class_archive()

@@ -8,6 +8,7 @@ tell since 17.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os.path
 import time
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ from headwater.pipeline_file.pipeline import Pipeline
 from headwater.source.connection import Connection
 from headwater.source.slot import SlotState, read_slot
 from headwater.source.stream import RECONNECT_SECONDS
+
+log = logging.getLogger(__name__)
 
 _SEEN_AGAIN_WITHIN: Final = RECONNECT_SECONDS + 10.0
 _LOOK_SECONDS: Final = 0.5
@@ -85,11 +88,17 @@ def is_gone(connection: Connection, root: str, slot: SlotState) -> bool:
 def await_return(connection: Connection, pipeline: Pipeline) -> bool:
     """Whether a driver reads the slot; one whose connection has dropped is waited for."""
     root = pipeline.lake_path()
-    deadline = time.monotonic() + RECONNECT_SECONDS
+    began = time.monotonic()
+    is_said = False
     while (slot := read_slot(connection, pipeline.source.slot)) is not None and not slot.active:
         may_return = _was_read_lately(slot) and may_live(root, slot)
-        if not may_return or time.monotonic() >= deadline:
+        if not may_return or time.monotonic() - began >= RECONNECT_SECONDS:
             return False
+        if not is_said:
+            is_said = True
+            log.info(
+                "replicate starts, or connects to the source again: it is waited for, %d s at most", RECONNECT_SECONDS
+            )
         time.sleep(_LOOK_SECONDS)
     return slot is not None
 

@@ -95,9 +95,9 @@ def clean(
     for part in _parts(folder, goes):
         if stop.is_set():
             return cleaned
-        checksums = [sum_ for file, _ in part if (sum_ := _checksum(file.path)) in sums]
+        checksums = sums.keys() & {_checksum(file.path) for file, _ in part}
         storage.delete_files(folder, [*(file.path for file, _ in part), *checksums])
-        cleaned.bytes += sum(file.size for file, _ in part) + sum(map(sums.__getitem__, checksums))
+        cleaned.bytes += sum(file.size for file, _ in part) + sum(sums[name] for name in checksums)
         cleaned.files += len(part)
         cleaned.orphans += sum(orphan for _, orphan in part)
     cleaned.log_files = _clean_log(log, entries, orphans_before, stop)

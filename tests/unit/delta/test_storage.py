@@ -124,7 +124,6 @@ def test_what_is_missing(tmp_path: Path) -> None:
 
 CONTENDER = """
 import sys
-import tempfile
 from headwater.delta import storage
 from headwater.delta.small_tables import append_once, create_table
 folder, worker = sys.argv[1:]

@@ -95,7 +95,7 @@ class Following:
         except Refused as refused:
             if not self._loads.are_begun:
                 raise  # values of such a table would be spilled
-            log.warning("some load is not answered: %s", refused)
+            log.warning("a load is not answered, since this driver cannot hide what is to be hidden: %s", refused)
 
     @property
     def paused(self) -> bool:
