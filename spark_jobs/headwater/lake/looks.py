@@ -14,47 +14,48 @@ from headwater.lake_root import is_remote
 @dataclass(frozen=True, slots=True)
 class Often:
     """`batch`: least between the beginnings of two batches. `file`: most between two writings of the position file
-    while nothing happens, which the driver thinks of once a second (0: it writes each time); `registry`: between two
-    looks of a driver at what jobs have written; both begin with one second. `idle_tables`: within which each table that
-    nobody writes is looked at. `idle_row`: least between two ledger rows of a log that
-    touches no table. `horizon`: how old what is known of cuts may be to whoever cleans up, `upkeep`: between two turns
-    of a table there, `control`: of the lake's own tables, `commits`: after so many a table's turn comes at once.
-    `wait`: first and longest between two looks of a wait."""
+    while nothing happens, which the driver thinks of once a second (0: it writes each time). `idle_tables`: within
+    which each table that nobody writes is looked at. `idle_row`: least between two ledger rows of a log that touches no
+    table. `horizon`: how old what is known of cuts may be to whoever cleans up, `upkeep`: between two turns of a table
+    there, `control`: of the lake's own tables, `commits`: after so many a table's turn comes at once.
+
+    First and longest between two looks: `registry`, of a driver at what jobs have written; `wait`, of who waits for a
+    position or for the driver's answer."""
 
     batch: float
     file: float
-    registry: float
     idle_tables: float
     idle_row: float
     horizon: float
     upkeep: float
     control: float
     commits: int
+    registry: tuple[float, float]
     wait: tuple[float, float]
 
 
 _ON_DISK: Final = Often(
     batch=0.2,
     file=0,
-    registry=1,
     idle_tables=5,
     idle_row=10,
     horizon=20,
     upkeep=600,
     control=120,
     commits=300,
+    registry=(0.2, 0.2),
     wait=(0.05, 0.05),
 )
 _IN_STORE: Final = Often(
     batch=1,
     file=20,
-    registry=15,
     idle_tables=360,
     idle_row=60,
     horizon=600,
     upkeep=1800,
     control=600,
     commits=3000,
+    registry=(1, 15),
     wait=(0.25, 1),
 )
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from headwater.errors import Transient
+from headwater.lake.looks import Growing, often
 from headwater.lake.registry import Registry
 from headwater.lake.reload_records import Keeping
 from headwater.pipeline_file.pipeline import Pipeline
@@ -16,7 +17,6 @@ from headwater.source.slot import read_slot
 
 _ANSWER_SECONDS: Final = 60.0
 _ABSENT_SECONDS: Final = 30.0
-_LOOK_SECONDS: Final = 0.2
 
 
 def is_running(connection: Connection, pipeline: Pipeline) -> bool:
@@ -43,9 +43,10 @@ def await_answer(
     not answer within `seconds`. `meanwhile` is called about once a second.
     """
     deadline = time.monotonic() + seconds
+    looks = Growing(*often(pipeline.lake_path()).wait)
     looked = seen = time.monotonic()
     while True:
-        registry.refresh()
+        looks.looked(new=registry.refresh())
         answer = registry.kept.get(name)
         if answer is not None and wanted(answer):
             return answer
@@ -64,4 +65,4 @@ def await_answer(
                 where=f"pipeline {pipeline.name}",
                 remedy="look at its log; it may be of an older version, or stand still",
             )
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(looks.pause)

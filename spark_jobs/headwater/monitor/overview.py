@@ -271,7 +271,9 @@ class PipelineWatch:
         content, since, changed = self._file
         if look.file != content:
             self._file = (look.file, now, True)
-            return True
+            return look.file is not None and not look.file.ended
+        if content is not None and content.ended:
+            return False
         if now - since <= _ALIVE_SECONDS + often(self.pipeline.lake_path()).file:
             return True if changed else None
         return False

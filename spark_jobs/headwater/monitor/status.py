@@ -142,7 +142,7 @@ def is_running(source: SourceState | None, lake: LakeReader, look: Look) -> bool
 
 def _file_moves(lake: LakeReader, look: Look) -> bool:
     """Whether a driver lives, as far as the lake alone can tell."""
-    if look.file is None:
+    if look.file is None or look.file.ended:
         return False
     pace = often(lake.root)
     deadline = time.monotonic() + max(_FILE_SECONDS, pace.file + 1)

@@ -20,6 +20,7 @@ from fixtures.jobs import (
     in_thread,
     lake_rows,
     load_tables,
+    looks_for_jobs_every,
     record_of,
     registry_of,
     source_rows,
@@ -38,7 +39,6 @@ from headwater.load.driver_answers import await_answer
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.replicate.batches.batch import Batch, Share
-from headwater.replicate.beside import following as following_jobs
 from headwater.replicate.beside.following import Following
 from headwater.replicate.pausing import pause
 from headwater.replicate.tables.shares import Shares
@@ -182,7 +182,7 @@ def test_a_table_does_not_join_the_cuts_before_its_driver_has_followed_its_load(
     """A write of the driver's own, after a lost race, reads the registry again as well: the table is "catching up"
     there before the look at loads comes, and everything that was kept of it is still to be applied."""
     load_tables(shop.pipeline, NEW)
-    monkeypatch.setattr("headwater.replicate.beside.following._FIRST", 4.0)
+    looks_for_jobs_every(monkeypatch, 4.0)
     follow = Following.follow_if_due
 
     def reading_again(driver: Following, *given: int) -> bool:
@@ -258,7 +258,7 @@ def test_no_cut_is_without_changes_of_a_table_that_another_job_has_just_taken(
 ) -> None:
     """Whatever the driver enters into the registry itself may show it the other job's state before it follows that."""
     load_tables(shop.pipeline, NEW)
-    monkeypatch.setattr(following_jobs, "_FIRST", 3.0)
+    looks_for_jobs_every(monkeypatch, 3.0)
     by_table = Shares.of
 
     def seen_already(shares: Shares, batch: Batch) -> dict[str, Share]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from fixtures.lakes import HandLake
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database, server_setting
 from fixtures.waiting import until
+from headwater.lake.position_file import read_position_file, write_position_file
 from headwater.monitor import source_watch
 from headwater.monitor.overview import LOOK_SECONDS, PipelineWatch
 from headwater.source.connection import Connection, connect, position_now
@@ -144,6 +146,21 @@ def test_a_slot_that_is_gone_is_said(watched: Watched) -> None:
     assert found["running"] is False
     assert found["slot"]["retained_wal_bytes"] is None
     assert found["slot"]["reason"] == "there is no such slot at the source"
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_driver_that_has_ended_in_order_is_not_shown_as_running(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, ended: bool
+) -> None:
+    monkeypatch.setattr("headwater.monitor.overview._ALIVE_SECONDS", 3600.0)
+    watched.publish()
+    watched.answered()
+    watched.publish()
+    root = watched.pipeline.lake_path()
+    file = read_position_file(root)
+    assert file is not None
+    write_position_file(root, replace(file, ended=ended))
+    assert watched.answered()["running"] is not ended
 
 
 def test_who_looks_after_a_while_waits_for_a_new_answer(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from fixtures.jobs import (
     in_thread,
     lake_rows,
     load_tables,
+    looks_for_jobs_every,
     record_of,
     registry_of,
     until,
@@ -37,7 +38,6 @@ from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import format_lsn
 from headwater.reload.reload import reload
 from headwater.replicate.batches.lanes import Result
-from headwater.replicate.beside import following as following_jobs
 from headwater.replicate.beside.loads import LoadsFollowed
 from headwater.replicate.pausing import pause
 from headwater.replicate.reader.handle import LogReader
@@ -91,7 +91,7 @@ def test_a_load_that_began_and_ended_meanwhile_misses_nothing(
 ) -> None:
     """As in a store: no lock tells of the driver, and it looks at the registry now and then only."""
     monkeypatch.setattr(loading, "await_return", lambda *_: False)
-    monkeypatch.setattr(following_jobs, "_FIRST", 600.0)
+    looks_for_jobs_every(monkeypatch, 600.0)
     both = write_pipeline(tmp_path, database, OLD, NEW)
     with following(pipeline) as driver:
         until(lambda: is_running(connection, pipeline) or driver.done(), "the driver runs")
@@ -126,7 +126,7 @@ def test_nothing_is_read_before_the_table_s_lane_keeps_for_its_load(
         return keep(loads, record)
 
     monkeypatch.setattr(LoadsFollowed, "_keep", late)
-    monkeypatch.setattr(following_jobs, "_FIRST", 600.0)
+    looks_for_jobs_every(monkeypatch, 600.0)
     both = write_pipeline(tmp_path, database, OLD, NEW)
     with following(pipeline) as driver:
         until(lambda: is_running(connection, pipeline) or driver.done(), "the driver runs")

@@ -26,7 +26,8 @@ from headwater.errors import EXIT_NOT_FRESH, EXIT_REFUSED, EXIT_SUSPENDED, Refus
 from headwater.lake.cuts import list_pins
 from headwater.lake.freshness import Outcome
 from headwater.lake.ledger import read_epoch
-from headwater.lake.position_file import write_position_file
+from headwater.lake.looks import often
+from headwater.lake.position_file import read_position_file, write_position_file
 from headwater.lake.requirements import Target
 from headwater.monitor.status import status
 from headwater.names import TableName
@@ -604,7 +605,17 @@ def test_status_lists_tables_that_a_pattern_matches_as_new(database: Database, t
     assert shown["tables"]["public.log_a"]["remedy"].startswith("headwater load ")
 
 
-def test_status_works_with_the_source_down(shop: Shop, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ended", [False, True])
+def test_status_works_with_the_source_down(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: bool
+) -> None:
+    """A position file that no driver has ended is watched for a while, here not so long as in a store."""
+    root = shop.pipeline.lake_path()
+    longest = 3600.0 if ended else 0.0
+    monkeypatch.setattr("headwater.monitor.status.often", lambda root: replace(often(root), file=longest))
+    file = read_position_file(root)
+    assert file is not None
+    write_position_file(root, replace(file, ended=ended))
     shown = status(shop.with_source_down(tmp_path))
     assert (shown["running"], shown["lag_bytes"], shown["lag_seconds"]) == (False, None, None)
     assert shown["slot"]["active"] is None

@@ -22,5 +22,5 @@ def test_looks_at_which_nothing_is_new_come_ever_later_and_the_next_news_brings_
 
 def test_on_a_disk_nothing_waits_longer_than_a_store_makes_it_wait() -> None:
     disk, store = often("/lake"), often("s3://bucket/lake")
-    assert (disk.batch, disk.file, disk.wait) < (store.batch, store.file, store.wait)
+    assert (disk.batch, disk.file, disk.registry, disk.wait) < (store.batch, store.file, store.registry, store.wait)
     assert not Growing(1, disk.file, lambda: 0.0).pause

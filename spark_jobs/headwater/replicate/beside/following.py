@@ -1,8 +1,8 @@
 """How a running driver follows what other jobs write into the registry: loads, reloads, pauses.
 
-Once a second, or less often where a look costs money, in the main thread: the registry is read again, and what is new
-in it goes to the lanes of the tables, as errands. What was agreed outlives this driver: the next one keeps on what this
-one kept, from its first batch.
+Several times a second, or less often where a look costs money, in the main thread: the registry is read again, and
+what is new in it goes to the lanes of the tables, as errands. What was agreed outlives this driver: the next one keeps
+on what this one kept, from its first batch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from headwater.replicate.tables.tables import Tables
 
 log = logging.getLogger(__name__)
 
-_FIRST: Final = 1.0
 _LOOK_FOR_JOBS: Final = 5.0
 
 
@@ -50,7 +49,7 @@ class Following:
         self._answers = answers
         self._loads = LoadsFollowed(root, registry, tables, self._answers, hide, still_alive)
         self._reloads = ReloadsFollowed(root, registry, tables, self._answers, spill, still_alive)
-        self._looks = Growing(_FIRST, max(_FIRST, often(root).registry))
+        self._looks = Growing(*often(root).registry)
         self._looked_for_jobs = time.monotonic()
         self._started_again = 0
 
