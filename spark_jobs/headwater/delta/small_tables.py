@@ -256,8 +256,9 @@ def write_checkpoint(folder: str) -> int:
     # A checkpoint stands for what lies below it, and must not outlive it: a start would take that for whole.
     storage.sync(folder)
     table.create_checkpoint()
-    # Hadoop would compare the new pointer with the checksum of the one that Spark wrote before.
-    storage.delete(log_path(folder, "._last_checkpoint.crc"))
+    if not is_remote(folder):
+        # Hadoop would compare the new pointer with the checksum of the one that Spark wrote before.
+        storage.delete(log_path(folder, "._last_checkpoint.crc"))
     # Half a checkpoint would end readers who begin at it.
     version = int(table.version())
     storage.sync_files(log_path(folder, f"{version:020d}.checkpoint.parquet"), log_path(folder, "_last_checkpoint"))

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from threading import Lock
 from typing import Any
 
 from headwater.delta.log_files import LogFiles
@@ -94,10 +95,13 @@ class RecentHorizons:
         self._root, self._keep_cuts = root, keep_cuts
         self._found: Horizons | None = None
         self._read_at = 0.0
+        self._reads = Lock()
 
     def read(self) -> Horizons:
-        if self._found is None or time.monotonic() > self._read_at + often(self._root).horizon:
-            self._read_at = time.monotonic()
-            self._found = Horizons.read(self._root, self._keep_cuts)
-            return self._found
-        return Horizons.read(self._root, self._keep_cuts, before=self._found)
+        with self._reads:
+            before = self._found
+            if before is None or time.monotonic() > self._read_at + often(self._root).horizon:
+                self._read_at = time.monotonic()
+                self._found = Horizons.read(self._root, self._keep_cuts)
+                return self._found
+        return Horizons.read(self._root, self._keep_cuts, before=before)

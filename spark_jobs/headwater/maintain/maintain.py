@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from threading import Event
+from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
 from headwater.apply.by_spark.optimize import ENOUGH, compact_directly, optimize, worth_optimizing
@@ -76,15 +76,9 @@ def maintain(
             pins = remove_expired(root)
             wait_log.remove_old(root)
             job = _Maintenance(pipeline, registry, connection)
-            results: dict[str, dict[str, Any]] = {}
-            for name in [str(table) for table in tables] or sorted(registry.tables):
-                record = registry.tables.get(name)
-                done = {name: job.table(record)}
-                if record is not None and record.schemas and record.schema.history:
-                    done[history_name(name)] = job.table(record, history=True)
-                for part, result in done.items():
-                    progress(f"{part}: {_said(result)}")
-                results |= done
+            names = [str(table) for table in tables] or sorted(registry.tables)
+            works = [partial(_with_history, job, name, registry.tables.get(name), progress) for name in names]
+            results = {part: result for done in storage.side_by_side(root, works) for part, result in done.items()}
             control = {
                 "ledger": _control(keep_ledger(root, Event())),
                 "registry": _control(keep_registry(root, Event())),
@@ -94,13 +88,25 @@ def maintain(
     return {"driver": job.saw_driver, "tables": results, **control, "expired_pins": pins, "seconds": seconds}
 
 
+def _with_history(
+    job: _Maintenance, name: str, record: TableRecord | None, progress: Callable[[str], None]
+) -> dict[str, dict[str, Any]]:
+    done = {name: job.table(record)}
+    if record is not None and record.schemas and record.schema.history:
+        done[history_name(name)] = job.table(record, history=True)
+    for part, result in done.items():
+        progress(f"{part}: {_said(result)}")
+    return done
+
+
 class _Maintenance:
-    """One run over the tables of a lake."""
+    """One run over the tables of a lake, of which several may be in hand at once."""
 
     def __init__(self, pipeline: Pipeline, registry: Registry, connection: Connection) -> None:
         self._pipeline, self._registry, self._connection = pipeline, registry, connection
         self._root = pipeline.lake_path()
         self._horizons = RecentHorizons(self._root, pipeline.lake.keep_cuts)
+        self._compacts = Lock()
         self.saw_driver = self._driver_lives()
 
     def table(self, record: TableRecord | None, *, history: bool = False) -> dict[str, Any]:
@@ -173,7 +179,7 @@ class _Maintenance:
         if not direct and is_remote(folder):
             return False, "only Spark could do it, and Spark does not commit to an object store here"
         try:
-            with self._no_load():
+            with self._compacts, self._no_load():
                 if direct:
                     tasks = FileTasks(self._spark, self._root)
                     return compact_directly(folder, record.schema, generation_app(self._pipeline.name), tasks), ""

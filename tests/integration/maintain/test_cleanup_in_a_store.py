@@ -26,6 +26,7 @@ def test_files_and_entries_go_many_by_a_request(s3_server: S3Server) -> None:
         for number in range(40):
             small_tables.replace_once(table, [{"a": number}], ROWS)
         newest = small_tables.write_checkpoint(folder)
+        assert store.requests["DELETE"] == 0
         before = store.requests
         found = log_files.look(folder)
         cleaned = clean(folder, found, newest, log_from=newest, orphans_before=None, stop=Event())

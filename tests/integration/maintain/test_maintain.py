@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from threading import Event
+from threading import Barrier, Event
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -53,6 +53,7 @@ from headwater.lake.ledger import read_epoch
 from headwater.lake.reader import LakeReader
 from headwater.lake_root import is_remote
 from headwater.maintain.caretaker import Caretaker
+from headwater.maintain.cleanup import Cleaned, clean
 from headwater.maintain.control_tables import keep_ledger
 from headwater.maintain.maintain import maintain
 
@@ -109,6 +110,24 @@ def rows_of(bank: Bank, spark: SparkSession, cut: dict[str, Any], name: str) -> 
 
 def removed(result: dict[str, Any]) -> int:
     return sum(table["files_removed"] for table in result["tables"].values())
+
+
+def test_in_a_store_tables_are_cleaned_side_by_side(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches(bank, 2)
+    # A disk lets nobody wait: there it is one after the other.
+    all_at_once = Barrier(len(TABLES) if is_remote(bank.pipeline.lake_path()) else 1, timeout=60)
+
+    def cleaned(folder: str, *given: Any, **options: Any) -> Cleaned:
+        if not folder.endswith(HISTORY):
+            all_at_once.wait()
+        return clean(folder, *given, **options)
+
+    monkeypatch.setattr("headwater.maintain.maintain.clean", cleaned)
+    said: list[str] = []
+    result = maintain(bank.pipeline, progress=said.append)
+    assert list(result["tables"]) == sorted(line.partition(": ")[0] for line in said)
+    assert {*TABLES} < {*result["tables"]}
+    assert not any(table["error"] or table["skipped"] for table in result["tables"].values()), result
 
 
 def test_beside_a_driver_what_is_kept_stays_and_the_driver_goes_on(bank: Bank, spark: SparkSession) -> None:
