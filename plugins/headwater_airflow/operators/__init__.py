@@ -1,2 +1,2 @@
-"""Operators: Spark jobs (`spark`), holding replication for a load (`replication`), SQL at the source whose commit can
-be waited for (`source`), and a choice by freshness (`branch`)."""
+"""Operators: Spark jobs (`spark`; what they share, `spark_job`; one's own, `on_cut`), holding replication for a load
+(`replication`), SQL at the source whose commit can be waited for (`source`), and a choice by freshness (`branch`)."""

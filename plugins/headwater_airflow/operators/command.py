@@ -9,7 +9,7 @@ from airflow.providers.standard.operators.bash import BashOperator
 from airflow.sdk.exceptions import AirflowFailException
 
 from headwater_airflow import lineage
-from headwater_airflow.operators.spark import cut_file
+from headwater_airflow.operators.on_cut import cut_file
 
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage

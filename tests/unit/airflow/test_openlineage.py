@@ -181,17 +181,18 @@ def test_a_job_knows_its_task_and_no_command_line_the_key_of_the_transport(
 import sys
 from datetime import UTC, datetime
 from types import SimpleNamespace
-from headwater_airflow.operators import spark
+from headwater_airflow.operators.spark import LoadOperator
+from headwater_airflow.operators.submission import SparkSubmission
 
 def submit(self, application="", **arguments):
     print(*self._build_spark_submit_command(application), sep="\\n")
 
-spark.SparkSubmission.submit = submit
+SparkSubmission.submit = submit
 both = {"openlineage_inject_parent_job_info": True, "openlineage_inject_transport_info": True}
 run = SimpleNamespace(logical_date=datetime.now(UTC), run_after=None, clear_number=0, conf={})
 task = SimpleNamespace(dag_id="shop.load", task_id="load", map_index=-1, try_number=1)
 task.get_template_context, task.xcom_push = lambda: {"dag_run": run}, lambda **xcom: None
-spark.LoadOperator(task_id="load", pipeline=sys.argv[1], **both).execute({"ti": task})
+LoadOperator(task_id="load", pipeline=sys.argv[1], **both).execute({"ti": task})
 """
     key = "a-key-not-to-be-seen"
     transport = {"type": "http", "url": "http://127.0.0.1:1", "auth": {"type": "api_key", "apiKey": key}}
