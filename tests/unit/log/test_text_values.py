@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,33 @@ def test_decimals_are_exact_and_what_does_not_fit_is_bad() -> None:
         [Decimal(whole), Decimal(f"-{whole}"), None],
         [2],
     )
+
+
+@pytest.mark.parametrize(
+    ("scale", "text"),
+    [(0, "9" * 39), (0, "1" * 45), (0, str(2**128 + 1)), (9, str(2**128 + 5)), (9, "9" * 38), (38, "9.5")],
+)
+def test_a_decimal_that_takes_more_than_128_bits_is_bad(scale: int, text: str) -> None:
+    """Alone in its column: Arrow's parser wraps around, and what is left may fit."""
+    assert converted(ValueType("numeric", f"decimal(38,{scale})", 38, scale), text) == ([None], [0])
+
+
+_DIGITS = st.text("0123456789", max_size=45)
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.integers(1, 38), st.integers(0, 38), st.lists(st.tuples(st.booleans(), _DIGITS, _DIGITS), max_size=3))
+def test_decimals_are_those_of_the_text_or_bad(
+    precision: int, scale: int, numbers: list[tuple[bool, str, str]]
+) -> None:
+    scale = min(scale, precision)
+    texts = [f"{'-' * minus}{whole.lstrip('0') or '0'}{'.' * bool(part)}{part}" for minus, whole, part in numbers]
+    found, bad = converted(ValueType("numeric", f"decimal({precision},{scale})", precision, scale), *texts)
+    for row, text in enumerate(texts):
+        exact = Fraction(text)
+        fits = (exact * 10**scale).denominator == 1 and abs(exact * 10**scale) < 10**precision
+        assert (row not in bad) == fits, text
+        assert not fits or Fraction(found[row]) == exact, text
 
 
 def test_dates_and_timestamps_outside_of_the_lakes_years_are_bad() -> None:

@@ -8,6 +8,7 @@ type cannot hold is NULL and marked *bad*, as in `values`; text that no output f
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from decimal import Decimal
@@ -30,6 +31,7 @@ _ENDLESS: Final = "-?infinity"
 _ELEMENT: Final = re.compile(r'"((?:[^"\\]|\\.)*)"|([^",{}]+)', re.DOTALL)
 _ESCAPED: Final = re.compile(r"\\(.)", re.DOTALL)
 _SPECIAL_NUMERICS: Final = ("NaN", "Infinity", "-Infinity")
+_MOST_DIGITS: Final = 38
 _NO_DIGIT: Final = 255
 _NIBBLES: Final = np.full(256, _NO_DIGIT, dtype=np.uint8)
 _NIBBLES[np.frombuffer(b"0123456789abcdef", dtype=np.uint8)] = np.arange(16, dtype=np.uint8)
@@ -115,12 +117,23 @@ def _calendar(value: ValueType, texts: pa.Array) -> Converted:
 
 def _decimal(value: ValueType, texts: pa.Array) -> Converted:
     kind = arrow_type(value)
-    try:
-        return texts.cast(kind), None
-    except pa.ArrowInvalid:  # a value does not fit, or is no number: one by one
-        items = [_fitting(text, kind, row) for row, text in enumerate(texts.to_pylist())]
+    if _cannot_wrap(texts, kind):
+        with contextlib.suppress(pa.ArrowInvalid):
+            return texts.cast(kind), None
+    # A value does not fit, or is no number: one by one.
+    items = [_fitting(text, kind, row) for row, text in enumerate(texts.to_pylist())]
     bad = np.array([item is None for item in items], dtype=np.bool_) & ~_mask(pc.is_null(texts))
     return pa.array(items, kind), bad
+
+
+def _cannot_wrap(texts: pa.Array, kind: pa.Decimal128Type) -> bool:
+    """Whether Arrow's parser may be asked: of what does not fit into 128 bits, by itself or brought to the scale, it
+    gives what is left of it, and says nothing."""
+    if (pc.max(pc.binary_length(texts)).as_py() or 0) > _MOST_DIGITS:
+        return False
+    before_point = kind.precision - kind.scale
+    whole = rf"\d{{1,{before_point}}}" if before_point > 0 else "0"
+    return pc.all(pc.match_substring_regex(texts, rf"^-?{whole}(?:\.\d+)?$")).as_py() is not False
 
 
 def _fitting(text: str | None, kind: pa.Decimal128Type, row: int) -> Decimal | None:
