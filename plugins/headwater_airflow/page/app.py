@@ -93,16 +93,14 @@ def create_app(watches: Watches | None = None) -> FastAPI:
 
     @app.get("/api/pipelines/{name}/tables/{table:path}")
     def one_table(name: str, table: str, user: User) -> JSONResponse:
-        watch = watch_of(name, user)
-        # Tables are many: this runs in the request's own thread.
-        try:
-            found = watch.table(table)
-        except (HeadwaterError, OSError, ValueError) as error:
-            refused = error if isinstance(error, HeadwaterError) else HeadwaterError(type(error).__name__)
-            return answer({"pipeline": name, "table": table, "error": refused.to_json()["error"]})
-        if found is None:
+        watch_of(name, user)
+        found = known.gather(f"table {table}", [name], lambda watch: [watch.table(table)], _SCRAPE_SECONDS).get(name)
+        if not isinstance(found, list):
+            shown = found.to_json() if isinstance(found, HeadwaterError) else {"state": "gathering"}
+            return answer({"pipeline": name, "table": table, **shown})
+        if found[0] is None:
             raise HTTPException(404, f"pipeline {name} has no table {table}")
-        return answer(found)
+        return answer(found[0])
 
     @app.get("/metrics")
     def scrape(user: User) -> Response:

@@ -1,8 +1,8 @@
 """The pipelines of `[headwater] pipelines` as the pages see them, each watched by one `PipelineWatch`.
 
 The same setting as the example DAGs have (`dags/headwater_pipelines.py`). A file that changes is read again; a faulty
-one is reported and leaves the others. Gathering runs in a few threads of its own: a lake that does not answer keeps
-its own card empty and not the page.
+one is reported and leaves the others. Gathering runs in threads of its own, a few for each pipeline: a lake that does
+not answer keeps its own card empty, and neither the page nor the server's own threads.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 GATHER_SECONDS = 0.6
 """How long a page waits for the pipelines that have to be gathered anew; the others come with its next refresh."""
 _FILES_SECONDS = 1.0
-_THREADS = 8
+_THREADS = 3
+"""For each pipeline."""
 
 _Stamp = tuple[tuple[str, int, int], ...]
 
@@ -47,7 +48,7 @@ class Watches:
         self._looked_at = float("-inf")
         self._watches: dict[str, PipelineWatch] = {}
         self._faults: list[HeadwaterError] = []
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="headwater pages")
+        self._threads: dict[str, ThreadPoolExecutor] = {}
         self._running: dict[tuple[str, str], Future[Any]] = {}
 
     @property
@@ -74,12 +75,17 @@ class Watches:
         with self._lock:
             asked = {name: self._ask(what, name, ask) for name in names if name in self._watches}
         wait(asked.values(), seconds)
+        with self._lock:
+            for key in [key for key, future in self._running.items() if future.done()]:
+                del self._running[key]
         return {name: _answer(name, future) for name, future in asked.items()}
 
     def _ask(self, what: str, name: str, ask: Callable[[PipelineWatch], Any]) -> Future[Any]:
         running = self._running.get((what, name))
         if running is None or running.done():
-            running = self._running[what, name] = self._threads.submit(ask, self._watches[name])
+            if name not in self._threads:
+                self._threads[name] = ThreadPoolExecutor(_THREADS, thread_name_prefix="headwater pages")
+            running = self._running[what, name] = self._threads[name].submit(ask, self._watches[name])
         return running
 
     def _learned(self, conninfo: Callable[[], str]) -> Callable[[], str]:

@@ -15,12 +15,17 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import BaseSensorOperator
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowSensorTimeout,
+    AirflowSkipException,
+)
 
 from headwater.lake_root import is_remote
 from headwater_airflow.hooks.source import connection_environment
 from headwater_airflow.hooks.store import fetch_in_task
-from headwater_airflow.sensors.settings import Settings, duration, for_run, request_of
+from headwater_airflow.sensors.settings import INTERVAL_END, Settings, duration, for_run, request_of
 from headwater_airflow.wait_stats import count_wait
 
 if TYPE_CHECKING:
@@ -80,6 +85,7 @@ class FreshnessSensor(BaseSensorOperator):
         **arguments: Any,
     ) -> None:
         wait = duration(max_wait, "max_wait")
+        _refuse_unmeant(arguments)
         super().__init__(timeout=wait, **arguments)
         self.pipeline = pipeline
         self.tables = list(tables) if isinstance(tables, Sequence) else tables
@@ -146,7 +152,7 @@ class FreshnessSensor(BaseSensorOperator):
             count_wait(self.pipeline, {})
             raise
         try:
-            conn_id, pipeline = self._pipeline()
+            pipeline = self._pipeline()
             request = request_of(settings, context)
             waiter = Waiter(pipeline, request)
             result = _first_look(waiter, pipeline.lake_path(), request.remaining)
@@ -158,7 +164,28 @@ class FreshnessSensor(BaseSensorOperator):
             return self.execute_complete(context, {**result.to_json(), "exit_status": result.exit_status})
         assert waiter.target is not None
         self.log.info("Not fresh yet, the triggerer waits. Pipeline %s: %s", self.pipeline, waiter.progress)
-        return self._defer(request.pinned(waiter.target, waiter.tables), conn_id, settings.max_wait)
+        return self._defer(request.pinned(waiter.target, waiter.tables), settings.max_wait)
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
+        """A triggerer that was away past the deadline, and so long that Airflow ended the wait itself, leaves a wait
+        that has timed out, not a sensor that Airflow would not try again."""
+        from headwater.errors import EXIT_NOT_FRESH
+
+        try:
+            return super().resume_execution(next_method, next_kwargs, context)
+        except AirflowSensorTimeout:
+            if next_method == "execute_complete":
+                raise
+            event = {
+                "outcome": "timed_out",
+                "exit_status": EXIT_NOT_FRESH,
+                "target": None,
+                "waited_seconds": None,
+                "reason": "no triggerer has looked at the end of the wait",
+                "remedy": "see whether Airflow's triggerer runs",
+                "tables": {},
+            }
+            return self.execute_complete(context, event)
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         """In a worker, at the end of the wait: `event` is the trigger's payload, or what the first look has found."""
@@ -174,24 +201,23 @@ class FreshnessSensor(BaseSensorOperator):
         except ValueError as error:
             raise AirflowFailException(str(error)) from None
 
-    def _pipeline(self) -> tuple[str | None, Pipeline]:
-        """The id of the source's Airflow connection, if the pipeline file names one, and the pipeline."""
+    def _pipeline(self) -> Pipeline:
+        """With the source's Airflow connection, if the file names one."""
         from headwater.pipeline_file.pipeline import load_pipeline
 
         fetch_in_task()
         pipeline = load_pipeline(self.pipeline)
         conn_id = pipeline.source.airflow_connection
         if conn_id is None:
-            return None, pipeline
-        return conn_id, load_pipeline(self.pipeline, {**os.environ, **connection_environment(conn_id)})
+            return pipeline
+        return load_pipeline(self.pipeline, {**os.environ, **connection_environment(conn_id)})
 
-    def _defer(self, request: WaitRequest, conn_id: str | None, max_wait: timedelta) -> NoReturn:
+    def _defer(self, request: WaitRequest, max_wait: timedelta) -> NoReturn:
         from headwater_airflow.triggers.freshness import FreshnessTrigger
 
         self.defer(
             trigger=FreshnessTrigger(
                 pipeline=os.path.abspath(self.pipeline),
-                conn_id=conn_id,
                 ends_task=self._ends_without_worker(),
                 **request.to_json(),
             ),
@@ -205,7 +231,9 @@ class FreshnessSensor(BaseSensorOperator):
     def _is_plain(self) -> bool:
         """Whether nothing runs at its end but what this class says."""
         own, plain = type(self), FreshnessSensor
-        same = own.execute_complete is plain.execute_complete and own._ended is plain._ended
+        same = all(
+            getattr(own, name) is getattr(plain, name) for name in ("execute_complete", "_ended", "post_execute")
+        )
         return not self._post_execute_hook and same
 
     def _ended(self, event: dict[str, Any], context: Context) -> dict[str, Any]:
@@ -221,7 +249,13 @@ class FreshnessSensor(BaseSensorOperator):
             instead = self._instead(event, settings, context)
             if instead is not None:
                 return instead
-        raise _failure(event)
+        raise _failure(event, takes_target=not self._is_at_position(settings))
+
+    def _is_at_position(self, settings: Settings) -> bool:
+        """Whether somebody else has named the position that is waited for."""
+        from headwater.lake.requirements import AtPosition, parse_requirement
+
+        return settings.require != INTERVAL_END and isinstance(parse_requirement(settings.require), AtPosition)
 
     def _instead(self, event: dict[str, Any], settings: Settings, context: Context) -> dict[str, Any] | None:
         """What is handed on although the wait was not satisfied; None where nothing can be."""
@@ -230,7 +264,7 @@ class FreshnessSensor(BaseSensorOperator):
 
         try:
             request = request_of(settings, context)
-            found = instead_of_cut(self._pipeline()[1], event, settings.on_timeout, request)
+            found = instead_of_cut(self._pipeline(), event, settings.on_timeout, request)
         except HeadwaterError as error:
             self.log.error("%s", sentence(event))
             raise _failure({**error.to_json(), "exit_status": error.exit_status}) from None
@@ -266,11 +300,24 @@ def _first_look(waiter: Waiter, root: str, remaining: Callable[[], float]) -> Wa
             time.sleep(_LOOK_SECONDS)
 
 
-def _failure(event: dict[str, Any]) -> AirflowException:
-    """Refusals and suspended tables need a person; anything else, a retry may cure with a new target."""
+def _refuse_unmeant(arguments: Mapping[str, Any]) -> None:
+    """ValueError for what Airflow's sensors take and this one would not keep to."""
+    for name in ("soft_fail", "never_fail"):
+        if arguments.get(name):
+            raise ValueError(
+                f"{name}: what becomes of a wait that was not satisfied, on_timeout says (of a branch, if_not_fresh)"
+            )
+    if (mode := arguments.get("mode", "poke")) != "poke":
+        raise ValueError(f"mode={mode!r}: leave it out, the wait goes on in the triggerer and takes no worker slot")
+
+
+def _failure(event: dict[str, Any], *, takes_target: bool = False) -> AirflowException:
+    """Refusals and suspended tables need a person; anything else, a retry may cure with a new target. So does another
+    timeline, where the wait `takes_target` by itself: a driver may be about to follow its source there."""
     from headwater.errors import EXIT_REFUSED, EXIT_SUSPENDED
 
     final = event["exit_status"] in (EXIT_REFUSED, EXIT_SUSPENDED)
+    final = final and not (takes_target and event.get("outcome") == "timeline_changed")
     return (AirflowFailException if final else AirflowException)(sentence(event))
 
 

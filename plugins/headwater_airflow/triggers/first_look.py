@@ -59,8 +59,6 @@ class SensorTrigger(WaitTrigger):
     async def _begin(self) -> None:
         """What the run says of the wait, and how far it had got in another triggerer. ValueError for a conf that cannot
         work."""
-        from headwater.pipeline_file.pipeline import load_pipeline
-
         one: Any = self.task_instance
         context = one.get_template_context()
         asked = await self._rendered(context)
@@ -76,8 +74,6 @@ class SensorTrigger(WaitTrigger):
         else:
             self.request = request
             await self._forget_earlier()
-        pipeline = await asyncio.to_thread(load_pipeline, self.pipeline)
-        self.conn_id = pipeline.source.airflow_connection
 
     async def _rendered(self, context: Any) -> dict[str, Any]:
         from headwater.errors import Transient

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 
 class WaitTrigger(BaseTrigger):
-    """Waits for `request` on the pipeline file `pipeline`, whose source is the Airflow connection `conn_id`, if it
-    names one.
+    """Waits for `request` on the pipeline file `pipeline`.
 
     The event's payload is the wait's JSON with `exit_status` beside it; a refusal is `{"error": ..., "exit_status"}`.
     `ends_task`: a wait that is satisfied ends the task here, with the cut as its XCom, and no worker is asked for.
@@ -37,13 +36,11 @@ class WaitTrigger(BaseTrigger):
         self,
         pipeline: str = "",
         request: WaitRequest | None = None,
-        conn_id: str | None = None,
         look_seconds: float = 0.25,
         ends_task: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.pipeline = pipeline
-        self.conn_id = conn_id
         self.look_seconds = look_seconds
         self.ends_task = ends_task
         self._request = request
@@ -60,7 +57,7 @@ class WaitTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         wait = Wait(self._begun, self.request.remaining, self.look_seconds)
-        async for told in waits.told(self.pipeline, self.conn_id, wait):
+        async for told in waits.told(self.pipeline, wait):
             if isinstance(told, End) and told.exit_status == 0 and await self._has_handed_on(told.result):
                 yield TaskSuccessEvent()
             elif isinstance(told, End):
@@ -113,19 +110,17 @@ class FreshnessTrigger(WaitTrigger):
         self,
         *,
         pipeline: str,
-        conn_id: str | None = None,
         look_seconds: float = 0.25,
         ends_task: bool = False,
         **request: Any,
     ) -> None:
         from headwater.waiting.request import WaitRequest
 
-        super().__init__(pipeline, WaitRequest.from_json(request), conn_id, look_seconds, ends_task)
+        super().__init__(pipeline, WaitRequest.from_json(request), look_seconds, ends_task)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         own = {
             "pipeline": self.pipeline,
-            "conn_id": self.conn_id,
             "look_seconds": self.look_seconds,
             "ends_task": self.ends_task,
         }

@@ -17,6 +17,7 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from headwater_airflow.hooks.source import async_connection_environment
 from headwater_airflow.hooks.store import fetch_in_triggerer
+from headwater_airflow.triggers.threads import in_thread
 
 if TYPE_CHECKING:
     from headwater.monitor.lateness import Late, Lateness
@@ -96,9 +97,9 @@ async def _look(path: str, lateness: Lateness) -> Late:
     from headwater.pipeline_file.pipeline import load_pipeline
 
     fetch_in_triggerer()
-    pipeline = await asyncio.to_thread(load_pipeline, path)
+    pipeline = await in_thread(path, load_pipeline, path)
     conn_id = pipeline.source.airflow_connection
     if conn_id is not None:
         environ = {**os.environ, **await async_connection_environment(conn_id)}
-        pipeline = await asyncio.to_thread(load_pipeline, path, environ)
-    return await asyncio.to_thread(lateness.look, pipeline)
+        pipeline = await in_thread(path, load_pipeline, path, environ)
+    return await in_thread(path, lateness.look, pipeline)

@@ -8,7 +8,6 @@ The moment of the last event is kept in the asset's store, so a triggerer that r
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Hashable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from croniter import croniter
 
 from headwater_airflow.triggers.movement import MovementTrigger, pinned
+from headwater_airflow.triggers.threads import in_thread
 
 if TYPE_CHECKING:
     from headwater.waiting.movements import Sight
@@ -73,9 +73,9 @@ class MomentTrigger(BaseEventTrigger):
             payload: dict[str, Any] | None = None
             if due > told:
                 try:
-                    cut = await asyncio.to_thread(pinned, sight, tables, self.tables, self.keep_seconds)
+                    cut = await in_thread(self.pipeline, pinned, sight, tables, self.tables, self.keep_seconds)
                     payload = {"cut": cut, "moment": due.astimezone(self._zone).isoformat()}
-                except HeadwaterError as error:
+                except (HeadwaterError, OSError) as error:
                     why_not = str(error)
             if why_not and why_not != said:
                 self.log.warning("pipeline %s: no event as long as it is so: %s", sight.pipeline, why_not)

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from headwater_airflow.hooks.store import fetch_in_triggerer
+from headwater_airflow.triggers.threads import in_thread
+from headwater_airflow.triggers.waits import stamp_of
 
 if TYPE_CHECKING:
     from headwater.waiting.movements import Movements, Sight
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
+_ANEW_SECONDS = 600.0
+"""Whatever is kept is read again then: a lake that was made anew has lower positions than the one before."""
 _CURSOR = "headwater_positions"
 
 
@@ -61,17 +65,20 @@ class MovementTrigger(BaseEventTrigger):
         from headwater.errors import HeadwaterError
 
         fetch_in_triggerer()
+        file = kwargs["pipeline"]
         movements: Movements | None = None
+        read_at, stamp = 0.0, None
         said = ""
         while True:
             try:
-                if movements is None:
-                    movements = await asyncio.to_thread(_movements, kwargs["pipeline"])
-                sight = await asyncio.to_thread(movements.look)
+                now_there = await in_thread(file, stamp_of, file)
+                if movements is None or now_there != stamp or time.monotonic() - read_at > _ANEW_SECONDS:
+                    movements, read_at, stamp = await in_thread(file, _movements, file), time.monotonic(), now_there
+                sight = await in_thread(file, movements.look)
             except (HeadwaterError, OSError) as error:
                 if str(error) != said:
                     said = str(error)
-                    log.warning("pipeline file %s, looking again: %s", kwargs["pipeline"], said)
+                    log.warning("pipeline file %s, looking again: %s", file, said)
             else:
                 said = ""
                 if sight is not None:
@@ -92,9 +99,9 @@ class MovementTrigger(BaseEventTrigger):
             payload: dict[str, Any] | None = None
             try:
                 if moved:
-                    cut = await asyncio.to_thread(pinned, sight, tables, self.tables, self.keep_seconds)
+                    cut = await in_thread(self.pipeline, pinned, sight, tables, self.tables, self.keep_seconds)
                     payload = {"cut": cut, "moved": moved}
-            except HeadwaterError as error:
+            except (HeadwaterError, OSError) as error:
                 why_not = str(error)
             if why_not and why_not != said:
                 self.log.warning("pipeline %s: no event as long as it is so: %s", sight.pipeline, why_not)

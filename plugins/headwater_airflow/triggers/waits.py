@@ -23,6 +23,7 @@ from airflow.sdk.exceptions import AirflowNotFoundException, AirflowRuntimeError
 
 from headwater_airflow.hooks.source import async_connection_environment
 from headwater_airflow.hooks.store import fetch_in_triggerer
+from headwater_airflow.triggers.threads import in_thread
 
 if TYPE_CHECKING:
     from headwater.errors import HeadwaterError
@@ -64,7 +65,7 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True, eq=False)
 class Wait:
-    """One of the waits. `remaining`: seconds to its deadline."""
+    """One of the waits. `remaining`: seconds to its deadline; `ended`: nobody listens to it any more."""
 
     build: Callable[[Pipeline, SharedLookout], Waiter]
     remaining: Callable[[], float]
@@ -112,10 +113,11 @@ class Wait:
 
 
 class Waits:
-    """Those of the pipeline file `path`, whose source is the Airflow connection `conn_id`, if it names one."""
+    """Those of the pipeline file `path`, as it was when the first of them looked: what is written to it later is for
+    those that begin then."""
 
-    def __init__(self, path: str, conn_id: str | None) -> None:
-        self._path, self._conn_id = path, conn_id
+    def __init__(self, path: str) -> None:
+        self._path, self._text = path, b""
         self._waits: list[Wait] = []
         self._found: deque[tuple[Wait, Told | None]] = deque()
         self._ready: tuple[Pipeline, SharedLookout] | None = None
@@ -135,6 +137,7 @@ class Waits:
     def leave(self, wait: Wait) -> bool:
         """Whether it was the last one."""
         self._waits.remove(wait)
+        wait.ended = True
         if self._waits:
             return False
         for task in (self._ticking, self._asking):
@@ -154,7 +157,7 @@ class Waits:
         while True:
             self._wanted.clear()
             waits = [wait for wait in self._waits if not wait.ended]
-            looking = asyncio.ensure_future(asyncio.to_thread(self._tick, waits))
+            looking = asyncio.ensure_future(in_thread(self._path, self._tick, waits))
             try:
                 while not looking.done():
                     await asyncio.wait({looking}, timeout=_TELL_SECONDS)
@@ -189,6 +192,8 @@ class Waits:
             return None, True
         for wait in waits:
             told: Told | None
+            if wait.ended:  # while the lake did not answer: a pin would be for nobody
+                continue
             try:
                 told = wait.look(pipeline, lookout)
             except known as error:
@@ -202,10 +207,11 @@ class Waits:
             return None, True  # the next look meets it as well, and says so
 
     def _begun(self) -> tuple[Pipeline, SharedLookout]:
-        from headwater.pipeline_file.pipeline import load_pipeline
+        from headwater.pipeline_file.pipeline import parse_pipeline, read_pipeline_file
         from headwater.waiting.lookout import SharedLookout
 
-        pipeline = load_pipeline(self._path)
+        self._text = read_pipeline_file(self._path)
+        pipeline = parse_pipeline(self._text, self._path, os.environ)
         return pipeline, SharedLookout(pipeline)
 
     def _tell(self) -> None:
@@ -219,15 +225,16 @@ class Waits:
     async def _ask(self, question: Question) -> None:
         """Credentials are fetched for every question: they may have changed since the last one."""
         from headwater.errors import Transient
-        from headwater.pipeline_file.pipeline import load_pipeline
+        from headwater.pipeline_file.pipeline import parse_pipeline
 
         assert self._ready is not None
-        lookout = self._ready[1]
+        begun, lookout = self._ready
+        conn_id = begun.source.airflow_connection
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
-                environ = await async_connection_environment(self._conn_id) if self._conn_id is not None else {}
-                pipeline = await asyncio.to_thread(load_pipeline, self._path, {**os.environ, **environ})
-                await asyncio.to_thread(lookout.answer, question, pipeline)
+                environ = await async_connection_environment(conn_id) if conn_id is not None else {}
+                pipeline = parse_pipeline(self._text, self._path, {**os.environ, **environ})
+                await in_thread(self._path, lookout.answer, question, pipeline)
         except TimeoutError:
             lookout.bring(question, Transient(f"it has not answered for {_ANSWER_SECONDS:g} s", where="source"))
         except Exception as error:
@@ -254,17 +261,17 @@ def _named(error: Exception) -> HeadwaterError:
 _groups: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, Waits]] = WeakKeyDictionary()
 
 
-async def told(path: str, conn_id: str | None, wait: Wait) -> AsyncIterator[Word | End]:
+async def told(path: str, wait: Wait) -> AsyncIterator[Word | End]:
     """What `wait` says among those of the same pipeline; the last of it is its End."""
     try:
         # A file that has changed is another pipeline: waits that began before keep what they began with.
-        stamp = await _in_time(wait, asyncio.to_thread(_stamp, path))
+        stamp = await _in_time(wait, asyncio.to_thread(stamp_of, path))
     except TimeoutError:
         yield _silent("the pipeline file")
         return
     groups = _groups.setdefault(asyncio.get_running_loop(), {})
-    key = path, conn_id, stamp
-    group = groups.setdefault(key, Waits(path, conn_id))
+    key = path, stamp
+    group = groups.setdefault(key, Waits(path))
     group.join(wait)
     try:
         while True:
@@ -294,7 +301,8 @@ def _silent(what: str) -> End:
     return End(error.to_json(), error.exit_status)
 
 
-def _stamp(path: str) -> Hashable:
+def stamp_of(path: str) -> Hashable:
+    """What tells a file from one that was written since."""
     try:
         found = os.stat(path)
     except OSError:

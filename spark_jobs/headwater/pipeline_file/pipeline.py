@@ -386,15 +386,19 @@ class Pipeline(_Section):
 def load_pipeline(path: str | os.PathLike[str], environ: Mapping[str, str] | None = None) -> Pipeline:
     """The pipeline in the file at `path`; BadPipelineFile lists all that is wrong with it."""
     file = os.fspath(path)
+    return parse_pipeline(read_pipeline_file(file), file, os.environ if environ is None else environ)
+
+
+def read_pipeline_file(file: str) -> bytes:
+    """What it holds; BadConfiguration when it cannot be read."""
     try:
         with open(file, "rb") as stream:
-            text = stream.read()
+            return stream.read()
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or "not a usable path"
         raise BadConfiguration(
             f"the pipeline file cannot be read: {reason}", where=file, remedy="name an existing YAML file"
         ) from None
-    return parse_pipeline(text, file, os.environ if environ is None else environ)
 
 
 def parse_pipeline(text: bytes, file: str, environ: Mapping[str, str]) -> Pipeline:

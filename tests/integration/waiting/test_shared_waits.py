@@ -246,9 +246,15 @@ def test_each_deadline_holds_and_a_wait_that_goes_away_leaves_the_others(
 
 
 def test_a_pipeline_file_that_changes_is_read_by_the_waits_that_begin_then(
-    pipeline: Pipeline, lake: HandLake, reads: list[str]
+    pipeline: Pipeline, lake: HandLake, reads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = target_now(pipeline)
+    target, answers, answer = target_now(pipeline), list[object](), SharedLookout.answer
+
+    def counted(self: SharedLookout, question: Question, now: Pipeline) -> None:
+        answers.append(question)
+        answer(self, question, now)
+
+    monkeypatch.setattr(SharedLookout, "answer", counted)
 
     async def scenario() -> tuple[dict[str, Any], dict[str, Any]]:
         before = asyncio.create_task(event_of(trigger(pipeline, target)))
@@ -257,6 +263,9 @@ def test_a_pipeline_file_that_changes_is_read_by_the_waits_that_begin_then(
         text = file.read_text()
         file.write_text(text + "unknown: 1\n")
         refused = await event_of(trigger(pipeline, target))
+        asked = len(answers)
+        await until(lambda: before.done() or len(answers) > asked)
+        assert not before.done(), "the source is asked as the file was"
         file.write_text(text)
         await asyncio.to_thread(lake.publish, target.lsn or 0, A)
         return refused, await before

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import re
 import socket
+import threading
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
 from fastapi.routing import APIRoute
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from fixtures.lakes import HandLake, position_at
 from fixtures.pages import NOWHERE, PASSWORD, Pages, page_pipeline
 from headwater.lake.ledger import TableVersion
+from headwater.lake.look import Look
+from headwater.lake.reader import LakeReader
 from headwater.lake.registry import now_text
 from headwater.lake.reload_records import Keeping, Reload
 from headwater.monitor.metrics import METRICS
@@ -251,6 +255,34 @@ def test_a_source_that_does_not_answer_does_not_hold_the_page_up(pages: Pages) -
     assert found["source"] == {"answers": False, "age_seconds": None, "reason": "the source has not answered yet"}
     assert found["epoch"] == 1
     assert found["slot"]["reason"] == "the source has not answered yet"
+
+
+def test_a_lake_that_hangs_takes_neither_the_threads_of_the_server_nor_those_of_other_pipelines(
+    pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("hung", "bank"):
+        page_pipeline(pages.folder, name, "public.a")
+        hand_lake(pages.folder, name, "public.a").publish(0x2000, "public.a")
+    over, look = threading.Event(), LakeReader.look
+
+    def hanging(self: LakeReader) -> Look:
+        if "hung" in self._root:
+            over.wait(120)
+        return look(self)
+
+    monkeypatch.setattr(LakeReader, "look", hanging)
+    monkeypatch.setattr("headwater_airflow.page.app._SCRAPE_SECONDS", 0.1)
+    client = pages.client("everything")
+    try:
+        for number in range(12):
+            shown = client.get(f"{API}/hung/tables/public.a{number}").json()
+            assert shown == {"pipeline": "hung", "table": f"public.a{number}", "state": "gathering"}
+        for path in (f"{API}/hung", "metrics"):
+            assert client.get(path).status_code == 200
+        monkeypatch.setattr("headwater_airflow.page.app._SCRAPE_SECONDS", 60)
+        assert client.get(f"{API}/bank/tables/public.a").json()["state"] == "active"
+    finally:
+        over.set()
 
 
 def test_a_lake_that_cannot_be_read_is_its_pipelines_error(pages: Pages) -> None:

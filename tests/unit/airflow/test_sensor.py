@@ -326,7 +326,6 @@ STORED: dict[str, Any] = {
     "deadline": "2026-03-01T12:05:00+00:00",
     "keep_seconds": 86400.0,
     "owner": "dag run fresh -1",
-    "conn_id": "shop-source",
     "ignore_suspended": True,
     "give_up_early": True,
     "look_seconds": 0.25,
@@ -350,9 +349,13 @@ def test_a_trigger_is_stored_in_the_form_that_every_version_reads() -> None:
 def test_what_an_older_version_has_stored_is_waited_for(lake: HandLake, pipeline: str) -> None:
     from headwater_airflow.triggers.freshness import FreshnessTrigger
 
-    first = ("tables", "target", "keep_seconds", "owner", "conn_id", "ignore_suspended", "look_seconds")
+    first = ("tables", "target", "keep_seconds", "owner", "ignore_suspended", "look_seconds")
     deadline = (datetime.now(UTC) + timedelta(seconds=20)).isoformat()
-    old = {name: STORED[name] for name in first} | {"pipeline": pipeline, "deadline": deadline, "conn_id": None}
+    old = {name: STORED[name] for name in first} | {
+        "pipeline": pipeline,
+        "deadline": deadline,
+        "conn_id": "shop-source",
+    }
     old["target"] = {"lsn": "0/300", "timeline": 1, "system_id": "7", "max_staleness": None}
     trigger = stored_and_restored(FreshnessTrigger(**old, given_up_since="whatever it was"))
     lake.publish(0x300, A)
@@ -459,6 +462,9 @@ def test_now_without_the_source_is_waited_for_then_fails_the_try_and_shows_no_se
         {"max_wait": "soon"},
         {"max_wait": -1},
         {"keep_cut": "x"},
+        {"soft_fail": True},
+        {"never_fail": True},
+        {"mode": "reschedule"},
     ],
 )
 def test_arguments_that_cannot_work_are_refused_when_the_dag_is_read(pipeline: str, arguments: dict[str, Any]) -> None:
@@ -629,6 +635,50 @@ def test_continue_takes_the_wanted_tables_alone(lake: HandLake, pipeline: str) -
     assert (set(cut["tables"]), cut["position"]["lsn"]) == ({B}, "0/2B0")
 
 
+@pytest.mark.parametrize("on_timeout", ["fail", "skip", "continue"])
+def test_without_a_triggerer_the_wait_has_timed_out_as_any_other(
+    lake: HandLake, pipeline: str, on_timeout: str
+) -> None:
+    from airflow.sdk.bases.operator import TRIGGER_FAIL_REPR, TriggerFailureReason
+    from airflow.sdk.exceptions import (
+        AirflowException,
+        AirflowFailException,
+        AirflowSensorTimeout,
+        AirflowSkipException,
+    )
+
+    task = sensor(pipeline, on_timeout=on_timeout)
+    failed = {"error": TriggerFailureReason.TRIGGER_TIMEOUT}
+    if on_timeout == "continue":
+        cut = task.resume_execution(TRIGGER_FAIL_REPR, failed, CONTEXT)
+        assert (cut["outcome"], cut["epoch"]) == ("timed_out", 1)
+        return
+    expected = AirflowSkipException if on_timeout == "skip" else AirflowException
+    with pytest.raises(expected, match="no triggerer") as end:
+        task.resume_execution(TRIGGER_FAIL_REPR, failed, CONTEXT)
+    assert not isinstance(end.value, AirflowSensorTimeout | AirflowFailException), "which are not tried again"
+
+
+def test_a_branch_without_a_triggerer_is_the_one_for_what_is_not_fresh(lake: HandLake, pipeline: str) -> None:
+    from airflow.sdk.bases.operator import TRIGGER_FAIL_REPR, TriggerFailureReason
+
+    task, pushed, context = branch(pipeline, require=at(lake, 0x300), max_wait="1m")
+    failed = {"error": TriggerFailureReason.TRIGGER_TIMEOUT}
+    assert skipped(lambda: task.resume_execution(TRIGGER_FAIL_REPR, failed, context)) == ["report"]
+    assert pushed["return_value"]["outcome"] == "timed_out"
+
+
+@pytest.mark.parametrize(("require", "is_final"), [("now", False), ("30s", False), ("0/300", True)])
+def test_another_timeline_is_tried_again_where_the_next_try_takes_a_target_of_its_own(
+    lake: HandLake, pipeline: str, require: str, is_final: bool
+) -> None:
+    from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+    with pytest.raises(AirflowException, match="timeline_changed") as failed:
+        sensor(pipeline, require=require).execute_complete(CONTEXT, ended("timeline_changed", 2))
+    assert isinstance(failed.value, AirflowFailException) == is_final
+
+
 @pytest.mark.parametrize(("outcome", "exit_status"), [("suspended", 4), ("loading", 4), ("future_position", 2)])
 def test_continue_does_not_help_where_a_person_must_act(pipeline: str, outcome: str, exit_status: int) -> None:
     from airflow.sdk.exceptions import AirflowFailException
@@ -776,7 +826,6 @@ def test_an_airflow_connection_is_resolved_where_the_wait_runs(
     pipeline = write_pipeline(tmp_path, lake, "airflow: shop-source")
     monkeypatch.setenv("AIRFLOW_CONN_SHOP-SOURCE", NOWHERE.replace("postgresql:", "postgres:"))
     trigger = stored_and_restored(deferred(sensor(pipeline, require=at(lake, 0x300))))
-    assert trigger.conn_id == "shop-source"
     assert SECRET not in json.dumps(trigger.serialize()[1])
     lake.publish(0x300, A)
     (event,) = asyncio.run(events(trigger))

@@ -23,6 +23,7 @@ export function show(one, place, again) {
     h("header", null, h("h1", null, one.table), one.state ? badge(one.state, one.reason) : null, actions(one, again)),
   ];
   if (one.error) return h("main", null, head, attention({ title: "The table cannot be shown", reason: one.error.message, remedy: one.error.remedy }));
+  if (one.state === "gathering") return h("main", null, head, h("p.muted", null, "gathering…"));
   return h("main", null, head,
     one.state === "active" ? null : attention({
       title: `The table is ${one.state}`, reason: one.reason, cure: cure(one, one, again), since: one.since ? ago(one.since, one.at) : null,

@@ -1,0 +1,26 @@
+"""The threads in which a triggerer looks at lakes: a few for each pipeline file, so that a lake which hangs keeps those
+of its own watchers busy, and nobody else's. A retry of a wait meets the same threads, and takes no more of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+_AT_ONCE = 4
+"""A tick of waits and the question beside it, the watchers of assets, a pin."""
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+_of: dict[str, ThreadPoolExecutor] = {}
+
+
+async def in_thread(path: str, work: Callable[_P, _T], *arguments: _P.args, **named: _P.kwargs) -> _T:
+    """What `work` gives, in one of the threads of the pipeline file `path`."""
+    if path not in _of:
+        _of[path] = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="headwater lake")
+    call = partial(contextvars.copy_context().run, work, *arguments, **named)
+    return await asyncio.get_running_loop().run_in_executor(_of[path], call)

@@ -1,0 +1,195 @@
+"""What watches lakes in a triggerer, where a lake hangs, is made anew, or cannot be written for a moment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from fixtures.lakes import HandLake, position_at
+from headwater.lake.cuts import list_pins
+from headwater.lake.look import Look
+from headwater.lake.reader import LakeReader
+from headwater.lake.requirements import Target
+from headwater.waiting.movements import Sight
+from headwater.waiting.request import asked
+
+if TYPE_CHECKING:
+    from headwater_airflow.triggers.freshness import FreshnessTrigger
+
+A = "public.a"
+
+pytestmark = pytest.mark.usefixtures("airflow_home")
+
+
+def made(folder: Path, name: str) -> tuple[HandLake, Path]:
+    """A lake with an epoch, and its pipeline file."""
+    lake = HandLake(folder / name, position_at(lsn=0x100), [A])
+    lake.publish(0x200, A)
+    return lake, described(folder / f"{name}.yaml", lake)
+
+
+def described(file: Path, lake: HandLake) -> Path:
+    source = {"connection": "postgresql://nobody@127.0.0.1:1/none"}
+    document = {"pipeline": "shop", "source": source, "lake": {"root": Path(lake.root).as_uri()}, "tables": [A]}
+    file.write_text(yaml.safe_dump(document))
+    return file
+
+
+def trigger(lake: HandLake, file: Path, lsn: int, seconds: float = 60) -> FreshnessTrigger:
+    from headwater_airflow.triggers.freshness import FreshnessTrigger
+
+    request = asked(lake.position.at(lsn).to_json(), seconds, [A], keep=60, owner="a test")
+    return FreshnessTrigger(pipeline=str(file), **request.pinned(Target(lsn, 1, "7"), [A]).to_json())
+
+
+async def events(waiting: FreshnessTrigger) -> list[Any]:
+    return [event.payload async for event in waiting.run()]
+
+
+@pytest.fixture
+def over(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Until it is set, lakes in a folder with `hung` in its name do not answer."""
+    event, look = threading.Event(), LakeReader.look
+
+    def hanging(self: LakeReader) -> Look:
+        if "hung" in self._root:
+            event.wait(120)
+        return look(self)
+
+    monkeypatch.setattr(LakeReader, "look", hanging)
+    yield event
+    event.set()
+
+
+def test_lakes_that_hang_keep_no_wait_for_another_one_waiting(
+    tmp_path: Path, over: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where each of many tries finds the same lake hanging."""
+    from headwater_airflow.triggers import waits
+
+    monkeypatch.setattr(waits, "_ANSWER_SECONDS", 0.1)
+    hung = [made(tmp_path, f"hung_{number}") for number in range(40)]
+    good = made(tmp_path, "good")
+
+    async def scenario() -> list[Any]:
+        waiting = [asyncio.ensure_future(events(trigger(*one, 0x300))) for one in hung[1:]]
+        for _ in range(10):
+            (ended,) = await events(trigger(*hung[0], 0x180, seconds=0.1))
+            assert "does not answer" in ended["error"]["message"]
+        monkeypatch.setattr(waits, "_ANSWER_SECONDS", 60)
+        try:
+            return await asyncio.wait_for(events(trigger(*good, 0x180)), 60)
+        finally:
+            over.set()
+            for one in waiting:
+                one.cancel()
+
+    (event,) = asyncio.run(scenario())
+    assert event["outcome"] == "satisfied"
+
+
+def test_nothing_is_pinned_for_a_wait_that_ended_while_its_lake_hung(
+    tmp_path: Path, over: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headwater_airflow.triggers import waits
+
+    monkeypatch.setattr(waits, "_ANSWER_SECONDS", 0.1)
+    lake, file = made(tmp_path, "hung")
+    ticks, tick = [], waits.Waits._tick
+
+    def counted(self: waits.Waits, those: Any) -> Any:
+        found = tick(self, those)
+        ticks.append(found)
+        return found
+
+    monkeypatch.setattr(waits.Waits, "_tick", counted)
+
+    async def scenario() -> None:
+        (ended,) = await events(trigger(lake, file, 0x180, seconds=0.1))
+        assert ended["exit_status"] == 1
+        over.set()
+        async with asyncio.timeout(60):
+            while not ticks:
+                await asyncio.sleep(0.02)
+
+    asyncio.run(scenario())
+    assert list_pins(lake.root) == []
+
+
+async def _sights(file: Path) -> AsyncGenerator[Sight]:
+    from headwater_airflow.triggers.movement import MovementTrigger
+
+    async with asyncio.timeout(60):
+        async for sight in MovementTrigger.open_shared_stream({"pipeline": str(file)}):
+            yield sight
+
+
+def test_a_lake_made_anew_is_seen_though_its_positions_are_lower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwater_airflow.triggers.movement._ANEW_SECONDS", 0.0)
+    lake, file = made(tmp_path, "lake")
+    lake.publish(0x900, A)
+
+    async def scenario() -> None:
+        async with contextlib.aclosing(_sights(file)) as sights:
+            assert (await anext(sights)).epoch.position.lsn == 0x900
+            shutil.rmtree(lake.root)
+            HandLake(Path(lake.root), position_at(lsn=0x100), [A]).publish(0x400, A)
+            while (await anext(sights)).epoch.position.lsn != 0x400:
+                pass
+
+    asyncio.run(scenario())
+
+
+def test_a_pipeline_file_that_names_another_lake_is_followed(tmp_path: Path) -> None:
+    _, file = made(tmp_path, "one")
+    other, _ = made(tmp_path, "other")
+    other.publish(0x700, A)
+
+    async def scenario() -> None:
+        async with contextlib.aclosing(_sights(file)) as sights:
+            assert (await anext(sights)).epoch.position.lsn == 0x200
+            described(file, other)
+            while (await anext(sights)).epoch.position.lsn != 0x700:
+                pass
+
+    asyncio.run(scenario())
+
+
+def test_an_asset_s_watcher_outlives_a_store_that_takes_no_pin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from headwater.pipeline_file.pipeline import load_pipeline
+    from headwater.waiting.movements import Movements
+    from headwater_airflow.triggers.movement import MovementTrigger
+
+    lake, file = made(tmp_path, "lake")
+    sight = Movements(load_pipeline(file)).look()
+    assert sight is not None
+    pins, pinned = [], Sight.pinned
+
+    def at_second(self: Sight, *given: Any) -> dict[str, Any]:
+        pins.append(given)
+        if len(pins) == 1:
+            raise OSError(5, "the store is away")
+        return pinned(self, *given)
+
+    async def thrice() -> AsyncIterator[Sight]:
+        for _ in range(3):
+            yield sight
+
+    async def told() -> list[Any]:
+        watcher = MovementTrigger(pipeline=str(file), tables=[], at_most_every=0, keep_seconds=60)
+        return [event.payload async for event in watcher.filter_shared_stream(thrice())]
+
+    monkeypatch.setattr(Sight, "pinned", at_second)
+    (event,) = asyncio.run(told())
+    assert event["moved"] == [A]
+    assert len(list_pins(lake.root)) == 1
