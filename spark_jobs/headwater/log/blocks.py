@@ -186,9 +186,12 @@ def _concatenated(arrays: Sequence[Int64]) -> Int64:
 
 @dataclass(frozen=True, slots=True)
 class Ddl:
-    """What the source's event triggers have said: DDL was run, and these relations were written anew."""
+    """What the log says of DDL: the source's event triggers, that some was run and that these relations were written
+    anew; or no more than that a relation was described once more as before (not `is_told`), which the server does where
+    its catalog has changed, and behind a vacuum, too."""
 
     rewritten: frozenset[int] = frozenset()
+    is_told: bool = True
 
     @classmethod
     def said(cls, content: bytes) -> Ddl:
@@ -197,8 +200,10 @@ class Ddl:
 
     @classmethod
     def joined(cls, parts: Iterable[Ddl | None]) -> Ddl | None:
-        some = [part.rewritten for part in parts if part is not None]
-        return cls(frozenset().union(*some)) if some else None
+        some = [part for part in parts if part is not None]
+        if not some:
+            return None
+        return cls(frozenset().union(*(part.rewritten for part in some)), any(part.is_told for part in some))
 
 
 @dataclass(frozen=True, slots=True)

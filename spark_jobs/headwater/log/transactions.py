@@ -151,6 +151,9 @@ class TransactionManager:
         self._described += 1
         scope = self.segment.relations if self.segment is not None else self._relations
         known = scope.get(relation.relation_id)
+        before = known or self._relations.get(relation.relation_id)
+        if before is not None and before.relation == relation:
+            self.said(Ddl(is_told=False))
         if known is not None and known.relation == relation:
             relation = known.relation  # the same description again does not end a block
         scope[relation.relation_id] = Described(relation, self._described)

@@ -34,7 +34,8 @@ def look_behind(run: Run, batch: Batch) -> None:
     """What the catalog says of DDL in the batch, before its rows are decoded.
 
     As often as it takes to reach the catalog, for as long as the reader would try: the batch is not applied without a
-    look, and its rows come again if the driver ends here.
+    look, and its rows come again if the driver ends here. A relation that was described once more is most often one
+    that was vacuumed: then one attempt is enough.
     """
     if (ddl := batch.ddl) is None:
         return
@@ -45,6 +46,8 @@ def look_behind(run: Run, batch: Batch) -> None:
             run.source.ask(look)
             break
         except Transient as reason:
+            if not ddl.is_told:
+                return
             if time.monotonic() > deadline:
                 raise
             log.warning("the source's catalog could not be read behind DDL, trying again: %s", reason)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fixtures import pgoutput as pg
 from headwater.errors import BadValue, HeadwaterError
 from headwater.log import large
-from headwater.log.blocks import BLOCK_CHANGES, Block, Chunk, Transactions
+from headwater.log.blocks import BLOCK_CHANGES, Block, Chunk, Ddl, Transactions
 from headwater.log.framing import Framer, ProtocolError
 from headwater.log.large import Gone
 from headwater.log.net.net_effect import net_effect
@@ -180,6 +180,22 @@ def test_a_relation_described_in_an_aborted_transaction_is_unknown_to_others() -
     )
     with pytest.raises(ProtocolError, match="relation 1, which was never described"):
         framer.take([pg.insert(ONE, 2)])
+
+
+@pytest.mark.parametrize("again", ["v", "w"])
+def test_a_relation_that_is_described_once_more_as_before_may_be_another_one(again: str) -> None:
+    """One that is described otherwise is seen to be."""
+    framer = fed([pg.begin(10, 100), pg.relation(ONE, "v"), pg.insert(ONE, 1), pg.commit(100)])
+    assert framer.cut().ddl is None
+    framer.take([pg.begin(11, 200), pg.insert(ONE, 2), pg.commit(200)])
+    assert framer.cut().ddl is None
+    framer.take([pg.begin(12, 300), pg.relation(ONE, again), pg.insert(ONE, 3), pg.commit(300)])
+    assert framer.cut().ddl == (Ddl(is_told=False) if again == "v" else None)
+    streamed = [pg.stream_start(13, first=True), pg.relation(ONE, again, 13), pg.insert(ONE, 4, 13), pg.stream_stop()]
+    framer.take(streamed)
+    assert framer.cut().ddl is None
+    framer.take([pg.stream_commit(13, 400)])
+    assert framer.cut().ddl == Ddl(is_told=False)
 
 
 def test_a_description_older_than_another_does_not_come_back_at_the_commit() -> None:

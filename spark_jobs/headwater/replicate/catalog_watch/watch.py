@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 VISIBLE_SECONDS = 10.0
 """How long what the log has told of is waited for: a commit is in the log before other sessions see it."""
+_HINT_SECONDS = 0.5
+"""Where it has told of nothing for certain."""
 _VISIBLE_LOOK_SECONDS = 0.02
 _TELL_SECONDS = 3600.0
 """So often new files of one relation are told of at most: some tables are truncated every minute."""
@@ -63,17 +65,18 @@ class CatalogWatch:
             self._look(connection)
 
     def look_behind(self, ddl: Ddl, xids: Collection[int], connection: Connection) -> None:
-        """Look once, behind DDL that the log has told of in the transactions `xids` (32 bit), over an autocommit
-        connection. It is waited for until they are visible, `VISIBLE_SECONDS` at most; if they are not by then (a
-        synchronous standby does not answer), nobody else has seen or changed the tables either, and a later look of
-        `poll` judges them."""
-        deadline = time.monotonic() + VISIBLE_SECONDS
-        while not all_visible(connection, xids) and time.monotonic() < deadline:
+        """Look once, behind DDL that the log has told of, or may be read as telling of, in the transactions `xids` (32
+        bit), over an autocommit connection. It is waited for until they are visible, `VISIBLE_SECONDS` at most; if they
+        are not by then (a synchronous standby does not answer), nobody else has seen or changed the tables either, and
+        a later look of `poll` judges them."""
+        deadline = time.monotonic() + (VISIBLE_SECONDS if ddl.is_told else _HINT_SECONDS)
+        while not (visible := all_visible(connection, xids)) and time.monotonic() < deadline:
             time.sleep(_VISIBLE_LOOK_SECONDS)
         with self._looking:
             self._rewrites.told(ddl.rewritten)
-            self._unseen |= set(xids)
-            self._seen = None
+            if ddl.is_told or not visible:
+                self._unseen |= set(xids)
+                self._seen = None
             self._look(connection)
 
     def poll(self, connection: Connection) -> None:
