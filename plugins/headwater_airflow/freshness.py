@@ -29,7 +29,8 @@ def wait(
     validated: bool = False,
     partitions: Mapping[str, str | Sequence[str]] | None = None,
 ) -> dict[str, Any]:
-    """The pinned cut, as `headwater.wait` gives it, or `headwater.NotFresh`. The arguments are the sensor's."""
+    """The pinned cut, as `headwater.wait` gives it, or `headwater.NotFresh`. The arguments are the sensor's, without
+    `keep_cut`: it is kept as any cut is, for `lake.keep_cuts`."""
     from headwater.pipeline_file.pipeline import load_pipeline
     from headwater.pipeline_file.values import connection_variable
     from headwater.waiting.wait import wait_for_cut

@@ -92,15 +92,16 @@ class MomentTrigger(BaseEventTrigger):
         them, one that it leaves out as much later. Every so many minutes is so by any clock."""
         here = moment.astimezone(self._zone).replace(tzinfo=None)
         before = croniter(self.cron, here)
-        if croniter.expand(self.cron)[0][1] == ["*"]:
-            shown: datetime = before.get_prev(datetime)
-            since: timedelta = here - shown
+        named: datetime = before.get_prev(datetime)
+        since: timedelta = here - named
+        # Hours further back may have had another clock: on a day of the week, say, that is over.
+        if croniter.expand(self.cron)[0][1] == ["*"] and since <= timedelta(hours=1):
             return moment.astimezone(UTC) - since
         while True:
-            named: datetime = before.get_prev(datetime)
             found = named.replace(tzinfo=self._zone).astimezone(UTC)
             if found < moment:
                 return found
+            named = before.get_prev(datetime)
 
     async def _told(self) -> datetime:
         """The moment of the last event; of a watcher that never told any, when it began."""

@@ -24,6 +24,8 @@ from headwater_airflow.triggers.moments import MomentTrigger
         ("30 2 * * *", "2026-03-29T01:10", "2026-03-28T01:30"),
         ("30 2 * * *", "2026-03-29T01:31", "2026-03-29T01:30"),
         ("*/20 * * * *", "2026-03-29T01:10", "2026-03-29T01:00"),
+        # The clocks were put back since the last of them.
+        ("0 * * * 6", "2026-10-25T09:00", "2026-10-24T21:00"),
     ],
 )
 def test_a_moment_of_a_named_hour_comes_once_and_every_so_many_minutes_are_so_by_any_clock(
