@@ -12,6 +12,8 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
+INSERTS_SUFFIX = "_inserts"
+"""What the name of the publication for insert-only tables ends in."""
 MAX_NAME_BYTES = 63
 """NAMEDATALEN - 1. PostgreSQL cuts a longer name off with a notice; here it is refused: it can match nothing."""
 

@@ -47,14 +47,18 @@ def libpq_uri(connection: Connection) -> str:
     user = quote(connection.login, safe="") if connection.login else ""
     password = f":{quote(connection.password, safe='')}" if connection.password else ""
     account = f"{user}{password}@" if user or password else ""
-    host = connection.host or ""
-    # An address of IP version 6 has colons of its own.
-    host = f"[{host}]" if ":" in host and not host.startswith("[") else quote(host, safe=",[]")
-    port = f":{connection.port}" if connection.port else ""
+    # Of several hosts each gets the port: alone behind them all it would be the last one's.
+    hosts = ",".join(_address(host, connection.port) for host in (connection.host or "").split(","))
     known = _libpq_options()
     options = {name: str(value) for name, value in _extras(connection).items() if name in known}
     query = f"?{urlencode(options, quote_via=quote)}" if options else ""
-    return f"postgresql://{account}{host}{port}/{quote(connection.schema or '', safe='')}{query}"
+    return f"postgresql://{account}{hosts}/{quote(connection.schema or '', safe='')}{query}"
+
+
+def _address(host: str, port: int | None) -> str:
+    # An address of IP version 6 has colons of its own.
+    quoted = f"[{quote(host, safe=':')}]" if ":" in host and not host.startswith("[") else quote(host, safe="[]:")
+    return f"{quoted}:{port}" if port else quoted
 
 
 def _extras(connection: Connection) -> dict[str, Any]:

@@ -271,6 +271,6 @@ def _row(validation: Validation, found: TableResult, suite: SuiteResult) -> dict
         "base_epoch": found.base_epoch,
         "started_at": validation.started_at,
         "finished_at": validation.finished_at,
-        "kept_until": validation.kept_until if found.success else validation.finished_at,
+        "kept_until": validation.kept_until,  # also of what failed: it goes over an earlier success of its epoch
         "gx_version": validation.gx_version,
     }

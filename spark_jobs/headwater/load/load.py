@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.columns.hidden import refuse_two_keys
 from headwater.columns.log_format import may_be_binary
+from headwater.delta import storage
 from headwater.errors import DamagedLake, LostLease, SlotGap, Transient
 from headwater.failpoints import reach
 from headwater.gate import lease
@@ -25,7 +26,7 @@ from headwater.gate.same_source import history_of, require_same_source
 from headwater.gate.wal_ceiling import REMEDY, ceiling_problem
 from headwater.lake.cuts import HISTORY
 from headwater.lake.ledger import read_epoch
-from headwater.lake.paths import table_path
+from headwater.lake.paths import registry_path, table_path
 from headwater.lake.registry import PipelineRecord, Registry
 from headwater.lake.reload_records import load_name
 from headwater.load.connections import connections_for
@@ -82,9 +83,10 @@ def load(
     """
     started = time.monotonic()
     report = check(pipeline)
-    require_ok(report)
-    chosen = _choose(report.catalog, tables)
     conninfo, root = pipeline.conninfo(), pipeline.lake_path()
+    # A first load refuses as a whole; later on a table that cannot be replicated keeps none of the others.
+    require_ok(report, tables if storage.is_folder(registry_path(root)) else ())
+    chosen = _choose(report.catalog, tables)
     with contextlib.closing(connect(conninfo, application_name="headwater load")) as connection:
         existing = _opened(connection, pipeline, None if tables or not again else chosen)
         if existing is not None and existing.pipeline is not None:
@@ -307,7 +309,7 @@ def _prepare_source(
         drop_slot(connection, source.slot)
         slot = None
     made_slot = slot is None or (known is not None and known.made_slot and known.slot == source.slot)
-    slot = slot or create_slot(connection, source.slot, source.failover)
+    slot = slot or create_slot(connection, source.slot, source.failover, pipeline.load.wait_for_old_transactions)
     if known is None or gap:
         now = identify(connection)
         assert slot.confirmed_lsn is not None

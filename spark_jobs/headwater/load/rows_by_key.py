@@ -16,7 +16,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from headwater.arrow_types import lake_schema
-from headwater.load.units import Unit, UnitReader
+from headwater.load.units import BYTES_PER_BATCH, Unit, UnitReader
 from headwater.log.values.decode import frame_copy
 from headwater.schema import Column, ValueType
 from headwater.source.catalog.where_sql import row_filter, selected
@@ -24,7 +24,6 @@ from headwater.source.connection import Connection, connect
 
 ORIGIN = "_hw_origin"
 _ORIGIN = Column(ORIGIN, 0, 0, -1, ValueType("int8", "bigint"))
-_BYTES_PER_BATCH = 32 << 20
 
 Key = tuple[str | None, ...]
 """A key's values as PostgreSQL reads them; of an array the JSON of its elements' texts."""
@@ -72,7 +71,7 @@ class KeyReader(UnitReader):
             for message in copy:
                 messages.append(bytes(message))
                 size += len(message)
-                if size >= _BYTES_PER_BATCH:
+                if size >= BYTES_PER_BATCH:
                     yield from self._batch(messages, unit)
                     messages, size = [], 0
         yield from self._batch(messages, unit)

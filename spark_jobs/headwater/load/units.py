@@ -31,6 +31,8 @@ from headwater.source.connection import Connection, connect
 from headwater.source.reading_now import Tally
 
 ROWS_PER_BATCH = 10_000
+BYTES_PER_BATCH = 32 << 20
+"""Of a batch as it came: with what is made of it it takes four times as much memory."""
 LOCK_SECONDS = 30.0
 UNIT_SECONDS = 1800.0
 """A unit is read in a second or two; one that hangs holds up whoever wants to alter the table no longer than this."""
@@ -54,6 +56,7 @@ _NO_SNAPSHOT = (
 _HEADER = 11 + 4
 CHANGED = "HEADWATER_TABLE_CHANGED"
 BAD_VALUE = "HEADWATER_BAD_VALUE"
+_GONE = f"{CHANGED}: the relation is gone or has another name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +133,8 @@ class UnitReader:
         return self.rows_of(Unit(**json.loads(text)) for batch in batches for text in batch.column(0).to_pylist())
 
     def rows_of(self, units: Iterable[Unit]) -> Generator[pa.RecordBatch, None, None]:
-        """The rows of the units, of at most ROWS_PER_BATCH each. TableChanged, UnfitValue, or what the server says."""
+        """The rows of the units, in batches of at most ROWS_PER_BATCH. TableChanged, UnfitValue, or what the server
+        says."""
         with self.sessions() as sessions:
             yield from self.rows_by(sessions, units)
 
@@ -189,8 +193,12 @@ class UnitReader:
         try:
             # The same lock as LOCK TABLE, which a right on single columns is not enough for.
             reading.execute(sql.SQL("select from only {} where false").format(table))
+            # With the lock held a name stays what it is: another relation may have taken it since.
+            named = reading.execute("select pg_catalog.to_regclass(%s)::oid", [table.as_string()]).fetchone()
         except psycopg.errors.UndefinedTable as error:
-            raise TableChanged(f"{CHANGED}: the relation is gone or has another name") from error
+            raise TableChanged(_GONE) from error
+        if named is None or named[0] != unit.relation_id:
+            raise TableChanged(_GONE)
 
     def _bounds(self) -> dict[str, float]:
         """Settings of the server for a unit's transaction, in seconds."""
@@ -207,6 +215,7 @@ class UnitReader:
             columns, sql.Identifier(unit.schema, unit.name), sql.SQL(" and ").join(bounds)
         )
         rows: list[bytes] = []
+        size = 0
         with connection.cursor().copy(statement) as copy:
             first = True
             for data in copy:
@@ -215,9 +224,10 @@ class UnitReader:
                     row, first = _without_header(row), False
                 if len(row) > 2:
                     rows.append(row)
-                if len(rows) == ROWS_PER_BATCH:
+                    size += len(row)
+                if len(rows) == ROWS_PER_BATCH or size >= BYTES_PER_BATCH:
                     yield self._decoded(rows, unit)
-                    rows = []
+                    rows, size = [], 0
         if rows:
             yield self._decoded(rows, unit)
 

@@ -25,13 +25,14 @@ from pydantic import (
     SecretStr,
     Tag,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
 from headwater import store_connections, store_options, store_profiles
 from headwater.errors import BadConfiguration, Refused, with_file
 from headwater.lake_root import is_remote, place_of
-from headwater.names import TableName, TablePattern
+from headwater.names import INSERTS_SUFFIX, TableName, TablePattern
 from headwater.pipeline_file import yaml as yaml_file
 from headwater.pipeline_file.values import (
     airflow_id,
@@ -65,8 +66,8 @@ from headwater.pipeline_file.yaml import Document, FileProblem, Path
 from headwater.store_connections import store_variable
 from headwater.store_options import StoreOptions
 
-_PASSWORD = re.compile("//[^/@]*:[^/@]*@")
-"""Of an address: user and password, which belong elsewhere."""
+_PASSWORD = re.compile(r"//[^/@]*:[^/@]*@|(?:password|passwd|secret|token|key)\w*\s*=", re.IGNORECASE)
+"""Of an address: user and password, which belong elsewhere; of a connection string, or of settings as a text."""
 _STORE_SECRETS = (
     "access_key_id",
     "secret_access_key",
@@ -144,6 +145,17 @@ class Source(_Section):
     on_timeline_change: Literal["follow", "refuse"] = "refuse"
     on_slot_loss: Literal["refuse", "repair"] = "refuse"
     hash_key: Annotated[str, _read(hash_key_value, str)] = ""
+
+    @field_validator("publication")
+    @classmethod
+    def _is_no_companion(cls, name: str) -> str:
+        """By its name a publication is known for one that publishes no UPDATE and DELETE."""
+        if name.endswith(INSERTS_SUFFIX):
+            raise ValueError(
+                f"expected a name that does not end in {INSERTS_SUFFIX}, as that of the publication for insert-only "
+                "tables does (without one it is headwater_ and the pipeline's name)"
+            )
+        return name
 
     @property
     def airflow_connection(self) -> str | None:

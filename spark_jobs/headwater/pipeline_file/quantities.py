@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*", re.ASCII)
 _SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -26,11 +27,14 @@ def parse_duration(value: str | float) -> float:
 
 
 def parse_size(value: str | float) -> int:
-    """Bytes; ValueError when `value` is no size or no whole number of bytes."""
+    """Whole bytes, of a larger unit rounded down; ValueError when `value` is no size, or says a part of a byte."""
     size = _scale(value, _BYTES, SIZE_FORM)
-    if size != int(size):
-        raise ValueError("a size must be a whole number of bytes")
-    return int(size)
+    match = _QUANTITY.fullmatch(value if isinstance(value, str) else repr(value))
+    if match is None or _BYTES[match[2]] == 1:
+        if size != int(size):
+            raise ValueError("a size must be a whole number of bytes")
+        return int(size)
+    return int(Decimal(match[1]) * _BYTES[match[2]])
 
 
 def _scale(value: str | float, units: Mapping[str, float], form: str) -> float:

@@ -17,7 +17,7 @@ from typing import Any, Final
 from psycopg import conninfo as libpq
 
 from headwater.errors import Refused
-from headwater.names import TableName, TablePattern, parse_name_or_pattern
+from headwater.names import INSERTS_SUFFIX, TableName, TablePattern, parse_name_or_pattern
 from headwater.pipeline_file.pipeline import Pipeline, load_pipeline, parse_pipeline
 from headwater.pipeline_file.values import connection_value, pipeline_name, root_value
 from headwater.setup.new_file import VARIABLE, Chosen, text_of
@@ -189,7 +189,7 @@ def _open(conninfo: str) -> Connection:
 
 def _name(wishes: Wishes, questions: Questions | None, database: str) -> str:
     plain = re.sub(r"[^a-z0-9_]", "_", database.lower())
-    default = re.sub(r"\A[^a-z]+", "", plain)[:45] or "pipeline"
+    default = re.sub(r"\A[^a-z]+", "", plain)[:45].removesuffix(INSERTS_SUFFIX) or "pipeline"
     if wishes.name or questions is None:
         return wishes.name or default
     return questions.ask("Name of the pipeline", pipeline_name, default)

@@ -6,14 +6,18 @@ one waits for every transaction that is open then.
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from psycopg import errors as server_errors
 
-from headwater.errors import LostLease, Refused
+from headwater.errors import LostLease, Refused, Transient
 from headwater.position import format_lsn, parse_lsn
 from headwater.source.connection import Connection, errors_named
+from headwater.source.snapshots import wait_for_old_transactions
 
 PLUGIN = "pgoutput"
 _FAILOVER_SINCE = 170000
@@ -123,9 +127,12 @@ def create_statement(name: str, version: int, failover: Literal["auto", "on", "o
     return f"SELECT pg_create_logical_replication_slot({', '.join(arguments)})"
 
 
-def create_slot(connection: Connection, name: str, failover: Literal["auto", "on", "off"] = "auto") -> SlotState:
-    """A permanent `pgoutput` slot in the connection's database; waits for the transactions open now, as long as
-    the session's `statement_timeout` lets it (then `Transient`, code "timeout", and nothing is left).
+def create_slot(
+    connection: Connection, name: str, failover: Literal["auto", "on", "off"] = "auto", patience: float | None = None
+) -> SlotState:
+    """A permanent `pgoutput` slot in the connection's database; waits for the transactions that are open now, for
+    `patience` seconds (then `Transient`, code "old_transactions", names them), or as long as the session's
+    `statement_timeout` lets it (code "timeout"). Then nothing is left.
 
     `auto` makes it a failover slot where the server can: since 17, on a primary.
     """
@@ -136,6 +143,9 @@ def create_slot(connection: Connection, name: str, failover: Literal["auto", "on
             where=_where(name),
             remedy="set source.failover to auto or off",
         )
+    if patience is not None:
+        with _bounded(connection, name, patience):
+            return create_slot(connection, name, failover)
     with errors_named(_where(name)):
         try:
             connection.execute(create_statement(name, connection.info.server_version, failover))
@@ -153,6 +163,34 @@ def create_slot(connection: Connection, name: str, failover: Literal["auto", "on
     created = read_slot(connection, name)
     assert created is not None
     return created
+
+
+@contextlib.contextmanager
+def _bounded(connection: Connection, name: str, patience: float) -> Iterator[None]:
+    """Behind the end of the transactions that are open now; inside the block those that have begun since may take what
+    is left of the time, and the server's process ends with us: it would wait on for nobody, and hold the slot."""
+    deadline = time.monotonic() + patience
+    wait_for_old_transactions(connection, 0, patience, where=_where(name))
+    with errors_named(_where(name)):
+        row = connection.execute("select current_setting('statement_timeout')").fetchone()
+    assert row is not None
+    left = max(deadline - time.monotonic(), 1.0)
+    _set(connection, "statement_timeout", f"{round(left * 1000)}ms")
+    with contextlib.suppress(server_errors.InvalidParameterValue):  # a server that cannot notice it
+        _set(connection, "client_connection_check_interval", "2s")
+    try:
+        yield
+    except Transient as late:
+        if late.code == "timeout":
+            wait_for_old_transactions(connection, 0, 0, where=_where(name))  # which names them
+        raise
+    finally:
+        if not connection.closed:
+            _set(connection, "statement_timeout", row[0])
+
+
+def _set(connection: Connection, setting: str, value: str) -> None:
+    connection.execute("select set_config(%s, %s, false)", [setting, value])
 
 
 def drop_slot(connection: Connection, name: str) -> bool:

@@ -55,9 +55,13 @@ def _checked(pipeline: Pipeline, given: Mapping[str, Any]) -> Cut:
         owner, number, versions = given["pipeline"], given["epoch"], given["tables"].items()
         refuse_behind(given, allow_behind=True)
         read = {name: (table["version"], table["state"], table["path"]) for name, table in versions}
+        parts = [name for name, table in versions if "partitions" in table]
         assert given["position"]["lsn"]
     except (KeyError, TypeError, AttributeError):
         raise _no_cut(pipeline, "it is not what `headwater wait` or a sensor gives") from None
+    if parts:
+        # What is recorded of a version is taken for all of its rows.
+        raise _no_cut(pipeline, f"it shows some partitions of {', '.join(parts)} only; wait without `partitions`")
     if owner != pipeline.name:
         raise _no_cut(pipeline, f"it is of the pipeline {owner}")
     epoch = read_epoch(pipeline.lake_path(), number) if isinstance(number, int) else None

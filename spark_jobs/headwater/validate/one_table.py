@@ -119,8 +119,9 @@ class TableValidation:
             new = self._ask(rows, settled)
             self.note = f"{changed.files} of {changed.of} files hold what came since epoch {base.epoch}"
         rest = self._ask(self._frame, lambda expectation: not settled(expectation))
-        by_expectation = {(o.suite, o.expectation.fingerprint): o for o in [*new, *rest]}
-        return [by_expectation[suite.name, e.fingerprint] for suite in self._suites for e in suite.expectations]
+        # A suite may have the same one twice, with two severities.
+        found = {(o.suite, o.expectation.fingerprint, o.expectation.severity): o for o in [*new, *rest]}
+        return [found[suite.name, e.fingerprint, e.severity] for suite in self._suites for e in suite.expectations]
 
     def _changed(self, spark: SparkSession, folder: str | None) -> DataFrame:
         if folder is None:

@@ -44,7 +44,7 @@ from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import Position
 from headwater.source.samples import commit_position
 from headwater.source.slot import read_slot
-from headwater.source.snapshots import VisibilitySnapshot, capture_point
+from headwater.source.snapshots import VisibilitySnapshot, capture_point, wait_for_old_transactions
 
 pytestmark = pytest.mark.postgres
 
@@ -233,6 +233,42 @@ def test_a_loaded_table_joins_cuts_only_from_its_capture_point_on(handed_over: P
 
 
 # Adding a table to the publication
+
+
+def test_the_first_load_waits_for_open_transactions_as_long_as_it_may_and_leaves_nothing(
+    database: Database, tmp_path: Path
+) -> None:
+    database.allow_publishing()
+    database.execute("create table t (id int primary key)", "insert into t values (1)")
+    pipeline = write_pipeline(tmp_path, database, "public.t", load={"wait_for_old_transactions": "1s"})
+    with database.connect(autocommit=False) as writer, database.connect(autocommit=False) as later:
+        writer.execute("insert into t values (2)")
+        with pytest.raises(Transient) as refused:
+            in_thread(lambda: load_tables(pipeline)).result(60)
+        assert refused.value.code == "old_transactions"
+        assert f"process {writer.info.backend_pid} " in refused.value.message
+        writer.commit()
+        # One that begins behind that wait holds up the slot itself.
+        with pytest.MonkeyPatch.context() as patch:
+            wait = wait_for_old_transactions
+
+            def and_then(*given: Any, **named: Any) -> bool:
+                found = wait(*given, **named)
+                later.execute("insert into t values (3)")
+                return found
+
+            patch.setattr("headwater.source.slot.wait_for_old_transactions", and_then)
+            with pytest.raises(Transient) as refused:
+                in_thread(lambda: load_tables(pipeline)).result(60)
+        assert refused.value.code == "old_transactions"
+        assert f"process {later.info.backend_pid} " in refused.value.message
+        later.commit()
+    with database.connect_as_headwater() as connection:
+        assert read_slot(connection, pipeline.source.slot) is None
+    assert states_of(load_tables(pipeline)) == {"public.t": "catching up"}
+    database.execute("insert into t values (4)")
+    catch_up(pipeline)
+    assert_equal(database, pipeline, "public.t")
 
 
 def test_a_transaction_open_across_add_table_is_waited_for(source: Source, handed_over: Pipeline) -> None:

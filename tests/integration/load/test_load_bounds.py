@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,9 +12,13 @@ import pytest
 from fixtures.jobs import armed, assert_equal, catch_up, in_thread, lake_path_of, load_tables, record_of, until
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
+from headwater.errors import Refused
 from headwater.load import units
 from headwater.load.load import load
+from headwater.names import TableName
 from headwater.schema import Leaf
+from headwater.source.catalog.catalog import read_catalog, signature
+from headwater.source.connection import connect
 from headwater.source.snapshots import capture_point
 
 if TYPE_CHECKING:
@@ -80,6 +85,64 @@ def test_a_table_that_is_locked_is_read_at_another_capture_point(
     assert job.result(120)["tables"][PLAIN]["state"] == "catching up"
     catch_up(pipeline)
     assert_equal(database, pipeline, PLAIN)
+
+
+def test_what_has_taken_the_name_of_a_relation_is_not_read_for_it(database: Database, tmp_path: Path) -> None:
+    """A default partition that is rotated: its unit would find the new one empty."""
+    database.execute(
+        "create table m (id int) partition by range (id)",
+        "create table m_default partition of m default",
+        "insert into m select generate_series(1, 10)",
+    )
+    database.grant("m", "m_default")
+    pipeline = write_pipeline(tmp_path, database, {"name": "public.m", "insert_only": True})
+    with contextlib.closing(connect(database.conninfo)) as connection:
+        schema = read_catalog(connection, pipeline).table(TableName("public", "m")).schema
+        ids = [leaf.relation_id for leaf in schema.leaves]
+        with capture_point(database.conninfo, 60.0) as capture:
+            reader = units.UnitReader(database.conninfo, capture.snapshot_id, schema, signature(connection, ids))
+            those = [unit for leaf in schema.leaves for unit in units.cut_units(leaf, units.Extent(1, 8192))]
+            assert sum(batch.num_rows for batch in reader.rows_of(those)) == 10
+            with database.connect(autocommit=False) as owner:
+                owner.execute("alter table m detach partition m_default")
+                owner.execute("alter table m_default rename to m_2025")
+                owner.execute("create table m_default partition of m default")
+                owner.execute(f"grant select on m_default to {database.role}")
+            with pytest.raises(units.TableChanged, match="has another name"):
+                list(reader.rows_of(those))
+
+
+def test_batches_of_wide_rows_have_fewer_of_them(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(units, "BYTES_PER_BATCH", 100_000)
+    database.execute(
+        "create table wide (id int primary key, note text)",
+        "insert into wide select i, repeat('x', 10000) from generate_series(1, 95) i",
+    )
+    database.grant("wide")
+    pipeline = write_pipeline(tmp_path, database, "public.wide")
+    with contextlib.closing(connect(database.conninfo)) as connection:
+        schema = read_catalog(connection, pipeline).table(TableName("public", "wide")).schema
+        ids = [leaf.relation_id for leaf in schema.leaves]
+        with capture_point(database.conninfo, 60.0) as capture:
+            reader = units.UnitReader(database.conninfo, capture.snapshot_id, schema, signature(connection, ids))
+            whole = units.Unit(ids[0], "public", "wide", 0, None)
+            assert [batch.num_rows for batch in reader.rows_of([whole])] == [10] * 9 + [5]
+
+
+def test_a_table_that_cannot_be_replicated_keeps_no_other_from_being_loaded_again(
+    database: Database, spark: SparkSession, tmp_path: Path
+) -> None:
+    database.allow_publishing()
+    database.execute(f"create table {PLAIN} (id int primary key)", f"insert into {PLAIN} values (1)")
+    pipeline = write_pipeline(tmp_path, database, "public.*")
+    load_tables(pipeline)
+    database.execute("create table scratch (id int)")
+    assert load_tables(pipeline, PLAIN, again=True)["tables"][PLAIN]["state"] == "catching up"
+    for names in ((), ("public.scratch",)):
+        with pytest.raises(Refused, match="scratch"):
+            load_tables(pipeline, *names)
 
 
 def test_units_are_small_also_where_most_lies_beside_the_pages() -> None:

@@ -273,10 +273,13 @@ def test_a_cut_from_a_wait_is_validated_as_it_is_and_a_foreign_one_refused(
     assert (found["epoch"], found["position"]) == (cut["epoch"], cut["position"])
     assert (list(found["tables"]), found["tables"][PARTED]["rows"]) == ([PARTED], 20)
     assert (tmp_path / "p" / "index.html").exists()
+    # What is validated of a part would be taken for the whole.
+    part = {**cut, "tables": {PARTED: {**cut["tables"][PARTED], "partitions": {"public.eu": [1]}}}}
     cut["tables"][PARTED]["version"] += 1
-    file.write_text(json.dumps(cut))
-    assert main(["validate", shop.pipeline.file, "--cut", str(file), "--json"]) == EXIT_REFUSED
-    assert json.loads(capsys.readouterr().out)["error"]["code"] == "bad_cut"
+    for foreign in (cut, part):
+        file.write_text(json.dumps(foreign))
+        assert main(["validate", shop.pipeline.file, "--cut", str(file), "--json"]) == EXIT_REFUSED
+        assert json.loads(capsys.readouterr().out)["error"]["code"] == "bad_cut"
 
 
 def test_a_table_that_was_loaded_anew_must_be_validated_anew_and_a_suspended_one_is_left_out(

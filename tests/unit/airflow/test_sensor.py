@@ -864,10 +864,13 @@ def test_a_connection_by_socket_or_ipv6_is_kept() -> None:
 
     from headwater_airflow.hooks.source import libpq_uri
 
-    for host in ("/var/run/postgresql", "::1", "a.example,b.example"):
-        connection = Connection(conn_id="source", conn_type="postgres", host=host, schema="shop")
-        read = conninfo.conninfo_to_dict(libpq_uri(connection))
-        assert (read["host"], read["dbname"]) == (host, "shop")
+    for host in ("/var/run/postgresql", "::1", "a.example,b.example", "a.example,::1,/run/pg"):
+        for port in (None, 6432):
+            connection = Connection(conn_id="source", conn_type="postgres", host=host, port=port, schema="shop")
+            read = conninfo.conninfo_to_dict(libpq_uri(connection))
+            assert (read["host"], read["dbname"]) == (host, "shop")
+            # As one port by keyword is that of every host.
+            assert read.get("port", "").strip(",") == (",".join(["6432"] * len(host.split(","))) if port else "")
 
 
 def test_a_satisfied_wait_is_told_with_its_tables_first() -> None:

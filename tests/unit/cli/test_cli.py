@@ -54,6 +54,27 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
+    ("found", "status"),
+    [
+        ({}, 0),
+        ({"unsettled": 3}, 0),  # keys that go on changing
+        ({"different": 2}, 5),
+        ({"different": 2, "repaired": 2}, 0),
+        ({"unsettled": 250_000, "more": 250_000}, 5),
+        ({"different": 100_000, "repaired": 100_000, "more": 250_000}, 5),
+        ({"compared": False}, 4),
+    ],
+)
+def test_a_verify_is_done_when_no_key_is_left_that_differs_or_that_nobody_has_looked_at(
+    pipeline_file: Path, monkeypatch: pytest.MonkeyPatch, found: dict[str, object], status: int
+) -> None:
+    table = {"missing": 0, "extra": 0, "different": 0, "repaired": 0, "rows": 1, "keys": [], **found}
+    result = {"position": None, "epoch": 1, "tables": {"public.orders": table}}
+    monkeypatch.setattr("headwater.verify.verify.verify", lambda *given, **named: result)
+    assert cli.main(["verify", str(pipeline_file), "--json"]) == status
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         [],

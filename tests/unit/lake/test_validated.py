@@ -164,6 +164,16 @@ def test_a_failed_validation_is_no_success_for_the_table_that_failed_alone(lake:
     assert ended(lake, 0x200).outcome is Outcome.NOT_VALIDATED
 
 
+def test_an_epoch_that_failed_behind_a_success_stays_failed_when_a_newer_one_is_validated(lake: HandLake) -> None:
+    validated(lake, A)
+    assert ended(lake, 0x200, A).outcome is Outcome.SATISFIED
+    validated(lake, A, failed=A)
+    lake.publish(0x300, A)
+    validated(lake, A, failed=A)
+    assert {one.epoch: one.tables[A].success for one in ValidationReader(lake.root).look()} == {1: False, 2: False}
+    assert ended(lake, 0x200, A).outcome is Outcome.NOT_VALIDATED
+
+
 def test_every_wanted_table_must_have_been_validated_at_one_epoch(lake: HandLake) -> None:
     validated(lake, A)
     lake.publish(0x300, B)

@@ -165,6 +165,11 @@ load: {connections: many}
         ("pipeline: shop\nfile: x\n", "file: unknown key"),
         ("pipeline: shop\n", "source: is missing"),
         ("pipeline: shop\nsource: {}\n", "source.connection: is missing"),
+        (
+            HEAD.replace("pipeline: shop", "pipeline: daily_inserts"),
+            "source.publication: expected a name that does not",
+        ),
+        (HEAD.replace("'${SOURCE}'", "'${SOURCE}', publication: x_inserts"), "source.publication: expected a name"),
         ("pipeline: 5\n", "pipeline: expected text, in quotes; got 5 (line 1)"),
         ("pipeline: !!python/name:os.system x\n", "YAML tag that is not understood"),
         (HEAD + "tables: []\n", "tables: expected at least one table"),
@@ -232,6 +237,18 @@ def test_a_connection_string_that_libpq_refuses_is_refused_without_it(tmp_path: 
     assert "source.connection: " in refused(
         tmp_path, HEAD.replace("${SOURCE}", connection) + "tables: [public.a]\n", {}
     )
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        f"source: 'host=h user=u password={SECRET}'\nlake: {{root: 'file:///l'}}",
+        f"source: {{connection: '${{SOURCE}}', slot: 'host=h PASSWORD = {SECRET}'}}\nlake: {{root: 'file:///l'}}",
+        f"source: {{connection: '${{SOURCE}}'}}\nlake: {{root: 'file:///l', storage: 'secret_access_key={SECRET}'}}",
+    ],
+)
+def test_a_secret_in_the_wrong_place_is_not_printed(tmp_path: Path, head: str) -> None:
+    assert SECRET not in refused(tmp_path, f"pipeline: shop\n{head}\ntables: [public.a]\n")
 
 
 def test_the_connection_is_shown_nowhere(tmp_path: Path) -> None:
@@ -317,7 +334,18 @@ def test_other_durations_are_refused(tmp_path: Path, written: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "size"), [("1KiB", 1024), ("1kB", 1000), ("1.5GiB", 3 << 29), ("2 MB", 2 * 10**6), ("7", 7), ("8B", 8)]
+    ("written", "size"),
+    [
+        ("1KiB", 1024),
+        ("1kB", 1000),
+        ("1.5GiB", 3 << 29),
+        ("2 MB", 2 * 10**6),
+        ("7", 7),
+        ("8B", 8),
+        ("4.1GB", 4_100_000_000),
+        ("16.1kB", 16_100),
+        ("0.3GiB", 322_122_547),
+    ],
 )
 def test_sizes_are_read_as_bytes(tmp_path: Path, written: str, size: int) -> None:
     assert read(tmp_path, HEAD + f"replicate: {{memory: {written}}}\ntables: [public.a]\n").replicate.memory == size

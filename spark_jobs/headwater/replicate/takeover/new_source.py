@@ -224,7 +224,8 @@ def _begin_anew(
     registry.write(*suspended)
     reach("adopt.suspended")
     drop_slot(connection, pipeline.source.slot)
-    slot = create_slot(connection, pipeline.source.slot, pipeline.source.failover)
+    patience = pipeline.load.wait_for_old_transactions
+    slot = create_slot(connection, pipeline.source.slot, pipeline.source.failover, patience)
     assert slot.confirmed_lsn is not None
     reach("adopt.slot")
     ledger = Ledger(root, pipeline.name)

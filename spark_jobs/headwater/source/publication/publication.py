@@ -17,7 +17,7 @@ import psycopg
 from psycopg import errors as pg
 
 from headwater.errors import Refused
-from headwater.names import TableName, quote_ident
+from headwater.names import INSERTS_SUFFIX, TableName, quote_ident
 from headwater.source.catalog.identity import (
     GENERATED_PUBLISHED_SINCE,
     identity_remedy,
@@ -29,7 +29,6 @@ from headwater.source.problems import Problem, error, refuse_errors
 from headwater.source.publication.lock import run_with_lock_timeout
 from headwater.source.publication.parts import Member, PublishedPart, member_list, narrowed_members, part_problems
 
-INSERTS_SUFFIX = "_inserts"
 _MARK = "made by headwater, pipeline "
 _MAX_NAME_BYTES = 63
 _ALL = frozenset({"insert", "update", "delete", "truncate"})
