@@ -218,6 +218,8 @@ class _Table:
             if not not_repaired and any(state.lake.count > 1 for state in settled.differing.values()):
                 # By its key the log finds one of the rows.
                 return self._repaired_by_load("a key is there more than once")
+            if not not_repaired and candidates.more:
+                return self._repaired_by_load(f"more than {_CANDIDATES} keys differ")
             if not not_repaired:
                 numbers = sorted(settled.differing)
                 work = (self._pipeline, self._registry, self._connection, self._record(), candidates, numbers)

@@ -141,6 +141,23 @@ def test_a_read_by_keys_gives_what_a_load_gives_and_refuses_what_it_refuses(data
             read("4")
 
 
+def test_a_repair_leaves_nothing_where_more_keys_differ_than_are_looked_at(
+    database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwater.verify.verify._CANDIDATES", 4)
+    database.execute(
+        "create table cities (id int primary key, size int)",
+        "insert into cities select i, i from generate_series(1, 20) i",
+    )
+    pipeline = loaded(tmp_path, database, CITIES)
+    damage(spark, pipeline, CITIES, "update TABLE set size = -size where id > 10")
+    found = verify(pipeline, repair=True)["tables"][CITIES]
+    assert (found["different"], found["repaired"]) == (10, 10)
+    assert not found.get("unsettled")
+    catch_up(pipeline)
+    assert_equal(database, pipeline, CITIES)
+
+
 @pytest.mark.usefixtures("each_comparison")
 def test_a_repair_says_what_it_found_whether_it_writes_anew_or_by_keys_that_are_there_more_than_once(
     database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
