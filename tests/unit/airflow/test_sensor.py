@@ -870,7 +870,7 @@ def test_a_connection_by_socket_or_ipv6_is_kept() -> None:
             read = conninfo.conninfo_to_dict(libpq_uri(connection))
             assert (read["host"], read["dbname"]) == (host, "shop")
             # As one port by keyword is that of every host.
-            assert read.get("port", "").strip(",") == (",".join(["6432"] * len(host.split(","))) if port else "")
+            assert str(read.get("port", "")).strip(",") == (",".join(["6432"] * len(host.split(","))) if port else "")
 
 
 def test_a_satisfied_wait_is_told_with_its_tables_first() -> None:
