@@ -25,7 +25,7 @@ from airflow.sdk.exceptions import (
 from headwater.lake_root import is_remote
 from headwater_airflow.hooks.source import connection_environment
 from headwater_airflow.hooks.store import fetch_in_task
-from headwater_airflow.sensors.settings import INTERVAL_END, Settings, duration, for_run, request_of
+from headwater_airflow.sensors.settings import Settings, duration, for_run, request_of
 from headwater_airflow.wait_stats import count_wait
 
 if TYPE_CHECKING:
@@ -249,13 +249,9 @@ class FreshnessSensor(BaseSensorOperator):
             instead = self._instead(event, settings, context)
             if instead is not None:
                 return instead
-        raise _failure(event, takes_target=not self._is_at_position(settings))
-
-    def _is_at_position(self, settings: Settings) -> bool:
-        """Whether somebody else has named the position that is waited for."""
-        from headwater.lake.requirements import AtPosition, parse_requirement
-
-        return settings.require != INTERVAL_END and isinstance(parse_requirement(settings.require), AtPosition)
+        # A driver may be about to follow its source there, and the next try takes a target of its own.
+        may_pass = outcome == "timeline_changed" and not request_of(settings, context).is_at_position
+        raise _failure(event, may_pass=may_pass)
 
     def _instead(self, event: dict[str, Any], settings: Settings, context: Context) -> dict[str, Any] | None:
         """What is handed on although the wait was not satisfied; None where nothing can be."""
@@ -311,13 +307,12 @@ def _refuse_unmeant(arguments: Mapping[str, Any]) -> None:
         raise ValueError(f"mode={mode!r}: leave it out, the wait goes on in the triggerer and takes no worker slot")
 
 
-def _failure(event: dict[str, Any], *, takes_target: bool = False) -> AirflowException:
-    """Refusals and suspended tables need a person; anything else, a retry may cure with a new target. So does another
-    timeline, where the wait `takes_target` by itself: a driver may be about to follow its source there."""
+def _failure(event: dict[str, Any], *, may_pass: bool = False) -> AirflowException:
+    """Refusals and suspended tables need a person, unless it `may_pass` by itself; anything else, a retry may cure with
+    a new target."""
     from headwater.errors import EXIT_REFUSED, EXIT_SUSPENDED
 
-    final = event["exit_status"] in (EXIT_REFUSED, EXIT_SUSPENDED)
-    final = final and not (takes_target and event.get("outcome") == "timeline_changed")
+    final = event["exit_status"] in (EXIT_REFUSED, EXIT_SUSPENDED) and not may_pass
     return (AirflowFailException if final else AirflowException)(sentence(event))
 
 

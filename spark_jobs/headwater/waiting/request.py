@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from headwater.errors import Refused
-from headwater.lake.requirements import Requirement, Target, parse_requirement
+from headwater.lake.requirements import AtPosition, Requirement, Target, parse_requirement
 from headwater.names import TableName
 
 Partitions = Mapping[TableName, Sequence[TableName]]
@@ -45,6 +45,11 @@ class WaitRequest:
     who: str = ""
     called: str = ""
     began: datetime | None = None
+
+    @property
+    def is_at_position(self) -> bool:
+        """Whether somebody has named the position that is waited for, and no try takes another one."""
+        return isinstance(self.wanted, AtPosition)
 
     def remaining(self) -> float:
         """Seconds to the deadline, negative behind it."""
