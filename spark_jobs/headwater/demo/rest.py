@@ -15,6 +15,9 @@ from headwater.errors import HeadwaterError, Transient
 _FINISHED = ("success", "failed")
 _TRIES = 5
 _PAUSE_SECONDS = 2.0
+_READ_SECONDS, _WRITE_SECONDS = 30.0, 90.0
+"""For an answer. Two of Airflow's writers that wait for each other wait as long as its database lets them
+(`airflow_server`: 60 s), and only then is it known that nothing was changed."""
 
 
 class AirflowClient:
@@ -120,7 +123,8 @@ class AirflowClient:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(url, data=data, headers=headers, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=30) as response:
+            patience = _READ_SECONDS if method == "GET" else _WRITE_SECONDS
+            with urllib.request.urlopen(request, timeout=patience) as response:
                 return json.loads(response.read() or b"null")
         except urllib.error.HTTPError as error:
             text = error.read().decode(errors="replace")[:1000]
