@@ -139,9 +139,11 @@ def test_a_slice_outlives_its_api_server(demo: Demo, services: ExitStack, driver
 def test_a_sensor_waits_on_for_the_same_position_when_its_triggerer_was_killed(
     demo: Demo, services: ExitStack, driver: RunningDriver
 ) -> None:
-    client = demo.airflow.client
+    client, (slice_,) = demo.airflow.client, _runs(demo)
     client.set_paused(REPLICATE, True)
     until(lambda: driver.is_gone, "nobody replicates", LONG)
+    # Two writers of Airflow's database at the same moment may wait for each other, until it ends that.
+    until(lambda: client.task(REPLICATE, slice_, "replicate")["state"] != "running", "its task has ended", LONG)
     run = client.trigger("waits")
     until(lambda: client.tasks("waits", run).get("fresh") == "deferred", "the sensor waits", LONG)
 
