@@ -97,8 +97,9 @@ def require_ok(report: CheckReport, only: Collection[TableName] = ()) -> None:
     """Raise `Refused` with all errors of `report` in one message; but for a slot that is lost, and damage to the lake,
     which the caller deals with. `only`: what is wrong with other tables than these is left out."""
     known = report.catalog
-    others = {problem.where for problem in known.problems} | {str(one.relation.name) for one in known.judged}
-    others = others - set(map(str, only)) if only else set()
+    tables = {str(one.relation.name) for one in known.judged}
+    tables |= {problem.where for problem in known.problems if problem.code == "table_missing"}
+    others = tables - set(map(str, only)) if only else set()
     dealt_with = ("slot_lost", "damaged_lake")
     refuse_errors(p for p in report.problems if p.code not in dealt_with and p.where not in others)
 
