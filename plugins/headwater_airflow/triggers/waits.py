@@ -233,7 +233,8 @@ class Waits:
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 environ = await async_connection_environment(conn_id) if conn_id is not None else {}
-                pipeline = parse_pipeline(self._text, self._path, {**os.environ, **environ})
+                known = {**os.environ, **environ}
+                pipeline = await in_thread(self._path, parse_pipeline, self._text, self._path, known)
                 await in_thread(self._path, lookout.answer, question, pipeline)
         except TimeoutError:
             lookout.bring(question, Transient(f"it has not answered for {_ANSWER_SECONDS:g} s", where="source"))

@@ -248,7 +248,7 @@ def test_the_first_load_waits_for_open_transactions_as_long_as_it_may_and_leaves
         assert refused.value.code == "old_transactions"
         assert f"process {writer.info.backend_pid} " in refused.value.message
         writer.commit()
-        # One that begins behind that wait holds up the slot itself.
+        # A transaction that begins after that wait blocks the slot itself.
         with pytest.MonkeyPatch.context() as patch:
             wait = wait_for_old_transactions
 
