@@ -90,7 +90,7 @@ def await_return(connection: Connection, pipeline: Pipeline) -> bool:
     root = pipeline.lake_path()
     began = time.monotonic()
     is_said = False
-    while (slot := read_slot(connection, pipeline.source.slot)) is not None and not slot.active:
+    while (slot := read_slot(connection, pipeline.source.slot)) is not None and not slot.is_read:
         may_return = _was_read_lately(slot) and may_live(root, slot)
         if not may_return or time.monotonic() - began >= RECONNECT_SECONDS:
             return False

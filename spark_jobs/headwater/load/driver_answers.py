@@ -20,9 +20,9 @@ _ABSENT_SECONDS: Final = 30.0
 
 
 def is_running(connection: Connection, pipeline: Pipeline) -> bool:
-    """Whether a driver holds the slot. One that is being made has no position yet, and no driver."""
+    """Whether a driver holds the slot."""
     slot = read_slot(connection, pipeline.source.slot)
-    return slot is not None and slot.active and slot.confirmed_lsn is not None
+    return slot is not None and slot.is_read
 
 
 def await_answer(

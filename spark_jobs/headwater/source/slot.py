@@ -46,6 +46,11 @@ class SlotState:
     idle_seconds: float | None = None
 
     @property
+    def is_read(self) -> bool:
+        """Whether a driver holds it. One that is being made has no position yet, and no driver."""
+        return self.active and self.confirmed_lsn is not None
+
+    @property
     def loss(self) -> str:
         """Why it can never be read again; empty: it can."""
         if self.wal_status == "lost" or self.invalidation_reason:
