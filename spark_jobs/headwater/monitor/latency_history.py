@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from headwater.lake.registry import TOLD
 
 KEPT: Final = TOLD
-READ: Final = ["epoch", "generation", "applied_at", "source_time", "stages", "lag_seconds"]
+READ: Final = ["epoch", "generation", "applied_at", "stages", "lag_seconds"]
 RANGES: Final = {"1 h": (3600, 60), "6 h": (21600, 300), "24 h": (86400, 900), "7 d": (604800, 7200)}
 """Of each range of time its length, and that of one of its stretches; seconds."""
 
@@ -59,7 +59,9 @@ class LatencyHistory:
         at = _seconds(rows)
         for generation, first, last in _bounds(rows["generation"].to_numpy(), at):
             self._take_generation(int(generation), float(first), float(last))
-        rows = rows.filter(pc.is_valid(rows["source_time"]))  # only such an epoch has changed something
+        rows = rows.filter(pc.is_valid(rows["stages"]))
+        stages = rows["stages"].combine_chunks()
+        rows = rows.filter(pa.array(np.diff(stages.offsets) > 0))  # only such an epoch has changed something
         if not rows.num_rows:
             return
         stages = rows["stages"].combine_chunks()

@@ -31,7 +31,7 @@ KEPT = 3 * COMPLETE_EVERY
 _ROUNDED = timedelta(milliseconds=1)
 """Statistics of moments are kept in milliseconds."""
 _RATE_SECONDS = 60.0
-_COLUMNS = [*READ, "from_lsn", "to_lsn", "complete", "tables"]
+_COLUMNS = [*READ, "source_time", "from_lsn", "to_lsn", "complete", "tables"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,8 @@ class Run:
         if times.epoch is None:
             return
         times.written(self.last_row)
-        self.publisher.latencies = times.stages
+        if times.stages:
+            self.publisher.latencies = times.stages
         distance = row.position.lsn - row.from_lsn
         self.speed.published(times.epoch.arrivals, distance, self.last_row, self.sampler.clock_offset)
         self.sealing.pace.applied(self.last_row - times.epoch.begun, len(times.epoch.touched))

@@ -46,8 +46,7 @@ def by_rows() -> LatencyHistory:
             "epoch": number,
             "generation": generation,
             "applied_at": at,
-            "source_time": at if latency is not None else None,
-            "stages": [("write", latency / 2), ("commit", latency / 2)] if latency is not None else None,
+            "stages": [("write", latency / 2), ("commit", latency / 2)] if latency is not None else [],
             "lag_seconds": lag,
         }
         for number, (at, generation, latency, lag) in enumerate(EPOCHS)
@@ -108,7 +107,7 @@ def test_each_range_tells_how_far_the_lake_was_behind_also_while_nothing_was_pub
 def test_rows_of_an_older_headwater_tell_no_lag() -> None:
     history = LatencyHistory()
     at = NOW - minutes(5)
-    values = {"epoch": 1, "generation": 1, "applied_at": at, "source_time": at, "stages": [("write", 2.0)]}
+    values = {"epoch": 1, "generation": 1, "applied_at": at, "stages": [("write", 2.0)]}
     history.take_rows(pa.Table.from_pylist([values], schema=ROWS).drop_columns("lag_seconds"))
     hour = history.to_json(NOW)["ranges"]["1 h"]
     assert (max(filter(None, hour["longest"])), set(hour["behind"])) == (2.0, {None})

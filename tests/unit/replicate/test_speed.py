@@ -99,7 +99,8 @@ def test_before_a_row_the_lake_was_behind_by_the_age_of_the_oldest_commit_in_it(
     committed = np.array([int((offset + now - age - 946_684_800.0) * 1e6) for age in ages], dtype=np.int64)
     chunk = Chunk(Transactions(ids, ids, committed, ids), (), (), 5, 6, received=now, shipped=now)
     epochs = OpenEpochs()
-    epochs.begin(Batch([chunk]), [], now)
+    epochs.begin(Batch([chunk]), ["t"], now)
+    epochs.resolve(Done("t", (1,), Result({"t": TableVersion(1, 5, "active")}), now, now, {}))
     epoch = epochs.publishable()
     assert epoch is not None
     times = RowTimes(epoch, offset, epoch.arrivals.oldest)
@@ -111,6 +112,22 @@ def test_before_a_row_the_lake_was_behind_by_the_age_of_the_oldest_commit_in_it(
     assert of_before is not None
     assert of_before >= times.lag
     assert RowTimes(None, offset, None).lag is None
+
+
+def test_a_row_that_only_says_a_state_has_no_latency_however_long_ago_its_transactions_were() -> None:
+    """As the first row behind a load: its transactions are older than what was loaded."""
+    now, offset = time.monotonic(), 1_700_000_000.0
+    one = np.array([5], dtype=np.int64)
+    committed = np.array([int((offset + now - 17.0 - 946_684_800.0) * 1e6)], dtype=np.int64)
+    epochs = OpenEpochs()
+    epochs.begin(
+        Batch([Chunk(Transactions(one, one, committed, one), (), (), 5, 6, received=now, shipped=now)]), [], now
+    )
+    epoch = epochs.publishable()
+    assert epoch is not None
+    times = RowTimes(epoch, offset, None)
+    times.written(time.monotonic())
+    assert (times.stages, times.lag) == ({}, None)
 
 
 def test_means_of_arrivals_count_every_transaction_once() -> None:

@@ -98,21 +98,23 @@ def latency(epoch: OpenEpoch, published: float, clock_offset: float) -> dict[str
 
 
 class RowTimes:
-    """Where the time of an epoch goes while its row is written; begins now. `stages`: as `latency`, empty for the row
-    of an idle log, which has no epoch. `lag`: how far the lake is behind just before the row, in seconds: the age of
-    the `oldest` commit that it publishes (by the source's clock, in seconds since 1970); None: it publishes none."""
+    """Where the time of an epoch goes while its row is written; begins now. `stages`: as `latency`, empty for a row
+    that publishes no change: that of an idle log, which has no epoch, or of an epoch whose transactions changed no
+    table (its row says a state). `lag`: how far the lake is behind just before the row, in seconds: the age of the
+    `oldest` commit that it publishes (by the source's clock, in seconds since 1970); None: it publishes none."""
 
     def __init__(self, epoch: OpenEpoch | None, clock_offset: float, oldest: float | None) -> None:
         self.epoch = epoch
         self._began = time.monotonic()
-        self.stages = latency(epoch, self._began, clock_offset) if epoch is not None else {}
+        self.stages = latency(epoch, self._began, clock_offset) if epoch is not None and epoch.touched else {}
         # Stages are no less than nothing each, so that together they may be a little more than there was.
         behind = max(sum(self.stages.values()), self._began + clock_offset - oldest) if oldest is not None else None
         self.lag = round(behind, 6) if behind is not None else None
 
     def written(self, now: float) -> None:
         """Its row, at `now`: what that took belongs to `publish`, which the row itself cannot say."""
-        self.stages["publish"] += now - self._began
+        if self.stages:
+            self.stages["publish"] += now - self._began
 
 
 class ApplyRate:
