@@ -20,7 +20,7 @@ from pyroaring import BitMap
 from headwater.apply.find_rows import Found, Work, find_rows, find_stored
 from headwater.apply.live_table import Added, LiveTable
 from headwater.apply.made_ready import MadeReady
-from headwater.apply.plan import Applied, Plan, PlanAgain
+from headwater.apply.plan import Applied, Plan, PlanAgain, diverged
 from headwater.apply.soft_delete import end_deleted, others_marked
 from headwater.apply.staged.files import StagedRows
 from headwater.apply.staged.link import link_staged
@@ -36,7 +36,7 @@ from headwater.delta.log_entries import Action
 from headwater.delta.metadata import columns_change
 from headwater.delta.new_files import Written, discard, discard_vectors, write_rows
 from headwater.delta.small_tables import LostRace
-from headwater.errors import Fenced
+from headwater.errors import Diverged, Fenced
 from headwater.lake_root import is_remote
 from headwater.net_changes import NetChanges
 from headwater.predicate import OneOf, Predicate
@@ -44,6 +44,7 @@ from headwater.schema import PARTITION_COLUMN
 from headwater.stage_clock import stage
 
 Int64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
 
 _KNOWN_FEATURES = frozenset(
     {"deletionVectors", "appendOnly", "invariants", "timestampNtz", "columnMapping", *clustering.FEATURES}
@@ -85,7 +86,8 @@ class Fence:
 
 
 def commit(state: LiveTable, plan: Plan, fence: Fence) -> Applied:
-    """Commit `plan` on `state`. PlanAgain when the table does not stand at the planned version (any more)."""
+    """Commit `plan` on `state`. PlanAgain when the table does not stand at the planned version (any more), Diverged
+    when it refuses what contradicts the stored rows."""
     if state.version != plan.version:
         raise PlanAgain
     fence.refuse_newer(state.snapshot, plan.record.name)
@@ -98,6 +100,8 @@ def commit(state: LiveTable, plan: Plan, fence: Fence) -> Applied:
         with stage("write"), storage.uploads_beside(plan.path):
             added, keyed = _written(state, plan, work)
             marked = _marked(state, plan, work)
+            if plan.refuses_divergence and work.divergence:
+                raise diverged(plan, work.divergence, work.example)
             # In a store a look takes as long as an upload; on disk it comes last, as close to the commit as can be.
             if has_looked := is_remote(plan.path):
                 delta_log.look_below(plan.path, plan.version + 1)
@@ -105,11 +109,13 @@ def commit(state: LiveTable, plan: Plan, fence: Fence) -> Applied:
             gone = _rows_gone(state, work)
         with stage("commit"):
             delta_log.commit(plan.path, plan.version + 1, actions, has_looked=has_looked)
-    except LostRace as lost:
+    except (LostRace, Diverged) as failed:
         if ready is None:  # what was made ready waits for the next attempt
             discard(plan.path, added)
         discard_vectors(plan.path, (after for _, after in marked))
-        raise PlanAgain from lost
+        if isinstance(failed, LostRace):
+            raise PlanAgain from failed
+        raise
     if ready is None:
         state.follow_own(actions, work.deleted, keyed)
     else:
@@ -204,8 +210,18 @@ def _emptied(state: LiveTable, plan: Plan, work: Work) -> Iterator[pa.Table]:
     taken = np.concatenate([np.where(here.update_missed, NOWHERE, here.puts) for here in found])
     yield from others_marked(state, schema, taken, moment)
     for part, here in zip(plan.changes.in_parts(), found, strict=True):
-        written = ~here.update_missed
+        repairs = plan.record.on_divergence == "repair"
+        written = _repaired(plan, work, part, here) if repairs else ~here.update_missed
         yield from filled_rows(state, part, find_sources(state, plan, part, here.puts, written), written, [])
+
+
+def _repaired(plan: Plan, work: Work, changes: NetChanges, found: Found) -> Bool:
+    """Which rows of the log are written where one that contradicts the lake is to be, too."""
+    # What was to be deleted and is not there needs no repair.
+    written: Bool = ~(found.update_missed & end_deleted(changes))
+    if (written & found.update_missed & need_own_row(changes, list(plan.record.schema.key))).any():
+        raise not_repairable(plan, work.divergence, work.example)
+    return written
 
 
 def _positional(state: LiveTable, plan: Plan, work: Work) -> Iterator[pa.Table]:
@@ -239,20 +255,17 @@ def _positional_part(
             yield rows
             return
         found = find_rows(state, schema, changes, codes, emptied)
-    puts, goes, diverged = found.puts, found.goes, found.divergence
-    work.diverged(diverged, partial(found.examples, changes, keys))
+    puts, goes, contradictions = found.puts, found.goes, found.divergence
+    work.diverged(contradictions, partial(found.examples, changes, keys))
     written = np.ones(rows.num_rows, dtype=np.bool_)
-    if diverged and plan.record.on_divergence == "repair":
-        # What was to be deleted and is not there needs no repair.
-        written = ~(found.update_missed & end_deleted(changes))
-        if (written & found.update_missed & need_own_row(changes, keys)).any():
-            raise not_repairable(plan, work.divergence, work.example)
-    elif diverged:
+    if contradictions and plan.record.on_divergence == "repair":
+        written = _repaired(plan, work, changes, found)
+    elif contradictions:
         # A row that contradicts the log changes nothing.
         written = ~(found.update_missed | found.insert_met)
     gone = np.concatenate([puts[written & (puts != NOWHERE)], goes[goes != NOWHERE]])
     work.delete(state, gone)
-    proved = adds and not diverged and not len(gone)
+    proved = adds and not contradictions and not len(gone)
     work.proved("inserts only, and the index of its keys holds none of theirs" if proved else "")
     if not changes.unchanged and written.all():
         work.wrote(codes)

@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from headwater.errors import Diverged
 from headwater.lake.registry import TableRecord
 from headwater.net_changes import NetChanges
+from headwater.position import format_lsn
 from headwater.schema import TableSchema
 
 ApplyPath = Literal["append", "positional", "merge", "replace"]
@@ -23,8 +25,10 @@ class Plan:
     """`version`: the table version that this was planned on; `to_lsn`: the applied position afterwards.
 
     `by_engine`: why Spark must write this table; empty: it is written directly. `verified`: afterwards every row is the
-    source's, whoever wrote before; only of a direct write. Of what was made ready (`headwater.apply.made_ready`):
-    `becomes`, the columns that the table has from now on; `counters`: more of what the commit counts, by appId.
+    source's, whoever wrote before; only of a direct write. `refuses_divergence`: what contradicts the stored rows is
+    not written directly: Diverged, with nothing committed, so that no kill behind a commit forgets it. Of what was made
+    ready (`headwater.apply.made_ready`): `becomes`, the columns that the table has from now on; `counters`: more of
+    what the commit counts, by appId.
     """
 
     record: TableRecord
@@ -37,6 +41,7 @@ class Plan:
     because: str
     by_engine: str = ""
     verified: bool = False
+    refuses_divergence: bool = False
     becomes: TableSchema | None = None
     counters: Mapping[str, int] = field(default_factory=dict)
 
@@ -77,6 +82,13 @@ def choose(changes: NetChanges, schema: TableSchema, by_engine: str) -> tuple[Ap
     if by_engine:
         return "merge", by_engine
     return "positional", "rows are found by key"
+
+
+def diverged(plan: Plan, rows: int, example: str) -> Diverged:
+    """The error that suspends the table. `example`: some of the keys."""
+    message = f"{rows} rows of the log contradict the lake up to {format_lsn(plan.to_lsn)}: {example}"
+    name = plan.record.name
+    return Diverged(message, where=name, remedy=f"headwater load PIPELINE.yaml --table {name} --again")
 
 
 class PlanAgain(Exception):

@@ -22,6 +22,7 @@ from psycopg import sql
 
 from headwater.arrow_types import as_stored, lake_schema
 from headwater.columns.changes import changed
+from headwater.errors import KeepsChanging, Transient
 from headwater.lake.registry import TableRecord
 from headwater.log.blocks import Int64
 from headwater.log.values.decode import decode_copy_rows, frame_copy
@@ -48,7 +49,7 @@ def refuse_other_values(
 ) -> None:
     """SchemaChanged when the columns `widened` hold other values at the source than in the lake, which stands behind
     the change. `xids` (32 bits): of the transactions with which it was followed; the lake may lack what later ones have
-    written."""
+    written. KeepsChanging while somebody has locked the table."""
     schema = record.schema
     names = [*schema.key, *(column.name for column in widened if column.name not in schema.key)]
     if not schema.key or not widened:
@@ -56,7 +57,12 @@ def refuse_other_values(
     session = connect(pipeline.conninfo(), application_name="headwater columns", lock_timeout=_LOCK_SECONDS)
     with contextlib.closing(session) as connection:
         for leaf in schema.leaves:
-            rows = _rewritten_rows(connection, leaf, schema, names, {column.name for column in widened}, xids)
+            try:
+                rows = _rewritten_rows(connection, leaf, schema, names, {column.name for column in widened}, xids)
+            except Transient as failed:
+                if failed.code != "lock_timeout":
+                    raise
+                raise KeepsChanging(failed.message, where=record.name, remedy=failed.remedy) from failed
             other = _first_other(schema, rows, names, found) if rows.num_rows else None
             if other is not None:
                 what = f"column {quote_ident(other)} has a wider type"

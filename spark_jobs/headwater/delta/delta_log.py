@@ -29,6 +29,7 @@ from headwater.delta.log_entries import (
     read_actions,
     read_lines,
     refuse_torn,
+    refuse_torn_newest,
     require_version,
 )
 
@@ -192,8 +193,8 @@ def look_below(folder: str, version: int) -> None:
 
 
 def commit(folder: str, version: int, actions: Iterable[Action], *, has_looked: bool = False) -> None:
-    """Make `actions` the commit `version`. LostRace when that version exists, and, as EntryReplaced, as of `look_below`
-    unless the caller `has_looked`; then nothing has changed."""
+    """Make `actions` the commit `version`. LostRace when that version exists, Transient when it is torn, and, as
+    EntryReplaced, as of `look_below` unless the caller `has_looked`; then nothing has changed."""
     if not has_looked:
         look_below(folder, version)
     _put(folder, version, _standing_on(folder, version - 1, actions))
@@ -218,6 +219,7 @@ def _put(folder: str, version: int, actions: Iterable[Action]) -> None:
     try:
         token = storage.put_if_absent(log_entry(folder, version), f"{text}\n".encode())
     except FileExistsError as error:
+        refuse_torn_newest(folder, version)
         raise LostRace(f"version {version} of {folder} exists already") from error
     own_id = next((action["commitInfo"]["txnId"] for action in written if "commitInfo" in action), "")
     entries.put(folder, version, token, own_id)

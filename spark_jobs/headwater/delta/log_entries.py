@@ -14,11 +14,13 @@ from typing import Any
 from urllib.parse import unquote
 
 from headwater.delta import storage
+from headwater.errors import Transient
 from headwater.lake_root import is_remote
 
 Action = dict[str, Any]
 
 _BEGINNING = 16 << 10
+_OF_FILES = ('{"add":', '{"remove":', '{"cdc":')
 
 _ENTRY = re.compile(r"\A(\d{20})\.json\Z")
 # <version>.checkpoint.parquet, or in parts <version>.checkpoint.<part>.<parts>.parquet. Those named by a UUID keep
@@ -75,17 +77,24 @@ def read_lines(folder: str, version: int) -> list[str] | None:
 
 def position_in(folder: str, version: int, prefix: str) -> int | None:
     """The position that a commit of a pipeline's table carries, under an appId with `prefix`; None: it carries none, or
-    is not there. Only the entry's beginning is read: a load's commit names thousands of files behind it."""
-    try:
-        text = storage.read_range(log_entry(folder, version), 0, _BEGINNING).decode("utf-8", "replace")
-    except FileNotFoundError:
-        return None
-    for line in text.split("\n"):
-        if line.startswith('{"txn":') and line.endswith("}"):
-            found = json.loads(line)["txn"]
-            if found["appId"].startswith(prefix) and found["appId"] != f"{prefix}generation":
-                return int(found["version"])
-    return None
+    is not there. Only the entry's beginning is read: a load's commit names thousands of files behind it. The names of
+    many columns may come before, or what a MERGE was about."""
+    size = _BEGINNING
+    while True:
+        try:
+            content = storage.read_range(log_entry(folder, version), 0, size)
+        except FileNotFoundError:
+            return None
+        at_end = len(content) < size
+        lines = content.decode("utf-8", "replace").split("\n")
+        for line in lines if at_end else lines[:-1]:
+            if line.startswith('{"txn":') and line.endswith("}"):
+                found = json.loads(line)["txn"]
+                if found["appId"].startswith(prefix) and found["appId"] != f"{prefix}generation":
+                    return int(found["version"])
+        if at_end or any(line.startswith(_OF_FILES) for line in lines):
+            return None
+        size *= 8
 
 
 def refuse_torn(folder: str, version: int) -> None:
@@ -95,6 +104,18 @@ def refuse_torn(folder: str, version: int) -> None:
         return
     if storage.exists(entry) and storage.exists(above) and read_actions(folder, version) is None:
         raise TornEntry(f"{entry} is empty or cut short, and version {version + 1} was built on it")
+
+
+def refuse_torn_newest(folder: str, version: int) -> None:
+    """Transient when the entry `version`, which is there, is not whole: entries come into being whole, so a power cut
+    has left it, and who tries the next version after a look would try this one for ever."""
+    if not is_remote(storage.path_of(folder)) and read_actions(folder, version) is None:
+        raise Transient(
+            f"{log_entry(folder, version)} is empty or cut short, as a power cut leaves it",
+            code="lake_unavailable",
+            where=folder,
+            remedy="headwater replicate PIPELINE.yaml mends it when it starts",
+        )
 
 
 def files_of(folder: str, version: int) -> list[str]:

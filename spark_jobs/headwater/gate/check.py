@@ -93,13 +93,13 @@ def _unknown_excluded(catalog: Catalog) -> list[Problem]:
     ]
 
 
-def require_ok(report: CheckReport, only: Collection[TableName] = ()) -> None:
+def require_ok(report: CheckReport, only: Collection[TableName] | None = None) -> None:
     """Raise `Refused` with all errors of `report` in one message; but for a slot that is lost, and damage to the lake,
-    which the caller deals with. `only`: what is wrong with other tables than these is left out."""
+    which the caller deals with. `only`: what is wrong with other tables than these is left out; None: nothing is."""
     known = report.catalog
     tables = {str(one.relation.name) for one in known.judged}
     tables |= {problem.where for problem in known.problems if problem.code == "table_missing"}
-    others = tables - set(map(str, only)) if only else set()
+    others = tables - set(map(str, only)) if only is not None else set()
     dealt_with = ("slot_lost", "damaged_lake")
     refuse_errors(p for p in report.problems if p.code not in dealt_with and p.where not in others)
 

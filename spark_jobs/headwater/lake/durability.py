@@ -70,7 +70,9 @@ class Durability:
 
     def settle(self) -> None:
         """Return when everything that was published is durable, and confirmed."""
-        if self._published > self._confirmed:
+        with self._syncing:  # one that is under way has yet to confirm
+            is_behind = self._published > self._confirmed
+        if is_behind:
             self._sync()
 
     def close(self) -> None:

@@ -292,6 +292,10 @@ class Registry:
         """The same of the lease `name`; None: nobody has held it yet. What `how` has looked at is what it replaces."""
         self._change(lambda: how(self.leases.get(name)))
 
+    def add(self, how: Callable[[], Record]) -> None:
+        """Store what `how` makes, which has looked at the registry: after a lost race it is asked, and looks, again."""
+        self._change(how)
+
     def change_keeping(self, name: str, how: Callable[[Keeping | None], Keeping | None]) -> bool:
         """The same of what a driver keeps under `name`; whether it was stored."""
         return self._change(lambda: how(self.kept.get(name)))

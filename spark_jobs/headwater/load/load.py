@@ -85,7 +85,7 @@ def load(
     report = check(pipeline)
     conninfo, root = pipeline.conninfo(), pipeline.lake_path()
     # A first load refuses as a whole; later on a table that cannot be replicated keeps none of the others.
-    require_ok(report, tables if storage.is_folder(registry_path(root)) else ())
+    require_ok(report, (tables or None) if storage.is_folder(registry_path(root)) else None)
     chosen = _choose(report.catalog, tables)
     with contextlib.closing(connect(conninfo, application_name="headwater load")) as connection:
         existing = _opened(connection, pipeline, None if tables or not again else chosen)

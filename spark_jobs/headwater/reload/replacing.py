@@ -30,6 +30,7 @@ from headwater.load.progress import Report
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.pipeline_file.where_text import parse
 from headwater.position import format_lsn
+from headwater.replicate.pausing import refuse_paused
 from headwater.replicate.replicate import replicate
 from headwater.schema import Leaf, TableSchema
 from headwater.source.catalog.where_sql import exclude_each_other, reach_of
@@ -93,6 +94,9 @@ def driver_beside(connection: Connection, pipeline: Pipeline, progress: Report) 
     if await_return(connection, pipeline):
         yield
         return
+    registry = Registry.open(pipeline.lake_path(), pipeline.name)
+    if registry is not None:
+        refuse_paused(registry, "headwater replicate")
     progress("no replicate runs: one runs here until this is published")
     stop, ended = threading.Event(), threading.Event()
     failures: list[BaseException] = []
@@ -116,6 +120,10 @@ def driver_beside(connection: Connection, pipeline: Pipeline, progress: Report) 
         if failures:
             raise failures[0]
         yield
+    except Exception as error:
+        if failures and error is not failures[0]:  # that nobody answered is its consequence
+            raise failures[0] from error
+        raise
     finally:
         stop.set()
         thread.join()
@@ -222,25 +230,23 @@ class Replacing:
             shape=self.shape,
             suspended="" if record.is_followed else record.since,
         )
-        self._refuse_another(reload)
-        self.registry.write(reload)
-        # Of two that ask at once each sees the other now: the one with the lesser name goes on.
-        self._refuse_another(reload)
+
+        def alone() -> Reload:
+            self._refuse_another(reload)
+            return reload
+
+        self.registry.add(alone)
         return reload
 
     def _refuse_another(self, mine: Reload) -> None:
         self.registry.refresh()
         for other in self.registry.reloads.values():
             other_is_open = is_open(other, self.registry.kept.get(other.name))
-            if other.name == mine.name or not other_is_open or not self._overlap(mine, other):
+            if not other_is_open or not self._overlap(mine, other):
                 continue
             # One that was killed over its reading is given up by the driver, if one runs long enough.
             if other.state == "asked" and not is_alive(self.connection, other.session):
                 continue
-            if mine.name in self.registry.reloads:
-                if mine.name < other.name and other.state == "asked":
-                    continue
-                self._give_up(mine)
             raise LostLease(
                 f"{other.shown} is being reloaded since {other.since}",
                 code="reload_running",

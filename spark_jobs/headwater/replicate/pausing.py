@@ -100,6 +100,17 @@ def _report(registry: Registry, tables: Sequence[TableName], done: str, then: st
     return {"paused": registry.pipeline.paused or None, "tables": states, "done": done, "next": then}
 
 
+def refuse_paused(registry: Registry, where: str) -> None:
+    """Refused for who needs a driver while nobody may replicate."""
+    if registry.pipeline is not None and registry.pipeline.paused:
+        raise Refused(
+            f"the pipeline is paused since {registry.pipeline.paused}",
+            code="paused",
+            where=where,
+            remedy="headwater resume PIPELINE.yaml",
+        )
+
+
 def await_resumption(
     registry: Registry, until: str | None, deadline: float | None, stop: threading.Event
 ) -> str | None:
@@ -109,12 +120,7 @@ def await_resumption(
     while registry.pipeline is not None and registry.pipeline.paused:
         since = registry.pipeline.paused
         if until is not None:
-            raise Refused(
-                f"the pipeline is paused since {since}",
-                code="paused",
-                where="headwater replicate --until",
-                remedy="headwater resume PIPELINE.yaml",
-            )
+            refuse_paused(registry, "headwater replicate --until")
         if stop.is_set():
             return "signal"
         if deadline is not None and time.monotonic() >= deadline:

@@ -154,6 +154,7 @@ def _driving(opened: _Opened) -> Iterator[Run | dict[str, Any]]:
         ):
             hide = partial(_hide, reader, pipeline, registry)
             _fence(opened, begin, hide, binary=options.binary)
+            reader.confirm(begin)  # only now: what the driver before this one has published may not have been on disk
             durability = Durability(root, partial(_confirm, reader))
             durability.start(ledger.newest.position.lsn if ledger.newest is not None else 0)
             behind.callback(durability.close)  # once the slot is free: a lake that hangs does not keep it
@@ -252,6 +253,7 @@ def _reader_options(opened: _Opened, begin: int) -> ReaderOptions:
         binary=may_be_binary(opened.registry.tables),
         announce_from=opened.wish.stage_from,
         hiding=None,
+        log_of=(opened.log_of.system_id, opened.log_of.timeline),
     )
 
 

@@ -70,12 +70,13 @@ class LogSource:
     end_lsn: int
     confirmed_lsn: int | None
 
-    def refuse_difference(self, before: LogSource, confirmed_lsn: int, read_lsn: int) -> None:
-        """After a reconnect: SourceChanged or SlotGap unless the log goes on where it was left: at `read_lsn`."""
-        if (self.system_id, self.timeline) != (before.system_id, before.timeline):
+    def refuse_difference(self, system_id: str, timeline: int, confirmed_lsn: int, read_lsn: int) -> None:
+        """SourceChanged or SlotGap unless it is the log of `system_id` and `timeline`, and goes on where it was left:
+        at `read_lsn`."""
+        if (self.system_id, self.timeline) != (system_id, timeline):
             raise SourceChanged(
-                f"the log connection was to system {before.system_id} timeline {before.timeline}, now it is system "
-                f"{self.system_id} timeline {self.timeline}",
+                f"the log is that of system {system_id} timeline {timeline}, and the log connection leads to system "
+                f"{self.system_id} timeline {self.timeline} now",
                 where="source.connection",
                 remedy="run replicate again: it says what has to be done",
             )
@@ -147,7 +148,14 @@ class LogStream:
         self._connection.nonblocking = 1
 
     def identify(self, slot: str) -> LogSource:
-        """Before `start`: which log this is, and where `slot` stands."""
+        """Before `start`: which log this is, and where `slot` stands. SourceUnreachable from a standby: an address that
+        follows the primary may lead to the next one before it is promoted."""
+        if self._query("select pg_is_in_recovery()")[0][0] == "t":
+            raise SourceUnreachable(
+                "the server is a standby that is not promoted",
+                where="source",
+                remedy="run replicate again when it is, or let source.connection lead to the primary",
+            )
         system = self._query("IDENTIFY_SYSTEM")
         slot_rows = self._query(
             "select confirmed_flush_lsn from pg_replication_slots where wal_status is distinct from 'lost' and "
@@ -279,7 +287,7 @@ class LogStream:
             return SlotGap(
                 f"the slot cannot be read: {message}",
                 where=where,
-                remedy="load the tables again: headwater load PIPELINE.yaml --again",
+                remedy="headwater verify PIPELINE.yaml --repair",
             )
         return SourceUnreachable(f"replication did not start: {message}", where=where, remedy="see the message")
 

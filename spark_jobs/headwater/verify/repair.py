@@ -22,6 +22,7 @@ from pyspark.errors import PySparkException
 from headwater.apply.applier import Applier
 from headwater.apply.by_spark.tasks import FileTasks
 from headwater.apply.direct import Fence
+from headwater.apply.plan import PlanAgain
 from headwater.apply.replacement import replacement, write_keys
 from headwater.arrow_types import key_schema, lake_schema
 from headwater.columns.hidden import key_of
@@ -237,7 +238,10 @@ def _write_differences(found: Differences, shown: int, spark: SparkOnDemand, tar
         )
         if plan.by_engine:
             raise _Whole(f"Spark writes it: {plan.by_engine}")
-        applier.commit(replace(plan, verified=True))
+        try:
+            applier.commit(replace(plan, verified=True))
+        except PlanAgain as again:
+            raise NotAtThisCapturePoint("another program has committed to its table in the lake") from again
     return found.rows, changes.rows.nbytes
 
 

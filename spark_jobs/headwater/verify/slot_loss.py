@@ -71,7 +71,11 @@ def _repair_what_waits(pipeline: Pipeline, stop: threading.Event) -> bool:
     registry = mended_registry(pipeline)
     if registry is None or registry.pipeline is None or registry.pipeline.paused:
         return False
-    waiting = [name for name, record in registry.tables.items() if waits_behind_gap(record)]
+    waiting = [
+        name
+        for name, record in registry.tables.items()
+        if waits_behind_gap(record) and pipeline.entry_for(TableName.parse(name)) is not None
+    ]
     if not waiting:
         return False
     with contextlib.closing(connect(pipeline.conninfo(), application_name="headwater replicate")) as connection:

@@ -25,6 +25,7 @@ from headwater.delta.delta_log import read_snapshot
 from headwater.delta.small_versions import TableUnreadable, refuse_lost
 from headwater.errors import Refused, Transient
 from headwater.gate import lease
+from headwater.gate.check import check, require_ok
 from headwater.gate.recovery import mended_registry
 from headwater.gate.same_source import require_same_source
 from headwater.lake.paths import table_path
@@ -125,9 +126,9 @@ def verify(
                 versions = Versions(pipeline, registry, own, patience)
                 for name in mine:
                     if stop is None or not stop.is_set():
-                        check = _Table(pipeline, registry, own, name, versions, repair, session)
-                        check.result = check.run()
-                        yield check
+                        table = _Table(pipeline, registry, own, name, versions, repair, session)
+                        table.result = table.run()
+                        yield table
 
         # A repair may load, and without a driver the slot is looked into: both one at a time.
         beside = not repair and is_running(connection, pipeline)
@@ -232,17 +233,25 @@ class _Table:
 
     def _is_to_be_loaded(self) -> bool:
         """A repair was asked for, and the table is suspended: perhaps since the driver has looked at it. Or a repair of
-        it was killed."""
+        it was killed. One that has left the pipeline file is not loaded."""
         self._registry.refresh()
         state = self._record().state
         if not self._repair or state not in ("suspended", "loading"):
+            return False
+        if self._pipeline.entry_for(TableName.parse(self.name)) is None:
             return False
         return state == "suspended" or not lease.is_held(self._connection, self._registry, lease.LOAD)
 
     def _repaired_by_load(self, why: str = "") -> dict[str, Any]:
         reason = why or self._record().reason or self._record().state
         log.info("%s: it is compared (%s), repaired, and handed over to the log again", self.name, reason)
-        found = repair_suspended(self._pipeline, TableName.parse(self.name), SHOWN_KEYS, log.info)
+        try:
+            found = repair_suspended(self._pipeline, TableName.parse(self.name), SHOWN_KEYS, log.info)
+        except Refused as refused:
+            if type(refused) is not Refused:
+                raise  # a slot that is lost, another source, a damaged lake
+            require_ok(check(self._pipeline), ())  # what keeps every table from being repaired ends the command
+            return self._result(self._record().state, f"it cannot be repaired: {refused.message}")
         self._registry.refresh()
         record = self._record()
         if found.position is not None:

@@ -30,6 +30,7 @@ from fixtures.jobs import (
 )
 from fixtures.loaded import loaded_pipeline
 from fixtures.postgres import Database
+from headwater.columns import widened
 from headwater.errors import Transient
 from headwater.lake.cuts import HISTORY
 from headwater.lake.ledger import read_epoch
@@ -518,6 +519,30 @@ def test_no_row_says_that_a_table_is_in_step_whose_wider_column_has_other_values
     epochs = [read_epoch(plain.pipeline.lake_path(), number) for number in range(1, newest.epoch + 1)]
     rows = [epoch.tables["public.plain"] for epoch in epochs if epoch and "public.plain" in epoch.tables]
     assert {row.state for row in rows if row.version >= wide} == {"suspended"}
+
+
+def test_a_table_that_somebody_locks_while_its_wider_values_are_compared_is_tried_again_alone(
+    plain: Plain, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(widened, "_LOCK_SECONDS", 0.2)
+    plain.database.execute(
+        "alter table plain alter n type bigint", "insert into plain values (1000, 1, 'new')", "update other set n = 3"
+    )
+
+    def is_followed() -> bool:
+        return set(lake_rows(plain.pipeline, "public.other", ["n"])) == {(3,)}
+
+    def in_step() -> bool:
+        return record_of(plain.pipeline, "public.plain").state == "active" and plain.is_equal()
+
+    with plain.database.superuser() as holder, following(plain.pipeline) as running:
+        holder.execute("begin; lock table plain in access exclusive mode")
+        until(lambda: "public.plain: attempt 2 failed" in caplog.text or running.done(), "it is tried again", 60)
+        until(lambda: is_followed() or running.done(), "the other table is followed", 60)
+        assert not running.done()
+        holder.execute("rollback")
+        until(lambda: in_step() or running.done(), "the table is followed")
+    assert in_step()
 
 
 def test_a_column_that_only_text_can_carry_is_followed_by_the_next_run(plain: Plain) -> None:

@@ -35,6 +35,7 @@ from fixtures.lake_waits import wait
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.cli import main
+from headwater.delta.log_entries import log_entry
 from headwater.delta.tables import read_commit
 from headwater.errors import EXIT_DONE, EXIT_REFUSED, LostLease, SlotGap
 from headwater.lake.ledger import read_epoch
@@ -189,6 +190,44 @@ def test_every_kind_of_table_is_compared_and_only_what_differs_is_written(
     assert {table["state"] for table in status(pipeline)["tables"].values()} == {"active"}
     history = spark.read.format("delta").load(lake_path_of(pipeline, TRACKED) + "~history")
     assert history.where("_hw_operation = 'load'").count() == 2, "the history says where changes are missing"
+
+
+def test_what_a_power_cut_has_torn_before_the_slot_was_lost_is_mended_with_it(one_table: Shop) -> None:
+    """Without the slot nothing tells what of it was durable, so that no start before has mended it."""
+    database, pipeline = one_table.database, one_table.pipeline
+    database.execute("update keyed set n = -2 where id > 490")
+    catch_up(pipeline)
+    newest = DeltaTable(lake_path_of(pipeline, KEYED)).version()
+    Path(log_entry(lake_path_of(pipeline, KEYED), newest)).write_bytes(b"")
+    one_table.lose_slot()
+    assert verify(pipeline, repair=True)["tables"][KEYED]["compared"]
+    catch_up(pipeline)
+    assert_equal(database, pipeline, KEYED)
+
+
+@pytest.mark.parametrize("by", ["hand", "the driver"])
+def test_a_table_that_cannot_be_repaired_keeps_no_other_one_from_it(
+    database: Database, spark: SparkSession, tmp_path: Path, by: str
+) -> None:
+    shop = made(database, tmp_path, [KEPT, KEYED, TRACKED])
+    pipeline = shop.pipeline if by == "hand" else shop.written(on_slot_loss="repair")
+    shop.lose_slot()
+    database.execute("alter table kept drop constraint kept_pkey", "delete from keyed where id = 4")
+    if by == "hand":
+        found = verify(pipeline, repair=True)["tables"]
+        assert "it cannot be repaired: " in found[KEPT]["reason"]
+        assert (found[KEPT]["compared"], found[KEYED]["repaired"]) == (False, 1)
+    for _ in range(2):  # and again by every driver that begins later
+        replicate_through_losses(pipeline, "now", None, threading.Event())
+    shown = status(pipeline)["tables"]
+    assert {name: shown[name]["state"] for name in (KEPT, KEYED, TRACKED)} == {
+        KEPT: "suspended",
+        KEYED: "active",
+        TRACKED: "active",
+    }
+    assert_equal(database, pipeline, KEYED, TRACKED)
+    without = write_pipeline(shop.folder, database, KEYED, TRACKED, source={"on_slot_loss": "repair"})
+    replicate_through_losses(without, "now", None, threading.Event())  # nor does one that has left the file
 
 
 def test_rows_that_were_deleted_in_the_gap_stay_as_deleted_with_those_from_before(

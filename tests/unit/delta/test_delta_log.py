@@ -23,8 +23,9 @@ from headwater.delta.data_files import read_columns, read_rows, write_batches
 from headwater.delta.deletion_vectors import read_vector, write_vectors
 from headwater.delta.delta_log import read_snapshot
 from headwater.delta.entries import EntryReplaced
-from headwater.delta.log_entries import log_entry, read_actions
+from headwater.delta.log_entries import log_entry, position_in, read_actions
 from headwater.delta.small_tables import LostRace
+from headwater.errors import Transient
 
 
 @given(vectors=st.lists(st.sets(st.integers(0, 2**32 - 1)), min_size=1, max_size=4))
@@ -54,6 +55,38 @@ def test_the_second_commit_of_a_version_is_refused_and_changes_nothing(tmp_path:
         delta_log.commit(str(tmp_path), 1, [delta_log.transaction("second", 1)])
     assert read_snapshot(str(tmp_path)).transactions == {"first": 1}
     assert sorted(path.suffix for path in (tmp_path / "_delta_log").iterdir()) == [".json", ".json"]
+
+
+def test_a_commit_over_an_entry_that_a_power_cut_has_torn_says_so_and_is_no_lost_race(tmp_path: Path) -> None:
+    """Who looks again after a lost race sees the version below, and would try this one for ever."""
+    write_deltalake(tmp_path, pa.table({"a": [1]}))
+    Path(log_entry(str(tmp_path), 1)).touch()
+    with pytest.raises(Transient, match=r"00001\.json is empty or cut short"):
+        delta_log.commit(str(tmp_path), 1, [delta_log.transaction("second", 1)])
+
+
+@pytest.mark.parametrize("before", ["a merge", "wide columns", "a line that is cut off"])
+def test_the_position_of_a_commit_is_found_behind_whatever_comes_before_it(tmp_path: Path, before: str) -> None:
+    folder = str(tmp_path)
+    (tmp_path / "_delta_log").mkdir()
+    own = {"txn": {"appId": "headwater/shop/public.a/1", "version": 300, "lastUpdated": 1}}
+    come_before: dict[str, list[dict[str, Any]]] = {
+        "a merge": [{"commitInfo": {"operationParameters": {"predicate": "x" * 40_000}}}],
+        "wide columns": [{"commitInfo": {}}, {"metaData": {"schemaString": "x" * 200_000}}],
+        # 16 KiB, which are read first, end between the braces that end the line.
+        "a line that is cut off": [{"commitInfo": "x" * (16_384 + 1 - len('{"commitInfo":""}\n') - len(_line(own)))}],
+    }
+    files = [{"add": {"path": f"file {number}"}} for number in range(1000)]
+    Path(log_entry(folder, 0)).write_text(
+        "".join(f"{_line(action)}\n" for action in (*come_before[before], own, *files))
+    )
+    assert position_in(folder, 0, "headwater/shop/") == 300
+    assert position_in(folder, 0, "headwater/other/") is None
+    assert position_in(folder, 1, "headwater/shop/") is None
+
+
+def _line(action: dict[str, Any]) -> str:
+    return json.dumps(action, separators=(",", ":"))
 
 
 def overwrite(folder: str, version: int, *actions: dict[str, Any]) -> None:

@@ -152,6 +152,31 @@ def test_what_is_kept_for_a_load_of_a_table_that_was_just_catching_up_stays_unti
     assert NAME not in tables.joining.catching_up
 
 
+def test_a_driver_that_begins_answers_no_rebuild_of_a_table_that_has_yet_to_catch_up(tmp_path: Path) -> None:
+    """Its job would read the lake as it is now, and what the lane applies until then is kept for nobody."""
+    lake = HandLake(tmp_path, Position("7", 1, 0x100), [NAME])
+    lake.enter(NAME, "catching up")
+    record = lake.registry.record(NAME)
+    asked = Reload("r1", NAME, record.incarnation, (), f"{NAME} (all)", "nobody", "asked", record.since)
+    lake.registry.write(Keeping(load_name(record), NAME, "keeping", 1, 0x50, record.since), asked)
+    registry, keeper = Registry.open(lake.root, "shop"), Keeper(lake.root, 2)
+    assert registry is not None
+    tables: Any = _Tables(lake, registry, keeper)
+    following = Following(lake.root, registry, tables, _answers(registry), NO_SPILL, lambda: None, lambda: None)
+    following.begin(0x100)
+    assert asked.name not in registry.kept
+    waiting: list[Any] = []
+    following.start(_lanes(waiting), lambda: 0x100)
+    [catch_up] = waiting
+    catch_up()
+    following.settled(NAME, Result())
+    following._looks._last -= 2
+    following.follow_if_due()
+    for errand in waiting[1:]:
+        errand()
+    assert registry.kept[asked.name].state == "keeping", "now its lane stands where everybody else does"
+
+
 def test_a_table_that_is_loaded_while_a_driver_looks_at_its_tables_is_read_before_it_is_written(tmp_path: Path) -> None:
     lake = HandLake(tmp_path, Position("7", 1, 0x100), [NAME])
     before = lake.registry.record(NAME)

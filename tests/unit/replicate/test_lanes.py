@@ -203,14 +203,18 @@ def test_half_of_what_one_commit_took_is_not_published_before_the_other_half() -
     assert row.lsn == 30
 
 
-def test_a_commit_that_came_to_nothing_holds_no_row_back() -> None:
+def test_shares_that_came_to_nothing_together_hold_a_row_back_as_a_commit_of_them_does() -> None:
+    """A row that came with the one and went with the other was there in between."""
     epochs = OpenEpochs()
-    epochs.begin(batch_at(10), ["a"], 0.0)
+    epochs.begin(batch_at(10), ["a", "b"], 0.0)
     epochs.begin(batch_at(20), ["a", "b"], 0.0)
     epochs.resolve(done("a", 1, 2, version=None))
+    epochs.resolve(done("b", 1, version=1))
+    assert epochs.publishable() is None
+    epochs.resolve(done("b", 2, version=2))
     row = epochs.publishable()
     assert row is not None
-    assert row.lsn == 10
+    assert row.lsn == 20
 
 
 def test_the_newest_source_time_and_the_demand_survive_joining() -> None:

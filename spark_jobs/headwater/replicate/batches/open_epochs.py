@@ -1,7 +1,7 @@
 """Open epochs: batches that were sealed and are not published yet, and what may be published of them.
 
 Tables run ahead of each other, the ledger does not: a row appears when every table holds its position, in order. Where
-one commit took the shares of several batches, the table never stood at the positions in between, so there is no row
+shares of several batches were applied as one, the table never stood at the positions in between, so there is no row
 at these: they become part of the later one. Pure bookkeeping; positions are LSNs.
 """
 
@@ -92,8 +92,8 @@ class OpenEpochs:
                 epoch.missing.discard(done.name)
                 if epoch.last is None or done.ended >= epoch.last.ended:
                     epoch.last = done
-            if first <= epoch.number < last and done.result.versions:
-                epoch.exact = False
+            if first <= epoch.number < last:
+                epoch.exact = False  # also where nothing is left of them: a row came and went in between
             if epoch.number == last:
                 epoch.touched.update(done.result.versions)
 

@@ -44,7 +44,10 @@ class ReloadsFollowed:
     def begin(self, position: int) -> None:
         """Before the first batch: what earlier drivers have kept is kept on, what jobs ask for is begun."""
         for reload in self._answers.open_reloads():
-            if self._why_not(reload) is None:
+            # One that nobody has answered waits for a table that has yet to catch up: what its lane applies until then
+            # is not in what its job would read.
+            waits = reload.name not in self._registry.kept and self._tables.keeper.holds_back(reload.table)
+            if self._why_not(reload) is None and not waits:
                 self._keep(reload, position)
 
     def start(self, lanes: Lanes, position: Callable[[], int]) -> None:

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from headwater.errors import SourceUnreachable
+from headwater.errors import HeadwaterError, SourceUnreachable
 from headwater.failpoints import reach
 from headwater.log.blocks import Chunk
 from headwater.log.hiding import Hiding
@@ -32,6 +32,7 @@ from headwater.replicate.reader.process import (
     Spent,
     Started,
     StartedAgain,
+    kind_and_place,
 )
 
 __all__ = ["LogReader", "ReaderOptions"]
@@ -191,7 +192,10 @@ class LogReader:
         receiver, unpacker = ChunkReceiver(self._child.data), Unpacker()
         try:
             while True:
-                item = receiver.receive()
+                try:
+                    item = receiver.receive()
+                except (EOFError, OSError):
+                    break
                 if isinstance(item, Ended):
                     ended = item
                     break
@@ -199,11 +203,14 @@ class LogReader:
                     item = unpacker.unpack(item)
                 self._arrived(item)
                 del item  # a chunk belongs to whoever takes it: its files go when that one lets go
-        except (EOFError, OSError):
-            pass
-        with self._changed:
-            self._ended = ended
-            self._changed.notify_all()
+        except HeadwaterError as known:
+            ended = Ended(known)
+        except Exception as error:
+            ended = Ended(HeadwaterError(f"the log could not be taken in: {kind_and_place(error)}", where="log"))
+        finally:
+            with self._changed:
+                self._ended = ended
+                self._changed.notify_all()
 
     def _arrived(
         self, item: Chunk | LogProgress | Awake | Started | StartedAgain | Spent | ConninfoWanted | Announcement | Hides

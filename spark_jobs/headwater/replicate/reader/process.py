@@ -28,7 +28,7 @@ from headwater.log.packing import Packer
 from headwater.log.spill import SpillStore
 from headwater.log.values.wire import MalformedMessage
 from headwater.replicate.reader.pipe import ChunkSender
-from headwater.source.stream import RECONNECT_SECONDS, ConnectionLost, Keepalive, LogSource, LogStream
+from headwater.source.stream import RECONNECT_SECONDS, ConnectionLost, Keepalive, LogStream
 from headwater.stage_clock import measured, stage
 
 CHUNK_BYTES: Final = 4 << 20
@@ -54,7 +54,8 @@ class ReaderOptions:
     connection after which the reader gives up; `driver_silence`: without a word of the driver, after which the slot is
     given back until it speaks again. `binary`: the form of all values, on every connection of a run.
     `announce_from`: bytes of an open transaction from which on it is told of, 0: never. `hiding`: None: on no
-    connection anything is read before the driver has said what is to be hidden. The conninfo is secret."""
+    connection anything is read before the driver has said what is to be hidden. `log_of`: system id and timeline of the
+    log, as the driver has found it; None: whatever is met first. The conninfo is secret."""
 
     conninfo: str
     slot: str
@@ -68,6 +69,7 @@ class ReaderOptions:
     binary: bool = True
     announce_from: int = 0
     hiding: Hiding | None = field(default_factory=Hiding)
+    log_of: tuple[str, int] | None = None
 
     def __repr__(self) -> str:  # the connection string holds a password
         return f"ReaderOptions(slot={self.slot!r})"
@@ -141,8 +143,8 @@ class _Reader:
         self._hides = options.hiding is not None
         self._started_again = self._may_read = 0
         self._framer.hide(options.hiding or Hiding())
-        self._source: LogSource | None = None
-        self._confirmed = options.start_lsn
+        self._log_of = options.log_of
+        self._confirmed = 0  # what the slot says, until the driver has something that is on disk
         self._in_flight = 0
         self._stop = False
         self._wal_end = options.start_lsn
@@ -187,13 +189,16 @@ class _Reader:
         try:
             found = stream.identify(options.slot)
             start = max(options.start_lsn, self._framer.last_commit)
-            if self._source is not None:
-                found.refuse_difference(self._source, self._confirmed, start)
+            # What the driver has found it found on another connection, whose address may lead elsewhere by now.
+            if self._log_of is not None:
+                found.refuse_difference(*self._log_of, self._confirmed or options.start_lsn, start)
             stream.start(options.slot, options.publications, start, options.server_version, binary=options.binary)
         except BaseException:
             stream.close()
             raise
-        self._source = found
+        self._log_of = found.system_id, found.timeline
+        # Not less than the slot has: an older server takes a smaller one. Nor more before the driver says so.
+        self._confirmed = max(self._confirmed, found.confirmed_lsn or 0)
         return stream
 
     def _connect_again(self, lost: ConnectionLost) -> LogStream:
@@ -393,12 +398,12 @@ def main(folder: str, data: Connection, control: Connection) -> None:
             f"it cannot be read: {bad}", code="protocol_error", where="log", remedy="report this as a bug"
         )
     except Exception as unexpected:
-        error = HeadwaterError(f"the reader failed: {_named(unexpected)}", where="log")
+        error = HeadwaterError(f"the reader failed: {kind_and_place(unexpected)}", where="log")
     with contextlib.suppress(OSError):
         ChunkSender(data).send(Ended(error))
 
 
-def _named(error: Exception) -> str:
+def kind_and_place(error: Exception) -> str:
     """Its kind, and where it came from. Not its text: it may show a row's value, a hidden one even."""
     if isinstance(error, OSError):
         return f"{type(error).__name__}: {error.strerror or 'no reason given'}"

@@ -60,10 +60,9 @@ class Attempts:
             self._retries.refuse_outage(failed)
             log.warning("%s: %s", name, reason_of(failed))
             return None
-        error = self._retries.failed(name, failed, self._states.followed(), key)
         if key:
-            self._doubtful.add(name)
-        return error
+            self._doubtful.add(name)  # before it is raised that it is tried again: a share may come in between
+        return self._retries.failed(name, failed, self._states.followed(), key)
 
     def _touch(self, moved: Mapping[str, TableVersion]) -> None:
         """An attempt that failed may have committed: what was found of it by reading counts as our own doing."""

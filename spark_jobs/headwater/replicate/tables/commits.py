@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from headwater.apply.applier import Applier
-from headwater.apply.plan import Applied, Plan, PlanAgain
+from headwater.apply.plan import Applied, Plan, PlanAgain, diverged
 from headwater.apply.staged.files import StagedFilesGone
-from headwater.errors import Diverged, KeepsChanging
+from headwater.errors import KeepsChanging
 from headwater.failpoints import reach
 from headwater.lake.ledger import TableVersion
 from headwater.lake.registry import TableRecord
 from headwater.log.blocks import Transactions
-from headwater.position import format_lsn
 from headwater.replicate.batches.batch import Share
 from headwater.replicate.preapply.decide import Staging
 from headwater.replicate.tables.columns import Evolving
@@ -60,7 +60,8 @@ class TableCommits:
             changes = self._planner.net(record, share, transactions, version)
             if changes is None or (changes.is_empty and not self._planner.lacks_mark(record, version)):
                 return None
-            return self._planner.plan(record, changes, version, to_lsn)
+            planned = self._planner.plan(record, changes, version, to_lsn)
+            return replace(planned, refuses_divergence=record.on_divergence == "suspend")
 
         def staged_files_gone() -> None:
             if self._staging is not None:
@@ -125,10 +126,8 @@ class TableCommits:
             log.info("%s: accepted commits of others that only rearrange files: %s", record.name, applied.noted)
         if not applied.divergence:
             return
-        rows = f"{applied.divergence} rows of the log contradict the lake up to {format_lsn(plan.to_lsn)}"
-        message = f"{rows}: {applied.example}"
-        if record.on_divergence != "suspend":
-            log.warning("%s: diverged (%s): %s", record.name, record.on_divergence, message)
-            self._states.remark(record.name, f"diverged ({record.on_divergence}): {message}")
-            return
-        raise Diverged(message, where=record.name, remedy=f"headwater load PIPELINE.yaml --table {record.name} --again")
+        error = diverged(plan, applied.divergence, applied.example)
+        if record.on_divergence == "suspend":
+            raise error  # Spark has written it: it counts behind its commit
+        log.warning("%s: diverged (%s): %s", record.name, record.on_divergence, error.message)
+        self._states.remark(record.name, f"diverged ({record.on_divergence}): {error.message}")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from headwater.errors import LostLease, SlotGap, Transient
 from headwater.gate.same_source import history_of
 from headwater.gate.wal_ceiling import REMEDY
+from headwater.lake.durability import sync_lake
 from headwater.lake.ledger import Ledger
 from headwater.lake.registry import PipelineRecord, Registry
 from headwater.pipeline_file.pipeline import Pipeline
@@ -78,4 +79,5 @@ def follow(
         # A table that is suspended may stand past the switch: as another incarnation it has no position.
         silent = [r for r in registry.tables.values() if r.state == "suspended" and not r.is_followed] if moves else []
         later = [replace(record, incarnation=record.incarnation + 1) for record in silent]
+        sync_lake(pipeline.lake_path())  # before the registry says so: a power cut must not leave the old ledger alone
         registry.write(replace(registry.pipeline or known, timeline=position.timeline, history=history), *later)

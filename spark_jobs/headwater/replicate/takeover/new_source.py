@@ -22,7 +22,8 @@ from headwater.errors import LostLease, Refused, SlotGap, SourceChanged
 from headwater.failpoints import reach
 from headwater.gate import lease
 from headwater.gate.check import check, require_ok
-from headwater.gate.recovery import mended_registry
+from headwater.gate.drivers import without_driver
+from headwater.gate.recovery import cure, mended_registry
 from headwater.gate.same_source import NEW_SOURCE, described, history_of, require_same_source
 from headwater.gate.wal_ceiling import BY_ITSELF
 from headwater.lake.history import history_record
@@ -30,6 +31,7 @@ from headwater.lake.ledger import Epoch, Ledger, read_epoch
 from headwater.lake.paths import table_path
 from headwater.lake.position_file import PositionFile, write_position_file
 from headwater.lake.registry import PipelineRecord, Registry, TableRecord, now_text
+from headwater.lake_root import is_remote
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import Position, format_lsn
 from headwater.source.connection import Connection, ServerIdentity, connect, identify
@@ -105,10 +107,26 @@ def take_tables(pipeline: Pipeline, registry: Registry, ledger: Ledger) -> None:
         if record.state == "loading":
             registry.write(replace(record, incarnation=record.incarnation + 1))
         elif record.state not in ("new", "removed"):
-            for one in (record, history_record(record)) if record.schema.history else (record,):
+            for one in _with_history(record):
                 path = table_path(pipeline.lake_path(), one.path)
                 if current(path, one.app_id(pipeline.name)) is not None:
                     take(path, fence)
+
+
+def _with_history(record: TableRecord) -> tuple[TableRecord, ...]:
+    return (record, history_record(record)) if record.schema.history else (record,)
+
+
+def _mend_tables(root: str, registry: Registry) -> None:
+    """What a power cut has left half done goes. Without a slot nothing tells what of it was durable, and every row is
+    compared or loaded again. Beside a driver, which has done this at its start, nothing happens."""
+    if is_remote(root):
+        return
+    with without_driver(root) as no_driver:
+        for record in registry.tables.values() if no_driver else ():
+            if record.state != "removed" and record.schemas:
+                for one in _with_history(record):
+                    cure(root, table_path(root, one.path))
 
 
 def _beyond(pipeline: Pipeline, record: TableRecord, switch: int) -> str:
@@ -117,7 +135,7 @@ def _beyond(pipeline: Pipeline, record: TableRecord, switch: int) -> str:
     # them to another transaction.
     if record.capture is not None and (record.capture.handover_end is None or record.capture.handover_end > switch):
         return "its load is not handed over to the log yet"
-    for one in (record, history_record(record)) if record.schema.history else (record,):
+    for one in _with_history(record):
         stands = current(table_path(pipeline.lake_path(), one.path), one.app_id(pipeline.name))
         if stands is not None and stands[1] > switch:
             return f"it stands at {format_lsn(stands[1])}"
@@ -180,7 +198,7 @@ def _gap(connection: Connection, pipeline: Pipeline, known: PipelineRecord) -> s
 @contextlib.contextmanager
 def _alone(pipeline: Pipeline) -> Iterator[tuple[Connection, Registry, PipelineRecord]]:
     """With no load and no set-up beside the block."""
-    require_ok(check(pipeline))
+    require_ok(check(pipeline), ())  # a table's own faults keep that table from its repair, and no other
     conninfo, registry = pipeline.conninfo(), mended_registry(pipeline)
     if registry is None or registry.pipeline is None:
         raise Refused(
@@ -228,6 +246,7 @@ def _begin_anew(
     slot = create_slot(connection, pipeline.source.slot, pipeline.source.failover, patience)
     assert slot.confirmed_lsn is not None
     reach("adopt.slot")
+    _mend_tables(root, registry)
     ledger = Ledger(root, pipeline.name)
     epoch = _published(ledger, Position(now.system_id, now.timeline, slot.confirmed_lsn))
     take_tables(pipeline, registry, ledger)

@@ -1,0 +1,84 @@
+"""Jobs that replace rows: two that ask at once, and the driver that one runs beside itself."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fixtures.lakes import HandLake
+from headwater.errors import LostLease, Refused, Transient
+from headwater.lake.registry import Registry, now_text
+from headwater.position import Position
+from headwater.reload import replacing
+from headwater.reload.replacing import Replacing, driver_beside
+
+NAME = "public.a"
+NOBODY: Any = None
+
+
+def test_of_two_that_ask_at_once_for_the_same_rows_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever name is the lesser: the second asks while the first has looked and not written yet."""
+    monkeypatch.setattr(replacing, "is_alive", lambda connection, session: True)
+    monkeypatch.setattr(Replacing, "_overlap", lambda self, mine, other: mine.overlaps(other))
+    lake = HandLake(tmp_path, Position("7", 1, 0x100), [NAME])
+    mine, other = (Registry.open(lake.root, "shop") for _ in range(2))
+    assert mine is not None
+    assert other is not None
+    record, look = mine.record(NAME), Replacing._refuse_another
+    second = Replacing(NOBODY, NOBODY, other, record, "the second")
+
+    def look_and_be_late(self: Replacing, reload: Any) -> None:
+        look(self, reload)
+        if self.registry is mine and not other.reloads:
+            second._ask("f" * 16, "headwater reload 2")
+
+    monkeypatch.setattr(Replacing, "_refuse_another", look_and_be_late)
+    with pytest.raises(LostLease, match="the second is being reloaded"):
+        Replacing(NOBODY, NOBODY, mine, record, "the first")._ask("0" * 16, "headwater reload 1")
+    mine.refresh()
+    assert [reload.shown for reload in mine.reloads.values()] == ["the second"]
+
+
+@pytest.fixture
+def nobody_drives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replacing, "await_return", lambda connection, pipeline: False)
+    monkeypatch.setattr(replacing, "is_running", lambda connection, pipeline: True)
+
+
+@pytest.mark.usefixtures("nobody_drives")
+def test_what_ended_the_driver_of_a_job_is_what_the_job_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    died = threading.Event()
+
+    def replicate(*_: object) -> None:
+        died.set()
+        raise Transient("no space is left", code="lake_full", where="lake.root", remedy="make room there")
+
+    monkeypatch.setattr(replacing, "replicate", replicate)
+    pipeline: Any = SimpleNamespace(lake_path=lambda: str(tmp_path), name="shop")
+
+    def job() -> None:
+        with driver_beside(NOBODY, pipeline, lambda _: None):
+            died.wait(10)
+            raise Transient("replicate has ended", code="reload_failed")
+
+    with pytest.raises(Transient, match="no space is left"):
+        job()
+
+
+@pytest.mark.usefixtures("nobody_drives")
+def test_a_job_that_needs_a_driver_does_not_wait_for_a_paused_pipeline(tmp_path: Path) -> None:
+    lake = HandLake(tmp_path, Position("7", 1, 0x100), [NAME])
+    known = lake.registry.pipeline
+    assert known is not None
+    lake.registry.write(replace(known, paused=now_text()))
+    pipeline: Any = SimpleNamespace(lake_path=lambda: lake.root, name="shop")
+    with pytest.raises(Refused, match="is paused since") as refused, driver_beside(NOBODY, pipeline, lambda _: None):
+        pass
+    assert refused.value.code == "paused"
