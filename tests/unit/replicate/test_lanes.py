@@ -217,6 +217,16 @@ def test_shares_that_came_to_nothing_together_hold_a_row_back_as_a_commit_of_the
     assert row.lsn == 20
 
 
+def test_shares_of_a_table_that_does_not_follow_the_log_hold_no_row_back() -> None:
+    epochs = OpenEpochs()
+    epochs.begin(batch_at(10), ["a"], 0.0)
+    epochs.begin(batch_at(20), ["a", "b"], 0.0)
+    epochs.resolve(Done("a", (1, 2), Result(skipped=True), 0.0, 1.0, {}))
+    row = epochs.publishable()
+    assert row is not None
+    assert row.lsn == 10
+
+
 def test_the_newest_source_time_and_the_demand_survive_joining() -> None:
     epochs = OpenEpochs()
     first = batch_at(10)

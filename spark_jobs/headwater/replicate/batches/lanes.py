@@ -33,11 +33,13 @@ by Python's own 5 ms would wait a thousand times as long to come back: a third o
 @dataclass(frozen=True, slots=True)
 class Result:
     """What came of a table's share. `versions`: where the table (and its history) stand now, by their names in ledger
-    rows, if they moved; `error`: why it was suspended. Of an errand: `new_rows`, whether it did more than rearrange;
-    `lifts`: whether a row with it may say that the table, which was suspended, is in step."""
+    rows, if they moved; `error`: why it was suspended; `skipped`: the table does not follow the log now. Of an errand:
+    `new_rows`, whether it did more than rearrange; `lifts`: whether a row with it may say that the table, which was
+    suspended, is in step."""
 
     versions: Mapping[str, TableVersion] = field(default_factory=dict)
     error: TableError | None = None
+    skipped: bool = False
     new_rows: bool = False
     lifts: bool = False
 

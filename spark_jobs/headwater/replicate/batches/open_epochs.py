@@ -92,7 +92,7 @@ class OpenEpochs:
                 epoch.missing.discard(done.name)
                 if epoch.last is None or done.ended >= epoch.last.ended:
                     epoch.last = done
-            if first <= epoch.number < last:
+            if first <= epoch.number < last and not done.result.skipped:
                 epoch.exact = False  # also where nothing is left of them: a row came and went in between
             if epoch.number == last:
                 epoch.touched.update(done.result.versions)

@@ -58,7 +58,7 @@ class Shares:
             self._retries.refuse_outage(error)
             raise
         if not self._states.is_followed(name) or self._keeper.holds_back(name):
-            return Result()
+            return Result(skipped=True)
         if unread:  # what they hold is to come by their reload
             share = share.without(unread)
             if not (share.blocks or share.truncates):
