@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _STATIC = Path(__file__).parent / "static"
 _SCRAPE_SECONDS = 8.0  # below Prometheus' ten
+_SOURCE_SECONDS = 3.0  # of these: between two scrapes nobody may have asked the source
 _FREE_TEXTS = frozenset({"reason", "remedy", "message", "what", "sentence"})
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -163,6 +164,7 @@ def _scrubbed(value: Any, scrubber: Scrubber) -> Any:
 
 
 def _samples(watch: PipelineWatch) -> list[metrics.Sample]:
+    watch.await_source(_SOURCE_SECONDS)
     return list(metrics.samples(watch.overview(), watch.table_rows()))
 
 

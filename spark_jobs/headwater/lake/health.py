@@ -6,7 +6,7 @@ lags go by the source's clock (`headwater.monitor.lags`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Collection, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
@@ -53,6 +53,7 @@ class Facts:
     `freshness_seconds`. `file`: the pipeline file, as a shell needs it. `running`: whether a driver lives, None if that
     is not known yet. `load_lives`: the same of a load, None if the source does not answer. `outage`: that the source
     does not answer, and why; empty: it does. `now` is this machine's clock, and only tells how long ago something was.
+    `named`: the tables that the pipeline file names itself, and not only by a pattern.
     """
 
     look: Look
@@ -64,6 +65,7 @@ class Facts:
     load_lives: bool | None = None
     room: SlotRoom = SlotRoom()
     eta_seconds: float | None = None
+    named: Collection[str] = ()
 
     @property
     def followed(self) -> dict[str, Mapping[str, Any]]:
@@ -196,6 +198,12 @@ def _late(facts: Facts) -> Health | None:
         which = unready[0] if len(unready) == 1 else f"{len(unready)} of {_all(followed)}"
         doing = "loading" if all(followed[name]["state"] == "loading" for name in unready) else "catching up"
         return Health("late", f"Late: {which} {_is(unready)} {doing}{eta}.")
+    # A wait for all tables waits for these, too. What only a pattern matches may have come to the source by itself.
+    missing = [name for name, table in facts.tables.items() if table["state"] == "new" and name in facts.named]
+    if missing:
+        which = f"{missing[0]} is" if len(missing) == 1 else f"{len(missing)} tables are"
+        sentence = f"Late: {which} in the pipeline file and not loaded."
+        return Health("late", sentence, f"headwater load {facts.file}", missing[0] if len(missing) == 1 else None)
     if unknown:
         which = unknown[0] if len(unknown) == 1 else f"{len(unknown)} of {_all(followed)}"
         return Health("late", f"Late: how far {which} {_is(unknown)} behind is not known yet.")

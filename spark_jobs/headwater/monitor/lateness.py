@@ -27,6 +27,7 @@ class Lateness:
     def __init__(self) -> None:
         self._samples: list[tuple[datetime, int]] = []
         self._log: tuple[str, int] | None = None
+        self._unpublished: dict[str, datetime] = {}
 
     def look(self, pipeline: Pipeline) -> Late:
         """The tables that are late now. SourceUnreachable, other Transient, or Refused: then nothing is known."""
@@ -43,12 +44,21 @@ class Lateness:
         self._samples.append(source.sample)
         if len(self._samples) > _SAMPLES:
             self._samples[: _SAMPLES // 2] = self._samples[: _SAMPLES // 2 : 2]
+        # No epoch says how far such a table is, and none may ever come: it counts from when it was first seen.
+        self._unpublished = {
+            name: self._unpublished.get(name, source.sample[0])
+            for name, table in look.tables.items()
+            if name not in versions and table.state not in ("new", "loading", "removed")
+        }
         lags, found = Lags(look, source, self._samples), Late()
         for name, table in sorted(look.tables.items()):
             if table.state == "removed":
                 continue
-            allowed, version = pipeline.freshness_of(TableName.parse(name)), versions.get(name)
-            seconds = lags.least_seconds(name, version.applied_lsn) if version is not None else None
+            allowed, seconds = pipeline.freshness_of(TableName.parse(name)), None
+            if name in versions:
+                seconds = lags.least_seconds(name, versions[name].applied_lsn)
+            elif name in self._unpublished:
+                seconds = round((source.now() - self._unpublished[name]).total_seconds(), 3)
             if allowed is not None and seconds is not None and seconds > allowed:
                 found[name] = {
                     "lag_seconds": seconds,

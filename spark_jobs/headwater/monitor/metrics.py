@@ -73,7 +73,7 @@ WAL_BOUND = Metric(
 TRANSACTION = Metric(
     "headwater_source_oldest_transaction_seconds",
     _PIPELINE,
-    "Age of the oldest open transaction of the source that has an id.",
+    "Age of the oldest open transaction of the source that has an id, where the role may see it.",
     "seconds",
 )
 _LOAD = ("pipeline", "job")
@@ -187,7 +187,7 @@ def samples(overview: Mapping[str, Any], tables: Iterable[Mapping[str, Any]]) ->
     for state, count in overview["tables"].items():
         yield TABLES, (name, state), float(count)
     for stage, measures in overview["stages"].items():
-        if measures["busy"] is not None:
+        if overview["running"] and measures["busy"] is not None:  # else it is the share of an earlier driver
             yield STAGE_BUSY, (name, stage), float(measures["busy"])
     yield from _of_loads(name, overview["loads"])
     for table in tables:

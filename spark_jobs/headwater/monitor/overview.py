@@ -31,7 +31,7 @@ from headwater.monitor.cures import cure_of
 from headwater.monitor.lags import Lags
 from headwater.monitor.recent_epochs import RecentEpoch, RecentEpochs
 from headwater.monitor.source_watch import FIRST_SECONDS, SourceAnswer, SourceWatch
-from headwater.monitor.status import durable_json, load_lives, remedy_of, room_of, slot_of
+from headwater.monitor.status import durable_json, load_lives, named_of, remedy_of, room_of, slot_of
 from headwater.monitor.table_page import files_of, reason_of, reloads_of, schema_versions
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
@@ -91,6 +91,15 @@ class PipelineWatch:
         self._recent = RecentEpochs(root, before=before)
         self._began_at = time.monotonic()
 
+    def await_source(self, seconds: float) -> None:
+        """Wait for the source, `seconds` at most, where its last answer is too old to be shown: whoever asks seldom
+        would never see one that takes longer than a page's patience. Others are not kept waiting meanwhile."""
+        with self._lock:
+            unanswered = self._look().answer.state is None
+        if unanswered and self._source.visited(seconds):
+            with self._lock:
+                self._looked_at = float("-inf")
+
     def overview(self) -> dict[str, Any]:
         """The pipeline in one object: the first page shows one of these for each."""
         with self._lock:
@@ -123,6 +132,7 @@ class PipelineWatch:
                             load_lives=load_lives(seen.registry, seen.answer.jobs) if state is not None else None,
                             room=room_of(state, seen.answer.wal_bound),
                             eta_seconds=moving["eta_seconds"],
+                            named=named_of(self.pipeline),
                         )
                     ).to_json()
                 ),
@@ -300,7 +310,7 @@ class PipelineWatch:
         ]
 
     def _states(self, seen: _Seen) -> dict[str, ReportedState]:
-        named = {str(entry.name) for entry in self.pipeline.tables if isinstance(entry.name, TableName)}
+        named = named_of(self.pipeline)
         new = ReportedState("new", "it has not been loaded")
         return {name: seen.look.tables.get(name, new) for name in named | seen.answer.listed | set(seen.look.tables)}
 
@@ -397,10 +407,12 @@ def _with_cure(said: Mapping[str, Any]) -> dict[str, Any]:
 def _oldest(answer: SourceAnswer) -> dict[str, Any] | None:
     """The transaction that has been open longest at the source: its log is kept until it ends."""
     known = answer.state.open_transactions if answer.state is not None else ()
-    # Of those whose age the role may not see, the lowest id began to write first.
-    oldest = max(known, key=lambda one: (one.age or 0.0, -one.xid), default=None)
+    oldest = min(known, key=lambda one: one.xid, default=None)
     if oldest is None:
         return None
+    # The lowest id began to write first. Where the role may not see its age, that of a younger one must not hide it.
+    if oldest.age is not None:
+        oldest = max(known, key=lambda one: one.age or 0.0)
     return {"seconds": round(oldest.age, 3) if oldest.age is not None else None, "what": str(oldest)}
 
 

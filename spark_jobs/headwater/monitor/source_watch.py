@@ -77,8 +77,15 @@ class SourceWatch:
         with self._lock:
             answer = self._answer
         if answer.state is not None and (age := _age(answer)) > STALE_SECONDS:
-            return replace(answer, state=None, outage=f"the source has not answered for {age:.0f} s")
+            # That may only mean that nobody has looked: a source that does not answer ends its visit and says so.
+            return replace(answer, state=None, outage=f"the source is being asked; its last answer is {age:.0f} s old")
         return answer
+
+    def visited(self, seconds: float) -> bool:
+        """Whether a visit that is under way ends within `seconds`. False where none is."""
+        with self._lock:
+            asking = self._asking
+        return asking is not None and asking.wait(seconds)
 
     def _visit(self, tables: list[Registered], done: threading.Event) -> None:
         began = time.monotonic()

@@ -73,6 +73,7 @@ def status(pipeline: Pipeline) -> dict[str, Any]:
                 load_lives=load_lives(lake.registry(), jobs) if source is not None else None,
                 room=room_of(source, bound),
                 eta_seconds=moving["eta_seconds"],
+                named=named_of(pipeline),
             )
         ).to_json(),
         "running": running,
@@ -89,6 +90,11 @@ def status(pipeline: Pipeline) -> dict[str, Any]:
         "loads": shown_loads(pipeline.lake_path(), jobs),
         **moving,
     }
+
+
+def named_of(pipeline: Pipeline) -> set[str]:
+    """The tables that the file names, and not only by a pattern."""
+    return {str(entry.name) for entry in pipeline.tables if isinstance(entry.name, TableName)}
 
 
 def durable_json(file: PositionFile | None) -> dict[str, Any] | None:
@@ -159,7 +165,6 @@ def tables_of(
     """The tables as `status` shows them. `listed`: those that the entries of the file match at the source now."""
     from headwater.delta.row_count import row_count
 
-    named = {str(entry.name) for entry in pipeline.tables if isinstance(entry.name, TableName)}
     versions = lake.epoch(look.file.epoch).tables if look.file is not None and look.file.epoch else {}
     root = pipeline.lake_path()
     registry = lake.registry()
@@ -167,7 +172,7 @@ def tables_of(
         {n for n, r in registry.tables.items() if r.schemas and r.schema.soft_delete} if registry is not None else set()
     )
     shown: dict[str, dict[str, Any]] = {}
-    for name in sorted(named | listed | set(look.tables)):
+    for name in sorted(named_of(pipeline) | listed | set(look.tables)):
         table = look.tables.get(name, ReportedState("new", "it has not been loaded"))
         version = versions.get(name)
         relative = table.path or TableName.parse(name).path

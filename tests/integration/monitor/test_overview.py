@@ -16,9 +16,11 @@ from fixtures.postgres import Database, server_setting
 from fixtures.waiting import until
 from headwater.lake.position_file import read_position_file, write_position_file
 from headwater.monitor import source_watch
+from headwater.monitor.lateness import Lateness
 from headwater.monitor.overview import LOOK_SECONDS, PipelineWatch
 from headwater.source.connection import Connection, connect, position_now
 from headwater.source.samples import take_sample
+from headwater_airflow.page.app import _samples
 
 pytestmark = pytest.mark.postgres
 
@@ -186,7 +188,43 @@ def test_an_answer_of_long_ago_is_none(watched: Watched, monkeypatch: pytest.Mon
     try:
         until(lambda: not watched.watch.overview()["source"]["answers"], "the answer has gone stale")
         found = watched.watch.overview()
-        assert "has not answered for" in found["source"]["reason"]
+        assert found["source"]["reason"].startswith("the source is being asked; its last answer is ")
         assert found["lag_seconds"] is None
     finally:
         hold.set()
+
+
+def test_a_scrape_waits_for_a_source_that_nobody_has_asked_for_a_while(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def conninfo() -> str:
+        time.sleep(1)
+        return watched.database.conninfo
+
+    watched.publish()
+    watched.answered()
+    watched.watch._source._conninfo = conninfo
+    monkeypatch.setattr(source_watch, "STALE_SECONDS", 1.5)
+    time.sleep(1.5)
+    assert watched.watch.overview()["source"]["answers"] is False, "a page does not wait"
+    up = {metric.name: value for metric, _, value in _samples(watched.watch)}["headwater_source_up"]
+    assert up == 1
+
+
+def test_a_loaded_table_that_no_driver_has_ever_published_becomes_late(database: Database, tmp_path: Path) -> None:
+    Watched(database, tmp_path)
+    entries: list[dict[str, Any]] = [{"name": "public.a", "freshness": "50ms"}]
+    limited, lateness = write_pipeline(tmp_path, database, *entries), Lateness()
+    assert lateness.look(limited) == {}, "when it was loaded nobody has seen"
+    time.sleep(0.1)
+    assert lateness.look(limited)["public.a"]["lag_seconds"] > 0.05
+
+
+def test_a_table_that_is_still_loading_is_not_late(database: Database, tmp_path: Path) -> None:
+    registry = Watched(database, tmp_path).lake.registry
+    registry.write(replace(registry.tables["public.a"], state="loading"))
+    entries: list[dict[str, Any]] = [{"name": "public.a", "freshness": "50ms"}]
+    limited, lateness = write_pipeline(tmp_path, database, *entries), Lateness()
+    lateness.look(limited)
+    time.sleep(0.1)
+    assert lateness.look(limited) == {}

@@ -212,6 +212,17 @@ def test_tables_that_are_not_in_step_yet_make_it_late() -> None:
     assert of({"a": table(lag=None), "b": table()}).sentence == "Late: how far a is behind is not known yet."
 
 
+def test_a_table_that_the_file_names_and_nobody_has_loaded_is_said() -> None:
+    new = table("new", lag=None)
+    assert of({"a": table(), "b": new}, named={"a", "b"}) == Health(
+        "late", "Late: b is in the pipeline file and not loaded.", "headwater load shop.yaml", "b"
+    )
+    several = of({"a": table(lag=None), "b": new, "c": new}, named={"a", "b", "c"})
+    assert several.sentence == "Late: 2 tables are in the pipeline file and not loaded."
+    assert of({"a": table("catching up"), "b": new}, named={"a", "b"}).sentence == "Late: a is catching up."
+    assert of({"a": table(), "b": new}, named={"a"}).level == "ok", "a pattern matches it"
+
+
 def test_a_moment_has_its_day_where_that_is_another_one() -> None:
     assert moment_text("2026-03-01T12:16:30Z", NOW) == "12:16 UTC"
     assert moment_text("2026-03-01T14:03:00+02:00", NOW) == "12:03 UTC (14 min ago)"

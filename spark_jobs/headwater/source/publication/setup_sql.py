@@ -109,7 +109,8 @@ def _rights(database: str, role: str, tables: Iterable[Judged]) -> list[str]:
         lines.append(
             f"-- A partition that is added later needs it as well: GRANT SELECT ON TABLE ... TO {_comment(name)}"
         )
-    lines.append("-- Of use to `headwater doctor`, not needed: it then sees how old open transactions are.")
+    lines.append("-- Not needed: with it `headwater doctor`, the pages and the metric of the oldest transaction see")
+    lines.append("-- how old the open transactions of other roles are.")
     lines.append(f"-- GRANT pg_read_all_stats TO {_comment(name)};")
     return lines
 

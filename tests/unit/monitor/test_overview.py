@@ -1,0 +1,40 @@
+"""What an overview says of the source, and what the metrics take from it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fixtures.lakes import HandLake, position_at
+from fixtures.pages import page_pipeline
+from headwater.monitor.metrics import STAGE_BUSY, samples
+from headwater.monitor.overview import PipelineWatch, _oldest
+from headwater.monitor.source_watch import SourceAnswer
+from headwater.pipeline_file.pipeline import load_pipeline
+from headwater.source.snapshots import OpenTransaction
+from headwater.waiting.source_state import SourceState
+
+
+def oldest(*ages: float | None) -> object:
+    """Of transactions with rising ids; the age of the one that is shown."""
+    found = tuple(OpenTransaction(10 + n, 1000 + n, "u", "d", age, None) for n, age in enumerate(ages))
+    state = SourceState(position_at(), (datetime.now(UTC), 0x100), 0.0, None, open_transactions=found)
+    shown = _oldest(SourceAnswer(state))
+    return shown and (shown["seconds"], shown["what"].split(" (")[0])
+
+
+def test_a_younger_transaction_whose_age_is_known_does_not_hide_the_oldest_one() -> None:
+    assert oldest() is None
+    assert oldest(3.0, 900.0) == (900.0, "process 1001"), "it has written late"
+    assert oldest(None, 3.0) == (None, "process 1000")
+    assert oldest(3.0, None) == (3.0, "process 1000")
+
+
+def test_a_stage_is_busy_only_while_a_driver_runs(tmp_path: Path) -> None:
+    page_pipeline(tmp_path, "shop", "public.a")
+    HandLake(tmp_path / "shop_lake", position_at(), ["public.a"]).publish(0x2000, "public.a")
+    overview = PipelineWatch(load_pipeline(str(tmp_path / "shop.yaml"))).overview()
+    overview["stages"] = {"apply": {"rate": 1.0, "busy": 0.9, "latency_seconds": 0.1}}
+    for running, expected in ((True, [0.9]), (False, []), (None, [])):
+        found = [value for metric, _, value in samples({**overview, "running": running}, []) if metric is STAGE_BUSY]
+        assert found == expected
