@@ -38,6 +38,7 @@ from headwater.pipeline_file.values import (
     airflow_id,
     at_least_one,
     bad_value,
+    ceiling_size,
     connection_id,
     connection_value,
     connection_variable,
@@ -121,7 +122,7 @@ _BadValues = Annotated[
 _Duration = Annotated[float, _read(duration_value, float | str)]
 _PositiveDuration = Annotated[float, _read(positive_duration, float | str)]
 _PositiveSize = Annotated[int, _read(positive_size, int | str)]
-_Ceiling = Annotated[int | None, _read(positive_size, int | str)]
+_Ceiling = Annotated[int | None, _read(ceiling_size, int | str)]
 _PositiveCount = Annotated[int, _read(positive_count, int | str)]
 _Divergence = Literal["suspend", "repair", "report"]
 _SchemaChange = Literal["evolve", "suspend"]

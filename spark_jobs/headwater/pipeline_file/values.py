@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import SecretStr
 
@@ -16,6 +16,10 @@ from headwater.lake_root import place_of, refuse_escapes
 from headwater.names import BadName, TableName, TablePattern, parse_identifier, parse_name_or_pattern
 from headwater.pipeline_file.quantities import parse_duration, parse_size
 
+LIBPQ_SECRETS: Final = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
+"""Options of a connection string that no text may show."""
+
+_LEAST_CEILING: Final = 1 << 20
 _T = TypeVar("_T")
 _PIPELINE_NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}\Z")
@@ -95,6 +99,14 @@ def positive_size(value: Any) -> int:
     size = parse_size(value)
     if size <= 0:
         raise ValueError("expected a size above zero")
+    return size
+
+
+def ceiling_size(value: Any) -> int:
+    """Past it the slot is given up, and at rest a source keeps some log: 20 that was meant as GB would end all."""
+    size = positive_size(value)
+    if size < _LEAST_CEILING:
+        raise ValueError("expected at least 1MiB; a bare number is bytes, so write the unit, for example 20GiB")
     return size
 
 

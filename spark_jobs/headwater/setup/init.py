@@ -19,7 +19,7 @@ from psycopg import conninfo as libpq
 from headwater.errors import Refused
 from headwater.names import INSERTS_SUFFIX, TableName, TablePattern, parse_name_or_pattern
 from headwater.pipeline_file.pipeline import Pipeline, load_pipeline, parse_pipeline
-from headwater.pipeline_file.values import connection_value, pipeline_name, root_value
+from headwater.pipeline_file.values import LIBPQ_SECRETS, connection_value, pipeline_name, root_value
 from headwater.setup.new_file import VARIABLE, Chosen, text_of
 from headwater.setup.survey import RIGHTS, Surveyed, candidates, survey
 from headwater.source.catalog.catalog import Judged, read_catalog
@@ -30,7 +30,7 @@ from headwater.source.settings import version_problems
 from headwater.terminal.questions import Questions
 
 _ROLE: Final = "headwater"
-_SECRETS: Final = ("password", "sslpassword", "passfile")
+_SECRETS: Final = (*LIBPQ_SECRETS, "passfile")
 
 Tables = tuple[TableName | TablePattern, ...]
 
@@ -67,6 +67,13 @@ def init(wishes: Wishes, questions: Questions | None, learn: Callable[[str], Non
             _refuse_to_overwrite(file, wishes)
         root = _lake(wishes, questions)
         listed = candidates(connection)
+        if not listed:
+            raise Refused(
+                f"the database {connection.info.dbname} has no table",
+                code="nothing_to_replicate",
+                where="source",
+                remedy="create the tables first, or name another database in --source",
+            )
         everything = {"pipeline": name, "source": {"connection": conninfo}, "lake": {"root": root}}
         probe = Pipeline.model_validate({**everything, "tables": [str(one.name) for one in listed]})
         found = survey(connection, listed, read_catalog(connection, probe))
@@ -97,14 +104,16 @@ def init(wishes: Wishes, questions: Questions | None, learn: Callable[[str], Non
 def choose(found: Sequence[Surveyed], wanted: Tables, excluded: Tables) -> tuple[list[Chosen], list[Surveyed]]:
     """The entries of the file, and the tables that were wanted and cannot be replicated. No `wanted`: every table."""
     by_name = {one.name: one for one in found}
-    missing = [str(name) for name in wanted if isinstance(name, TableName) and name not in by_name]
-    if missing:
-        raise Refused(
-            f"{', '.join(missing)}: there is no such table in the source (a partition comes with its table)",
-            code="table_missing",
-            where="--table",
-            remedy="correct the name (names are SQL: quote upper case)",
-        )
+    # An exclusion, too: by a typing error a table would be replicated that was to stay out.
+    for option, names in (("--table", wanted), ("--exclude", excluded)):
+        missing = [str(name) for name in names if isinstance(name, TableName) and name not in by_name]
+        if missing:
+            raise Refused(
+                f"{', '.join(missing)}: there is no such table in the source (a partition comes with its table)",
+                code="table_missing",
+                where=option,
+                remedy="correct the name (names are SQL: quote upper case)",
+            )
 
     def is_excluded(table: Surveyed) -> bool:
         return any(_matches(name, table) for name in excluded)

@@ -72,7 +72,11 @@ def _facts(table: Surveyed) -> str:
 
 def _scalar(text: str) -> str:
     """`text` as a value on one line; `${` is kept from meaning a variable."""
-    dumped = yaml.safe_dump([text.replace("${", "$${")], default_flow_style=True, width=1 << 20, allow_unicode=True)
+    # Only between double quotes YAML writes a line break as an escape, and not as one.
+    style = None if text.isprintable() else '"'
+    dumped = yaml.safe_dump(
+        [text.replace("${", "$${")], default_flow_style=True, default_style=style, width=1 << 20, allow_unicode=True
+    )
     return dumped.strip()[1:-1]
 
 

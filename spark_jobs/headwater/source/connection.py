@@ -292,7 +292,9 @@ def _login_failure(error: psycopg.Error, options: dict[str, Any], where: str) ->
 
 
 def _without_secrets(message: str, options: dict[str, Any]) -> str:
-    for option in ("password", "sslpassword"):
+    from headwater.pipeline_file.values import LIBPQ_SECRETS
+
+    for option in LIBPQ_SECRETS:
         if options.get(option):
             message = message.replace(str(options[option]), "***")
     # Our remedies say it shorter than libpq's question.

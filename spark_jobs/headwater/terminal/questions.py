@@ -36,7 +36,7 @@ class Questions:
 
     def secret(self, question: str) -> str:
         """By getpass's own prompt: the terminal no longer echoes when it appears, and nothing typed is lost."""
-        return getpass.getpass(f"{question}: ").strip()
+        return getpass.getpass(f"{question}: ").rstrip("\r\n")  # blanks may belong to it
 
     def confirm(self, question: str) -> bool:
         return Confirm.ask(Text(question), console=self._console, default=True)

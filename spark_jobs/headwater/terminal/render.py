@@ -3,6 +3,7 @@ terminal. What is said in sentences (reasons, remedies) stands below it, where i
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -12,6 +13,7 @@ from headwater.terminal.status_screen import grid, status_screen
 if TYPE_CHECKING:
     from rich.console import Console
 
+_DEFAULT_ROLE = "headwater"
 _COLUMNS = {
     "init": ("size", "rows", "identity", "text in the lake"),
     "load": ("state", "rows", "bytes", "seconds", "capture_lsn"),
@@ -209,11 +211,15 @@ def _render_init(console: Any, result: dict[str, Any]) -> None:
     if "sql" in result:
         console.file.write(result["sql"])  # not one character of it is to be changed
     if result.get("file"):
+        file, role = shlex.quote(result["file"]), result["role"]
+        again = f"headwater init {file} --sql" + (f" --role {shlex.quote(role)}" if role != _DEFAULT_ROLE else "")
         console.print(f"\nWritten: {result['file']}", soft_wrap=True)
-        console.print("Next, when the SQL above has been run (headwater init FILE --sql prints it again):")
-        console.print(f'  export HEADWATER_SOURCE="{result["source"]}"   # with the password', soft_wrap=True)
+        console.print(f"Next, when the SQL above has been run ({again} prints it again):", soft_wrap=True)
+        console.print(
+            f"  export HEADWATER_SOURCE={shlex.quote(result['source'])}   # with the password", soft_wrap=True
+        )
         for command in ("check", "load", "replicate"):
-            console.print(f"  headwater {command} {result['file']}", soft_wrap=True)
+            console.print(f"  headwater {command} {file}", soft_wrap=True)
 
 
 def _render_doctor(console: Any, result: dict[str, Any]) -> None:

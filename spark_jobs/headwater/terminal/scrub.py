@@ -14,7 +14,11 @@ from urllib.parse import quote, quote_plus
 
 _HIDDEN = "***"
 _URI_PASSWORD = re.compile(r"(://[^\s:/@]*:)[^\s@]+(?=@)")
-_KEY_PASSWORD = re.compile(r"((?:ssl)?password\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&'\",)]+)", re.IGNORECASE)
+_KEY_PASSWORD = re.compile(
+    r"((?:(?:ssl)?password|oauth_client_secret|scram_(?:client|server)_key)\s*=\s*)"
+    r"('(?:[^'\\]|\\.)*'|[^\s&'\",)]+)",
+    re.IGNORECASE,
+)
 
 
 class Scrubber:
@@ -29,14 +33,17 @@ class Scrubber:
         from psycopg import ProgrammingError
         from psycopg.conninfo import conninfo_to_dict
 
+        from headwater.pipeline_file.values import LIBPQ_SECRETS
+
         try:
             options = conninfo_to_dict(conninfo)
         except (ProgrammingError, ValueError):
             options = {}
-        for key in ("password", "sslpassword"):
-            self._add(str(options.get(key) or ""))
+        secrets = [str(options[key]) for key in LIBPQ_SECRETS if options.get(key)]
+        for secret in secrets:
+            self._add(secret)
         # A connection string as a whole is a secret only if it holds one.
-        if options.get("password"):
+        if secrets:
             self._known.add(conninfo)
 
     def _add(self, secret: str) -> None:

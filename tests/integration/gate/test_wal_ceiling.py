@@ -215,7 +215,7 @@ def test_a_slot_that_somebody_dropped_is_known_at_once(database: Database, pipel
         assert wait(pipeline, None, "now", 60).outcome == "satisfied"
 
 
-@pytest.mark.parametrize("size", ["0", "-1GiB", "much"])
+@pytest.mark.parametrize("size", ["0", "-1GiB", "much", "20", "1048575"])
 def test_a_ceiling_is_a_size(database: Database, tmp_path: Path, size: str) -> None:
     with pytest.raises(BadPipelineFile, match=r"source\.wal_ceiling"):
         write_pipeline(tmp_path, database, ORDERS, source={"wal_ceiling": size})

@@ -228,6 +228,13 @@ def test_what_cannot_become_a_pipeline_is_refused_and_writes_nothing(
     assert not file.exists()
 
 
+def test_a_database_without_a_table_is_refused(
+    database: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [str(tmp_path / "shop.yaml"), "--source", database.owner, "--lake", "/lake", "--json"]
+    assert json.loads(init(capsys, *arguments, expected=2))["error"]["code"] == "nothing_to_replicate"
+
+
 def test_a_person_at_a_terminal_is_asked_until_the_answers_will_do(database: Database, tmp_path: Path) -> None:
     database.execute("create table orders (id int primary key)", "create table other (id int primary key)")
     options = psycopg.conninfo.conninfo_to_dict(database.owner)

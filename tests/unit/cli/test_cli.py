@@ -20,6 +20,7 @@ from headwater import cli
 from headwater.cli.arguments import EXAMPLES, parser
 from headwater.errors import HeadwaterError, SourceUnreachable
 from headwater.pipeline_file.pipeline import load_pipeline
+from headwater.pipeline_file.values import LIBPQ_SECRETS
 from headwater.terminal.render import render
 from headwater.terminal.scrub import Scrubber
 
@@ -206,6 +207,14 @@ def test_an_unexpected_error_is_one_sentence_without_the_password(capsys: pytest
     assert "hunter2" not in err
     assert "Traceback" not in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", LIBPQ_SECRETS)
+def test_every_secret_of_a_connection_string_is_taken_out_of_texts(option: str) -> None:
+    scrubber = Scrubber()
+    scrubber.learn(f"host=db {option}=hunter2")
+    assert scrubber.scrub("it was hunter2") == "it was ***"
+    assert Scrubber().scrub(f"host=db {option}=hunter2 x") == f"host=db {option}=*** x", "one that was never learned"
 
 
 def test_a_store_that_is_away_is_the_lake_s_outage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,6 +103,13 @@ def test_on_and_off_are_words_not_truth_values(tmp_path: Path, choice: str) -> N
     assert read(tmp_path, head + "tables: [public.a]\n").source.failover == choice
 
 
+def test_a_ceiling_that_is_below_what_any_source_keeps_is_a_forgotten_unit(tmp_path: Path) -> None:
+    head = HEAD.replace("'${SOURCE}'", "'${SOURCE}', wal_ceiling: %s")
+    with pytest.raises(BadPipelineFile, match=r"source\.wal_ceiling: expected at least 1MiB; a bare number is bytes"):
+        read(tmp_path, head % 20 + "tables: [public.a]\n")
+    assert read(tmp_path, head % "1MiB" + "tables: [public.a]\n").source.wal_ceiling == 1 << 20
+
+
 def test_every_fault_is_reported_at_once_with_path_and_line(tmp_path: Path) -> None:
     message = refused(
         tmp_path,

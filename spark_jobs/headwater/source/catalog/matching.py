@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from headwater.names import TablePattern
+from headwater.names import TableName, TablePattern
 from headwater.pipeline_file.pipeline import TableEntry
 from headwater.source.catalog.relations import KINDS, ORDINARY, PARTITIONED, Listed
 from headwater.source.problems import Problem, error, warning
@@ -38,6 +38,11 @@ def match_entries(
         matching = [relation for relation in by_name.values() if _matches(entry, relation)]
         if not matching:
             problems.append(warning("pattern_empty", str(entry.name), "no table matches this pattern yet"))
+        for name in entry.exclude:
+            if isinstance(name, TableName) and name not in by_name:  # a typing error lets the table in
+                message = f"it excludes {name}, and there is no such table in the source"
+                remedy = "correct the name in exclude (names are SQL: quote upper case), or take it out"
+                problems.append(warning("exclude_missing", str(entry.name), message, remedy))
         for relation in matching:
             chosen.setdefault(relation.relation_id, (relation, entry))
     result = []
