@@ -66,6 +66,12 @@ def quote_ident(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def yaml_key(name: str) -> str:
+    """Column `name` as a key of the pipeline file: it is read as SQL, so YAML must keep the double quotes."""
+    quoted = quote_ident(name)
+    return quoted if quoted == name else "'" + quoted.replace("'", "''") + "'"
+
+
 def path_part(name: str) -> str:
     """`name` as one folder name: each byte of its UTF-8 outside [A-Za-z0-9_-] becomes `~XX`."""
     return "".join(chr(byte) if byte in _PLAIN_PATH_BYTES else f"~{byte:02X}" for byte in name.encode())

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
-from headwater.names import BadName, TableName, TablePattern, parse_identifier, parse_name_or_pattern, quote_ident
+from headwater.names import (
+    BadName,
+    TableName,
+    TablePattern,
+    parse_identifier,
+    parse_name_or_pattern,
+    quote_ident,
+    yaml_key,
+)
 
 
 @pytest.mark.parametrize(
@@ -128,3 +137,14 @@ def test_a_column_name_follows_the_same_rules() -> None:
     assert parse_identifier('"Id.1"') == "Id.1"
     with pytest.raises(BadName):
         parse_identifier("a.b")
+
+
+@pytest.mark.parametrize("column", ["created", "Created", "order", "it's", 'a"b', "größe", "null", "Order Lines"])
+def test_a_column_in_a_remedy_is_read_from_the_pipeline_file_as_that_column(column: str) -> None:
+    [key] = yaml.safe_load(f'on_bad_value: {{{yaml_key(column)}: "null"}}')["on_bad_value"]
+    assert parse_identifier(key) == column
+
+
+def test_a_plain_column_is_written_plainly() -> None:
+    assert yaml_key("created") == "created"
+    assert yaml_key("Created") == "'\"Created\"'"

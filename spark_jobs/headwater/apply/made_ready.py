@@ -30,6 +30,7 @@ from headwater.delta.metadata import becoming
 from headwater.delta.new_files import discard, discard_vectors
 from headwater.delta.where_files import columns_read, matches, rows_matching
 from headwater.errors import Diverged, Refused
+from headwater.names import TableName
 from headwater.net_changes import NetChanges, Parts
 from headwater.predicate import Predicate, columns_of
 from headwater.schema import TableSchema
@@ -214,10 +215,11 @@ def on_rows_of(where: Predicate, net: NetChanges, schema: TableSchema) -> NetCha
     if net.on_disk is not None:
         return replace(net, on_disk=_PartsOnRows(where, net.on_disk, schema))
     if any(net.unchanged[name].any() for name in columns_of(where) & net.unchanged.keys()):
+        table = str(TableName(schema.schema, schema.name))
         raise Diverged(
             "rows keep values that the log does not carry, and that the predicate is about",
-            where=f"{schema.schema}.{schema.name}",
-            remedy=f"headwater reload PIPELINE.yaml --table {schema.schema}.{schema.name}",
+            where=table,
+            remedy=f"headwater reload PIPELINE.yaml --table {table}",
         )
     is_of = matches(where, net.rows)
     some, keys = pa.array(is_of), list(schema.key)

@@ -34,6 +34,8 @@ from headwater.errors import (
 from headwater.lake_root import is_remote
 from headwater.terminal.scrub import Scrubber, ScrubbingFormatter
 
+log = logging.getLogger(__name__)
+
 
 class _Stopped(BaseException):
     """A signal ended a command that has nothing to finish. No Exception: nothing may take it for a failure."""
@@ -188,7 +190,11 @@ def _result_stream(as_json: bool) -> Iterator[TextIO]:
 def _log_to_stderr(scrubber: Scrubber) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(ScrubbingFormatter(scrubber))
-    logging.basicConfig(handlers=[handler], level=os.environ.get("HEADWATER_LOG", "INFO").upper())
+    levels = logging.getLevelNamesMapping()
+    level = (os.environ.get("HEADWATER_LOG") or "INFO").upper()
+    logging.basicConfig(handlers=[handler], level=levels.get(level, logging.INFO))
+    if level not in levels:
+        log.warning("HEADWATER_LOG is no level of logging (such as DEBUG, INFO, WARNING, ERROR): INFO is used")
     logging.getLogger("py4j").setLevel(logging.WARNING)  # it announces every connection that it closes
     # And this one every function that it does not register.
     logging.getLogger("great_expectations").setLevel(logging.WARNING)

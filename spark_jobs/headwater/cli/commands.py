@@ -175,7 +175,10 @@ def _waits(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) 
     from headwater.lake.cuts import time_text
     from headwater.lake.wait_log import waits_since
 
-    since = datetime.now(UTC) - timedelta(seconds=args.last)
+    try:
+        since = datetime.now(UTC) - timedelta(seconds=args.last)
+    except OverflowError:
+        raise _usage("--last reaches back further than a date can", "waits") from None
     found = [waits.to_json() for waits in waits_since(pipeline.lake_path(), since)]
     return {"pipeline": pipeline.name, "since": time_text(since), "waits": found}, EXIT_DONE
 

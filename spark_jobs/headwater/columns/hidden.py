@@ -8,6 +8,7 @@ from headwater.errors import Refused
 from headwater.hidden import fingerprint
 from headwater.lake.registry import TableRecord
 from headwater.log.hiding import Hiding
+from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.schema import Column, TableSchema
 
@@ -50,12 +51,12 @@ def key_of(pipeline: Pipeline, schema: TableSchema) -> bytes:
         return b""
     key = pipeline.hash_key()
     if set(schema.hashed.values()) != {fingerprint(key)}:
-        name = f"{schema.schema}.{schema.name}"
+        name = str(TableName(schema.schema, schema.name))
         raise Refused(
             f"{pipeline.source.hash_key} holds another key than when the table was loaded: equal values would differ",
             code="hash_key",
             where=name,
             remedy="give it the former key; or, for the new one, stop replicate, then headwater load PIPELINE.yaml "
-            f"--again --table {name}, with --table for each other table with columns.hash",
+            f"--again --table {name} and with --table for each other table with columns.hash",
         )
     return key

@@ -23,6 +23,7 @@ from headwater.errors import BadValue, HeadwaterError
 from headwater.lake.executors import LakeAccess
 from headwater.log.hiding import hide_columns
 from headwater.log.values.decode import decode_copy_rows, mark_lost_in_partitions
+from headwater.names import yaml_key
 from headwater.predicate import Predicate
 from headwater.schema import PARTITION_COLUMN, Column, Leaf, TableSchema
 from headwater.source.catalog.catalog import Signature, signature
@@ -287,7 +288,7 @@ def bad_value(text: str, table: str, schema: TableSchema) -> BadValue:
     return BadValue(
         f"column {column.name} holds a value that the lake's type {column.value.lake} cannot hold ({found['key']})",
         where=table,
-        remedy=f'set on_bad_value: {{{column.name}: "null"}} (or string), then headwater load PIPELINE.yaml '
+        remedy=f'set on_bad_value: {{{yaml_key(column.name)}: "null"}} (or string), then headwater load PIPELINE.yaml '
         f"--table {table} --again",
     )
 

@@ -19,6 +19,7 @@ from headwater.delta.layout import Layout
 from headwater.delta.small_versions import damage_named
 from headwater.errors import Refused
 from headwater.load.stretches import FEW_PARTITIONS
+from headwater.names import yaml_key
 from headwater.schema import TableSchema
 
 _OF_A_TASK: Final = 64 << 20
@@ -50,7 +51,7 @@ class PartitionTexts:
             f"{name} holds empty texts, which Delta takes for NULL in a partition column",
             code="bad_value",
             where=self.table,
-            remedy=f'set on_bad_value: {{{name}: "null"}} in the pipeline file, or choose another column',
+            remedy=f'set on_bad_value: {{{yaml_key(name)}: "null"}} in the pipeline file, or choose another column',
         )
 
 

@@ -7,6 +7,7 @@ own tables, the relations that the source was asked about, validations, reloads 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -62,7 +63,8 @@ class Judgement:
         stopped = "no driver was seen alive during the wait"
         if self._lookout.source is not None:
             stopped = f"replication is stopped, {stopped_since(look, datetime.now(UTC))}"
-        return freshness.at_deadline(judged, alive=driver_seen, stopped=stopped, pipeline_file=self._pipeline.file)
+        file = shlex.quote(self._pipeline.file)
+        return freshness.at_deadline(judged, alive=driver_seen, stopped=stopped, pipeline_file=file)
 
     def is_gone(self, cut: Mapping[str, Any]) -> bool:
         """Whether the validated `cut`, which is pinned by now, was cleaned up before; then it is not offered again."""

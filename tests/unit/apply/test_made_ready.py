@@ -256,8 +256,12 @@ def test_a_predicate_is_not_judged_by_a_value_that_the_log_left_out(applier: App
     twins = table_of(applier, tmp_path, "bigint", 7)
     number, row = next(iter(twins.model.items()))
     kept = twins.changes([{**row, "big": None}], [True], [True], [None], [])
-    with pytest.raises(Diverged, match="keep values that the log does not carry, and that the predicate is about"):
-        on_rows_of(IsNull("big", negated=True), kept, twins.schema)
+    named = replace(twins.schema, name="Order Lines")
+    with pytest.raises(
+        Diverged, match="keep values that the log does not carry, and that the predicate is about"
+    ) as caught:
+        on_rows_of(IsNull("big", negated=True), kept, named)
+    assert caught.value.remedy.endswith(f'--table {named.schema}."Order Lines"'), "as with_file can quote it"
     assert on_rows_of(OneOf("id", (row["id"],)), kept, twins.schema).rows.num_rows == 1
     assert twins.key(number) == (row["id"],)
 

@@ -217,6 +217,19 @@ def test_every_secret_of_a_connection_string_is_taken_out_of_texts(option: str) 
     assert Scrubber().scrub(f"host=db {option}=hunter2 x") == f"host=db {option}=*** x", "one that was never learned"
 
 
+@pytest.mark.parametrize("level", ["LOUD", ""])
+def test_an_unknown_log_level_is_said_and_ends_no_command(pipeline_file: Path, level: str) -> None:
+    done = run("waits", str(pipeline_file), "--json", HEADWATER_LOG=level)
+    assert (done.returncode, json.loads(done.stdout)["waits"]) == (0, [])
+    assert ("HEADWATER_LOG is no level" in done.stderr) == bool(level)
+
+
+def test_a_look_back_beyond_all_dates_is_refused(pipeline_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for last in ("99999999999d", "999999d"):
+        assert cli.main(["waits", str(pipeline_file), "--last", last, "--json"]) == 2
+        assert json.loads(capsys.readouterr().out)["error"]["code"] == "usage"
+
+
 def test_a_store_that_is_away_is_the_lake_s_outage(capsys: pytest.CaptureFixture[str]) -> None:
     args = parser().parse_args(["load", "x.yaml", "--json"])
     away = OSError(errno.EIO, "Generic S3 error: connection refused", "s3://analytics/shop/_headwater/tables")

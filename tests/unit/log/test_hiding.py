@@ -5,13 +5,15 @@ from __future__ import annotations
 import struct
 import traceback
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from headwater.columns.hidden import hiding
-from headwater.errors import Refused
+from headwater.columns.hidden import hiding, key_of
+from headwater.errors import Refused, with_file
 from headwater.hidden import Hidden, hashed
 from headwater.lake.registry import TableRecord
 from headwater.log.blocks import Block, Held, Relation, RelationColumn
@@ -131,6 +133,14 @@ def test_a_table_that_was_renamed_and_loaded_is_hidden_as_it_is_now(order: int) 
     assert hiding(pipeline, [removed, live][::order]).relations == {7: HIDES.columns}
     assert hiding(pipeline, [removed, plain][::order]).relations == {}
     assert hiding(pipeline, [removed]).relations == {7: ()}
+
+
+def test_the_cure_of_another_key_can_be_typed() -> None:
+    pipeline: Any = SimpleNamespace(hash_key=lambda: KEY, source=SimpleNamespace(hash_key="PEOPLE"))
+    with pytest.raises(Refused) as refused:
+        key_of(pipeline, replace(SCHEMA, name="Old people", columns=COLUMNS))
+    assert refused.value.where == 'public."Old people"'
+    assert """--again --table 'public."Old people"' and with""" in with_file(refused.value.remedy, "shop.yaml")
 
 
 def test_a_predicate_over_a_hidden_column_is_refused() -> None:

@@ -24,6 +24,7 @@ from headwater.log.values.decode import (
     older_values,
 )
 from headwater.log.values.wire import fixed
+from headwater.names import yaml_key
 from headwater.schema import TableSchema
 from headwater.stage_clock import stage
 
@@ -255,5 +256,6 @@ def _refuse_bad(schema: TableSchema, decoded: DecodedTuples, sequence: Int64, de
         f"column {name} holds a value that the lake's type {schema.column(name).value.lake} cannot hold "
         f"({describe(int(sequence[row]))})",
         where=f"{schema.schema}.{schema.name}",
-        remedy=f'set on_bad_value: {{{name}: "null"}} or string in the pipeline file, then load the table again',
+        remedy=f'set on_bad_value: {{{yaml_key(name)}: "null"}} or string in the pipeline file, '
+        "then load the table again",
     )

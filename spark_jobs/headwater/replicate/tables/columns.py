@@ -39,7 +39,7 @@ from headwater.failpoints import reach
 from headwater.lake.registry import TableRecord
 from headwater.log.blocks import Block, Relation, RelationColumn, Transactions, Truncate
 from headwater.log.values.decode import older_value
-from headwater.names import TableName
+from headwater.names import TableName, yaml_key
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.replicate.batches.batch import Share
 from headwater.replicate.tables.foreign_writes import ForeignWrites
@@ -268,8 +268,8 @@ def _columns(record: TableRecord, before: TableSchema, after: TableSchema, numbe
                 raise BadValue(
                     f"{what} that the lake's type {column.value.lake} cannot hold",
                     where=record.name,
-                    remedy=f'set on_bad_value: {{{column.name}: "null"}} or string in the pipeline file, then '
-                    f"headwater load PIPELINE.yaml --table {record.name} --again",
+                    remedy=f'set on_bad_value: {{{yaml_key(column.name)}: "null"}} or string in the pipeline file, '
+                    f"then headwater load PIPELINE.yaml --table {record.name} --again",
                 )
     return ColumnChange(after, tuple(added), renamed, fill, tuple(widened), number)
 
