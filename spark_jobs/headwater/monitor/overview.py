@@ -405,15 +405,16 @@ def _with_cure(said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _oldest(answer: SourceAnswer) -> dict[str, Any] | None:
-    """The transaction that has been open longest at the source: its log is kept until it ends."""
+    """The transaction that has been open longest at the source: its log is kept until it ends. Where the role may not
+    see the age of the one with the lowest id, which began to write first, that one is named, and `seconds` is the age
+    of the oldest that it may see: it has been open for about as long at least."""
     known = answer.state.open_transactions if answer.state is not None else ()
-    oldest = min(known, key=lambda one: one.xid, default=None)
-    if oldest is None:
+    if not known:
         return None
-    # The lowest id began to write first. Where the role may not see its age, that of a younger one must not hide it.
-    if oldest.age is not None:
-        oldest = max(known, key=lambda one: one.age or 0.0)
-    return {"seconds": round(oldest.age, 3) if oldest.age is not None else None, "what": str(oldest)}
+    first = min(known, key=lambda one: one.xid)
+    oldest = max(known, key=lambda one: (one.age or 0.0, -one.xid))
+    shown = first if first.age is None else oldest
+    return {"seconds": round(oldest.age, 3) if oldest.age is not None else None, "what": str(shown)}
 
 
 def _source_json(answer: SourceAnswer) -> dict[str, Any]:
