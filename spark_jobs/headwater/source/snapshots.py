@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 
 _WRAP = 1 << 32
 _FIRST_WORD_SECONDS, _WORD_SECONDS = 5.0, 60.0
+VISIBLE_SECONDS = 10.0
+"""How long what the log has told of is waited for: a commit is in the log before other sessions see it."""
+_VISIBLE_LOOK_SECONDS = 0.02
 _MOST_MILLISECONDS = (1 << 31) - 1  # that a time-out of the server can be: 24 days
 
 
@@ -79,6 +82,28 @@ def all_visible(connection: Connection, xids32: Collection[int]) -> bool:
         row = connection.execute("select pg_current_snapshot()::text").fetchone()
     assert row is not None
     return all(VisibilitySnapshot.parse(row[0]).visible_mask(list(xids32)))
+
+
+def become_visible(connection: Connection, xids32: Collection[int], seconds: float) -> bool:
+    """Whether `all_visible`, which is waited for, so long at most."""
+    deadline = time.monotonic() + seconds
+    while not (visible := all_visible(connection, xids32)) and time.monotonic() < deadline:
+        time.sleep(_VISIBLE_LOOK_SECONDS)
+    return visible
+
+
+def require_visible(connection: Connection, xids32: Collection[int], where: str) -> None:
+    """Before the catalog is asked about what these committed top-level transactions hold of `where`: else it would
+    answer for the time before them. Transient when they do not become visible in `VISIBLE_SECONDS`."""
+    if not become_visible(connection, xids32, VISIBLE_SECONDS):
+        raise Transient(
+            f"what was committed at the source is not visible there {VISIBLE_SECONDS:g} s later: a synchronous standby "
+            "does not answer",
+            code="not_visible",
+            where=where,
+            remedy="bring the standby back, or change synchronous_standby_names; then run replicate again: nothing is "
+            "lost",
+        )
 
 
 @dataclass(frozen=True, slots=True)

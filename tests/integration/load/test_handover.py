@@ -28,12 +28,13 @@ from fixtures.jobs import (
     record_of,
     registry_of,
     source_rows,
+    stalled_commit,
     states_of,
     until,
 )
 from fixtures.lakes import HandLake
 from fixtures.pipelines import write_pipeline
-from fixtures.postgres import Database, commits_held
+from fixtures.postgres import Database
 from headwater.delta.tables import current
 from headwater.errors import LostLease, Transient
 from headwater.lake.ledger import read_all
@@ -87,7 +88,7 @@ def handed_over(source: Source) -> Pipeline:
         database.execute("insert into b_before values (6, 1, 'before')", "update b_before set n = 1 where id = 1")
         _write_with_subtransactions(open_one)
         _prepare(database)
-        with _stalled_commit(database, "insert into b_stalled values (6, 1, 'stalled')"):
+        with stalled_commit(database, "insert into b_stalled values (6, 1, 'stalled')"):
             hold.release()
             states = states_of(loading.result(120))
             assert set(states.values()) == {"catching up"}
@@ -114,19 +115,6 @@ def _prepare(database: Database) -> None:
         connection.execute("delete from b_prepared where id = 1")
         connection.execute("prepare transaction 'across the capture'")
         connection.commit()
-
-
-@contextmanager
-def _stalled_commit(database: Database, statement: str) -> Iterator[None]:
-    """`statement` committed in the log and visible to nobody, because its synchronous standby is missing."""
-    with commits_held(database.server):
-        writing = in_thread(lambda: database.execute(statement))
-        with database.superuser() as watcher:
-            stalled = "select 1 from pg_stat_activity where wait_event = 'SyncRep'"
-            until(lambda: watcher.execute(stalled).fetchone() or writing.done(), "the commit waits for its standby")
-        assert not writing.done()
-        yield
-    writing.result(30)
 
 
 def test_changes_before_the_capture_point_are_not_applied_again(source: Source, handed_over: Pipeline) -> None:

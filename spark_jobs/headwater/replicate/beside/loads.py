@@ -237,7 +237,7 @@ def catch_up(tables: Tables, root: str, name: str, keeping: str, still_alive: Ca
         changes, done = keeper.changes(keeping, name), []
         for kept in changes.shares():
             share = Share(list(kept.share.blocks), list(kept.share.truncates))
-            tables.owners.meet_leaves_of(name, share)
+            tables.owners.meet_leaves_of(name, share, kept.share.transactions)
             tables.commits.commit_share(name, share, kept.share.transactions, still_alive)
             done.append(kept)
             reach("replicate.after_kept_share", name)

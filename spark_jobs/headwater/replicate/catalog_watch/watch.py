@@ -26,15 +26,12 @@ from headwater.replicate.catalog_watch.rewrites import Rewrites
 from headwater.replicate.catalog_watch.unpublishing import ALARM_SECONDS, Unpublishing
 from headwater.source.catalog.standing import Standing
 from headwater.source.connection import Connection
-from headwater.source.snapshots import all_visible
+from headwater.source.snapshots import VISIBLE_SECONDS, all_visible, become_visible
 
 log = logging.getLogger(__name__)
 
-VISIBLE_SECONDS = 10.0
-"""How long what the log has told of is waited for: a commit is in the log before other sessions see it."""
 _HINT_SECONDS = 0.5
-"""Where it has told of nothing for certain."""
-_VISIBLE_LOOK_SECONDS = 0.02
+"""So long what may have happened is waited for, where the log has told of nothing for certain."""
 _TELL_SECONDS = 3600.0
 """So often new files of one relation are told of at most: some tables are truncated every minute."""
 
@@ -69,9 +66,7 @@ class CatalogWatch:
         bit), over an autocommit connection. It is waited for until they are visible, `VISIBLE_SECONDS` at most; if they
         are not by then (a synchronous standby does not answer), nobody else has seen or changed the tables either, and
         a later look of `poll` judges them."""
-        deadline = time.monotonic() + (VISIBLE_SECONDS if ddl.is_told else _HINT_SECONDS)
-        while not (visible := all_visible(connection, xids)) and time.monotonic() < deadline:
-            time.sleep(_VISIBLE_LOOK_SECONDS)
+        visible = become_visible(connection, xids, VISIBLE_SECONDS if ddl.is_told else _HINT_SECONDS)
         with self._looking:
             self._rewrites.told(ddl.rewritten)
             if ddl.is_told or not visible:

@@ -6,21 +6,22 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from headwater.columns.changes import refuse_difference
 from headwater.errors import SchemaChanged
 from headwater.lake.registry import TableRecord, now_text
-from headwater.log.blocks import Relation
+from headwater.log.blocks import Relation, Transactions
 from headwater.names import TableName
 from headwater.replicate.batches.batch import Share
 from headwater.replicate.preapply.process import StagingTarget
 from headwater.replicate.tables.states import TableStates
 from headwater.schema import Leaf
 from headwater.source.catalog.partitions import attached_leaves, new_leaf
-from headwater.source.connection import Session
+from headwater.source.connection import Connection, Session
+from headwater.source.snapshots import require_visible
 
 log = logging.getLogger(__name__)
 
@@ -53,14 +54,15 @@ class Owners:
         """The table of a relation that is known."""
         return self._relations.owner(relation_id)
 
-    def table_for(self, relation: Relation) -> str | None:
-        """The table that the changes of `relation` belong to; the source is asked once about one that is unknown."""
+    def table_for(self, relation: Relation, transactions: Callable[[], Transactions]) -> str | None:
+        """The table that the changes of `relation`, in these transactions, belong to; the source is asked once about
+        one that is unknown. Transient when it cannot say yet."""
         name = self._relations.owner(relation.relation_id)
         if name is not None:
             return name
         again = self._relations.owner_by_name(relation)
         if again is None:
-            return self._partition_of(relation)
+            return self._partition_of(relation, transactions())
         self._relations.disown(relation.relation_id)
         if self._states.is_followed(again):
             refused = SchemaChanged(
@@ -71,9 +73,9 @@ class Owners:
             self._states.suspend(again, refused)
         return None
 
-    def _partition_of(self, relation: Relation) -> str | None:
+    def _partition_of(self, relation: Relation, transactions: Transactions) -> str | None:
         """The table of which the unknown relation is a partition."""
-        asked = partial(new_leaf, relation_id=relation.relation_id)
+        asked = partial(_visible_leaf, relation=relation, transactions=transactions)
         root, leaf, created = self._session.ask(asked) or (0, None, True)
         name = self._relations.owner(root)
         if name is None or leaf is None or not (created or self._awaits(name, leaf)):
@@ -116,17 +118,25 @@ class Owners:
             if leaf.relation_id not in known:
                 self._adopt(name, leaf)
 
-    def meet_leaves_of(self, name: str, share: Share) -> None:
+    def meet_leaves_of(self, name: str, share: Share, transactions: Transactions) -> None:
         """In its lane: partitions that came while the table was loaded."""
         known = {leaf.relation_id for leaf in self._states.records[name].schema.leaves}
         for relation in {block.relation for block in share.blocks if block.relation.relation_id not in known}:
-            found = self._session.ask(partial(new_leaf, relation_id=relation.relation_id))
+            found = self._session.ask(partial(_visible_leaf, relation=relation, transactions=transactions))
             if found is None:
                 continue
             _, leaf, created = found
             if not created:
                 raise _attached(name, leaf)
             self._adopt(name, leaf)
+
+
+def _visible_leaf(
+    connection: Connection, relation: Relation, transactions: Transactions
+) -> tuple[int, Leaf, bool] | None:
+    """What the catalog says of the relation once it shows what these transactions, which have changes of it, did."""
+    require_visible(connection, transactions.xid.tolist(), f"{relation.schema}.{relation.name}")
+    return new_leaf(connection, relation.relation_id)
 
 
 def awaiting(record: TableRecord, leaves: Sequence[Leaf]) -> TableRecord:

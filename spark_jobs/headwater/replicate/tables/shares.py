@@ -36,7 +36,7 @@ class Shares:
         shares: dict[str, Share] = {}
         for chunk in batch.chunks:
             for block in chunk.blocks:
-                name = self._owners.table_for(block.relation)
+                name = self._owners.table_for(block.relation, batch.transactions)
                 if name is not None and self._is_wanted(name):
                     shares.setdefault(name, Share()).blocks.append(block)
             for truncate in chunk.truncates:

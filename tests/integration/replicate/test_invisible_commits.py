@@ -1,0 +1,70 @@
+"""Commits that are in the log and not visible at the source yet, because a synchronous standby does not answer: what
+the catalog says of them is waited for, and nothing of them is passed by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fixtures.jobs import assert_equal, catch_up, in_thread, record_of, stalled_commit, until
+from fixtures.loaded import pipeline_in_step
+from fixtures.postgres import Database
+from headwater.errors import Transient
+from headwater.pipeline_file.pipeline import Pipeline
+from headwater.source import snapshots
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+SALES = "public.sales"
+PARTITION = (
+    "create table sales_us partition of sales for values in ('us')",
+    "insert into sales values (3, 'us', 3), (4, 'us', 4)",
+)
+
+
+@pytest.fixture
+def pipeline(database: Database, spark: SparkSession, tmp_path: Path) -> Pipeline:
+    database.allow_publishing()
+    database.execute(
+        "create table sales (id int, region text, n int, primary key (id, region)) partition by list (region)",
+        "create table sales_eu partition of sales for values in ('eu')",
+        "insert into sales values (1, 'eu', 1), (2, 'eu', 2)",
+    )
+    return pipeline_in_step(tmp_path, database, SALES)
+
+
+def _asks_for_visibility(database: Database, application: str) -> bool:
+    asked = "select 1 from pg_stat_activity where application_name = %s and query ~ 'pg_current_snapshot'"
+    with database.superuser() as watcher:
+        return watcher.execute(asked.encode(), (application,)).fetchone() is not None
+
+
+@pytest.mark.parametrize(("statements", "application"), [(PARTITION, "headwater replicate")])
+def test_a_commit_that_becomes_visible_later_is_waited_for(
+    database: Database, pipeline: Pipeline, statements: Sequence[str], application: str
+) -> None:
+    with stalled_commit(database, *statements):
+        running = in_thread(lambda: catch_up(pipeline))
+        until(lambda: _asks_for_visibility(database, application) or running.done(), "the driver waits")
+    running.result(60)
+    assert_equal(database, pipeline, SALES)
+    assert record_of(pipeline, SALES).state == "active"
+
+
+@pytest.mark.parametrize("statements", [PARTITION])
+def test_a_commit_that_stays_invisible_ends_the_driver_and_comes_again(
+    database: Database, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, statements: Sequence[str]
+) -> None:
+    with stalled_commit(database, *statements), monkeypatch.context() as patch:
+        patch.setattr(snapshots, "VISIBLE_SECONDS", 0)
+        with pytest.raises(Transient, match="a synchronous standby does not answer"):
+            catch_up(pipeline)
+    catch_up(pipeline)
+    assert_equal(database, pipeline, SALES)
+    assert record_of(pipeline, SALES).state == "active"
