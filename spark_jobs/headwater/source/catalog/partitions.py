@@ -1,8 +1,9 @@
 """Partitions at the source: which leaves one has that somebody names (itself, or those below it), and which came with
 rows of their own. pg_class and pg_inherits are open to every role.
 
-An attached table brings rows that the log never carried, and so does one below a tree that was attached: it is told
-apart by a pg_inherits entry that is younger than the relation.
+An attached table brings rows that the log never carried, and so does one below a tree that was attached. ATTACH
+PARTITION writes all columns of what it attaches once more, beside its entry in pg_inherits; CREATE TABLE ... PARTITION
+OF does not. Where it follows a CREATE TABLE in one transaction, the rows from in between tell.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+from psycopg import sql
 
 from headwater.names import TableName
 from headwater.schema import Leaf
@@ -39,16 +42,31 @@ join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 where inside.relid = p.oid and inside.level > 0 and below.isleaf
 """
 
-_LINKED_LATER: Final = """
-exists (select from pg_catalog.pg_partition_ancestors(c.oid) up (relid)
-        join pg_catalog.pg_inherits i on i.inhrelid = up.relid where age(i.xmin) < age(a.xmin))
+DISTANCE: Final = "mod(age({})::bigint + 4294967296, 4294967296)"
+"""How many transactions ago. What is frozen keeps its xmin, and age() turns negative after 2^31."""
+_ATTACHED: Final = """
+pg_catalog.pg_partition_ancestors(c.oid) up (relid)
+join pg_catalog.pg_inherits i on i.inhrelid = up.relid
+join pg_catalog.pg_attribute u on u.attrelid = up.relid and u.attname = 'tableoid' and u.attnum < 0
+where not (i.xmin = u.xmin and exists (
+    select from pg_catalog.pg_attribute k where k.attrelid = up.relid and k.attnum > 0 and not k.attisdropped
+    and k.xmin = i.xmin and k.cmin::text::bigint < i.cmin::text::bigint))
 """
+"""Links of a leaf and of what it lies below that ATTACH PARTITION has made, or may have."""
 _LEAF: Final = f"""
 c.oid::bigint, n.nspname, c.relname, coalesce(pg_relation_filenode(c.oid), 0)::bigint, c.relreplident,
-not {_LINKED_LATER} as created_as_partition
+later.were, a.xmin::text, together.command,
+c.relfilenode = c.oid and has_schema_privilege(n.oid, 'USAGE') and has_table_privilege(c.oid, 'SELECT')
+and not row_security_active(c.oid)
 from pg_catalog.pg_class c
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attname = 'tableoid' and a.attnum < 0
+cross join lateral (
+    select count(*) > 0 as were from {_ATTACHED} and i.xmin <> a.xmin
+    and (up.relid = c.oid or {DISTANCE.format("i.xmin")} < {DISTANCE.format("a.xmin")})) later
+cross join lateral (
+    select max(i.cmin::text::bigint) as command from {_ATTACHED} and i.xmin = a.xmin
+    and i.cmin::text::bigint > a.cmin::text::bigint) together
 where c.relispartition
 """
 
@@ -67,13 +85,13 @@ def read_leaves(connection: Connection, parts: Iterable[NamedPart]) -> Leaves:
 
 
 def new_leaf(connection: Connection, relation_id: int) -> tuple[int, Leaf, bool] | None:
-    """(root's relation id, leaf, whether it was created as a partition) of an unknown relation; None: it is no
-    partition."""
+    """(root's relation id, leaf, whether it was created as a partition, or attached without a row) of an unknown
+    relation; None: it is no partition."""
     with errors_named("source"):
         row = connection.execute(
             f"select pg_partition_root(c.oid)::oid::bigint, {_LEAF} and c.oid = %s", [relation_id]
         ).fetchone()
-    return (int(row[0]), *_leaf(*row[1:])) if row is not None else None
+        return (int(row[0]), *_leaf(connection, *row[1:])) if row is not None else None
 
 
 def attached_leaves(connection: Connection, root: int, known: Sequence[int]) -> list[Leaf]:
@@ -84,29 +102,47 @@ def attached_leaves(connection: Connection, root: int, known: Sequence[int]) -> 
             "and c.oid in (select relid from pg_catalog.pg_partition_tree(%s::oid))",
             [list(known), root],
         ).fetchall()
-    return [leaf for leaf, created in (_leaf(*row) for row in rows) if not created]
+        return [leaf for leaf, created in (_leaf(connection, *row) for row in rows) if not created]
 
 
 def attached(connection: Connection, relation_ids: Sequence[int]) -> dict[int, int]:
-    """Those of the partitions that were tables before, or stand below a tree that was attached, with the transaction
-    (32 bits) that did so last."""
+    """Those of the partitions that were tables with rows before, or stand below a tree that was attached, with the
+    transaction (32 bits) that did so last."""
+    newest = f"(select i.xmin::text::bigint from {_ATTACHED} order by {DISTANCE.format('i.xmin')} limit 1)"
     with errors_named("source"):
-        rows = connection.execute(
-            f"""
-            select c.oid::bigint, (
-                select i.xmin::text::bigint from pg_catalog.pg_partition_ancestors(c.oid) up (relid)
-                join pg_catalog.pg_inherits i on i.inhrelid = up.relid order by age(i.xmin) limit 1)
-            from pg_catalog.pg_class c
-            join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attname = 'tableoid' and a.attnum < 0
-            where c.oid = any(%s) and c.relispartition and {_LINKED_LATER}
-            """,
-            [list(relation_ids)],
-        ).fetchall()
-    return {int(relation): int(xid) for relation, xid in rows}
+        rows = connection.execute(f"select {newest}, {_LEAF} and c.oid = any(%s)", [list(relation_ids)]).fetchall()
+        found = [(xid, _leaf(connection, *leaf)) for xid, *leaf in rows]
+    return {leaf.relation_id: int(xid) for xid, (leaf, created) in found if not created}
 
 
 def _leaf(
-    relation_id: int, schema: str, name: str, filenode: int, identity: str | bytes, created: bool
+    connection: Connection,
+    relation_id: int,
+    schema: str,
+    name: str,
+    filenode: int,
+    identity: str | bytes,
+    later: bool,
+    xid: str,
+    command: int | None,
+    told: bool,
 ) -> tuple[Leaf, bool]:
+    """`later`: whether it was attached behind the transaction `xid` that made it; `command`: which of that
+    transaction's did so last, None: none; `told`: whether its rows show which transaction wrote them: they can be read,
+    and are in its first file, since a rewrite writes them as its own."""
     identity = identity.decode() if isinstance(identity, bytes) else identity
-    return Leaf(int(relation_id), schema, name, int(filenode), identity), created
+    leaf = Leaf(int(relation_id), schema, name, int(filenode), identity)
+    if later or command is None:
+        return leaf, not later
+    return leaf, told and not _had_rows(connection, leaf, xid, command)
+
+
+def _had_rows(connection: Connection, leaf: Leaf, xid: str, command: int) -> bool:
+    """Whether a row is left of those that the transaction wrote before the command. pg_partman makes each partition in
+    one transaction, and empty: such a one needs no reload."""
+    statement = sql.SQL(
+        "select exists (select from only {} where xmin = %s::text::xid and cmin::text::bigint < %s)"
+    ).format(sql.Identifier(leaf.schema, leaf.name))
+    row = connection.execute(statement, [xid, command]).fetchone()
+    assert row is not None
+    return bool(row[0])

@@ -1,0 +1,104 @@
+"""Whether a partition was created as one, or attached with rows that the log never carried: by a real catalog."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import psycopg
+import pytest
+
+from fixtures.postgres import Database
+from headwater.source.catalog.partitions import DISTANCE, attached, attached_leaves, new_leaf
+from headwater.source.connection import connect
+
+pytestmark = pytest.mark.postgres
+
+TABLE = "(id int not null default 1, region text not null, n int)"
+FILL = "insert into leaf select 1, 'us', i from generate_series(1, 100) i"
+ATTACH = "alter table sales attach partition leaf for values in ('us')"
+MAKE = f"create table leaf {TABLE}"
+CREATE = "create table leaf partition of sales for values in ('us')"
+BEHIND = "insert into sales values (2, 'us', 2)"
+SUBTREE = f"create table us {TABLE} partition by list (id)"
+BELOW = "create table leaf partition of us for values in (1, 2)"
+ATTACH_TREE = "alter table sales attach partition us for values in ('us')"
+
+
+@pytest.fixture
+def owner(database: Database) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
+    database.allow_publishing()
+    with database.connect() as connection:
+        connection.execute(f"create table sales {TABLE} partition by list (region)")
+        yield connection
+
+
+@pytest.mark.parametrize(
+    ("transactions", "created"),
+    [
+        ([[CREATE]], True),
+        ([[CREATE, FILL, "update leaf set n = 1 where n < 50"]], True),
+        ([[CREATE], ["alter table sales add z int default 7", BEHIND]], True),
+        ([["savepoint a", CREATE, FILL, "release a"]], True),
+        ([["savepoint a", "savepoint b", CREATE, "release b", FILL, "release a"], [BEHIND]], True),
+        ([[MAKE], [FILL], [ATTACH]], False),
+        ([[MAKE], [ATTACH]], False),
+        ([[MAKE, FILL, ATTACH]], False),
+        ([[MAKE, FILL, ATTACH, "delete from leaf where n > 1"], ["alter table sales add z int default 7"]], False),
+        ([[MAKE, FILL, ATTACH], ["alter table sales alter n type bigint"]], False),
+        ([["savepoint a", MAKE, FILL, ATTACH, "release a"]], False),
+        ([["savepoint a", MAKE, "release a", FILL, ATTACH]], False),
+        # As pg_partman makes them: empty, and nothing is missing in the log.
+        ([["create table leaf (like sales including all)", ATTACH]], True),
+        ([["create table leaf (like sales including all)", ATTACH, BEHIND], [FILL, "update sales set n = 0"]], True),
+        ([["savepoint a", MAKE, ATTACH, "release a"], [FILL]], True),
+        ([["create table us partition of sales for values in ('us') partition by list (id)"], [BELOW]], True),
+        ([[SUBTREE], [ATTACH_TREE], [BELOW]], True),
+        ([[SUBTREE], [BELOW], [ATTACH_TREE]], False),
+        ([[SUBTREE, BELOW, FILL, ATTACH_TREE]], False),
+        ([[SUBTREE, BELOW, ATTACH_TREE, FILL]], True),
+        ([[SUBTREE, ATTACH_TREE, BELOW, FILL]], True),
+    ],
+)
+def test_a_partition_that_brought_rows_is_told_from_one_that_did_not(
+    database: Database,
+    owner: psycopg.Connection[tuple[object, ...]],
+    transactions: Sequence[Sequence[str]],
+    created: bool,
+) -> None:
+    for statements in transactions:
+        with owner.transaction():
+            for statement in statements:
+                owner.execute(statement.encode())
+    root, leaf = owner.execute("select 'sales'::regclass::oid::int, 'leaf'::regclass::oid::int").fetchone() or (0, 0)
+    assert isinstance(root, int)
+    assert isinstance(leaf, int)
+    with connect(database.conninfo) as connection:
+        found = new_leaf(connection, leaf)
+        assert found is not None
+        assert (found[0], found[1].name, found[2]) == (root, "leaf", created)
+        assert [one.name for one in attached_leaves(connection, root, [])] == ([] if created else ["leaf"])
+        assert list(attached(connection, [leaf])) == ([] if created else [leaf])
+
+
+def test_an_attached_partition_that_cannot_be_read_counts_as_one_that_brought_rows(database: Database) -> None:
+    database.execute(f"create table sales {TABLE} partition by list (region)", "grant usage on schema public to public")
+    with database.connect(autocommit=False) as connection:
+        connection.execute(MAKE.encode())
+        connection.execute(ATTACH)
+        row = connection.execute("select 'leaf'::regclass::oid::int").fetchone()
+    assert row is not None
+    with connect(database.conninfo) as connection:
+        found = new_leaf(connection, row[0])
+        assert found is not None
+        assert found[2] is False
+
+
+@pytest.mark.parametrize("ago", [0, 5, 2**31 - 10, 2**31, 2**31 + 10, 2**32 - 10_000])
+def test_how_long_ago_a_transaction_was_is_told_beyond_half_of_all_ids(database: Database, ago: int) -> None:
+    with connect(database.conninfo) as connection:
+        row = connection.execute("select pg_snapshot_xmax(pg_current_snapshot())::text::bigint").fetchone()
+        assert row is not None
+        xid = (row[0] - ago) % 2**32
+        asked = f"select {DISTANCE.format('%(xid)s::text::xid')} - {DISTANCE.format('%(now)s::text::xid')}"
+        found = connection.execute(asked.encode(), {"xid": xid, "now": row[0]}).fetchone()
+    assert found == (ago,)
