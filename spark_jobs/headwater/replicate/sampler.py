@@ -1,8 +1,8 @@
 """What a running driver asks the source once a second, in a thread of its own.
 
-(clock, insert LSN), whether its catalog has changed under a table, how much of its log it keeps for us, and whether
-another driver wants to take over. The same session tells a shutdown of the server early: it is ended before the
-walsenders are, and the log connection must not hold the shutdown up.
+(clock, insert LSN), whether its catalog has changed under a table, how much of its log it keeps for us, whether its
+commits have come to wait for us, and whether another driver wants to take over. The same session tells a shutdown of
+the server early: it is ended before the walsenders are, and the log connection must not hold the shutdown up.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 
 from headwater import store_options
-from headwater.errors import Fenced, HeadwaterError, SourceChanged
+from headwater.errors import Fenced, HeadwaterError, Refused, SourceChanged
+from headwater.gate.check import APPLICATION_NAME
 from headwater.gate.wal_ceiling import CeilingWatch
 from headwater.lake_root import is_remote
 from headwater.pipeline_file.pipeline import Pipeline
@@ -26,7 +27,9 @@ from headwater.replicate.publisher import Publisher
 from headwater.replicate.reader.handle import LogReader
 from headwater.replicate.takeover.succession import SuccessorWatch
 from headwater.source.connection import Connection, connect, primary_position
+from headwater.source.problems import refuse_errors
 from headwater.source.samples import Sample, emit_marker, take_sample
+from headwater.source.settings import standby_problems
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +93,7 @@ class Sampler:
                     self._sample(connection)
                     self._watch.poll(connection)
                     self._successor.look(connection)
-                    self.failure = self.failure or self._ceiling.look(connection)
+                    self.failure = self.failure or self._ceiling.look(connection) or self._waited_for(connection)
                     if away_since is not None:
                         log.info("the source answers again, after %.0f s", time.monotonic() - away_since)
                         away_since = None
@@ -151,6 +154,15 @@ class Sampler:
             connection.close()
             raise
         return connection
+
+    def _waited_for(self, connection: Connection) -> Refused | None:
+        """Why the driver must end: its log connection has become a synchronous standby, by a setting that a start
+        refuses."""
+        try:
+            refuse_errors(standby_problems(connection, [APPLICATION_NAME, self._pipeline.source.slot]))
+        except Refused as refused:
+            return refused
+        return None
 
     def _sample(self, connection: Connection) -> None:
         sample, self.clock_offset = sample_with_offset(connection)

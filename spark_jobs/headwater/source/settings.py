@@ -45,7 +45,7 @@ def server_problems(connection: Connection, slot_name: str, application_names: I
         *_database_problems(connection),
         *(change.problem for change in setting_changes(connection, slot)),
         *_role_problems(connection),
-        *_standby_problems(connection, [*application_names, slot_name]),
+        *standby_problems(connection, [*application_names, slot_name]),
         *_slot_problems(connection, slot),
         *pooler_problems(connection),
     ]
@@ -162,7 +162,8 @@ def _role_problems(connection: Connection) -> list[Problem]:
     return [error("no_replication_right", f"role {quote_ident(role)}", "it may not read the log", remedy)]
 
 
-def _standby_problems(connection: Connection, application_names: Iterable[str]) -> list[Problem]:
+def standby_problems(connection: Connection, application_names: Iterable[str]) -> list[Problem]:
+    """Whether a log connection under one of these names would be waited for by the source's commits."""
     setting = _setting(connection, "synchronous_standby_names")
     ours = {name.lower() for name in application_names}
     caught = sorted(name for name in standby_names(setting) if name == "*" or name.lower() in ours)

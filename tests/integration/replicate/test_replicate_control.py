@@ -25,6 +25,7 @@ from fixtures.jobs import (
     armed,
     assert_equal,
     catch_up,
+    failing,
     following,
     lake_path_of,
     lake_rows,
@@ -461,3 +462,28 @@ def test_a_run_that_is_over_at_once_leaves_word_of_the_sources_clock(
     database.execute("insert into orders values (2)")  # what the source says now proves nothing of the lake
     result = wait(pipeline, None, "1h", 0)
     assert result.outcome is freshness.Outcome.SATISFIED, result
+
+
+@pytest.mark.parametrize("names", ["*", "FIRST 1 (other, Headwater)"])
+def test_a_driver_that_becomes_a_synchronous_standby_ends(
+    database: Database, spark: SparkSession, tmp_path: Path, names: str
+) -> None:
+    database.allow_publishing()
+    database.execute("create table t (id int primary key)", "insert into t values (1)")
+    pipeline = pipeline_in_step(tmp_path, database, "public.t")
+    with failing(pipeline) as running, database.superuser() as connection:
+        until(lambda: status(pipeline)["running"] or running.done(), "the driver runs")
+        connection.execute(f"alter system set synchronous_standby_names = '{names}'".encode())
+        try:
+            connection.execute("select pg_reload_conf()")
+            until(running.done, "the driver has ended")
+        finally:
+            connection.execute("alter system reset synchronous_standby_names")
+            connection.execute("select pg_reload_conf()")
+        assert connection.execute("select active from pg_replication_slots").fetchall() == [(False,)]
+    ended = running.exception()
+    assert isinstance(ended, Refused)
+    assert ended.code == "synchronous_standby"
+    database.execute("insert into t values (2)")
+    catch_up(pipeline)
+    assert_equal(database, pipeline, "public.t")
