@@ -26,6 +26,7 @@ PARTITION = (
     "create table sales_us partition of sales for values in ('us')",
     "insert into sales values (3, 'us', 3), (4, 'us', 4)",
 )
+COLUMN = ("alter table sales add c int default 5", "update sales set n = 10 where id = 1")
 
 
 @pytest.fixture
@@ -45,7 +46,9 @@ def _asks_for_visibility(database: Database, application: str) -> bool:
         return watcher.execute(asked.encode(), (application,)).fetchone() is not None
 
 
-@pytest.mark.parametrize(("statements", "application"), [(PARTITION, "headwater replicate")])
+@pytest.mark.parametrize(
+    ("statements", "application"), [(PARTITION, "headwater replicate"), (COLUMN, "headwater columns")]
+)
 def test_a_commit_that_becomes_visible_later_is_waited_for(
     database: Database, pipeline: Pipeline, statements: Sequence[str], application: str
 ) -> None:
@@ -57,7 +60,7 @@ def test_a_commit_that_becomes_visible_later_is_waited_for(
     assert record_of(pipeline, SALES).state == "active"
 
 
-@pytest.mark.parametrize("statements", [PARTITION])
+@pytest.mark.parametrize("statements", [PARTITION, COLUMN])
 def test_a_commit_that_stays_invisible_ends_the_driver_and_comes_again(
     database: Database, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, statements: Sequence[str]
 ) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -52,6 +53,7 @@ from headwater.source.catalog.catalog import read_catalog
 from headwater.source.catalog.column_facts import ColumnFacts, read_column_facts
 from headwater.source.catalog.relations import one_snapshot
 from headwater.source.connection import connect
+from headwater.source.snapshots import require_visible
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +112,7 @@ class Evolving:
                 newest.add(block.relation)
             elif newest or last_lsn > record.schemas[-1][0] or not _knew(record, block.relation):
                 empty = self._was_empty(record, block, [before for before, _, _ in blocks[:index]], truncates)
-                self._evolve(record, block.relation, first_lsn, still_alive, empty=empty)
+                self._evolve(record, block.relation, transactions, first_lsn, still_alive, empty=empty)
                 newest = {block.relation}
         return newest
 
@@ -147,14 +149,21 @@ class Evolving:
         return [(block, first, last) for _, block, first, last in found], truncates
 
     def _evolve(
-        self, record: TableRecord, relation: Relation, lsn: int, still_alive: Callable[[], None], *, empty: bool
+        self,
+        record: TableRecord,
+        relation: Relation,
+        transactions: Transactions,
+        lsn: int,
+        still_alive: Callable[[], None],
+        *,
+        empty: bool,
     ) -> None:
         """Source, registry, lake, in this order: what a driver has begun before it died, the next one ends before it
         applies anything."""
         if record.on_schema_change == "suspend":
             what = differences(record.schema, relation)
             raise changed(record, f"its columns changed at the source ({what}), and on_schema_change says suspend")
-        now, facts = self._catalog(record, relation)
+        now, facts = self._catalog(record, relation, transactions)
         schema = evolved(record, relation, now, facts, self._files_seen, empty=empty)
         folder, version = self._states.folder(record), self._states.versions[record.name].version
         to = _columns(record, record.schema, schema, len(record.schemas) + 1)
@@ -233,7 +242,9 @@ class Evolving:
         if how(self._states.records[name]) is not None:
             self._states.change(name, how)
 
-    def _catalog(self, record: TableRecord, relation: Relation) -> tuple[TableSchema, ColumnFacts]:
+    def _catalog(
+        self, record: TableRecord, relation: Relation, transactions: Transactions
+    ) -> tuple[TableSchema, ColumnFacts]:
         name = TableName.parse(record.name)
         entry = self._pipeline.entry_for(name)
         if entry is None:
@@ -243,7 +254,9 @@ class Evolving:
         conninfo = self._pipeline.conninfo()
         # A session of its own: several tables may follow at once.
         session = connect(conninfo, application_name="headwater columns")
-        with contextlib.closing(session) as connection, one_snapshot(connection):
+        with contextlib.closing(session) as connection, ExitStack() as snapshot:
+            require_visible(connection, transactions.xid.tolist(), record.name)
+            snapshot.enter_context(one_snapshot(connection))
             catalog = read_catalog(connection, alone)
             found = next((registered_columns(t.schema, record) for t in catalog.tables if t.name == name), None)
             if found is None:
