@@ -313,6 +313,25 @@ def test_with_markers_rewritten_values_suspend_the_table_before_anything_behind_
     assert_equal(database, pipeline, PLAIN)
 
 
+def test_with_markers_a_partition_that_was_unlogged_for_a_moment_suspends_its_table(
+    database: Database, pipeline: Pipeline, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The server refuses it for the table that is published, and not for the partitions of that."""
+    mark(pipeline, database, capfd)
+    database.execute(
+        "alter table parted_us set unlogged",
+        "insert into parted_us values (99, 'us')",
+        "alter table parted_us set logged",
+    )
+    catch_up(pipeline)
+    record = record_of(pipeline, PARTED)
+    assert (record.state, record.remedy) == ("suspended", "headwater reload PIPELINE.yaml --changed")
+    changed(pipeline)
+    catch_up(pipeline)
+    assert record_of(pipeline, PARTED).state == "active"
+    assert_equal(database, pipeline, PARTED)
+
+
 def test_an_outage_of_the_catalog_behind_ddl_is_waited_out_and_nothing_is_applied_unlooked(
     database: Database, pipeline: Pipeline, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

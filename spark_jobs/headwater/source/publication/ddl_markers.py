@@ -17,8 +17,9 @@ from headwater.log.framing import DDL_PREFIX
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.source.connection import Connection, connect, errors_named
 
-_OF_VALUES: Final = 2 | 4
-"""Reasons of a rewrite that make values: a default of a new column, a type. Not SET LOGGED, nor an access method."""
+_OF_VALUES: Final = 1 | 2 | 4
+"""Reasons of a rewrite that make values, or hide them: SET UNLOGGED (what is written until SET LOGGED is in no log), a
+default of a new column, a type. Not an access method."""
 _TAGS: Final = "'ALTER TABLE', 'DROP TABLE', 'ALTER SCHEMA', 'DROP INDEX', 'ALTER PUBLICATION', 'DROP PUBLICATION'"
 
 
