@@ -176,8 +176,11 @@ class UnitReader:
             ) from error
 
     def _read(self, reading: Connection, looking: Connection, unit: Unit) -> Iterator[pa.RecordBatch]:
-        with self.at_snapshot(reading, looking, unit):
-            yield from self._copy(reading, unit)
+        try:
+            with self.at_snapshot(reading, looking, unit):
+                yield from self._copy(reading, unit)
+        except psycopg.errors.UntranslatableCharacter as error:
+            raise UnfitValue(f"{BAD_VALUE}: {json.dumps({'column': None, 'key': ''})}") from error
 
     def _begin(self, reading: Connection, unit: Unit) -> None:
         reading.execute("set transaction isolation level repeatable read, read only")
@@ -284,6 +287,12 @@ def why_changed(text: str) -> str:
 def bad_value(text: str, table: str, schema: TableSchema) -> BadValue:
     """The error that a Spark exception's text with BAD_VALUE in it tells of."""
     found = json.loads(text.split(BAD_VALUE + ": ", 1)[1].splitlines()[0])
+    if found["column"] is None:
+        return BadValue(
+            "it holds a text with a character that UTF-8 does not have: the server cannot send it",
+            where=table,
+            remedy=f"put the text right at the source, then headwater load PIPELINE.yaml --table {table} --again",
+        )
     column = schema.column(found["column"])
     return BadValue(
         f"column {column.name} holds a value that the lake's type {column.value.lake} cannot hold ({found['key']})",

@@ -64,9 +64,13 @@ def _database_problems(connection: Connection) -> list[Problem]:
     if identify(connection).in_recovery:
         message = "the server is a standby; reading the log from one is not supported yet"
         problems.append(error("in_recovery", "source", message, "connect to the primary"))
-    if _setting(connection, "server_encoding") == "SQL_ASCII":
+    encoding = _setting(connection, "server_encoding")
+    if encoding == "SQL_ASCII":
         message = "the database has no encoding (SQL_ASCII): text that is not UTF-8 cannot be replicated"
         problems.append(warning("encoding", "source", message, "keep its text UTF-8"))
+    elif encoding != "UTF8":
+        message = f"the database's encoding is {encoding}: a character that UTF-8 does not have stops replicate"
+        problems.append(warning("encoding", "source", message, "keep such characters out of its text"))
     return problems
 
 

@@ -15,7 +15,7 @@ from typing import Final
 from psycopg import conninfo as pg_conninfo
 from psycopg import pq
 
-from headwater.errors import HeadwaterError, LostLease, SlotGap, SourceChanged, SourceUnreachable
+from headwater.errors import HeadwaterError, LostLease, Refused, SlotGap, SourceChanged, SourceUnreachable
 from headwater.position import format_lsn, parse_lsn
 from headwater.source.renewal import newest, renewed
 
@@ -44,6 +44,7 @@ _ENDS: Final = b"CEcA"
 """Operations of Commit, and of the ends of a segment and of a transaction in progress."""
 _KEEPALIVE_SIZE: Final = 18
 _LOST_STATES: Final = ("08", "57P")  # connection exceptions; shutdown, crash, starting up, terminated
+_UNTRANSLATABLE: Final = "22P05"
 _EPOCH_2000 = 946_684_800
 _FEEDBACK = struct.Struct(">cqqqqB")
 
@@ -266,6 +267,14 @@ class LogStream:
         result = self._connection.get_result()
         told = result.get_error_message().strip() if result is not None else ""
         state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode() if result is not None else ""
+        if state == _UNTRANSLATABLE:
+            return Refused(
+                "a text in the log has a character that UTF-8 does not have: the server cannot send it",
+                code="untranslatable_text",
+                where="source",
+                remedy="put the text right at the source (the server's log names the bytes), drop the slot that "
+                "source.slot names, then headwater verify PIPELINE.yaml --repair, which makes a new slot",
+            )
         lasting = state and not state.startswith(_LOST_STATES)
         return (SourceUnreachable if lasting else ConnectionLost)(
             f"the server ended the log stream: {told or self._error() or 'no reason given'}",
