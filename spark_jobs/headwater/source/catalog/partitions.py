@@ -102,7 +102,8 @@ def attached_leaves(connection: Connection, root: int, known: Sequence[int]) -> 
             "and c.oid in (select relid from pg_catalog.pg_partition_tree(%s::oid))",
             [list(known), root],
         ).fetchall()
-        return [leaf for leaf, created in (_leaf(connection, *row) for row in rows) if not created]
+        found = [leaf for leaf, created in (_leaf(connection, *row) for row in rows) if not created]
+    return sorted(found, key=lambda leaf: (leaf.schema, leaf.name))
 
 
 def attached(connection: Connection, relation_ids: Sequence[int]) -> dict[int, int]:
