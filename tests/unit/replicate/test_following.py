@@ -177,6 +177,27 @@ def test_a_driver_that_begins_answers_no_rebuild_of_a_table_that_has_yet_to_catc
     assert registry.kept[asked.name].state == "keeping", "now its lane stands where everybody else does"
 
 
+def test_what_is_kept_for_a_reload_goes_when_a_driver_before_says_late_that_it_is_done(tmp_path: Path) -> None:
+    lake = HandLake(tmp_path, Position("7", 1, 0x100), [NAME])
+    record = lake.registry.record(NAME)
+    answer = Keeping("r1", NAME, "keeping", 1, 0x50, record.since)
+    lake.registry.write(Reload("r1", NAME, record.incarnation, (), NAME, "nobody", "read", record.since), answer)
+    registry, keeper = Registry.open(lake.root, "shop"), Keeper(lake.root, 2)
+    assert registry is not None
+    tables: Any = _Tables(lake, registry, keeper)
+    following = Following(lake.root, registry, tables, _answers(registry), NO_SPILL, lambda: None, lambda: None)
+    following.begin(0x100)
+    assert keeper.names(NAME) == {"r1"}
+    waiting: list[Any] = []
+    following.start(_lanes(waiting), lambda: 0x100)
+    lake.registry.write(answer.ended("done", record.since))
+    following._looks._last -= 2
+    following.follow_if_due()
+    for errand in waiting:
+        errand()
+    assert keeper.names(NAME) == set()
+
+
 def test_a_table_that_is_loaded_while_a_driver_looks_at_its_tables_is_read_before_it_is_written(tmp_path: Path) -> None:
     lake = HandLake(tmp_path, Position("7", 1, 0x100), [NAME])
     before = lake.registry.record(NAME)

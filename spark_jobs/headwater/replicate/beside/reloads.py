@@ -61,6 +61,13 @@ class ReloadsFollowed:
         for reload in list(self._registry.reloads.values()):
             if reload.state == "given up" and reload.name in self._given and reload.name not in self._busy:
                 self._fail(reload, "its job has failed")
+        for name in [name for name in self._given if name not in self._busy]:
+            answer, ended = self._registry.kept.get(name), self._registry.reloads.get(name)
+            if answer is not None and answer.state != "keeping" and ended is not None:
+                # A driver before this one had merged it, and was late to say so.
+                del self._given[name]
+                self._preparations.forget(name)
+                self._lanes.behind(ended.table, partial(self._end_keeping, ended, discard=False))
 
     def _follow(self, reload: Reload) -> None:
         if reload.name in self._busy:
