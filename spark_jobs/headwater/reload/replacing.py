@@ -42,6 +42,9 @@ log = logging.getLogger(__name__)
 
 _MERGE_SECONDS: Final = 3600.0
 _ROWS_A_SECOND: Final = 10_000
+_SILENT_SECONDS = 20.0
+"""Without a driver, after which one of our own takes its place: less than a job waits for an answer in vain."""
+_LOOK_SECONDS = 1.0
 """That a driver brings at the very least, should other reloads wait before this one."""
 
 
@@ -90,23 +93,27 @@ def refuse_kept(record: TableRecord) -> None:
 
 @contextlib.contextmanager
 def driver_beside(connection: Connection, pipeline: Pipeline, progress: Report) -> Iterator[None]:
-    """A driver beside the block: the one that runs, or one of our own; of two that start together, either."""
-    if await_return(connection, pipeline):
-        yield
-        return
-    registry = Registry.open(pipeline.lake_path(), pipeline.name)
-    if registry is not None:
-        refuse_paused(registry, "headwater replicate")
-    progress("no replicate runs: one runs here until this is published")
+    """A driver beside the block: the one that runs, or one of our own; of two that start together, either. Where the
+    other one ends first, as that of a job does with its job, ours takes its place."""
+    if not (is_lent := await_return(connection, pipeline)):
+        registry = Registry.open(pipeline.lake_path(), pipeline.name)
+        if registry is not None:
+            refuse_paused(registry, "headwater replicate")
+        progress("no replicate runs: one runs here until this is published")
     stop, ended = threading.Event(), threading.Event()
     failures: list[BaseException] = []
 
     def run() -> None:
         try:
-            replicate(pipeline, None, None, stop)
-        except LostLease as lost:
-            if lost.code != "already_running":
-                failures.append(lost)
+            if is_lent:
+                _await_silence(pipeline, stop)
+            while not stop.is_set():
+                try:
+                    replicate(pipeline, None, None, stop)
+                except LostLease as lost:
+                    if lost.code != "already_running":
+                        raise
+                _await_silence(pipeline, stop)
         except BaseException as error:
             failures.append(error)
         finally:
@@ -115,7 +122,7 @@ def driver_beside(connection: Connection, pipeline: Pipeline, progress: Report) 
     thread = threading.Thread(target=run, name="headwater-replicate")
     thread.start()
     try:
-        while not ended.is_set() and not is_running(connection, pipeline):
+        while not is_lent and not ended.is_set() and not is_running(connection, pipeline):
             ended.wait(0.1)
         if failures:
             raise failures[0]
@@ -129,6 +136,19 @@ def driver_beside(connection: Connection, pipeline: Pipeline, progress: Report) 
         thread.join()
     if failures:
         raise failures[0]
+
+
+def _await_silence(pipeline: Pipeline, stop: threading.Event) -> None:
+    """Until nobody has read the slot for a while, or `stop`: a slice of Airflow's has its time to follow another."""
+    silent = 0.0
+    while silent < _SILENT_SECONDS and not stop.is_set():
+        try:
+            with contextlib.closing(connect(pipeline.conninfo(), application_name="headwater driver beside")) as own:
+                while silent < _SILENT_SECONDS and not stop.wait(_LOOK_SECONDS):
+                    silent = 0.0 if is_running(own, pipeline) else silent + _LOOK_SECONDS
+        except Transient as error:
+            log.warning("whether replicate runs cannot be asked: %s", error)
+            stop.wait(_LOOK_SECONDS)
 
 
 def finish_what_was_read(

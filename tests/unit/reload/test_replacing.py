@@ -52,6 +52,29 @@ def nobody_drives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replacing, "is_running", lambda connection, pipeline: True)
 
 
+def test_where_the_driver_of_another_job_ends_with_it_one_of_our_own_takes_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other_runs, ours = threading.Event(), threading.Event()
+    other_runs.set()
+    monkeypatch.setattr(replacing, "await_return", lambda connection, pipeline: True)
+    monkeypatch.setattr(replacing, "is_running", lambda connection, pipeline: other_runs.is_set())
+    monkeypatch.setattr(replacing, "connect", lambda *_, **__: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(replacing, "_SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(replacing, "_LOOK_SECONDS", 0.01)
+
+    def replicate(pipeline: Any, until: None, seconds: None, stop: threading.Event) -> None:
+        ours.set()
+        stop.wait(30)
+
+    monkeypatch.setattr(replacing, "replicate", replicate)
+    pipeline: Any = SimpleNamespace(conninfo=lambda: "", name="shop")
+    with driver_beside(NOBODY, pipeline, lambda _: None):
+        assert not ours.wait(0.3), "as long as the other one runs"
+        other_runs.clear()
+        assert ours.wait(30)
+
+
 @pytest.mark.usefixtures("nobody_drives")
 def test_what_ended_the_driver_of_a_job_is_what_the_job_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     died = threading.Event()
