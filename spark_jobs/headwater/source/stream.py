@@ -43,7 +43,8 @@ _OPERATION: Final = 25
 _ENDS: Final = b"CEcA"
 """Operations of Commit, and of the ends of a segment and of a transaction in progress."""
 _KEEPALIVE_SIZE: Final = 18
-_LOST_STATES: Final = ("08", "57P")  # connection exceptions; shutdown, crash, starting up, terminated
+_LOST_STATES: Final = ("08", "57P", "25P04")
+"""Connection exceptions; shutdown, crash, starting up, terminated; transaction_timeout."""
 _UNTRANSLATABLE: Final = "22P05"
 _EPOCH_2000 = 946_684_800
 _FEEDBACK = struct.Struct(">cqqqqB")
@@ -129,6 +130,9 @@ class LogStream:
             message = self._error()
             self._connection.finish()
             raise SourceUnreachable(f"the log connection failed: {message}", where="source", remedy="check the server")
+        if self._connection.server_version >= 170000:
+            # Not among the options: an older server would refuse the connection. Decoding is one long transaction.
+            self._connection.exec_(b"set transaction_timeout = 0")
 
     def start(
         self, slot: str, publications: tuple[str, ...], start_lsn: int, server_version: int, *, binary: bool = True

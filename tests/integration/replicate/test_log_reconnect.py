@@ -23,6 +23,7 @@ from headwater.replicate.reader.child import ReaderProcess
 from headwater.replicate.reader.handle import LogReader
 from headwater.source.connection import connect
 from headwater.source.slot import create_slot, drop_slot
+from headwater.source.stream import LogStream
 
 pytestmark = pytest.mark.postgres
 
@@ -309,3 +310,13 @@ def test_a_driver_that_was_silent_finds_the_slot_free_for_others_and_then_its_ow
         found += read_to(reader, source.position())
         assert walsender(source) is not None
     assert ids(found) == [1, 2]
+
+
+def test_a_log_connection_has_no_transaction_timeout_whatever_its_roles_is(database: Database) -> None:
+    with database.superuser() as superuser:
+        if superuser.info.server_version < 170000:
+            pytest.skip("the server has no transaction_timeout")
+        superuser.execute(f"alter role {database.role} set transaction_timeout = '7s'")
+    stream = LogStream(database.conninfo)
+    assert stream._query("show transaction_timeout") == [["0"]]
+    stream.close()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from headwater.source.stream import LogStream
+from headwater.errors import SourceUnreachable
+from headwater.source.stream import ConnectionLost, LogStream
 
 HEADER = b"w" + bytes(24)
 ROWS = 50
@@ -52,3 +55,14 @@ def test_one_that_is_too_large_for_that_is_cut() -> None:
     size = 10_000
     read_bytes = sum(map(len, read(Backlog(rows=1_000_000), size)))
     assert 2 * size <= read_bytes < 2 * size + 100
+
+
+@pytest.mark.parametrize(("state", "is_lost"), [("25P04", True), ("57P01", True), ("08006", True), ("XX000", False)])
+def test_what_a_new_connection_would_not_meet_again_is_a_lost_connection(state: str, is_lost: bool) -> None:
+    result = SimpleNamespace(get_error_message=lambda: "it ended", error_field=lambda _: state.encode())
+    stand_in: Any = SimpleNamespace(get_copy_data=lambda _: (-2, b""), get_result=lambda: result)
+    stream = object.__new__(LogStream)
+    stream._connection = stand_in
+    with pytest.raises(SourceUnreachable) as ended:
+        stream.receive([], 1)
+    assert isinstance(ended.value, ConnectionLost) == is_lost
