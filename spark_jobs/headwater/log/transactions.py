@@ -140,6 +140,8 @@ class TransactionManager:
             self._gone(transaction)
         self._streams, self._ordinary, self.segment = {}, OrdinaryTransaction(self._changes()), None
         self._relations = {}
+        # What is described from now on is described for the first time, whatever has changed meanwhile.
+        self.said(Ddl(is_told=False))
 
     def relation(self, relation_id: int) -> Relation | None:
         """As it is described to whoever speaks now."""

@@ -108,6 +108,28 @@ def test_a_partition_below_a_partition_is_adopted_by_the_root(shop: Shop) -> Non
     assert _leaves(shop, NESTED) == {"nested_eu", "nested_us_low"}
 
 
+def test_a_published_table_that_is_attached_is_noticed_though_it_was_none_of_ours_before(shop: Shop) -> None:
+    publication = shop.pipeline.source.publication
+    shop.database.execute(
+        "create table nested_old (id int not null, region text not null, n int, primary key (id, region))",
+    )
+    with shop.database.superuser() as connection:
+        connection.execute(f'alter publication "{publication}" add table only nested_old'.encode())
+    shop.database.execute(
+        "insert into nested_old values (9, 'old', 9)",
+        "insert into nested values (50, 'eu', 50)",
+    )
+    shop.until_equal(NESTED)
+    shop.database.execute(
+        "alter table nested attach partition nested_old for values in ('old')",
+        "insert into nested values (10, 'old', 10)",
+    )
+    until(lambda: record_of(shop.pipeline, NESTED).state == "suspended" or shop.running.done(), "it is suspended")
+    assert "the partition public.nested_old was attached" in record_of(shop.pipeline, NESTED).reason
+    reload(shop.pipeline, TableName.parse(NESTED), [TableName.parse("public.nested_old")])
+    shop.until_equal(NESTED)
+
+
 def _attach(shop: Shop, *regions: str) -> None:
     """Each with two rows; then the first is written to."""
     for region in regions:

@@ -29,10 +29,16 @@ log = logging.getLogger(__name__)
 class Owners:
     def __init__(self, states: TableStates, session: Session) -> None:
         self._states, self._relations, self._session = states, states.relations, session
+        self._foreign: set[Relation] = set()  # none of ours when the source was asked
 
     def adopt(self, record: TableRecord) -> None:
         """The changes of the table's relations belong to it from now on."""
         self._relations.adopt(record)
+        self.ask_again()
+
+    def ask_again(self) -> None:
+        """What is none of ours may have become a part of a table of ours: the log describes it once more then."""
+        self._foreign.clear()
 
     def of(self, relation_ids: Iterable[int]) -> set[str]:
         """The tables that changes of these relations may belong to. From any thread."""
@@ -56,9 +62,9 @@ class Owners:
 
     def table_for(self, relation: Relation, transactions: Callable[[], Transactions]) -> str | None:
         """The table that the changes of `relation`, in these transactions, belong to; the source is asked once about
-        one that is unknown. Transient when it cannot say yet."""
+        one that is unknown, until `ask_again`. Transient when it cannot say yet."""
         name = self._relations.owner(relation.relation_id)
-        if name is not None:
+        if name is not None or relation in self._foreign:
             return name
         again = self._relations.owner_by_name(relation)
         if again is None:
@@ -77,7 +83,10 @@ class Owners:
         """The table of which the unknown relation is a partition."""
         asked = partial(_visible_leaf, relation=relation, transactions=transactions)
         root, leaf, created = self._session.ask(asked) or (0, None, True)
+        self._foreign.add(relation)  # before the look at what a lane may adopt just now
         name = self._relations.owner(root)
+        if name is not None:
+            self._foreign.discard(relation)
         if name is None or leaf is None or not (created or self._awaits(name, leaf)):
             self._relations.disown(relation.relation_id)
             return None

@@ -1,0 +1,77 @@
+"""Whose the changes of a relation are that the driver has not met."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fixtures.lakes import HandLake
+from headwater.lake.registry import TableRecord
+from headwater.log.blocks import Block, Chunk, Ddl, Relation, Transactions
+from headwater.position import Position
+from headwater.replicate.batches.batch import Batch
+from headwater.replicate.tables.owners import Owners
+from headwater.replicate.tables.shares import Shares
+from headwater.replicate.tables.states import TableStates
+from headwater.schema import Leaf, TableSchema
+
+NAME = "public.a"
+FOREIGN = Relation(12, "public", "b", "d", ())
+SCHEMA = TableSchema(1, "public", "a", (), ("id",), (Leaf(11, "public", "a_1", 1),), partitioned=True)
+NONE = np.array([], dtype=np.int64)
+
+
+class Source:
+    """A session whose catalog knows no partition."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def ask(self, question: Any) -> None:
+        self.asked += 1
+
+
+class Driver:
+    def __init__(self, folder: Path) -> None:
+        lake = HandLake(folder, Position("7", 1, 0x100), [NAME])
+        self.states = TableStates(lake.root, lake.registry, lake.ledger)
+        self.source = Source()
+        session: Any = self.source
+        self.owners = Owners(self.states, session)
+        rest: Any = None
+        self.shares = Shares(self.states, self.owners, rest, rest, rest, rest)
+
+    def share(self, relation: Relation, ddl: Ddl | None = None) -> int:
+        """How often the source has been asked, behind a batch with three blocks of the relation."""
+        content: Any = SimpleNamespace(size=1, changes=1)
+        block = Block(relation, content)
+        chunk = Chunk(Transactions(NONE, NONE, NONE, NONE), (block, block, block), (), 0x200, 1, ddl=ddl)
+        assert self.shares.of(Batch([chunk])) == {}
+        return self.source.asked
+
+    def record(self) -> TableRecord:
+        return replace(self.states.records[NAME], schemas=((0, SCHEMA),))
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Driver:
+    return Driver(tmp_path)
+
+
+def test_of_a_relation_that_is_none_of_ours_the_source_is_asked_once(driver: Driver) -> None:
+    assert driver.share(FOREIGN) == 1
+    assert driver.share(FOREIGN) == 1
+
+
+def test_it_is_asked_again_when_the_log_describes_it_again_or_a_table_is_met(driver: Driver) -> None:
+    assert driver.share(FOREIGN) == 1
+    assert driver.share(FOREIGN, Ddl(is_told=False)) == 2
+    assert driver.share(replace(FOREIGN, replica_identity="f")) == 3
+    driver.owners.adopt(driver.record())
+    assert driver.share(FOREIGN) == 4
+    assert driver.share(FOREIGN) == 4
