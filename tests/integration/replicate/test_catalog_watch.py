@@ -235,6 +235,32 @@ def test_a_table_whose_key_is_gone_leaves_the_publication_and_its_writers_go_on(
     watched.database.execute(f"update {now} set n = 2", f"delete from {now}")
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_new_partition_without_an_identity_is_found_before_it_has_a_row(watched: Watched, is_known: bool) -> None:
+    create = "create table events_2 partition of events for values from (100) to (200)"
+    if is_known:
+        assert watched.found(create) == {}
+    watched.database.execute(*([] if is_known else [create]), "alter table events_2 replica identity nothing")
+    [(reason, remedy)] = watched.found().values()
+    assert "the key of public.events_2 was dropped" in reason
+    assert "ALTER TABLE public.events_2 REPLICA IDENTITY DEFAULT" in remedy
+    assert "public.events" not in watched.published
+
+
+def test_a_key_that_may_be_null_from_now_on_is_found(watched: Watched) -> None:
+    assert (
+        watched.found(
+            "alter table orders add constraint other unique (id)",
+            "alter table orders replica identity full",
+            "alter table orders drop constraint orders_pkey",
+            "alter table orders alter id set not null",
+        )
+        == {}
+    )
+    [(reason, _)] = watched.found("alter table orders alter id drop not null").values()
+    assert "nothing guarantees its key any more" in reason
+
+
 def test_the_remedy_names_the_statement_that_gives_the_key_back(watched: Watched) -> None:
     [(reason, remedy)] = watched.found("alter table orders drop constraint orders_pkey").values()
     assert "taken out of the publication" in reason

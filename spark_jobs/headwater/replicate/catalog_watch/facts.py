@@ -24,14 +24,22 @@ from headwater.source.publication.publication import Publication, inserts_name, 
 from headwater.waiting.source_state import registered
 
 _DIGEST: Final = f"""
+with recursive tree(relation, parent, link) as (
+    select inhrelid, inhparent, xmin from pg_catalog.pg_inherits where inhparent = any(%(roots)s::oid[])
+    union all
+    select i.inhrelid, i.inhparent, i.xmin from tree t join pg_catalog.pg_inherits i on i.inhparent = t.relation),
+here(ids) as (select array(select unnest(%(ids)s::oid[]) union select relation from tree))
 select md5(concat_ws('|',
     (select string_agg(concat_ws(',', c.oid, n.nspname, c.relname, c.relreplident, c.relpersistence, c.relnatts,
                                  c.relfilenode), ';' order by c.oid)
      from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-     where c.oid = any(%(ids)s::oid[])),
+     where c.oid = any((select ids from here)::oid[])),
+    (select string_agg(concat_ws(',', relation, parent, link), ';' order by relation) from tree),
     (select string_agg(concat_ws(',', i.indexrelid, i.indisprimary, i.indimmediate, i.indisvalid, i.indislive,
                                  i.indisreplident, i.indpred is null), ';' order by i.indexrelid)
-     from pg_catalog.pg_index i where i.indrelid = any(%(ids)s::oid[]) and i.indisunique),
+     from pg_catalog.pg_index i where i.indrelid = any((select ids from here)::oid[]) and i.indisunique),
+    (select string_agg(concat_ws(',', a.attrelid, a.attnum), ';' order by a.attrelid, a.attnum)
+     from pg_catalog.pg_attribute a where a.attrelid = any(%(tables)s::oid[]) and a.attnum > 0 and a.attnotnull),
     (select string_agg(concat_ws(',', a.attrelid, a.attnum, a.attname), ';' order by a.attrelid, a.attnum)
      from pg_catalog.pg_attribute a
      where a.attrelid = any(%(roots)s::oid[]) and a.attnum > 0 and not a.attisdropped),
@@ -78,6 +86,7 @@ def read_digest(connection: Connection, tables: Mapping[str, TableRecord], publi
     ids = {leaf.relation_id for schema in schemas for leaf in schema.leaves}
     asked = {
         "ids": sorted(ids | {schema.relation_id for schema in schemas}),
+        "tables": sorted(schema.relation_id for schema in schemas),
         "roots": sorted({schema.relation_id for schema in schemas if schema.partitioned}),
         "publications": [publication, inserts_name(publication)],
         "types": _types(tables),
