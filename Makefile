@@ -15,7 +15,7 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-re
 # Tests by their names, whatever room they are in.
 named = $(foreach name,$(1),$(or $(wildcard tests/*/test_$(name).py tests/*/*/test_$(name).py),$(error no test_$(name).py)))
 # Where versions differ: catalogs, markers, binary forms, hand-over. The rest does not ask for the version.
-ON_15 = $(call named,source_connection source_positions source_snapshots source_slots catalog publication selection check init \
+ON_15 = $(call named,attached_partitions source_connection source_positions source_snapshots source_slots catalog publication selection check init \
 	types_against_postgresql wait handover never_early log_streaming log_reconnect log_rollbacks)
 # The protocol's version 4 came with 16, failover slots with 17.
 ON_16 = $(call named,source_slots types_against_postgresql log_streaming log_reconnect log_rollbacks)

@@ -80,6 +80,41 @@ def test_a_partition_that_brought_rows_is_told_from_one_that_did_not(
         assert list(attached(connection, [leaf])) == ([] if created else [leaf])
 
 
+@pytest.mark.parametrize(
+    ("by", "bounds", "made", "created"),
+    [
+        ("list (region)", "for values in ('us')", [MAKE], True),
+        ("list (region)", "for values in ('us')", [MAKE, FILL], False),
+        ("range (n)", "for values from (0) to (1000)", [MAKE], True),
+        ("range (n)", "for values from (0) to (1000)", [MAKE, FILL], False),
+        # Through their root they are found by reading all of it.
+        ("hash (n)", "for values with (modulus 1, remainder 0)", [MAKE], False),
+        ("list (region)", "default", [MAKE], False),
+    ],
+)
+def test_of_a_new_partition_that_only_its_root_may_read_its_rows_are_looked_for_there(
+    database: Database, by: str, bounds: str, made: list[str], created: bool
+) -> None:
+    """As the role may: rights on a table are none on partitions that come later."""
+    database.execute(
+        f"create table sales {TABLE} partition by {by}",
+        "grant usage on schema public to public",
+        "grant select on sales to public",
+    )
+    if by.startswith("list"):
+        database.execute("create table sales_eu partition of sales for values in ('eu')")
+    with database.connect(autocommit=False) as connection:
+        for statement in (*made, f"alter table sales attach partition leaf {bounds}"):
+            connection.execute(statement.encode())
+        row = connection.execute("select 'leaf'::regclass::oid::int").fetchone()
+    database.execute("insert into sales values (2, 'us', 2)")
+    assert row is not None
+    with connect(database.conninfo) as connection:
+        found = new_leaf(connection, row[0])
+    assert found is not None
+    assert found[2] is created
+
+
 def test_an_attached_partition_that_cannot_be_read_counts_as_one_that_brought_rows(database: Database) -> None:
     database.execute(f"create table sales {TABLE} partition by list (region)", "grant usage on schema public to public")
     with database.connect(autocommit=False) as connection:

@@ -53,13 +53,22 @@ where not (i.xmin = u.xmin and exists (
     and k.xmin = i.xmin and k.cmin::text::bigint < i.cmin::text::bigint))
 """
 """Links of a leaf and of what it lies below that ATTACH PARTITION has made, or may have."""
+_READABLE: Final = """
+(has_schema_privilege({1}.oid, 'USAGE') and has_table_privilege({0}.oid, 'SELECT') and not row_security_active({0}.oid))
+"""
 _LEAF: Final = f"""
 c.oid::bigint, n.nspname, c.relname, coalesce(pg_relation_filenode(c.oid), 0)::bigint, c.relreplident,
 later.were, a.xmin::text, together.command,
-c.relfilenode = c.oid and has_schema_privilege(n.oid, 'USAGE') and has_table_privilege(c.oid, 'SELECT')
-and not row_security_active(c.oid)
+case when c.relfilenode <> c.oid then null
+     when {_READABLE.format("c", "n")} then format('only %%I.%%I where true', n.nspname, c.relname)
+     when {_READABLE.format("r", "rn")} and pg_get_partition_constraintdef(c.oid) !~ 'satisfies_hash_partition|NOT [(]'
+     then format('%%I.%%I where tableoid = %%s and %%s', rn.nspname, r.relname, c.oid,
+                 pg_get_partition_constraintdef(c.oid))
+end as rows_of
 from pg_catalog.pg_class c
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+join pg_catalog.pg_class r on r.oid = pg_partition_root(c.oid)
+join pg_catalog.pg_namespace rn on rn.oid = r.relnamespace
 join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attname = 'tableoid' and a.attnum < 0
 cross join lateral (
     select count(*) > 0 as were from {_ATTACHED} and i.xmin <> a.xmin
@@ -126,24 +135,25 @@ def _leaf(
     later: bool,
     xid: str,
     command: int | None,
-    told: bool,
+    rows_of: str | None,
 ) -> tuple[Leaf, bool]:
     """`later`: whether it was attached behind the transaction `xid` that made it; `command`: which of that
-    transaction's did so last, None: none; `told`: whether its rows show which transaction wrote them: they can be read,
-    and are in its first file, since a rewrite writes them as its own."""
+    transaction's did so last, None: none; `rows_of`: where its rows can be read, and show which transaction wrote them
+    (in its first file: a rewrite writes them as its own), as SQL behind FROM; None: they cannot. By default nobody may
+    read a new partition but through its root, whose bounds lead to it alone, unless it is one of a hash or the rest."""
     identity = identity.decode() if isinstance(identity, bytes) else identity
     leaf = Leaf(int(relation_id), schema, name, int(filenode), identity)
     if later or command is None:
         return leaf, not later
-    return leaf, told and not _had_rows(connection, leaf, xid, command)
+    return leaf, rows_of is not None and not _had_rows(connection, rows_of, xid, command)
 
 
-def _had_rows(connection: Connection, leaf: Leaf, xid: str, command: int) -> bool:
+def _had_rows(connection: Connection, rows_of: str, xid: str, command: int) -> bool:
     """Whether a row is left of those that the transaction wrote before the command. pg_partman makes each partition in
     one transaction, and empty: such a one needs no reload."""
-    statement = sql.SQL(
-        "select exists (select from only {} where xmin = %s::text::xid and cmin::text::bigint < %s)"
-    ).format(sql.Identifier(leaf.schema, leaf.name))
-    row = connection.execute(statement, [xid, command]).fetchone()
+    statement = sql.SQL("select exists (select from {} and xmin = {}::text::xid and cmin::text::bigint < {})").format(
+        sql.SQL(rows_of), sql.Literal(xid), sql.Literal(command)
+    )
+    row = connection.execute(statement).fetchone()
     assert row is not None
     return bool(row[0])
