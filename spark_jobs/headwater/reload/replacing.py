@@ -41,10 +41,10 @@ from headwater.source.snapshots import wait_for_old_transactions as wait_out
 log = logging.getLogger(__name__)
 
 _MERGE_SECONDS: Final = 3600.0
-_ROWS_A_SECOND: Final = 10_000
 _SILENT_SECONDS = 20.0
 """Without a driver, after which one of our own takes its place: less than a job waits for an answer in vain."""
 _LOOK_SECONDS = 1.0
+_ROWS_A_SECOND: Final = 10_000
 """That a driver brings at the very least, should other reloads wait before this one."""
 
 
@@ -113,6 +113,10 @@ def driver_beside(connection: Connection, pipeline: Pipeline, progress: Report) 
                 except LostLease as lost:
                     if lost.code != "already_running":
                         raise
+                except Transient as failed:
+                    if not is_lent:
+                        raise
+                    log.warning("no driver runs, and none can run here: %s", failed)
                 _await_silence(pipeline, stop)
         except BaseException as error:
             failures.append(error)
@@ -134,7 +138,7 @@ def driver_beside(connection: Connection, pipeline: Pipeline, progress: Report) 
     finally:
         stop.set()
         thread.join()
-    if failures:
+    if failures and not is_lent:  # else the other one has come back, and done what was asked for
         raise failures[0]
 
 

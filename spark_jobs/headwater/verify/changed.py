@@ -140,8 +140,7 @@ def _attached_since(connection: Connection, record: TableRecord, leaves: Sequenc
             return True
         return known[relation].link != xid and loaded is not None and loaded.visible_mask([xid]) == [False]
 
-    found = attached(connection, leaves)
-    return {relation: xid for relation, xid in sorted(found.items()) if is_new(relation, xid)}
+    return dict(sorted(attached(connection, leaves, is_new).items()))
 
 
 def _file(leaves: Mapping[int, Leaf], leaf: Leaf) -> int:

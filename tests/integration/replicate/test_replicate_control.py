@@ -53,6 +53,7 @@ from headwater.replicate import sampler
 from headwater.replicate.replicate import replicate
 from headwater.source.connection import connect, identify
 from headwater.source.samples import commit_position
+from headwater.source.slot import read_slot
 from headwater.source.stream import LogStream
 
 if TYPE_CHECKING:
@@ -480,7 +481,9 @@ def test_a_driver_that_becomes_a_synchronous_standby_ends(
         finally:
             connection.execute("alter system reset synchronous_standby_names")
             connection.execute("select pg_reload_conf()")
-        assert connection.execute("select active from pg_replication_slots").fetchall() == [(False,)]
+        slot = read_slot(connection, pipeline.source.slot)
+        assert slot is not None
+        assert not slot.active
     ended = running.exception()
     assert isinstance(ended, Refused)
     assert ended.code == "synchronous_standby"

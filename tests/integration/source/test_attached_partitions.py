@@ -77,7 +77,50 @@ def test_a_partition_that_brought_rows_is_told_from_one_that_did_not(
         assert found is not None
         assert (found[0], found[1].name, found[2]) == (root, "leaf", created)
         assert [one.name for one in attached_leaves(connection, root, [])] == ([] if created else ["leaf"])
-        assert list(attached(connection, [leaf])) == ([] if created else [leaf])
+        assert list(attached(connection, [leaf], lambda *_: True)) == ([] if created else [leaf])
+        assert attached(connection, [leaf], lambda *_: False) == {}
+
+
+def test_rows_of_a_partition_are_looked_for_where_that_is_of_interest_alone(database: Database) -> None:
+    """Of each that pg_partman has made all rows would be read, each time."""
+    database.allow_publishing()
+    with database.connect() as connection:
+        connection.execute(f"create table sales {TABLE} partition by list (region)".encode())
+        with connection.transaction():
+            connection.execute(MAKE.encode())
+            connection.execute(ATTACH)
+        connection.execute(FILL)
+        row = connection.execute("select 'leaf'::regclass::oid::int").fetchone()
+    assert row is not None
+    with database.superuser() as holder, connect(database.conninfo) as connection:
+        holder.execute("begin; lock table leaf in access exclusive mode")
+        assert attached(connection, [row[0]], lambda relation, xid: relation != row[0]) == {}
+        # And who asks is not kept waiting by a lock: one that cannot be read counts as one that brought rows.
+        assert list(attached(connection, [row[0]], lambda *_: True)) == [row[0]]
+
+
+@pytest.mark.parametrize("change", ["update leaf set n = 0 where n < 5", "delete from leaf where n < 5"])
+def test_rows_that_somebody_is_about_to_change_do_not_tell_that_none_were_brought(
+    database: Database, owner: psycopg.Connection[tuple[object, ...]], change: str
+) -> None:
+    """He has left the number of his own command in place of that of the one which wrote them."""
+    with owner.transaction():
+        for statement in (MAKE, "insert into leaf values (1, 'us', 1)", ATTACH):
+            owner.execute(statement.encode())
+    row = owner.execute("select 'leaf'::regclass::oid::int").fetchone()
+    assert row is not None
+    assert isinstance(row[0], int)
+    with database.connect(autocommit=False) as other, connect(database.conninfo) as connection:
+        for _ in range(5):  # commands before it
+            other.execute("insert into sales values (7, 'us', 100)")
+        other.execute(change.encode())
+        found = new_leaf(connection, row[0])
+        assert found is not None
+        assert found[2] is False
+        other.rollback()
+        found = new_leaf(connection, row[0])
+        assert found is not None
+        assert found[2] is False
 
 
 @pytest.mark.parametrize(

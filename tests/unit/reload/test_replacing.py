@@ -75,6 +75,26 @@ def test_where_the_driver_of_another_job_ends_with_it_one_of_our_own_takes_its_p
         assert ours.wait(30)
 
 
+def test_what_is_done_is_no_failure_though_none_could_run_here_while_the_other_driver_was_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried = threading.Event()
+    monkeypatch.setattr(replacing, "await_return", lambda connection, pipeline: True)
+    monkeypatch.setattr(replacing, "is_running", lambda connection, pipeline: False)
+    monkeypatch.setattr(replacing, "connect", lambda *_, **__: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(replacing, "_SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(replacing, "_LOOK_SECONDS", 0.01)
+
+    def replicate(*_: object) -> None:
+        tried.set()
+        raise Transient("the source does not answer")
+
+    monkeypatch.setattr(replacing, "replicate", replicate)
+    pipeline: Any = SimpleNamespace(conninfo=lambda: "", name="shop")
+    with driver_beside(NOBODY, pipeline, lambda _: None):
+        assert tried.wait(30)
+
+
 @pytest.mark.usefixtures("nobody_drives")
 def test_what_ended_the_driver_of_a_job_is_what_the_job_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     died = threading.Event()

@@ -61,11 +61,12 @@ class ReloadsFollowed:
         for reload in list(self._registry.reloads.values()):
             if reload.state == "given up" and reload.name in self._given and reload.name not in self._busy:
                 self._fail(reload, "its job has failed")
-        for name in [name for name in self._given if name not in self._busy]:
+        for name in list(self._given):  # lanes add to it
             answer, ended = self._registry.kept.get(name), self._registry.reloads.get(name)
-            if answer is not None and answer.state != "keeping" and ended is not None:
+            is_over = answer is not None and answer.state != "keeping" and name not in self._busy
+            if is_over and ended is not None:
                 # A driver before this one had merged it, and was late to say so.
-                del self._given[name]
+                self._given.pop(name, None)
                 self._preparations.forget(name)
                 self._lanes.behind(ended.table, partial(self._end_keeping, ended, discard=False))
 

@@ -166,12 +166,13 @@ class CatalogWatch:
     def _note_back(self, record: TableRecord, facts: CatalogFacts) -> None:
         if record.state == "loading" or not record.schema.partitioned:
             return
-        back = []
-        for leaf in record.schema.leaves:
-            place, way = (record.name, record.incarnation, leaf.relation_id), facts.way_up(leaf.relation_id)
+        back, leaves = [], {leaf.relation_id: leaf for leaf in record.schema.leaves}
+        # Those that no change has named yet as well: they may be known when they come back.
+        for relation in {*leaves, *facts.below.get(record.schema.relation_id, ())}:
+            place, way = (record.name, record.incarnation, relation), facts.way_up(relation)
             if way and self._ways.setdefault(place, way) != way:
                 self._ways[place] = way
-                back += [leaf] if leaf.relation_id not in record.unread else []
+                back += [leaves[relation]] if relation in leaves and relation not in record.unread else []
         if back and record.is_followed:
             with self._lock:
                 self._back.append((record.name, back))
