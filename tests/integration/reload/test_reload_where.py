@@ -163,13 +163,12 @@ def test_rows_that_an_update_moves_into_the_predicate_or_out_of_it_are_there_onc
 
 
 def test_rows_that_are_gone_at_the_source_disappear_and_the_rest_of_a_partition_stays(shop: Shop) -> None:
-    shop.database.execute(
-        "alter table parted detach partition parted_1",
-        "delete from parted_1 where id in (1, 2, 20)",
-        "insert into parted_1 values (501, '2026-01-02', 1), (502, '2026-01-20', 1)",
-        "update parted_1 set id = 503 where id = 3",
-        "alter table parted attach partition parted_1 for values from ('2026-01-01') to ('2026-02-01')",
-    )
+    with shop.database.connect(autocommit=False) as owner:
+        owner.execute("alter table parted_1 set unlogged")  # so that the log has nothing of what follows
+        owner.execute("delete from parted_1 where id in (1, 2, 20)")
+        owner.execute("insert into parted_1 values (501, '2026-01-02', 1), (502, '2026-01-20', 1)")
+        owner.execute("update parted_1 set id = 503 where id = 3")
+        owner.execute("alter table parted_1 set logged")
     shop.until_differing(PARTED, [1, 2, 3, 20, 501, 502, 503])
     version = open_version(lake_path_of(shop.pipeline, PARTED)).version()
     done = shop.reload(PARTED, "day < date '2026-01-10'")
