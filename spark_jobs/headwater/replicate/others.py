@@ -68,9 +68,6 @@ def _suspend_found(run: Run) -> None:
     for name, meanings in run.watch.learned().items():
         run.tables.columns.remember(name, meanings)
     found = [run.tables.states.suspend(name, error) for name, error in run.watch.take()]
-    for name, leaves in run.watch.take_back():
-        found.append(run.tables.states.is_followed(name))
-        run.tables.owners.await_reload(name, leaves)
     if any(found):
         run.publisher.states(run.tables.records)
         run.publisher.write()

@@ -131,6 +131,7 @@ def test_a_transaction_that_holds_the_log_back_is_named_with_the_statement_that_
         patient.database.execute("insert into unheard select repeat('x', 1000) from generate_series(1, 24 * 1024)")
         with following(patient.pipeline):
             until(lambda: _confirmed_far_past_restart(patient), "the driver has confirmed what came after it")
+        until(lambda: not status(patient.pipeline)["slot"]["active"], "the server has noticed that it has ended")
         found = patient.finding(1, "open_transaction")
     assert "the slot restarts at" in found["evidence"]
     if prepared:

@@ -501,30 +501,6 @@ def test_new_columns_partitions_and_indexes_are_not_the_watchs_business(watched:
     )
 
 
-def test_a_partition_that_came_back_is_told_of_once_also_below_a_tree_that_was_away(watched: Watched) -> None:
-    assert watched.found("alter table events detach partition events_1") == {}
-    assert watched.watch.take_back() == []
-    attach = "alter table events attach partition events_1 for values from (0) to (100)"
-    assert watched.found("insert into events_1 values (7, 7)", attach) == {}
-    [(name, leaves)] = watched.watch.take_back()
-    assert (name, [leaf.name for leaf in leaves]) == ("public.events", ["events_1"])
-    assert watched.found("create table events_2 partition of events for values from (100) to (200)") == {}
-    assert watched.watch.take_back() == []
-
-
-def test_a_partition_that_came_while_it_was_watched_is_told_of_as_well_when_it_comes_back(watched: Watched) -> None:
-    """When a change of it makes it known, nothing of the catalog changes."""
-    assert watched.found("create table events_2 partition of events for values from (100) to (200)") == {}
-    record = watched.records["public.events"]
-    [table] = [one for one in watched.catalog().tables if str(one.name) == "public.events"]
-    schema = record.schema.with_leaves(table.schema.leaves)
-    watched.records["public.events"] = replace(record, schemas=(*record.schemas[:-1], (record.schemas[-1][0], schema)))
-    assert watched.found("alter table events detach partition events_2") == {}
-    watched.found("alter table events attach partition events_2 for values from (100) to (200)")
-    [(name, leaves)] = watched.watch.take_back()
-    assert (name, [leaf.name for leaf in leaves]) == ("public.events", ["events_2"])
-
-
 # The driver
 
 

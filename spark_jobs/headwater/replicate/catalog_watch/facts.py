@@ -4,7 +4,7 @@ takes, under one snapshot."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from headwater.lake.registry import TableRecord
@@ -14,7 +14,6 @@ from headwater.source.catalog.relations import (
     PARTITIONED,
     CatalogRelation,
     descendants,
-    links,
     one_snapshot,
     read_relations,
 )
@@ -68,15 +67,6 @@ class CatalogFacts:
     publications: dict[str, Publication | None]
     narrowed: dict[int, Narrowed]
     meanings: dict[int, dict[str, str]]
-    links: dict[int, tuple[int, int]] = field(default_factory=dict)
-
-    def way_up(self, leaf: int) -> tuple[int, ...]:
-        """The transactions that linked the leaf, and each that it lies below, to what is above it; none: it is away."""
-        found = []
-        while leaf in self.links:
-            leaf, xid = self.links[leaf]
-            found.append(xid)
-        return tuple(found)
 
     def meanings_of(self, record: TableRecord) -> dict[str, str]:
         types = (column.type_oid for column in record.schema.columns)
@@ -123,7 +113,6 @@ def read_facts(connection: Connection, tables: Mapping[str, TableRecord], public
             {name: read_publication(connection, name) for name in (publication, inserts_name(publication))},
             narrowed_members(connection, publication),  # the other publishes inserts, which have no old rows
             read_meanings(connection, _types(tables)),
-            links(connection, [i for leaves in below.values() for i in leaves]),
         )
 
 

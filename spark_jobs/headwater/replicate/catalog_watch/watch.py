@@ -4,9 +4,8 @@ A table that is dropped, renamed, set UNLOGGED or taken out of its publication f
 makes the *source's own* UPDATE and DELETE fail, as long as we publish it. `poll` is called once a second: a digest of
 the catalog rows that matter, in one query, and only when it has changed the whole judgement. A table without a usable
 key leaves the publication here and at once; everything else that was found waits in `take` for the driver's main
-thread, which suspends the tables, also where stored values have another text now (a renamed label of an enum). So do
-known partitions that were away and came back (`take_back`). Changed columns are the business of the log's Relation
-messages, and so are partitions that are new; detached ones of nobody yet.
+thread, which suspends the tables, also where stored values have another text now (a renamed label of an enum). Changed
+columns are the business of the log's Relation messages, detached and attached partitions of nobody yet.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from headwater.replicate.catalog_watch.judge import key_problem, silence
 from headwater.replicate.catalog_watch.learned import Learned
 from headwater.replicate.catalog_watch.rewrites import Rewrites
 from headwater.replicate.catalog_watch.unpublishing import ALARM_SECONDS, Unpublishing
-from headwater.schema import Leaf
 from headwater.source.catalog.standing import Standing
 from headwater.source.connection import Connection
 from headwater.source.snapshots import VISIBLE_SECONDS, all_visible, become_visible
@@ -57,10 +55,6 @@ class CatalogWatch:
         self._complained = 0.0
         self._lock = threading.Lock()
         self._found: list[tuple[str, SchemaChanged]] = []
-        self._ways: dict[
-            tuple[str, int, int], tuple[int, ...]
-        ] = {}  # how each leaf was linked, by load, when last seen
-        self._back: list[tuple[str, list[Leaf]]] = []
 
     def look(self, connection: Connection) -> None:
         """Look once, over an autocommit connection."""
@@ -97,12 +91,6 @@ class CatalogWatch:
             found, self._found = self._found, []
         return found
 
-    def take_back(self) -> list[tuple[str, list[Leaf]]]:
-        """Partitions that were detached and attached again since the last call: the log has nothing of between."""
-        with self._lock:
-            back, self._back = self._back, []
-        return back
-
     def learned(self) -> dict[str, tuple[tuple[str, str], ...]]:
         """By table all its meanings, where some came since the last call; a driver that was stopped compares with what
         the registry has of them."""
@@ -136,7 +124,6 @@ class CatalogWatch:
         self._unpublishing.begin()
         for record, standing in zip(tables.values(), facts.standings, strict=True):
             self._tell_of_new_files(record, facts)
-            self._note_back(record, facts)
             finding = self._judge(connection, record, standing, facts)
             if finding is not None and record.state == "loading":
                 self._again = True  # the load may have looked before that
@@ -162,20 +149,6 @@ class CatalogWatch:
         log.warning("%s: found in the source's catalog: %s", record.name, finding.message)
         with self._lock:
             self._found.append((record.name, finding))
-
-    def _note_back(self, record: TableRecord, facts: CatalogFacts) -> None:
-        if record.state == "loading" or not record.schema.partitioned:
-            return
-        back, leaves = [], {leaf.relation_id: leaf for leaf in record.schema.leaves}
-        # Those that no change has named yet as well: they may be known when they come back.
-        for relation in {*leaves, *facts.below.get(record.schema.relation_id, ())}:
-            place, way = (record.name, record.incarnation, relation), facts.way_up(relation)
-            if way and self._ways.setdefault(place, way) != way:
-                self._ways[place] = way
-                back += [leaves[relation]] if relation in leaves and relation not in record.unread else []
-        if back and record.is_followed:
-            with self._lock:
-                self._back.append((record.name, back))
 
     def _tell_of_new_files(self, record: TableRecord, facts: CatalogFacts) -> None:
         """The log does not say what a rewrite made of values, and most rewrites change none."""

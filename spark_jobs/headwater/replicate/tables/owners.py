@@ -106,20 +106,11 @@ class Owners:
             return False
         known = [other.relation_id for other in record.schema.leaves]
         came = self._session.ask(partial(attached_leaves, root=record.schema.relation_id, known=known))
-        if leaf.relation_id not in [other.relation_id for other in came]:
-            self._states.suspend(name, _attached(name, [leaf]))
+        kept = record.schema.soft_delete or record.schema.history
+        if kept or leaf.relation_id not in [other.relation_id for other in came]:
+            self._states.suspend(name, _attached(name, leaf))
             return False
-        return self.await_reload(name, came)
-
-    def await_reload(self, name: str, came: Sequence[Leaf]) -> bool:
-        """Suspend the table if it is followed: these partitions were attached. Whether the rest of it still is."""
-        record = self._states.records[name]
-        if not record.is_followed or record.schema.soft_delete or record.schema.history:
-            self._states.suspend(name, _attached(name, came))
-            return False
-        new = [leaf.relation_id for leaf in came]
-        before = [leaf for leaf in record.schema.leaves if leaf.relation_id in record.unread]
-        leaves = [*(leaf for leaf in before if leaf.relation_id not in new), *came]
+        leaves = [*(known for known in record.schema.leaves if known.relation_id in record.unread), *came]
         then = awaiting(record, leaves)
         error = SchemaChanged(then.reason, where=name, remedy=then.remedy)
         self._states.suspend(name, error, lambda now: awaiting(now, leaves) if now.is_followed else None)
@@ -145,7 +136,7 @@ class Owners:
                 continue
             _, leaf, created = found
             if not created:
-                raise _attached(name, [leaf])
+                raise _attached(name, leaf)
             self._adopt(name, leaf)
 
 
@@ -171,9 +162,9 @@ def awaiting(record: TableRecord, leaves: Sequence[Leaf]) -> TableRecord:
     return replace(suspended, since=since, unread=tuple(leaf.relation_id for leaf in leaves))
 
 
-def _attached(name: str, leaves: Sequence[Leaf]) -> SchemaChanged:
+def _attached(name: str, leaf: Leaf) -> SchemaChanged:
     remedy = f"headwater load PIPELINE.yaml --table {name} --again"
-    return SchemaChanged(_attached_message(leaves), where=name, remedy=remedy)
+    return SchemaChanged(_attached_message([leaf]), where=name, remedy=remedy)
 
 
 def _attached_message(leaves: Sequence[Leaf]) -> str:

@@ -163,12 +163,6 @@ select root, relation from tree order by root, relation
 """
 
 
-_LINKS = """
-select inhrelid::bigint, inhparent::bigint, xmin::text::bigint from pg_catalog.pg_inherits
-where inhrelid = any(%s) and not inhdetachpending
-"""
-
-
 @contextmanager
 def one_snapshot(connection: Connection) -> Iterator[None]:
     """Run several catalog queries under one snapshot; inside a transaction of the caller its own rules hold."""
@@ -201,12 +195,6 @@ def read_relations(connection: Connection, relation_ids: Iterable[int]) -> dict[
         oid: CatalogRelation(oid, TableName(schema, name), tuple(attributes[oid]), tuple(indexes[oid]), *rest)
         for oid, schema, name, *rest in connection.execute(_RELATIONS, [ids])
     }
-
-
-def links(connection: Connection, relation_ids: Iterable[int]) -> dict[int, tuple[int, int]]:
-    """What each of these partitions is a part of, and the transaction (32 bits) that made it one."""
-    rows = connection.execute(_LINKS, [sorted(set(relation_ids))])
-    return {relation: (parent, xid) for relation, parent, xid in rows}
 
 
 def descendants(connection: Connection, relation_ids: Iterable[int]) -> dict[int, tuple[int, ...]]:
