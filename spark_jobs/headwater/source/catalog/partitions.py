@@ -143,7 +143,8 @@ def attached(connection: Connection, relation_ids: Sequence[int], may_be: Callab
         for xid, *row in rows:
             if xid is not None and may_be(int(row[0]), int(xid)):
                 leaf, created = _leaf(connection, *row)
-                found |= {} if created else {leaf.relation_id: int(xid)}
+                if not created:
+                    found[leaf.relation_id] = int(xid)
     return found
 
 
