@@ -97,6 +97,19 @@ def settings(server: EmbeddedServer, **values: str) -> None:
     until(lambda: all(server_setting(server, name) == value for name, value in values.items()), "the settings hold")
 
 
+def cut_off(standby: EmbeddedServer) -> None:
+    """It hears of nothing that is committed from now on. A setting holds in a session before the process that reads
+    from the primary has been told of it."""
+
+    def reads() -> bool:
+        with standby.connect() as connection:
+            return connection.execute("select from pg_stat_wal_receiver").rowcount > 0
+
+    until(reads, "the standby reads from its primary")
+    settings(standby, primary_conninfo="")
+    until(lambda: not reads(), "the standby has left its primary")
+
+
 def synchronise_slot(primary: EmbeddedServer, standby: EmbeddedServer, pipeline: Pipeline) -> None:
     """What `sync_replication_slots` does by itself, at once. The slot is kept there when it has moved past what the
     standby has held back for it: as a driver that runs lets it."""
@@ -243,10 +256,10 @@ def test_a_sibling_s_timeline_of_the_same_number_is_no_source_of_the_lake(
     primary = source.database.server
     one, other = make_standby(primary), make_standby(primary)
     has_received(one, primary)
-    settings(one, primary_conninfo="")
+    cut_off(one)
     source.database.execute("insert into lines values (1001, 1)")
     has_received(other, primary)
-    settings(other, primary_conninfo="")
+    cut_off(other)
     promote(one)
     source.moves_to(one)
     pipeline = source.pipeline()
@@ -299,7 +312,7 @@ def test_rows_that_a_lagging_standby_never_had_leave_the_lake_by_a_repair(
     primary = source.database.server
     standby = make_standby(primary)
     has_received(standby, primary)
-    settings(standby, primary_conninfo="")
+    cut_off(standby)
     pipeline = source.pipeline(on_timeline_change="follow")
     source.database.execute(
         "update orders set n = -1 where id < 20",
