@@ -26,7 +26,7 @@ class Plan:
 
     `by_engine`: why Spark must write this table; empty: it is written directly. `verified`: afterwards every row is the
     source's, whoever wrote before; only of a direct write. `refuses_divergence`: what contradicts the stored rows is
-    not written directly: Diverged, with nothing committed, so that no kill behind a commit forgets it. Of what was made
+    not written: Diverged, with nothing committed, so that no kill behind a commit forgets it. Of what was made
     ready (`headwater.apply.made_ready`): `becomes`, the columns that the table has from now on; `counters`: more of
     what the commit counts, by appId.
     """

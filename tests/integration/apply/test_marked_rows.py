@@ -158,11 +158,9 @@ def test_a_change_that_meets_a_marked_row_has_diverged_as_if_it_met_none(
     twins.apply(twins.changes([], [], [], [], [twins.key(1), twins.key(2)]))
     before = by_delta_rs(twins.direct)
     lies = twins.changes([twins.row(n) for n in (1, 3)], [True, False], [False] * 2, [None] * 2, [twins.key(2)])
-    direct, merged = twins.apply(lies)
-    for applied in (direct, merged):
-        assert applied.divergence == 3, applied
+    for text in twins.contradicted(lies):
         for said in ("update met no row at key (", "insert met a row at key (", "delete met no row at key ("):
-            assert said in applied.example
+            assert said in text
     assert by_delta_rs(twins.direct) == by_delta_rs(twins.merged)
     assert (by_delta_rs(twins.direct) == before) == (policy != "repair")
 

@@ -2,19 +2,22 @@
 `merge` for any table, any feature, by Delta's MERGE with literal key bounds.
 
 A MERGE has three kinds of source rows: put over a stored row, put as a new row, remove. Delta's row counts must come
-out as the log foretold; where they do not, the table has diverged. Under `suspend` and `report` the clauses' conditions
-let a row that contradicts the log change nothing; under `repair` the log's row is written.
+out as the log foretold; where they do not, the table has diverged. Under `report` the clauses' conditions let a row
+that contradicts the log change nothing; under `suspend` such a row ends the MERGE before it commits (`_refusing`);
+under `repair` the log's row is written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from delta.tables import DeltaTable
+from delta.tables import DeltaMergeBuilder, DeltaTable
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import expr
 from pyspark.sql.types import BooleanType, IntegerType, LongType
@@ -23,6 +26,7 @@ from headwater.apply.by_spark.frames import frame
 from headwater.apply.by_spark.where_sql import spark_condition
 from headwater.apply.find_rows import DELETE_MISSED, EXAMPLES, INSERT_MET, UPDATE_MISSED
 from headwater.apply.plan import Plan, PlanAgain
+from headwater.apply.plan import diverged as refused
 from headwater.apply.unchanged_values import have_moved, not_repairable, with_values
 from headwater.delta.tables import quoted, struct_type
 from headwater.errors import Diverged
@@ -34,6 +38,7 @@ _OPERATION = "_hw_op"
 _UNCHANGED = "_hw_unchanged_"
 _PUT_STORED, _PUT_NEW, _REMOVE = 1, 2, 3
 _FEW_VALUES = 50
+_CONTRADICTS: Final = "a row of the log contradicts the lake"
 
 
 def append(spark: SparkSession, plan: Plan, shared: str) -> tuple[int, str]:
@@ -78,6 +83,9 @@ def _merge(spark: SparkSession, plan: Plan, source: DataFrame, unchanged: list[s
         .whenMatchedUpdate(_update_condition(schema, changes, strict=strict), _values(schema, unchanged))
         .whenNotMatchedInsert(_insert_condition(schema, whole, strict=strict), _values(schema, ()))
     )
+    refuses = plan.refuses_divergence and bool(schema.key) and not changes.truncated_leaves
+    if refuses:
+        builder = _refusing(builder, schema)
     if changes.emptied:
         for leaf, moment in changes.emptied.items():
             here = f"t.{PARTITION_COLUMN} = {leaf}" if schema.partitioned else "true"
@@ -86,7 +94,15 @@ def _merge(spark: SparkSession, plan: Plan, source: DataFrame, unchanged: list[s
         builder = builder.whenNotMatchedBySourceDelete(_in_leaves(changes))
     elif changes.replaced is not None:
         builder = builder.whenNotMatchedBySourceDelete(spark_condition(changes.replaced, "t"))
-    counted = builder.execute().collect()
+    try:
+        counted = builder.execute().collect()
+    except (PySparkException, Py4JJavaError) as error:
+        if not refuses or _CONTRADICTS not in str(error):
+            raise
+        diverged, example = _contradictions(spark, plan, source)
+        if not diverged:
+            raise PlanAgain from error  # not at the version planned on: somebody has written since
+        raise refused(plan, diverged, example) from None
     if not counted:
         # Delta saw this position, or a later one, in the table already and did nothing.
         raise PlanAgain
@@ -94,6 +110,15 @@ def _merge(spark: SparkSession, plan: Plan, source: DataFrame, unchanged: list[s
     if strict and not changes.truncated_leaves and not _as_foretold(schema, changes, counts):
         diverged, example = _contradictions(spark, plan, source)
     return diverged, example
+
+
+def _refusing(builder: DeltaMergeBuilder, schema: TableSchema) -> DeltaMergeBuilder:
+    """Whatever no clause has taken contradicts the log. What it would be set to cannot be computed, so that no kill
+    behind a commit forgets that the table has diverged."""
+    kinds = struct_type(schema).fields
+    values: dict[str, Any] = {quoted(field.name): f"s.{quoted(field.name)}" for field in kinds}
+    values[quoted(kinds[0].name)] = f"CAST(raise_error('{_CONTRADICTS}') AS {kinds[0].dataType.simpleString()})"
+    return builder.whenMatchedUpdate(None, values).whenNotMatchedInsert(None, values)
 
 
 def _values(schema: TableSchema, unchanged: Sequence[str]) -> dict[str, Any]:

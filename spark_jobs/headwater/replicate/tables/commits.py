@@ -121,13 +121,11 @@ class TableCommits:
         return True
 
     def _judge(self, record: TableRecord, plan: Plan, applied: Applied) -> None:
-        """Diverged where the log contradicts the lake, and that is to suspend the table."""
+        """Say what of the log contradicted the lake. Where that suspends the table it was not committed."""
         if applied.noted:
             log.info("%s: accepted commits of others that only rearrange files: %s", record.name, applied.noted)
         if not applied.divergence:
             return
-        error = diverged(plan, applied.divergence, applied.example)
-        if record.on_divergence == "suspend":
-            raise error  # Spark has written it: it counts behind its commit
-        log.warning("%s: diverged (%s): %s", record.name, record.on_divergence, error.message)
-        self._states.remark(record.name, f"diverged ({record.on_divergence}): {error.message}")
+        message = diverged(plan, applied.divergence, applied.example).message
+        log.warning("%s: diverged (%s): %s", record.name, record.on_divergence, message)
+        self._states.remark(record.name, f"diverged ({record.on_divergence}): {message}")
