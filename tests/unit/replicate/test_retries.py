@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import shutil
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import psycopg
 import pytest
@@ -90,6 +93,24 @@ def test_a_full_disk_is_an_outage_of_the_lake(root: str, error: Exception) -> No
     with pytest.raises(Transient) as raised:
         Retries(root, 100).failed("a", error, TABLES)
     assert raised.value.code == "lake_full"
+
+
+@pytest.mark.parametrize(("free", "code"), [((10, 5), "spill_full"), ((5, 10), "lake_full")])
+def test_a_full_disk_is_the_one_with_less_room(
+    root: str, monkeypatch: pytest.MonkeyPatch, free: tuple[int, int], code: str
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/dev/shm")
+    lake, local = free
+    monkeypatch.setattr(shutil, "disk_usage", lambda p: SimpleNamespace(free=local if p == "/dev/shm" else lake))
+    with pytest.raises(Transient) as raised:
+        Retries(root, 100).failed("a", OSError(errno.ENOSPC, "No space left on device"), TABLES)
+    assert raised.value.code == code
+
+
+def test_no_space_beside_a_lake_in_a_store_is_the_local_disk_s() -> None:
+    with pytest.raises(Transient, match="TMPDIR") as raised:
+        Retries("s3://bucket/lake", 100).failed("a", OSError(errno.ENOSPC, "No space left on device"), TABLES)
+    assert raised.value.code == "spill_full"
 
 
 def test_where_nothing_can_be_written_beside_the_ledger_the_lake_is_out(tmp_path: Path) -> None:

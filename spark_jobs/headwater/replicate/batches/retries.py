@@ -12,6 +12,8 @@ import errno
 import logging
 import os
 import re
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Collection
@@ -130,16 +132,26 @@ class Retries:
         if _ENGINE_IS_GONE in str(error):
             raise error
         if (isinstance(error, OSError) and error.errno in _FULL) or _NO_SPACE in str(error):
-            raise Transient(
-                f"no space is left: {reason_of(error)}",
-                code="lake_full",
-                where="lake.root",
-                remedy="make room there, then run replicate again: nothing is lost, it goes on from the ledger",
-            ) from error
+            raise self._no_space(error) from error
         try:
             self._probe()
         except OSError as unwritable:
             raise outage(f"nothing can be written there: {reason_of(unwritable)}", self._root) from error
+
+    def _no_space(self, error: Exception) -> Transient:
+        """In the lake, or on the disk for what is too much for memory, as keys that are sorted: the one with less."""
+        local, root = tempfile.gettempdir(), self._root
+        is_local = is_remote(root) or (
+            os.stat(local).st_dev != os.stat(root).st_dev
+            and shutil.disk_usage(local).free < shutil.disk_usage(root).free
+        )
+        room = f"make room below {local}, or let TMPDIR name a larger disk" if is_local else "make room there"
+        return Transient(
+            f"no space is left: {reason_of(error)}",
+            code="spill_full" if is_local else "lake_full",
+            where="local disk" if is_local else "lake.root",
+            remedy=f"{room}, then run replicate again: nothing is lost, it goes on from the ledger",
+        )
 
     def _probe(self) -> None:
         place = probe_path(self._root, f"{os.getpid()}-{threading.get_ident()}")
