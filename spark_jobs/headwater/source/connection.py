@@ -145,6 +145,12 @@ class Session:
         self._connection = connect(self._conninfo(), application_name=self._name)
         return question(self._connection)
 
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[Connection]:
+        """A session of the caller's own, for another thread."""
+        with contextlib.closing(connect(self._conninfo(), application_name=self._name)) as connection:
+            yield connection
+
     def close(self) -> None:
         self._connection.close()
 

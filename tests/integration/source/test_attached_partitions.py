@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import psycopg
 import pytest
 
 from fixtures.postgres import Database
+from headwater.source.catalog import partitions
 from headwater.source.catalog.partitions import DISTANCE, attached, attached_leaves, new_leaf
 from headwater.source.connection import connect
 
@@ -18,6 +20,7 @@ FILL = "insert into leaf select 1, 'us', i from generate_series(1, 100) i"
 ATTACH = "alter table sales attach partition leaf for values in ('us')"
 MAKE = f"create table leaf {TABLE}"
 CREATE = "create table leaf partition of sales for values in ('us')"
+INDEX, CLUSTER = "create index leaf_n on leaf (n)", "cluster leaf using leaf_n"
 BEHIND = "insert into sales values (2, 'us', 2)"
 SUBTREE = f"create table us {TABLE} partition by list (id)"
 BELOW = "create table leaf partition of us for values in (1, 2)"
@@ -51,6 +54,15 @@ def owner(database: Database) -> Iterator[psycopg.Connection[tuple[object, ...]]
         ([["create table leaf (like sales including all)", ATTACH]], True),
         ([["create table leaf (like sales including all)", ATTACH, BEHIND], [FILL, "update sales set n = 0"]], True),
         ([["savepoint a", MAKE, ATTACH, "release a"], [FILL]], True),
+        # A rewrite writes rows as its own, and a TRUNCATE leaves none that were brought.
+        ([[MAKE, ATTACH], ["truncate leaf", FILL]], True),
+        ([[MAKE, ATTACH], ["truncate leaf"], [FILL]], True),
+        ([[MAKE, FILL, ATTACH], ["truncate leaf", FILL]], True),
+        ([[MAKE, ATTACH], ["alter table sales alter n type bigint"], [FILL]], True),
+        ([[MAKE, ATTACH], ["alter table sales add z float8 default random()"], [FILL]], True),
+        ([[MAKE, ATTACH, INDEX], [CLUSTER], [FILL]], True),
+        ([[MAKE, FILL, ATTACH, INDEX], [CLUSTER], [BEHIND]], False),
+        ([[MAKE, FILL, ATTACH], ["alter table sales alter n type bigint", BEHIND], [BEHIND]], False),
         ([["create table us partition of sales for values in ('us') partition by list (id)"], [BELOW]], True),
         ([[SUBTREE], [ATTACH_TREE], [BELOW]], True),
         ([[SUBTREE], [BELOW], [ATTACH_TREE]], False),
@@ -76,9 +88,48 @@ def test_a_partition_that_brought_rows_is_told_from_one_that_did_not(
         found = new_leaf(connection, leaf)
         assert found is not None
         assert (found[0], found[1].name, found[2]) == (root, "leaf", created)
-        assert [one.name for one in attached_leaves(connection, root, [])] == ([] if created else ["leaf"])
+        assert [one.name for one in attached_leaves(connection, root, [], 0)] == ([] if created else ["leaf"])
+        assert [one.name for one in attached_leaves(connection, root, [], leaf)] == ["leaf"]
         assert list(attached(connection, [leaf], lambda *_: True)) == ([] if created else [leaf])
         assert attached(connection, [leaf], lambda *_: False) == {}
+
+
+def test_a_partition_that_cannot_be_read_in_time_is_judged_by_where_rows_that_it_brought_would_be(
+    database: Database, owner: psycopg.Connection[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_row = partitions._Came._has_row
+
+    def slow(*asked: Any) -> bool:
+        if asked[-1] == "true":
+            raise psycopg.errors.QueryCanceled
+        return has_row(*asked)
+
+    monkeypatch.setattr(partitions._Came, "_has_row", slow)
+    for made in ([MAKE, ATTACH, FILL], [MAKE, FILL, ATTACH]):
+        with owner.transaction():
+            for statement in ("drop table if exists leaf", *made):
+                owner.execute(statement.encode())
+        row = owner.execute("select 'leaf'::regclass::oid::int").fetchone()
+        assert row is not None
+        with connect(database.conninfo) as connection:
+            found = new_leaf(connection, row[0])  # type: ignore[arg-type]
+            assert found is not None
+            assert found[2] is (made[-1] == FILL)
+
+
+def test_who_attached_an_empty_partition_is_known_behind_its_look(
+    database: Database, owner: psycopg.Connection[tuple[object, ...]]
+) -> None:
+    """So that its rows are not looked at again and again."""
+    with owner.transaction():
+        owner.execute(MAKE.encode())
+        owner.execute(ATTACH)
+    row = owner.execute("select 'leaf'::regclass::oid::int, xmin::text::int from pg_inherits").fetchone()
+    assert row is not None
+    with connect(database.conninfo) as connection:
+        found = new_leaf(connection, row[0])  # type: ignore[arg-type]
+    assert found is not None
+    assert found[1].link == row[1]
 
 
 def test_rows_of_a_partition_are_looked_for_where_that_is_of_interest_alone(database: Database) -> None:
@@ -158,17 +209,21 @@ def test_of_a_new_partition_that_only_its_root_may_read_its_rows_are_looked_for_
     assert found[2] is created
 
 
-def test_an_attached_partition_that_cannot_be_read_counts_as_one_that_brought_rows(database: Database) -> None:
+def test_an_attached_partition_with_rows_that_cannot_be_read_counts_as_one_that_brought_them(
+    database: Database,
+) -> None:
     database.execute(f"create table sales {TABLE} partition by list (region)", "grant usage on schema public to public")
     with database.connect(autocommit=False) as connection:
         connection.execute(MAKE.encode())
         connection.execute(ATTACH)
         row = connection.execute("select 'leaf'::regclass::oid::int").fetchone()
     assert row is not None
-    with connect(database.conninfo) as connection:
-        found = new_leaf(connection, row[0])
-        assert found is not None
-        assert found[2] is False
+    for is_empty in (True, False):
+        with connect(database.conninfo) as connection:
+            found = new_leaf(connection, row[0])
+            assert found is not None
+            assert found[2] is is_empty, "its size needs no right"
+        database.execute(FILL)
 
 
 @pytest.mark.parametrize("ago", [0, 5, 2**31 - 10, 2**31, 2**31 + 10, 2**32 - 10_000])

@@ -30,10 +30,11 @@ class Source:
     """A session whose catalog knows no partition."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.asked, self.is_sure = 0, True
 
-    def ask(self, question: Any) -> None:
+    def ask(self, question: Any) -> tuple[None, bool]:
         self.asked += 1
+        return None, self.is_sure
 
 
 class Driver:
@@ -73,5 +74,13 @@ def test_it_is_asked_again_when_the_log_describes_it_again_or_a_table_is_met(dri
     assert driver.share(FOREIGN, Ddl(is_told=False)) == 2
     assert driver.share(replace(FOREIGN, replica_identity="f")) == 3
     driver.owners.adopt(driver.record())
+    assert driver.share(FOREIGN) == 4
+    assert driver.share(FOREIGN) == 4
+
+
+def test_it_is_asked_again_while_the_catalog_does_not_show_what_is_in_the_log(driver: Driver) -> None:
+    driver.source.is_sure = False
+    assert driver.share(FOREIGN) == 3
+    driver.source.is_sure = True
     assert driver.share(FOREIGN) == 4
     assert driver.share(FOREIGN) == 4

@@ -4,6 +4,7 @@ attached, a table that was made again, or none of ours.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shlex
 from collections.abc import Callable, Iterable, Sequence
@@ -19,17 +20,20 @@ from headwater.replicate.batches.batch import Share
 from headwater.replicate.preapply.process import StagingTarget
 from headwater.replicate.tables.states import TableStates
 from headwater.schema import Leaf
-from headwater.source.catalog.partitions import attached_leaves, new_leaf
+from headwater.source.catalog.partitions import attached_leaves, has_relation, new_leaf
 from headwater.source.connection import Connection, Session
-from headwater.source.snapshots import require_visible
+from headwater.source.snapshots import all_visible, require_visible
 
 log = logging.getLogger(__name__)
+
+_Found = tuple[int, Leaf, bool]
+"""As `new_leaf` gives it."""
 
 
 class Owners:
     def __init__(self, states: TableStates, session: Session) -> None:
         self._states, self._relations, self._session = states, states.relations, session
-        self._foreign: set[Relation] = set()  # none of ours when the source was asked
+        self._answers: dict[Relation, _Found | None] = {}  # what the source has said of unknown ones
 
     def adopt(self, record: TableRecord) -> None:
         """The changes of the table's relations belong to it from now on."""
@@ -38,7 +42,7 @@ class Owners:
 
     def ask_again(self) -> None:
         """What is none of ours may have become a part of a table of ours: the log describes it once more then."""
-        self._foreign.clear()
+        self._answers.clear()
 
     def of(self, relation_ids: Iterable[int]) -> set[str]:
         """The tables that changes of these relations may belong to. From any thread."""
@@ -64,8 +68,10 @@ class Owners:
         """The table that the changes of `relation`, in these transactions, belong to; the source is asked once about
         one that is unknown, until `ask_again`. Transient when it cannot say yet."""
         name = self._relations.owner(relation.relation_id)
-        if name is not None or relation in self._foreign:
+        if name is not None:
             return name
+        if relation in self._answers and self._answers[relation] is None:
+            return None
         again = self._relations.owner_by_name(relation)
         if again is None:
             return self._partition_of(relation, transactions())
@@ -81,12 +87,14 @@ class Owners:
 
     def _partition_of(self, relation: Relation, transactions: Transactions) -> str | None:
         """The table of which the unknown relation is a partition."""
-        asked = partial(_visible_leaf, relation=relation, transactions=transactions)
-        root, leaf, created = self._session.ask(asked) or (0, None, True)
-        self._foreign.add(relation)  # before the look at what a lane may adopt just now
+        if relation in self._answers:
+            found = self._answers[relation]
+        else:
+            found, is_sure = self._session.ask(partial(_leaf_of, relation=relation, transactions=transactions))
+            if is_sure:
+                self._answers[relation] = found
+        root, leaf, created = found or (0, None, True)
         name = self._relations.owner(root)
-        if name is not None:
-            self._foreign.discard(relation)
         if name is None or leaf is None or not (created or self._awaits(name, leaf)):
             self._relations.disown(relation.relation_id)
             return None
@@ -105,7 +113,8 @@ class Owners:
         if not record.is_followed:
             return False
         known = [other.relation_id for other in record.schema.leaves]
-        came = self._session.ask(partial(attached_leaves, root=record.schema.relation_id, known=known))
+        root, attached = record.schema.relation_id, leaf.relation_id
+        came = self._session.ask(partial(attached_leaves, root=root, known=known, brought=attached))
         kept = record.schema.soft_delete or record.schema.history
         if kept or leaf.relation_id not in [other.relation_id for other in came]:
             self._states.suspend(name, _attached(name, leaf))
@@ -130,22 +139,29 @@ class Owners:
     def meet_leaves_of(self, name: str, share: Share, transactions: Transactions) -> None:
         """In its lane: partitions that came while the table was loaded."""
         known = {leaf.relation_id for leaf in self._states.records[name].schema.leaves}
-        for relation in {block.relation for block in share.blocks if block.relation.relation_id not in known}:
-            found = self._session.ask(partial(_visible_leaf, relation=relation, transactions=transactions))
-            if found is None:
-                continue
-            _, leaf, created = found
-            if not created:
-                raise _attached(name, leaf)
-            self._adopt(name, leaf)
+        unknown = {block.relation for block in share.blocks if block.relation.relation_id not in known}
+        with self._session.apart() if unknown else contextlib.nullcontext() as connection:
+            for relation in unknown:
+                assert connection is not None
+                found, _ = _leaf_of(connection, relation, transactions)
+                if found is None:
+                    continue
+                _, leaf, created = found
+                if not created:
+                    raise _attached(name, leaf)
+                self._adopt(name, leaf)
 
 
-def _visible_leaf(
-    connection: Connection, relation: Relation, transactions: Transactions
-) -> tuple[int, Leaf, bool] | None:
-    """What the catalog says of the relation once it shows what these transactions, which have changes of it, did."""
+def _leaf_of(connection: Connection, relation: Relation, transactions: Transactions) -> tuple[_Found | None, bool]:
+    """What the catalog says of the relation, of which these transactions have changes, and whether that is the last
+    word: one that it has, and that they may have attached, is asked for again while it does not show what they did.
+    Transient when it does not even have the relation."""
+    is_visible = all_visible(connection, transactions.xid.tolist())  # before the question
+    found = new_leaf(connection, relation.relation_id)
+    if found is not None or is_visible or has_relation(connection, relation.relation_id):
+        return found, is_visible or found is not None
     require_visible(connection, transactions.xid.tolist(), f"{relation.schema}.{relation.name}")
-    return new_leaf(connection, relation.relation_id)
+    return new_leaf(connection, relation.relation_id), True
 
 
 def awaiting(record: TableRecord, leaves: Sequence[Leaf]) -> TableRecord:

@@ -8,9 +8,11 @@ OF does not. Where it follows a CREATE TABLE in one transaction, the rows from i
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import psycopg
 from psycopg import sql
@@ -54,9 +56,10 @@ where not (i.xmin = u.xmin and exists (
     and k.xmin = i.xmin and k.cmin::text::bigint < i.cmin::text::bigint))
 """
 """Links of a leaf and of what it lies below that ATTACH PARTITION has made, or may have."""
+_NEWEST: Final = f"(select i.xmin::text::bigint from {_ATTACHED} order by {DISTANCE.format('i.xmin')} limit 1)"
 _LEAF: Final = f"""
 c.oid::bigint, n.nspname, c.relname, coalesce(pg_relation_filenode(c.oid), 0)::bigint, c.relreplident,
-later.were, a.xmin::text, together.command
+later.were, a.xmin::text, together.command, {_NEWEST}
 from pg_catalog.pg_class c
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attname = 'tableoid' and a.attnum < 0
@@ -73,9 +76,10 @@ where c.relispartition
 _READABLE: Final = """
 (has_schema_privilege({1}.oid, 'USAGE') and has_table_privilege({0}.oid, 'SELECT') and not row_security_active({0}.oid))
 """
-_ROWS_OF: Final = f"""
-select case
-    when {_READABLE.format("c", "n")} then format('only %%I.%%I where true', n.nspname, c.relname)
+_FILE: Final = f"""
+select pg_relation_size(c.oid), c.relfilenode = c.oid, c.xmin::text,
+    case when c.xmax::text = '0' then c.cmin::text::bigint else 4294967295 end,
+    case when {_READABLE.format("c", "n")} then format('only %%I.%%I where true', n.nspname, c.relname)
     when {_READABLE.format("r", "rn")} and pg_get_partition_constraintdef(c.oid) !~ 'satisfies_hash_partition|NOT [(]'
     then format('%%I.%%I where tableoid = %%s and %%s', rn.nspname, r.relname, c.oid,
                 pg_get_partition_constraintdef(c.oid)) end
@@ -83,11 +87,16 @@ from pg_catalog.pg_class c
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 join pg_catalog.pg_class r on r.oid = pg_partition_root(c.oid)
 join pg_catalog.pg_namespace rn on rn.oid = r.relnamespace
-where c.oid = %s and c.relfilenode = c.oid
+where c.oid = %s
 """
-"""Where the rows of a partition can be read and show which transaction wrote them (in its first file: a rewrite writes
-them as its own), as SQL behind FROM; no row, or NULL: they cannot. By default nobody may read a new partition but
-through its root, whose bounds lead to it alone, unless it is one of a hash or the rest."""
+"""A partition's file: its bytes, whether it is the first, who has changed its entry last, and where its rows can be
+read, as SQL behind FROM; NULL: nowhere. By default nobody may read a new partition but through its root, whose bounds
+lead to it alone, unless it is one of a hash or the rest."""
+_BROUGHT: Final = "xmin = {xid}::text::xid and (cmin::text::bigint < {command} or xmax::text <> '0')"
+"""A row that the transaction wrote before that command. One that somebody has locked or tried to delete tells no
+command."""
+_BEFORE: Final = f"({DISTANCE.format('xmin')} > {DISTANCE.format('{xid}::text::xid')} or {_BROUGHT})"
+_FIRST_BLOCKS: Final = "ctid < '(1024,0)'"
 _READ_SECONDS: Final = 5
 _CANNOT_TELL: Final = (
     psycopg.errors.LockNotAvailable,
@@ -117,18 +126,34 @@ def new_leaf(connection: Connection, relation_id: int) -> tuple[int, Leaf, bool]
         row = connection.execute(
             f"select pg_partition_root(c.oid)::oid::bigint, {_LEAF} and c.oid = %s", [relation_id]
         ).fetchone()
-        return (int(row[0]), *_leaf(connection, *row[1:])) if row is not None else None
+        if row is None:
+            return None
+        came = _Came.of(row[1:])
+        if came.brought_rows(connection):
+            return int(row[0]), came.leaf, False
+    return int(row[0]), replace(came.leaf, link=came.link or 0), True
 
 
-def attached_leaves(connection: Connection, root: int, known: Sequence[int]) -> list[Leaf]:
-    """The partitions that the partitioned table `root` has now, beside those `known`, and that brought rows."""
+@errors_named("source")
+def has_relation(connection: Connection, relation_id: int) -> bool:
+    return connection.execute("select from pg_catalog.pg_class where oid = %s", [relation_id]).rowcount > 0
+
+
+def attached_leaves(connection: Connection, root: int, known: Sequence[int], brought: int) -> list[Leaf]:
+    """The partitions that the partitioned table `root` has now, beside those `known`, and that brought rows; of
+    `brought` that is known. When they take longer than one may, the others are judged by where such rows would be."""
+    deadline = time.monotonic() + _READ_SECONDS
+    found = []
     with errors_named("source"):
         rows = connection.execute(
             f"select {_LEAF} and c.relkind = 'r' and c.oid <> all(%s) "
             "and c.oid in (select relid from pg_catalog.pg_partition_tree(%s::oid))",
             [list(known), root],
         ).fetchall()
-        found = [leaf for leaf, created in (_leaf(connection, *row) for row in rows) if not created]
+        for came in map(_Came.of, rows):
+            is_patient = time.monotonic() < deadline
+            if came.leaf.relation_id == brought or came.brought_rows(connection, is_patient=is_patient):
+                found.append(came.leaf)
     return sorted(found, key=lambda leaf: (leaf.schema, leaf.name))
 
 
@@ -136,55 +161,69 @@ def attached(connection: Connection, relation_ids: Sequence[int], may_be: Callab
     """Those of the partitions that were tables with rows before, or stand below a tree that was attached, with the
     transaction (32 bits) that did so last. `may_be`: of a relation and that transaction, whether it is of interest: the
     rows of others are not looked at."""
-    newest = f"(select i.xmin::text::bigint from {_ATTACHED} order by {DISTANCE.format('i.xmin')} limit 1)"
     found: dict[int, int] = {}
     with errors_named("source"):
-        rows = connection.execute(f"select {newest}, {_LEAF} and c.oid = any(%s)", [list(relation_ids)]).fetchall()
-        for xid, *row in rows:
-            if xid is not None and may_be(int(row[0]), int(xid)):
-                leaf, created = _leaf(connection, *row)
-                if not created:
-                    found[leaf.relation_id] = int(xid)
+        rows = connection.execute(f"select {_LEAF} and c.oid = any(%s)", [list(relation_ids)]).fetchall()
+        for came in map(_Came.of, rows):
+            relation, link = came.leaf.relation_id, came.link
+            if link is not None and may_be(relation, link) and came.brought_rows(connection):
+                found[relation] = link
     return found
 
 
-def _leaf(
-    connection: Connection,
-    relation_id: int,
-    schema: str,
-    name: str,
-    filenode: int,
-    identity: str | bytes,
-    later: bool,
-    xid: str,
-    command: int | None,
-) -> tuple[Leaf, bool]:
-    """`later`: whether it was attached behind the transaction `xid` that made it; `command`: which of that
-    transaction's did so last, None: none."""
-    identity = identity.decode() if isinstance(identity, bytes) else identity
-    leaf = Leaf(int(relation_id), schema, name, int(filenode), identity)
-    if later or command is None:
-        return leaf, not later
-    return leaf, not _may_have_had_rows(connection, leaf.relation_id, xid, command)
+@dataclass(frozen=True, slots=True)
+class _Came:
+    """A row of `_LEAF`. `later`: whether the leaf was attached behind the transaction `xid` that made it; `command`:
+    which of that transaction's did so last, None: none. `link`: the transaction that attached it last, if one did."""
 
+    leaf: Leaf
+    later: bool
+    xid: str
+    command: int | None
+    link: int | None
 
-def _may_have_had_rows(connection: Connection, relation_id: int, xid: str, command: int) -> bool:
-    """Whether a row is left of those that the transaction wrote before the command. pg_partman makes each partition in
-    one transaction, and empty: such a one needs no reload. True where that cannot be told, as while somebody has locked
-    it: who asks has more to do than to wait. A row that somebody has locked or tried to delete tells no command."""
-    try:
+    @staticmethod
+    def of(row: Sequence[Any]) -> _Came:
+        relation_id, schema, name, filenode, identity, *rest = row
+        identity = identity.decode() if isinstance(identity, bytes) else identity
+        return _Came(Leaf(int(relation_id), schema, name, int(filenode), identity), *rest)
+
+    def brought_rows(self, connection: Connection, *, is_patient: bool = True) -> bool:
+        """Whether it was a table with rows, or a row is left of those that its transaction wrote before the ATTACH.
+        pg_partman makes each partition in one transaction, and empty: such a one needs no reload. True where that
+        cannot be told, as while somebody has locked it: who asks has more to do than to wait.
+
+        Such rows lie first in the file. A partition that is not read in time, or at all (`is_patient`), is judged by
+        its first 8 MiB.
+        """
+        if self.later or self.command is None:
+            return self.later
+        try:
+            if self._has_row(connection, self.command, _FIRST_BLOCKS):
+                return True
+            with contextlib.suppress(psycopg.errors.QueryCanceled):
+                return is_patient and self._has_row(connection, self.command, "true")
+        except _CANNOT_TELL:
+            return True
+        return False
+
+    def _has_row(self, connection: Connection, command: int, where: str) -> bool:
         with connection.transaction():
             connection.execute(f"set local lock_timeout = '1s'; set local statement_timeout = '{_READ_SECONDS}s'")
-            row = connection.execute(_ROWS_OF, [relation_id]).fetchone()
-            if row is None or row[0] is None:
+            file = connection.execute(_FILE, [self.leaf.relation_id]).fetchone()
+            if file is None:
                 return True
+            size, is_first, changed_by, change, rows = file
+            if not size:
+                return False
+            if rows is None:
+                return True
+            # A rewrite writes rows as its own, in the command that changes the entry; those that came behind it, or
+            # behind a TRUNCATE, are of a later one.
+            kind, numbers = (_BROUGHT, (self.xid, command)) if is_first else (_BEFORE, (changed_by, change + 1))
+            condition = sql.SQL(kind).format(xid=sql.Literal(numbers[0]), command=sql.Literal(numbers[1]))
             row = connection.execute(
-                sql.SQL(
-                    "select exists (select from {} and xmin = {}::text::xid "
-                    "and (cmin::text::bigint < {} or xmax::text <> '0'))"
-                ).format(sql.SQL(row[0]), sql.Literal(xid), sql.Literal(command))
+                sql.SQL("select exists (select from {} and {} and {})").format(sql.SQL(rows), condition, sql.SQL(where))
             ).fetchone()
-    except _CANNOT_TELL:
-        return True
-    assert row is not None
-    return bool(row[0])
+        assert row is not None
+        return bool(row[0])
