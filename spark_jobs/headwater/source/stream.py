@@ -191,6 +191,11 @@ class LogStream:
     def fileno(self) -> int:
         return self._connection.socket
 
+    @property
+    def walsender(self) -> int:
+        """The process that serves this connection, at the server."""
+        return self._connection.backend_pid
+
     def wait_readable(self, seconds: float, *others: int) -> None:
         """Return when the server has sent something, one of the descriptors `others` is readable, or time is up."""
         select.select([self._connection.socket, *others], [], [], max(0.0, seconds))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,13 +16,15 @@ from fixtures.jobs import in_thread, until
 from fixtures.log_of import SLOT, Committed, Source, read_to, source_of, transactions
 from fixtures.postgres import Database, new_database
 from headwater.demo.postgres import EmbeddedServer
-from headwater.errors import SlotGap, SourceUnreachable
+from headwater.errors import SlotGap, SourceUnreachable, Transient
 from headwater.log.blocks import Chunk
 from headwater.log.hiding import Hiding
 from headwater.position import format_lsn
+from headwater.replicate.reader import silence
 from headwater.replicate.reader.child import ReaderProcess
 from headwater.replicate.reader.handle import LogReader
-from headwater.source.connection import connect
+from headwater.replicate.reader.silence import Silence, silence_limit
+from headwater.source.connection import Session, connect
 from headwater.source.slot import create_slot, drop_slot
 from headwater.source.stream import LogStream
 
@@ -251,8 +254,20 @@ def test_a_server_that_stays_away_ends_the_reader(source: Source) -> None:
     assert source.database.name not in str(error.remedy)
 
 
-def test_a_driver_that_takes_nothing_stalls_the_reader_and_not_the_connection(source: Source) -> None:
-    """Longer than wal_sender_timeout (3 s here), with more log than the budget."""
+def refuse_silence(source: Source, reader: LogReader) -> None:
+    """As a driver does before a commit; it has heard nothing for longer than it may."""
+    with connect(source.database.conninfo) as connection:
+        limit = silence_limit(connection)
+        assert time.monotonic() - reader.heard > limit
+        session = Session(lambda: source.database.conninfo, connection, "headwater replicate")
+        Silence(reader, session, SLOT, limit, threading.Event()).refuse()
+
+
+def test_a_driver_that_takes_nothing_stalls_the_reader_and_not_the_connection(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Longer than wal_sender_timeout (3 s here), with more log than the budget. It hears nothing meanwhile, and may
+    commit while the slot is its own."""
     memory = 1 << 20
     with LogReader(source.options(memory=memory)) as reader:
         before = walsender(source)
@@ -267,6 +282,11 @@ def test_a_driver_that_takes_nothing_stalls_the_reader_and_not_the_connection(so
             until(lambda: admin.execute(answered, [row[0], before]).fetchone() == (True,), "it answers for 4 s")
         held = sum(chunk.size for chunk in reader.waiting())
         assert held < memory + (8 << 20)
+        refuse_silence(source, reader)
+        monkeypatch.setattr(silence, "RECONNECT_SECONDS", 0.5)
+        monkeypatch.setattr(reader, "walsender", 0)
+        with pytest.raises(Transient, match="the server has not answered for"):
+            refuse_silence(source, reader)
         chunks = read_to(reader, source.position())
         assert walsender(source) == before
     assert ids(chunks) == list(range(40_000))

@@ -72,6 +72,8 @@ class LogReader:
         self._hiding_lock = threading.Lock()
         self.read_position = options.start_lsn
         self.heard = time.monotonic()
+        self.walsender = 0
+        """The server's process on the log connection."""
         self.reply_wanted = False
         self.started_again = 0
         """So many times on another connection, of which nothing is read before `read_on`. 0: it reads."""
@@ -238,8 +240,9 @@ class LogReader:
                 self.reply_wanted = self.reply_wanted or item.reply_wanted
             elif isinstance(item, Started):
                 self._started = True
+                self.walsender = item.walsender
             elif isinstance(item, StartedAgain):
-                self.heard = item.heard
+                self.heard, self.walsender = item.heard, item.walsender
                 self.started_again = item.number
                 self._woken = True
             elif isinstance(item, Hides):

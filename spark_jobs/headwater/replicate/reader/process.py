@@ -100,17 +100,20 @@ class Awake:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Streaming has begun: the slot is ours."""
+    """Streaming has begun: the slot is ours. `walsender`: the server's process on this connection."""
+
+    walsender: int
 
 
 @dataclass(frozen=True, slots=True)
 class StartedAgain:
-    """For the `number`th time on another connection, whose server was `heard` first at this monotonic time. Nothing is
-    read of it before the driver says so: a job that began meanwhile saw no driver, and what it asks for must be known
-    first."""
+    """For the `number`th time on another connection, whose server was `heard` first at this monotonic time; `walsender`
+    as of `Started`. Nothing is read of it before the driver says so: a job that began meanwhile saw no driver, and what
+    it asks for must be known first."""
 
     number: int
     heard: float
+    walsender: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +159,7 @@ class _Reader:
 
     def run(self) -> None:
         stream = self._connect()
-        self._data.send(Started())
+        self._data.send(Started(stream.walsender))
         now = time.monotonic()
         self._heard = self._driver_heard = self._fed_back = self._told = self._looked = now
         try:
@@ -223,7 +226,7 @@ class _Reader:
                 self._server_waits_since = None
                 self._heard = time.monotonic()
                 self._started_again += 1
-                self._data.send(StartedAgain(self._started_again, self._heard))
+                self._data.send(StartedAgain(self._started_again, self._heard, stream.walsender))
                 return stream
             self._pause(backoff)
             backoff = min(2 * backoff, _LONGEST_BACKOFF)
