@@ -244,3 +244,27 @@ def test_a_driver_that_dies_over_the_reload_leaves_the_table_to_the_next_one(
     catch_up(pipeline)
     assert_equal(database, pipeline, WHOLE)
     assert record_of(pipeline, WHOLE).state == "active"
+
+
+@pytest.mark.parametrize("gone", ["alter table sales detach partition sales_us", "drop table sales_us"])
+def test_a_partition_that_came_and_went_before_its_rows_were_read_is_told_of(
+    database: Database, spark: SparkSession, tmp_path: Path, gone: str
+) -> None:
+    database.allow_publishing()
+    database.execute(
+        "create table sales (id int, region text, n int, primary key (id, region)) partition by list (region)",
+        "create table sales_eu partition of sales for values in ('eu')",
+        "create table other (id int primary key, n int)",
+    )
+    pipeline = pipeline_in_step(tmp_path, database, SALES, "public.other")
+    database.execute(
+        "create table sales_us partition of sales for values in ('us')",
+        "insert into sales values (1, 'us', 1), (2, 'eu', 2)",
+        gone,
+        "insert into other values (1, 1)",
+    )
+    catch_up(pipeline)
+    assert_equal(database, pipeline, SALES, "public.other")
+    record = record_of(pipeline, SALES)
+    assert (record.state, record_of(pipeline, "public.other").reason) == ("active", "")
+    assert record.reason.startswith("if public.sales_us was a partition of it until it was detached or dropped")

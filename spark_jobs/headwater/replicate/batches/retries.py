@@ -145,12 +145,12 @@ class Retries:
             os.stat(local).st_dev != os.stat(root).st_dev
             and shutil.disk_usage(local).free < shutil.disk_usage(root).free
         )
-        room = f"make room below {local}, or let TMPDIR name a larger disk" if is_local else "make room there"
+        message, remedy = f"no space is left: {reason_of(error)}", "nothing is lost, replicate goes on from the ledger"
+        if is_local:
+            room = f"make room below {local}, or let TMPDIR name a larger disk; run replicate again: {remedy}"
+            return Transient(message, code="spill_full", where="local disk", remedy=room)
         return Transient(
-            f"no space is left: {reason_of(error)}",
-            code="spill_full" if is_local else "lake_full",
-            where="local disk" if is_local else "lake.root",
-            remedy=f"{room}, then run replicate again: nothing is lost, it goes on from the ledger",
+            message, code="lake_full", where="lake.root", remedy=f"make room there; run replicate again: {remedy}"
         )
 
     def _probe(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from headwater.columns.changes import refuse_difference
+from headwater.columns.changes import has_columns, refuse_difference
 from headwater.errors import SchemaChanged
 from headwater.lake.registry import TableRecord, now_text
 from headwater.log.blocks import Relation, Transactions
@@ -19,8 +19,8 @@ from headwater.names import TableName
 from headwater.replicate.batches.batch import Share
 from headwater.replicate.preapply.process import StagingTarget
 from headwater.replicate.tables.states import TableStates
-from headwater.schema import Leaf
-from headwater.source.catalog.partitions import attached_leaves, has_relation, new_leaf
+from headwater.schema import Leaf, TableSchema
+from headwater.source.catalog.partitions import attached_leaves, has_relation, new_leaf, was_partition
 from headwater.source.connection import Connection, Session
 from headwater.source.snapshots import all_visible, require_visible
 
@@ -93,6 +93,8 @@ class Owners:
             found, is_sure = self._session.ask(partial(_leaf_of, relation=relation, transactions=transactions))
             if is_sure:
                 self._answers[relation] = found
+                if found is None:
+                    self._tell_of_gone(relation)
         root, leaf, created = found or (0, None, True)
         name = self._relations.owner(root)
         if name is None or leaf is None or not (created or self._awaits(name, leaf)):
@@ -105,6 +107,26 @@ class Owners:
         else:
             self._adopt(name, leaf)
         return name
+
+    def _tell_of_gone(self, relation: Relation) -> None:
+        """A partition that was created, written to, and detached or dropped, all before the log was read: nothing says
+        any more whose it was. Its rows are no longer the table's, but cuts from in between lack them."""
+        like = [
+            record.name
+            for record in self._states.records.values()
+            if record.is_followed and record.schemas and _is_like(record.schema, relation)
+        ]
+        if not like:
+            return
+        was_one: bool = self._session.ask(partial(was_partition, relation_id=relation.relation_id))
+        where = TableName(relation.schema, relation.name)
+        for name in like if was_one else ():
+            message = (
+                f"if {where} was a partition of it until it was detached or dropped: its rows of that time are "
+                "missing in cuts and in the history"
+            )
+            log.warning("%s: %s", name, message)
+            self._states.remark(name, message)
 
     def _awaits(self, name: str, leaf: Leaf) -> bool:
         """`leaf` was attached: suspend the table. Whether the rest of it is followed until its attached partitions are
@@ -150,6 +172,10 @@ class Owners:
                 if not created:
                     raise _attached(name, leaf)
                 self._adopt(name, leaf)
+
+
+def _is_like(schema: TableSchema, relation: Relation) -> bool:
+    return schema.partitioned and has_columns(schema, relation)
 
 
 def _leaf_of(connection: Connection, relation: Relation, transactions: Transactions) -> tuple[_Found | None, bool]:

@@ -139,6 +139,18 @@ def has_relation(connection: Connection, relation_id: int) -> bool:
     return connection.execute("select from pg_catalog.pg_class where oid = %s", [relation_id]).rowcount > 0
 
 
+@errors_named("source")
+def was_partition(connection: Connection, relation_id: int) -> bool:
+    """Of a relation that is in the log and no partition: whether it must have been one, or is gone."""
+    published = """
+    select from pg_catalog.pg_class c where c.oid = %s and (
+        exists (select from pg_catalog.pg_publication p where p.puballtables)
+        or exists (select from pg_catalog.pg_publication_rel r where r.prrelid = c.oid)
+        or exists (select from pg_catalog.pg_publication_namespace n where n.pnnspid = c.relnamespace))
+    """
+    return connection.execute(published, [relation_id]).rowcount == 0
+
+
 def attached_leaves(connection: Connection, root: int, known: Sequence[int], brought: int) -> list[Leaf]:
     """The partitions that the partitioned table `root` has now, beside those `known`, and that brought rows; of
     `brought` that is known. When they take longer than one may, the others are judged by where such rows would be."""
