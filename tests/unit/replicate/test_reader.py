@@ -25,6 +25,7 @@ SLOT, LEDGER = 500, 1000
 class Stream:
     """A server that sends nothing, whose slot stands below the ledger: a driver was killed before its sync."""
 
+    walsender = 1
     confirmed: list[int]
 
     def __init__(self, conninfo: str) -> None:
