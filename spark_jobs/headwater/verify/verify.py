@@ -101,7 +101,7 @@ def verify(
     from now on. `stop`: no further table is begun. Transient when the lake does not reach the capture point in time.
     """
     if new_source:
-        adopt(pipeline)
+        adopt(pipeline, ())  # a table's own faults keep that table from its repair, and no other
     elif repair and (gap := begin_behind_gap(pipeline)):
         log.warning("%s: the log goes on with a new slot, and every table is compared", gap)
     with (

@@ -33,11 +33,11 @@ from fixtures.jobs import (
 )
 from fixtures.lake_waits import wait
 from fixtures.pipelines import write_pipeline
-from fixtures.postgres import Database
+from fixtures.postgres import Database, new_database
 from headwater.cli import main
 from headwater.delta.log_entries import log_entry
 from headwater.delta.tables import read_commit
-from headwater.errors import EXIT_DONE, EXIT_REFUSED, LostLease, SlotGap
+from headwater.errors import EXIT_DONE, EXIT_REFUSED, LostLease, Refused, SlotGap
 from headwater.lake.ledger import read_epoch
 from headwater.load.driver_answers import is_running
 from headwater.monitor.status import status
@@ -228,6 +228,59 @@ def test_a_table_that_cannot_be_repaired_keeps_no_other_one_from_it(
     assert_equal(database, pipeline, KEYED, TRACKED)
     without = write_pipeline(shop.folder, database, KEYED, TRACKED, source={"on_slot_loss": "repair"})
     replicate_through_losses(without, "now", None, threading.Event())  # nor does one that has left the file
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        pytest.param(lambda wrong: verify(wrong, repair=True), id="verify"),
+        pytest.param(lambda wrong: verify(wrong, repair=True, new_source=True), id="verify-new-source"),
+        pytest.param(new_source.adopt, id="load-new-source"),
+        pytest.param(lambda wrong: replicate_through_losses(wrong, "now", None, threading.Event()), id="replicate"),
+    ],
+)
+def test_a_database_without_the_lakes_tables_is_no_source_of_it(
+    one_table: Shop, begin: Callable[[Pipeline], object]
+) -> None:
+    """As all databases of a server it has the system and the timeline of the lake's."""
+    one_table.lose_slot()
+    with new_database(one_table.database.server) as other:
+        other.allow_publishing()
+        source = {"slot": one_table.pipeline.source.slot, "on_slot_loss": "repair"}
+        wrong = write_pipeline(one_table.folder, other, "public.k*", source=source)  # a pattern may find nothing
+        with pytest.raises(Refused, match="no table that the lake holds") as refused:
+            begin(wrong)
+        assert refused.value.code == "table_missing"
+        assert other.query("select pubname from pg_publication") == []
+    assert not slot_exists(one_table)
+    assert record_of(one_table.pipeline, KEYED).state == "active", "nothing was changed"
+
+
+def slot_exists(shop: Shop) -> bool:
+    with connect(shop.database.conninfo) as connection:
+        return read_slot(connection, shop.pipeline.source.slot) is not None
+
+
+def test_a_table_that_is_gone_keeps_no_other_one_from_its_repair(
+    database: Database, spark: SparkSession, tmp_path: Path
+) -> None:
+    shop = made(database, tmp_path, [KEYED, TRACKED])
+    shop.lose_slot()
+    database.execute("drop table tracked", "delete from keyed where id = 4")
+    found = verify(shop.pipeline, repair=True, new_source=True)["tables"]
+    assert (found[TRACKED]["compared"], found[KEYED]["repaired"]) == (False, 1)
+
+
+def test_a_load_from_a_new_source_is_refused_before_the_old_one_is_left(
+    database: Database, spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shop = made(database, tmp_path, [KEYED, TRACKED])
+    shop.lose_slot()
+    database.execute("alter table tracked drop constraint tracked_pkey")
+    assert main(["load", shop.pipeline.file, "--again", "--new-source", "--json"]) == EXIT_REFUSED
+    assert json.loads(capfd.readouterr().out)["error"]["where"] == TRACKED
+    assert {record_of(shop.pipeline, name).state for name in (KEYED, TRACKED)} == {"active"}
+    assert not slot_exists(shop)
 
 
 def test_rows_that_were_deleted_in_the_gap_stay_as_deleted_with_those_from_before(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -32,8 +32,10 @@ from headwater.lake.paths import table_path
 from headwater.lake.position_file import PositionFile, write_position_file
 from headwater.lake.registry import PipelineRecord, Registry, TableRecord, now_text
 from headwater.lake_root import is_remote
+from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import Position, format_lsn
+from headwater.source.catalog.catalog import Catalog
 from headwater.source.connection import Connection, ServerIdentity, connect, identify
 from headwater.source.publication.publication import ensure_publications
 from headwater.source.slot import SlotState, create_slot, drop_slot, gap_behind, read_slot
@@ -142,13 +144,14 @@ def _beyond(pipeline: Pipeline, record: TableRecord, switch: int) -> str:
     return ""
 
 
-def adopt(pipeline: Pipeline) -> None:
+def adopt(pipeline: Pipeline, only: Collection[TableName] | None = None) -> None:
     """Take the server that the connection leads to for the lake's source from now on. No table is in step with it:
     all are suspended until a repair or a load brings them there, and the log is read from a new slot on.
 
-    Refused where `check` refuses, LostLease while a replicate or a load works there.
+    Refused where `check` refuses (`only`: as of `require_ok`), and where none of the lake's tables is; LostLease while
+    a replicate or a load works there.
     """
-    with _alone(pipeline) as (connection, registry, known):
+    with _alone(pipeline, only) as (connection, registry, known):
         now = identify(connection)
         if _is_adopted(registry, known, now, Ledger(pipeline.lake_path(), pipeline.name).newest):
             return  # it was killed behind this; what it has brought in step meanwhile stays
@@ -163,13 +166,13 @@ def begin_behind_gap(pipeline: Pipeline) -> str:
     nothing is, and nothing was done. As for another source all tables are suspended until they are compared.
 
     Killed in between: the slot is missing, or stands past the ledger, until the ledger goes on where it begins. Errors
-    as of `adopt`; SourceChanged for another source.
+    as of `adopt`, but for a table's own faults; SourceChanged for another source.
     """
     with contextlib.closing(connect(pipeline.conninfo(), application_name="headwater slot")) as connection:
         registry = mended_registry(pipeline)
         if registry is None or registry.pipeline is None or not _gap(connection, pipeline, registry.pipeline):
             return ""
-    with _alone(pipeline) as (connection, registry, known):
+    with _alone(pipeline, ()) as (connection, registry, known):
         now = require_same_source(connection, pipeline, known, read_epoch(pipeline.lake_path()))
         if gap := _gap(connection, pipeline, known):
             _begin_anew(connection, pipeline, registry, now, f"{_LOST}: {gap}", ours=True)
@@ -196,9 +199,12 @@ def _gap(connection: Connection, pipeline: Pipeline, known: PipelineRecord) -> s
 
 
 @contextlib.contextmanager
-def _alone(pipeline: Pipeline) -> Iterator[tuple[Connection, Registry, PipelineRecord]]:
+def _alone(
+    pipeline: Pipeline, only: Collection[TableName] | None
+) -> Iterator[tuple[Connection, Registry, PipelineRecord]]:
     """With no load and no set-up beside the block."""
-    require_ok(check(pipeline), ())  # a table's own faults keep that table from its repair, and no other
+    report = check(pipeline)
+    require_ok(report, only)
     conninfo, registry = pipeline.conninfo(), mended_registry(pipeline)
     if registry is None or registry.pipeline is None:
         raise Refused(
@@ -207,12 +213,30 @@ def _alone(pipeline: Pipeline) -> Iterator[tuple[Connection, Registry, PipelineR
             where=f"pipeline {pipeline.name}",
             remedy="headwater load PIPELINE.yaml",
         )
+    _refuse_other_database(pipeline, registry, report.catalog)
     with (
         contextlib.closing(connect(conninfo, application_name="headwater new slot")) as connection,
         lease.hold(conninfo, registry, lease.LOAD),
         lease.hold(conninfo, registry, lease.SET_UP),
     ):
         yield connection, registry, registry.pipeline
+
+
+def _refuse_other_database(pipeline: Pipeline, registry: Registry, catalog: Catalog) -> None:
+    """Refused where none of the lake's tables is. Nothing else tells a wrong connection: all databases of a server have
+    one system and timeline, and any server may be the new source."""
+    held = {
+        name
+        for name, record in registry.tables.items()
+        if record.state not in ("new", "removed") and pipeline.entry_for(TableName.parse(name)) is not None
+    }
+    if held and held.isdisjoint(str(one.relation.name) for one in catalog.judged):
+        raise Refused(
+            f"no table that the lake holds is in this database ({min(held)}, for example)",
+            code="table_missing",
+            where="source.connection",
+            remedy="let source.connection lead to the database that has the tables",
+        )
 
 
 def _begin_anew(
