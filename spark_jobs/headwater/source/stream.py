@@ -72,9 +72,12 @@ class LogSource:
     end_lsn: int
     confirmed_lsn: int | None
 
-    def refuse_difference(self, system_id: str, timeline: int, confirmed_lsn: int, read_lsn: int) -> None:
+    def refuse_difference(
+        self, system_id: str, timeline: int, confirmed_lsn: int, read_lsn: int, *, again: bool
+    ) -> None:
         """SourceChanged or SlotGap unless it is the log of `system_id` and `timeline`, and goes on where it was left:
-        at `read_lsn`."""
+        at `read_lsn`. `again`: we have read it before. If not, the slot may also have been another driver's since we
+        looked at it: LostLease, and the next start tells whether that was one of this lake."""
         if (self.system_id, self.timeline) != (system_id, timeline):
             raise SourceChanged(
                 f"the log is that of system {system_id} timeline {timeline}, and the log connection leads to system "
@@ -88,6 +91,14 @@ class LogSource:
                 f"{format_lsn(self.end_lsn)}, and {format_lsn(read_lsn)} was read",
                 where="source.connection",
                 remedy="run replicate again: it says what has to be done",
+            )
+        if self.confirmed_lsn is not None and self.confirmed_lsn > confirmed_lsn and not again:
+            raise LostLease(
+                f"while this replicate started another one read from the slot: it stands at "
+                f"{format_lsn(self.confirmed_lsn)} now, past {format_lsn(confirmed_lsn)}",
+                code="already_running",
+                where="source.slot",
+                remedy="stop the other one, or wait until it ends; then run replicate again",
             )
         if self.confirmed_lsn is None or self.confirmed_lsn > confirmed_lsn:
             where = "is gone" if self.confirmed_lsn is None else f"stands at {format_lsn(self.confirmed_lsn)}"

@@ -42,6 +42,7 @@ from headwater.lake.ledger import read_epoch
 from headwater.load.driver_answers import is_running
 from headwater.monitor.status import status
 from headwater.pipeline_file.pipeline import Pipeline
+from headwater.replicate import start
 from headwater.replicate.takeover import continuity, new_source
 from headwater.source.connection import Connection, connect, identify
 from headwater.source.slot import SlotState, read_slot
@@ -402,6 +403,29 @@ def test_a_driver_that_starts_as_another_one_ends_goes_on_behind_it(
     catch_up(one_table.pipeline)
     assert len(looks) == 2
     assert_equal(one_table.database, one_table.pipeline, KEYED)
+
+
+def test_of_two_drivers_that_start_together_one_is_late_and_compares_nothing(
+    one_table: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline, look = one_table.written(on_slot_loss="repair"), continuity.continuity
+    with contextlib.ExitStack() as others:
+
+        def late(connection: Connection, *of: Any) -> int:
+            """Between its look at the slot and its log connection the other one takes the slot, and confirms."""
+            begin = look(connection, *of)
+            monkeypatch.setattr(start, "continuity", look)
+            others.enter_context(following(pipeline))
+            one_table.database.execute("update keyed set n = n + 1 where id = 1")
+            until(lambda: _has_passed(read_slot(connection, pipeline.source.slot), begin), "it is confirmed")
+            return begin
+
+        monkeypatch.setattr(start, "continuity", late)
+        with pytest.raises(LostLease, match="another one read from the slot") as lost:
+            replicate_through_losses(pipeline, "now", None, threading.Event())
+        assert lost.value.code == "already_running"
+    assert_equal(one_table.database, pipeline, KEYED)
+    assert record_of(pipeline, KEYED).reason == ""
 
 
 def _has_passed(slot: SlotState | None, lsn: int) -> bool:

@@ -27,12 +27,13 @@ class Stream:
 
     walsender = 1
     confirmed: list[int]
+    stands_at: int | None
 
     def __init__(self, conninfo: str) -> None:
         pass
 
     def identify(self, slot: str) -> LogSource:
-        return LogSource("7", 2, 10_000, SLOT)
+        return LogSource("7", 2, 10_000, self.stands_at)
 
     def start(self, *_: object, **__: object) -> None:
         pass
@@ -58,6 +59,7 @@ def reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[tuple[
     """A reader of the log of a system and timeline, in this process, and the driver's ends of its pipes."""
     monkeypatch.setattr(process, "LogStream", Stream)
     monkeypatch.setattr(Stream, "confirmed", [], raising=False)
+    monkeypatch.setattr(Stream, "stands_at", SLOT, raising=False)
     monkeypatch.setattr(process, "FEEDBACK_SECONDS", 0.02)
 
     ends: list[Connection] = []  # or they would be closed
@@ -92,6 +94,18 @@ def test_a_log_that_is_not_the_one_which_the_driver_has_looked_at_is_not_read(
     reader, _ = reading(log_of)
     with pytest.raises(SourceChanged, match="the log connection leads to system 7 timeline 2 now"):
         reader.run()
+
+
+@pytest.mark.parametrize(("stands_at", "code"), [(LEDGER + 1, "already_running"), (None, "slot_gap")])
+def test_a_slot_that_another_driver_has_moved_while_this_one_started_is_no_gap(
+    reading: Any, stands_at: int | None, code: str
+) -> None:
+    """Of two that start together, both find the slot free and at the ledger's position."""
+    Stream.stands_at = stands_at
+    reader, _ = reading(("7", 2))
+    with pytest.raises(HeadwaterError) as refused:
+        reader.run()
+    assert refused.value.code == code
 
 
 def test_what_the_driver_cannot_take_in_ends_it_with_that_reason(monkeypatch: pytest.MonkeyPatch) -> None:

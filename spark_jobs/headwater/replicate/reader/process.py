@@ -194,7 +194,8 @@ class _Reader:
             start = max(options.start_lsn, self._framer.last_commit)
             # What the driver has found it found on another connection, whose address may lead elsewhere by now.
             if self._log_of is not None:
-                found.refuse_difference(*self._log_of, self._confirmed or options.start_lsn, start)
+                confirmed = self._confirmed or options.start_lsn
+                found.refuse_difference(*self._log_of, confirmed, start, again=self._confirmed > 0)
             stream.start(options.slot, options.publications, start, options.server_version, binary=options.binary)
         except BaseException:
             stream.close()
