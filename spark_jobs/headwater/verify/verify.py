@@ -38,6 +38,7 @@ from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import Position, format_lsn
 from headwater.reload.replacing import driver_beside
+from headwater.replicate.pausing import refuse_paused
 from headwater.replicate.takeover.new_source import adopt, begin_behind_gap
 from headwater.schema import TableSchema
 from headwater.source.catalog.catalog import read_catalog, signature
@@ -98,8 +99,11 @@ def verify(
 
     A table that cannot be compared is listed with `compared: false`, its state and the reason. `repair`: rows that
     differ are put right, and a slot that was lost is made anew first. `new_source`: this server is the lake's source
-    from now on. `stop`: no further table is begun. Transient when the lake does not reach the capture point in time.
+    from now on. `stop`: no further table is begun. Transient when the lake does not reach the capture point in time;
+    Refused, with nothing changed, for a repair while the pipeline is paused.
     """
+    if repair and (opened := mended_registry(pipeline)) is not None:
+        refuse_paused(opened, "headwater replicate")  # before a new slot is made, which no driver could read
     if new_source:
         adopt(pipeline, ())  # a table's own faults keep that table from its repair, and no other
     elif repair and (gap := begin_behind_gap(pipeline)):

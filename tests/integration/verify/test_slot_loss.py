@@ -43,6 +43,7 @@ from headwater.load.driver_answers import is_running
 from headwater.monitor.status import status
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.replicate import start
+from headwater.replicate.pausing import pause
 from headwater.replicate.takeover import continuity, new_source
 from headwater.source.connection import Connection, connect, identify
 from headwater.source.slot import SlotState, read_slot
@@ -255,6 +256,17 @@ def test_a_database_without_the_lakes_tables_is_no_source_of_it(
         assert other.query("select pubname from pg_publication") == []
     assert not slot_exists(one_table)
     assert record_of(one_table.pipeline, KEYED).state == "active", "nothing was changed"
+
+
+@pytest.mark.parametrize("for_another_source", [False, True])
+def test_nothing_is_changed_while_the_pipeline_is_paused(one_table: Shop, for_another_source: bool) -> None:
+    pause(one_table.pipeline)
+    one_table.lose_slot()
+    with pytest.raises(Refused, match="is paused since") as refused:
+        verify(one_table.pipeline, repair=True, new_source=for_another_source)
+    assert refused.value.code == "paused"
+    assert not slot_exists(one_table)
+    assert record_of(one_table.pipeline, KEYED).state == "active"
 
 
 def slot_exists(shop: Shop) -> bool:
