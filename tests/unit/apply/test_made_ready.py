@@ -95,7 +95,7 @@ class Making:
         path, because = choose(changes, self.schema, "")
         record = replace(twins.record, on_divergence="repair")
         plan = replace(twins.plan(twins.direct, changes, path), record=record, because=because, becomes=self.becomes)
-        return twins.applier.commit(replace(plan, counters={f"{APP}/reload/r": 1}))
+        return twins.applier.commit(replace(plan, counters={f"{APP}/reload/r": 1}, refuses_divergence=False))
 
 
 def with_all_values(twins: Twins, changes: NetChanges) -> NetChanges:
