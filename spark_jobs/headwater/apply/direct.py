@@ -200,19 +200,19 @@ def _replace(state: LiveTable, plan: Plan, work: Work) -> Iterator[pa.Table]:
 def _emptied(state: LiveTable, plan: Plan, work: Work) -> Iterator[pa.Table]:
     """A TRUNCATE where deleted rows stay: all rows are written anew, those that the batch leaves alone as deleted."""
     schema = plan.record.schema
-    found: list[Found] = []
+    repairs = plan.record.on_divergence == "repair"
+    found: list[tuple[Int64, Bool]] = []
     for part in plan.changes.in_parts():
         with stage("plan"):
             here = find_stored(state, schema, part)
         work.diverged(here.divergence, partial(here.examples, part, list(schema.key)))
-        found.append(here)
+        found.append((here.puts, _repaired(plan, work, part, here) if repairs else ~here.update_missed))
     (moment,) = plan.changes.emptied.values()
-    taken = np.concatenate([np.where(here.update_missed, NOWHERE, here.puts) for here in found])
+    # A row that is written takes its key's place, also from a marked one: no key has two rows.
+    taken = np.concatenate([np.where(written, puts, NOWHERE) for puts, written in found])
     yield from others_marked(state, schema, taken, moment)
-    for part, here in zip(plan.changes.in_parts(), found, strict=True):
-        repairs = plan.record.on_divergence == "repair"
-        written = _repaired(plan, work, part, here) if repairs else ~here.update_missed
-        yield from filled_rows(state, part, find_sources(state, plan, part, here.puts, written), written, [])
+    for part, (puts, written) in zip(plan.changes.in_parts(), found, strict=True):
+        yield from filled_rows(state, part, find_sources(state, plan, part, puts, written), written, [])
 
 
 def _repaired(plan: Plan, work: Work, changes: NetChanges, found: Found) -> Bool:
