@@ -512,6 +512,14 @@ def test_truncated_leaves_are_emptied_as_by_merge(spark: SparkSession, tmp_path:
     direct, merged = twins.apply(replace(changes, truncated_leaves=(11, 99)))
     assert (direct.divergence, merged.divergence) == (0, 0)
     twins.assert_as_the_model(spark)
+    # A row that comes in the place of a truncated one contradicts nothing, any other one as ever.
+    gone = next(number for number in range(twins.universe) if number not in twins.model)
+    numbers = [again[0], gone, next(number for number in twins.model if leaf_of[number] == 13)]
+    rows = [twins.row(number) for number in numbers]
+    lies = with_leaves(twins.changes(rows, [False, True, False], [False] * 3, [None] * 3, []), numbers)
+    for text in twins.contradicted(replace(lies, truncated_leaves=(13,)), 2):
+        assert "insert met a row at key (" in text
+        assert "update met no row at key (" in text
 
 
 def test_names_that_need_column_mapping_are_physical_ones_in_the_files(spark: SparkSession, tmp_path: Path) -> None:

@@ -165,6 +165,30 @@ def test_a_change_that_meets_a_marked_row_has_diverged_as_if_it_met_none(
     assert (by_delta_rs(twins.direct) == before) == (policy != "repair")
 
 
+@pytest.mark.parametrize("policy", ["suspend", "report", "repair"])
+def test_a_change_before_a_truncate_that_met_no_living_row_has_diverged(
+    spark: SparkSession, tmp_path: Path, policy: str
+) -> None:
+    """The log updates a row that is marked as deleted and one that is missing, truncates, and puts both again, with a
+    row that is stored and one that is not."""
+    twins = make_marked_twins(spark, tmp_path, "two integers", policy)
+    twins.fill(twins.changes([twins.row(n) for n in (1, 3, 5)], [False] * 3, [False] * 3, [None] * 3, []))
+    twins.fill(twins.changes([], [], [], [], [twins.key(1)]))
+    before = by_delta_rs(twins.direct)
+    rows = [twins.row(n) for n in (1, 2, 3, 4)]
+    lies = twins.changes(rows, [True, True, False, False], [False] * 4, [None] * 4, [])
+    lies = replace(lies, emptied={1: (twins.lsn, twins.lsn)}, truncated_leaves=(1,))
+    for large in (False, True) if policy == "suspend" else (True,):
+        changes = on_disk(lies, tmp_path, 3) if large else lies
+        for text in twins.contradicted(changes, 2, "replace"):
+            assert text.count("update met no row at key (") == 2
+            assert "insert met" not in text, "what was truncated is not there any more"
+    after = by_delta_rs(twins.direct)
+    assert after == by_delta_rs(twins.merged)
+    assert (after == before) == (policy == "suspend")
+    assert len(after) == {"suspend": 3, "report": 4, "repair": 5}[policy]
+
+
 def test_upkeep_keeps_marked_rows(spark: SparkSession, tmp_path: Path) -> None:
     twins = make_marked_twins(spark, tmp_path, "bigint")
     path = str(twins.direct)

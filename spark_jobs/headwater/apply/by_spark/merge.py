@@ -83,7 +83,7 @@ def _merge(spark: SparkSession, plan: Plan, source: DataFrame, unchanged: list[s
         .whenMatchedUpdate(_update_condition(schema, changes, strict=strict), _values(schema, unchanged))
         .whenNotMatchedInsert(_insert_condition(schema, whole, strict=strict), _values(schema, ()))
     )
-    refuses = plan.refuses_divergence and bool(schema.key) and not changes.truncated_leaves
+    refuses = plan.refuses_divergence and bool(schema.key)
     if refuses:
         builder = _refusing(builder, schema)
     if changes.emptied:
@@ -107,7 +107,9 @@ def _merge(spark: SparkSession, plan: Plan, source: DataFrame, unchanged: list[s
         # Delta saw this position, or a later one, in the table already and did nothing.
         raise PlanAgain
     counts = counted[0]
-    if strict and not changes.truncated_leaves and not _as_foretold(schema, changes, counts):
+    # Delta counts the rows that a TRUNCATE has taken with the others.
+    foretold = not changes.truncated_leaves and _as_foretold(schema, changes, counts)
+    if strict and schema.key and not refuses and not foretold:
         diverged, example = _contradictions(spark, plan, source)
     return diverged, example
 
@@ -128,6 +130,13 @@ def _values(schema: TableSchema, unchanged: Sequence[str]) -> dict[str, Any]:
         column = quoted(name)
         values[column] = f"CASE WHEN s.{_UNCHANGED}{index} THEN t.{column} ELSE s.{column} END"
     return values
+
+
+def _is_truncated(schema: TableSchema, changes: NetChanges) -> str:
+    """Of a stored row."""
+    if not changes.truncated_leaves:
+        return "false"
+    return _in_leaves(changes) if schema.partitioned else "true"
 
 
 def _in_leaves(changes: NetChanges) -> str:
@@ -159,8 +168,7 @@ def _update_condition(schema: TableSchema, changes: NetChanges, *, strict: bool)
         condition = f"({condition} AND NOT t.{DELETED} OR s.{_OPERATION} = {_PUT_NEW} AND t.{DELETED})"
     if changes.truncated_leaves:
         # The row that a new one meets in a truncated leaf is the truncated row.
-        here = _in_leaves(changes) if schema.partitioned else "true"
-        condition = f"({condition} OR {here} AND s.{_OPERATION} = {_PUT_NEW})"
+        condition = f"({condition} OR {_is_truncated(schema, changes)} AND s.{_OPERATION} = {_PUT_NEW})"
     return condition
 
 
@@ -182,13 +190,20 @@ def _contradictions(spark: SparkSession, plan: Plan, source: DataFrame) -> tuple
     Diverged, with nothing written, when `repair` is asked for and a row is not whole in the log.
     """
     keys = plan.record.schema.key
-    stored = _living(spark, plan).selectExpr(*(f"{quoted(k)} AS _hw_k{i}" for i, k in enumerate(keys)))
+    stored = (
+        _living(spark, plan)
+        .alias("t")
+        .selectExpr(
+            *(f"t.{quoted(k)} AS _hw_k{i}" for i, k in enumerate(keys)),
+            f"{_is_truncated(plan.record.schema, plan.changes)} AS _hw_truncated",
+        )
+    )
     condition = " AND ".join(f"s.{quoted(k)} = t._hw_k{i}" for i, k in enumerate(keys))
     partial = " OR ".join(f"s.{_UNCHANGED}{index}" for index in range(len(plan.changes.unchanged))) or "false"
     joined = source.alias("s").join(stored.alias("t"), expr(condition), "left")
     # A new row that takes values from the stored one under its key (only a reload has such) must meet one.
     lacks = f"t._hw_k0 IS NULL AND s.{_OPERATION} = {_PUT_NEW} AND ({partial})"
-    contradicts = f"(t._hw_k0 IS NULL) = (s.{_OPERATION} <> {_PUT_NEW})"
+    contradicts = f"IF(s.{_OPERATION} = {_PUT_NEW}, t._hw_k0 IS NOT NULL AND NOT t._hw_truncated, t._hw_k0 IS NULL)"
     wrong = joined.where(f"{contradicts} OR ({lacks})").selectExpr(
         f"s.{_OPERATION} AS op",
         f"({partial}) AS partial",
