@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 
 
 class BeginReplicationOperator(BaseOperator):
-    """Unpauses `replicate_dag_id` after the first load: there was nothing to replicate before. One that has run before
-    stays as it is, as a person may have paused it. Returns whether it was unpaused.
+    """Unpauses `replicate_dag_id` after the first load: there was nothing to replicate before. One that has a run that
+    goes on or has succeeded stays as it is, as a person may have paused it. Returns whether it was unpaused.
 
-    A load that ended with some tables suspended has failed, and has loaded the others: it counts.
+    A load that ended with some tables suspended has failed, and has loaded the others: it counts. One that failed
+    altogether answers with its error, and does not count.
     """
 
     def __init__(
@@ -45,12 +46,16 @@ class BeginReplicationOperator(BaseOperator):
 
     def execute(self, context: Context) -> bool:
         dag = self.replicate_dag_id
-        loaded = any(context["ti"].xcom_pull(task_ids=self.load_task_id, key=key) for key in ("return_value", "result"))
-        if not loaded:
+        pull = context["ti"].xcom_pull
+        answers = [pull(task_ids=self.load_task_id, key=key) for key in ("return_value", "result")]
+        if all((answer or {}).get("tables") is None for answer in answers):
             self.log.info("nothing was loaded: %s stays as it is", dag)
             return False
         with contextlib.closing(_api(self.api_conn_id)) as api:
-            ran_before = int(_call(api, "GET", f"dags/{dag}/dagRuns", limit=1)["total_entries"]) > 0
+            # Runs that failed tell of no person: unpaused before the first load they all fail, and then Airflow itself
+            # pauses the DAG. Nor do queued ones, which a paused DAG keeps from beginning.
+            runs = _call(api, "GET", f"dags/{dag}/dagRuns", limit=1, state=["running", "success"])
+            ran_before = int(runs["total_entries"]) > 0
             if ran_before or not _call(api, "GET", f"dags/{dag}")["is_paused"]:
                 self.log.info("%s stays as it is", dag)
                 return False
