@@ -28,6 +28,7 @@ from headwater_airflow.page.watches import GATHER_SECONDS, Watches
 
 if TYPE_CHECKING:
     from headwater.monitor.overview import PipelineWatch
+    from headwater.pipeline_file.pipeline import Pipeline
     from headwater.terminal.scrub import Scrubber
 
 _STATIC = Path(__file__).parent / "static"
@@ -63,13 +64,12 @@ def create_app(watches: Watches | None = None) -> FastAPI:
     def answer(content: dict[str, Any]) -> JSONResponse:
         return JSONResponse(_scrubbed(content, known.scrubber))
 
-    def watch_of(name: str, user: BaseUser) -> PipelineWatch:
+    def pipeline_of(name: str, user: BaseUser) -> Pipeline:
         """404 also for what the user may not see: that it exists is told to nobody else."""
-        visible = {pipeline.name for pipeline in visible_pipelines(known.pipelines(), user)}
-        watch = known.watch(name) if name in visible else None
-        if watch is None:
-            raise HTTPException(404, f"there is no pipeline {name}, or you may not read its DAG {name}.replicate")
-        return watch
+        for pipeline in visible_pipelines(known.pipelines(), user):
+            if pipeline.name == name:
+                return pipeline
+        raise HTTPException(404, f"there is no pipeline {name}, or you may not read its DAG {name}.replicate")
 
     @app.get("/api/pipelines")
     def list_pipelines(user: User) -> JSONResponse:
@@ -88,13 +88,13 @@ def create_app(watches: Watches | None = None) -> FastAPI:
 
     @app.get("/api/pipelines/{name}")
     def one_pipeline(name: str, user: User) -> JSONResponse:
-        file = watch_of(name, user).pipeline.file
+        file = pipeline_of(name, user).file
         found = known.gather("details", [name], lambda watch: watch.details(), _SCRAPE_SECONDS)
         return answer(_shown(name, file, found.get(name)))
 
     @app.get("/api/pipelines/{name}/tables/{table:path}")
     def one_table(name: str, table: str, user: User) -> JSONResponse:
-        watch_of(name, user)
+        pipeline_of(name, user)
         found = known.gather(f"table {table}", [name], lambda watch: [watch.table(table)], _SCRAPE_SECONDS).get(name)
         if not isinstance(found, list):
             shown = found.to_json() if isinstance(found, HeadwaterError) else {"state": "gathering"}

@@ -2,7 +2,8 @@
 
 The same setting as the example DAGs have (`dags/headwater_pipelines.py`). A file that changes is read again; a faulty
 one is reported and leaves the others. Gathering runs in threads of its own, a few for each pipeline: a lake that does
-not answer keeps its own card empty, and neither the page nor the server's own threads.
+not answer, or whose keys are not to be had, keeps its own card empty, and neither the page nor the server's own
+threads.
 """
 
 from __future__ import annotations
@@ -36,6 +37,26 @@ _Stamp = tuple[tuple[str, int, int], ...]
 log = logging.getLogger(__name__)
 
 
+class _Watched:
+    """A pipeline and who watches it, from the first question on. Before that the keys of its lake are fetched, which
+    may take long or fail: that is for the threads that ask."""
+
+    def __init__(self, pipeline: Pipeline, conninfo: Callable[[], str]) -> None:
+        self.pipeline = pipeline
+        self._conninfo = conninfo
+        self._lock = threading.Lock()
+        self._watch: PipelineWatch | None = None
+
+    def ask(self, question: Callable[[PipelineWatch], Any]) -> Any:
+        from headwater.monitor.overview import PipelineWatch
+
+        with self._lock:
+            if self._watch is None:
+                self._watch = PipelineWatch(self.pipeline, self._conninfo)
+            watch = self._watch
+        return question(watch)
+
+
 class Watches:
     """All pipelines of the folder. From any thread."""
 
@@ -46,7 +67,7 @@ class Watches:
         self._lock = threading.Lock()
         self._stamp: _Stamp | None = None
         self._looked_at = float("-inf")
-        self._watches: dict[str, PipelineWatch] = {}
+        self._watched: dict[str, _Watched] = {}
         self._faults: list[HeadwaterError] = []
         self._threads: dict[str, ThreadPoolExecutor] = {}
         self._running: dict[tuple[str, str], Future[Any]] = {}
@@ -57,15 +78,12 @@ class Watches:
 
     def pipelines(self) -> list[Pipeline]:
         self._refresh()
-        return [watch.pipeline for watch in self._watches.values()]
+        return [watched.pipeline for watched in self._watched.values()]
 
     def faults(self) -> list[HeadwaterError]:
         """What is wrong with the files that cannot be used."""
         self._refresh()
         return self._faults
-
-    def watch(self, name: str) -> PipelineWatch | None:
-        return self._watches.get(name)
 
     def gather(
         self, what: str, names: Iterable[str], ask: Callable[[PipelineWatch], Any], seconds: float
@@ -73,7 +91,7 @@ class Watches:
         """`ask` of each pipeline of `names`, within `seconds`: its answer, the HeadwaterError in its place, or None for
         not yet. A question (`what`) that still runs is not asked twice."""
         with self._lock:
-            asked = {name: self._ask(what, name, ask) for name in names if name in self._watches}
+            asked = {name: self._ask(what, name, ask) for name in names if name in self._watched}
         wait(asked.values(), seconds)
         with self._lock:
             for key in [key for key, future in self._running.items() if future.done()]:
@@ -85,7 +103,7 @@ class Watches:
         if running is None or running.done():
             if name not in self._threads:
                 self._threads[name] = ThreadPoolExecutor(_THREADS, thread_name_prefix="headwater pages")
-            running = self._running[what, name] = self._threads[name].submit(ask, self._watches[name])
+            running = self._running[what, name] = self._threads[name].submit(self._watched[name].ask, ask)
         return running
 
     def _learned(self, conninfo: Callable[[], str]) -> Callable[[], str]:
@@ -98,8 +116,6 @@ class Watches:
 
     def _refresh(self) -> None:
         """Read files that are new or have changed; a folder is looked at once a second at most."""
-        from headwater.monitor.overview import PipelineWatch
-
         with self._lock:
             if time.monotonic() - self._looked_at < _FILES_SECONDS:
                 return
@@ -108,11 +124,11 @@ class Watches:
             stamp = _stamp(pattern)
             if stamp != self._stamp:
                 pipelines, self._faults = read_pipelines(pattern) if pattern else ([], [])
-                kept = self._watches
-                self._watches = {
+                kept = self._watched
+                self._watched = {
                     one.name: kept[one.name]
                     if one.name in kept and kept[one.name].pipeline == one and kept[one.name].pipeline.file == one.file
-                    else PipelineWatch(one, self._learned(_connection_of(one)))
+                    else _Watched(one, self._learned(_connection_of(one)))
                     for one in pipelines
                 }
                 self._stamp = stamp

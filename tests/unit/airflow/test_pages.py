@@ -17,12 +17,15 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from fixtures.lakes import HandLake, position_at
 from fixtures.pages import NOWHERE, PASSWORD, Pages, page_pipeline
+from headwater import store_connections
+from headwater.errors import Transient
 from headwater.lake.ledger import TableVersion
 from headwater.lake.look import Look
 from headwater.lake.reader import LakeReader
 from headwater.lake.registry import now_text
 from headwater.lake.reload_records import Keeping, Reload
 from headwater.monitor.metrics import METRICS
+from headwater.monitor.overview import PipelineWatch
 from headwater.monitor.recent_epochs import RecentEpochs
 from headwater.names import TableName
 
@@ -283,6 +286,42 @@ def test_a_lake_that_hangs_takes_neither_the_threads_of_the_server_nor_those_of_
         assert client.get(f"{API}/bank/tables/public.a").json()["state"] == "active"
     finally:
         over.set()
+
+
+def test_a_lake_whose_keys_are_not_to_be_had_is_its_pipelines_error_and_its_alone(
+    pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page_pipeline(pages.folder, "bank", "public.a")
+    page_pipeline(pages.folder, "shop", "public.a", lake={"root": "s3://nowhere/shop", "airflow": "analytics"})
+    over = threading.Event()
+
+    def fetch(conn_id: str) -> str:
+        assert over.wait(120)
+        raise Transient(f"the Airflow connection {conn_id} gave no keys", where="lake.airflow", remedy="see there")
+
+    monkeypatch.setattr(store_connections, "_fetch", fetch)
+    monkeypatch.setattr("headwater_airflow.page.app._SCRAPE_SECONDS", 0.1)
+    client = pages.client("everything")
+    try:
+        assert client.get(f"{API}/shop").json()["state"] == "gathering"
+        monkeypatch.setattr("headwater_airflow.page.app._SCRAPE_SECONDS", 60)
+        assert client.get(f"{API}/bank").json()["state"] == "new"
+    finally:
+        over.set()
+    shown = client.get(f"{API}/shop").json()
+    assert (shown["state"], shown["error"]["message"]) == (
+        "unreadable",
+        "the Airflow connection analytics gave no keys",
+    )
+    found = {one["pipeline"]: one["state"] for one in client.get(API).json()["pipelines"]}
+    assert found == {"bank": "new", "shop": "unreadable"}
+    scraped = client.get("metrics").text
+    assert 'headwater_pipeline_up{pipeline="shop"} 0.0' in scraped
+    assert 'headwater_pipeline_up{pipeline="bank"} 1.0' in scraped
+    # Once there are keys, they are taken.
+    monkeypatch.setattr(store_connections, "_fetch", lambda conn_id: '{"secrets": {}}')
+    monkeypatch.setattr(PipelineWatch, "details", lambda watch: {"state": watch.pipeline.lake_path()})
+    assert client.get(f"{API}/shop").json()["state"] == "s3://nowhere/shop"
 
 
 def test_a_lake_that_cannot_be_read_is_its_pipelines_error(pages: Pages) -> None:
