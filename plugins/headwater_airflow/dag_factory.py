@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 from airflow.sdk import DAG, Param
 
@@ -139,8 +140,10 @@ def _dags(
             load_task_id=loading.task_id,
             api_conn_id=api_conn_id,
         )
-        # A teardown runs after a failed load too, and does not make that run a success.
-        loading >> begin.as_teardown()
+        # A teardown runs after a failed load too. A run whose teardown failed has failed: nothing replicates. But then
+        # Airflow leaves what stands before the teardown out of the run's outcome, so that a failed load needs a leaf
+        # of its own to make the run fail.
+        loading >> [begin.as_teardown(on_failure_fail_dagrun=True), EmptyOperator(task_id="loaded")]
     with DAG(
         replicate_id,
         description=f"Keeps the lake of the pipeline {pipeline.name} in step with its source",

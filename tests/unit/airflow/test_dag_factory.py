@@ -12,7 +12,7 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jsonschema
 import pytest
@@ -173,7 +173,36 @@ def test_replication_begins_behind_a_load_even_one_that_suspended_a_table(tmp_pa
     begin = load.get_task("begin_replication")
     assert begin.upstream_task_ids == {"load"}
     assert begin.is_teardown
-    assert not begin.on_failure_fail_dagrun
+
+
+class _Ran(NamedTuple):
+    task_id: str
+    state: str
+
+
+@pytest.mark.parametrize(
+    ("load", "begin", "run_fails"),
+    [
+        ("success", "success", False),
+        ("failed", "success", True),
+        ("success", "failed", True),
+        ("failed", "failed", True),
+    ],
+)
+def test_a_run_of_load_fails_with_its_load_and_where_replication_was_not_begun(
+    tmp_path: Path, load: str, begin: str, run_fails: bool
+) -> None:
+    from airflow.models.dagrun import DagRun
+    from airflow.utils.state import State
+
+    dag: Any = headwater_dags(write_pipeline(tmp_path, "shop"))["shop.load"]
+    states = {"load": load, "begin_replication": begin, "loaded": "upstream_failed" if load == "failed" else load}
+    assert states.keys() == set(dag.task_ids)
+    # Airflow's own rule for which tasks a run's outcome comes from.
+    rule: Any = DagRun._tis_for_dagrun_state
+    tasks = [_Ran(name, state) for name, state in states.items()]
+    decisive = rule(None, dag=dag, tis=tasks)
+    assert any(task.state in State.failed_states for task in decisive) is run_fails
 
 
 def test_a_reload_is_asked_for_by_table_and_part(tmp_path: Path) -> None:
