@@ -35,12 +35,15 @@ class Lags:
 
     def least_seconds(self, name: str, applied: int | None) -> float | None:
         """At least so many seconds the table is behind. Where no sample lies below what it holds, it has been since the
-        first one above: a lake that nobody fills must not be taken for one that keeps up."""
+        first one above: a lake that nobody fills must not be taken for one that keeps up. The same goes for a lake of
+        another log than the source has (another timeline, another server): it has been behind since the driver's
+        newest sample."""
         _, seconds = self.of_table(name, applied)
-        if seconds is not None or self._source is None or self._look.file is None or not self._same_log:
+        if seconds is not None or self._source is None or self._look.file is None:
             return seconds
-        known = [*samples_of(self._look.file), *self._samples]
-        return _seconds_between(min(time for time, _ in known), self._source.now())
+        of_driver = samples_of(self._look.file)
+        since = max(of_driver) if of_driver and not self._same_log else min([*of_driver, *self._samples])
+        return _seconds_between(since[0], self._source.now())
 
     def of_table(self, name: str, applied: int | None) -> Lag:
         """`applied`: the LSN that the table's last commit carries. Only a table in step has everything up to what has

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,25 @@ def test_a_loaded_table_that_no_driver_has_ever_published_becomes_late(database:
     assert lateness.look(limited) == {}, "when it was loaded nobody has seen"
     time.sleep(0.1)
     assert lateness.look(limited)["public.a"]["lag_seconds"] > 0.05
+
+
+def test_a_table_whose_source_has_another_log_becomes_late(database: Database, tmp_path: Path) -> None:
+    watched = Watched(database, tmp_path)
+    entries: list[dict[str, Any]] = [{"name": "public.a", "freshness": "50ms"}]
+    limited, lateness = write_pipeline(tmp_path, database, *entries), Lateness()
+    watched.publish()
+    file = read_position_file(watched.lake.root)
+    assert file is not None
+    # The source was promoted, and no driver follows it.
+    before = replace(file.position, timeline=file.position.timeline + 1)
+    newest = datetime.now(UTC) - timedelta(hours=1)
+    samples = tuple(((newest - timedelta(hours=back)).isoformat(), file.position.lsn - back) for back in (1, 0))
+    write_position_file(watched.lake.root, replace(file, position=before, samples=samples))
+    assert 3600 < lateness.look(limited)["public.a"]["lag_seconds"] < 3700
+    # One of a driver that took no sample counts from the first look at that log.
+    write_position_file(watched.lake.root, replace(file, position=before, samples=()))
+    time.sleep(0.1)
+    assert 0.05 < lateness.look(limited)["public.a"]["lag_seconds"] < 60
 
 
 def test_a_table_that_is_still_loading_is_not_late(database: Database, tmp_path: Path) -> None:
