@@ -2,7 +2,8 @@
 
 A task process that is killed with -9 leaves its Spark driver behind, and the task's retry would run a second
 one beside it. The operator names its own process in the environment (id and start time: ids are reused); the
-driver looks at it from a thread. When it is gone, `on_gone` asks for a clean stop, and a driver that has not
+driver looks at it from a thread: each of Headwater's own, and any program that makes its session by
+`headwater.session.build_session`. When it is gone, `on_gone` asks for a clean stop, and a driver that has not
 ended `grace_seconds` later ends without one: the lake is safe against that, two drivers only wait for each other.
 """
 
@@ -18,6 +19,8 @@ from pathlib import Path
 
 PARENT_PID = "HEADWATER_PARENT_PID"
 PARENT_START = "HEADWATER_PARENT_START"
+
+_watches: dict[tuple[int, str], threading.Thread] = {}
 
 
 def process_start(pid: int) -> str | None:
@@ -46,7 +49,8 @@ def watch_parent(
     poll_seconds: float = 1.0,
     grace_seconds: float = 60.0,
 ) -> threading.Thread | None:
-    """Starts the watch; None when no task started this driver.
+    """Starts the watch; None when no task started this driver. There is one watch of a task in a process: where it is
+    watched already, this returns that watch, and `on_gone` is not called.
 
     `on_gone` is called once, in the watch's thread; without one the process sends itself SIGTERM, the same request
     for a stop that Airflow makes by killing a task.
@@ -55,6 +59,9 @@ def watch_parent(
     if PARENT_PID not in environ:
         return None
     pid, start = int(environ[PARENT_PID]), environ.get(PARENT_START, "")
+    # One that a fork has left behind is not alive.
+    if (known := _watches.get((pid, start))) is not None and known.is_alive():
+        return known
 
     def watch() -> None:
         while process_start(pid) == start:
@@ -68,6 +75,7 @@ def watch_parent(
         os._exit(1)
 
     thread = threading.Thread(target=watch, name="headwater-parent-watch", daemon=True)
+    _watches[pid, start] = thread
     thread.start()
     return thread
 

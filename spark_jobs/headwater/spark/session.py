@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING
 from headwater.errors import Refused
 from headwater.spark.jars import LOG_STORE, jar_paths
 from headwater.spark.java import require_java
+from headwater.spark.parent_watch import watch_parent
 from headwater.spark.stores import enter, has_class, in_store, jars_for, log_stores_for, redaction_for, require_jars
 
 if TYPE_CHECKING:
@@ -224,7 +225,11 @@ def build_session(
     `lake`: where it is to read, if that is an object store. `tuning`: settings of a new one that give way to what
     spark-submit and spark-defaults.conf say. Work in threads on `for_thread(session)`, which has settings of its own
     and shares all else. Without Java or jars: `Refused`.
+
+    A process that one of Headwater's operators has started ends when its task is gone
+    (`headwater.spark.parent_watch`): a task that is killed would leave it running beside the retry.
     """
+    watch_parent()
     require_jars(lake)
     with _building:
         session = _session(pipeline_name, app_name, lake, tuning)

@@ -21,6 +21,18 @@ print("watching", flush=True)
 threading.Event().wait()
 """
 TERMINATED = STUBBORN.replace('lambda: print("asked to stop", flush=True), ', "")
+SESSION = """
+import threading
+from headwater.session import build_session
+from headwater.spark import session
+session._session = lambda *arguments: None
+session.enter = session.require_jars = lambda *arguments: None
+for _ in range(2):
+    build_session()
+print("watching", flush=True)
+threading.Event().wait()
+"""
+"""A user's job, without Spark."""
 WAIT_SECONDS = 30
 
 
@@ -50,6 +62,26 @@ def test_a_driver_is_asked_to_stop_and_then_ended_when_its_task_was_killed(task:
     assert out == "asked to stop\n"
     assert watched.returncode == 1
     assert f"the task process {task.pid} that started this driver is gone" in err
+
+
+def test_a_program_with_a_session_of_headwaters_ends_with_its_task(task: subprocess.Popen[bytes]) -> None:
+    watched = driver(SESSION, task)
+    task.kill()
+    _, err = watched.communicate(timeout=WAIT_SECONDS)
+    task.wait()
+    assert watched.returncode == -signal.SIGTERM
+    assert err.count("is gone: stopping") == 1
+
+
+def test_a_task_is_watched_once(task: subprocess.Popen[bytes]) -> None:
+    environment = {PARENT_PID: str(task.pid), PARENT_START: process_start(task.pid) or ""}
+    gone, never = threading.Event(), threading.Event()
+    watch = watch_parent(gone.set, environ=environment, poll_seconds=0.01, grace_seconds=10_000)
+    assert watch_parent(never.set, environ=environment, poll_seconds=0.01, grace_seconds=0) is watch
+    task.kill()
+    task.wait()
+    assert gone.wait(WAIT_SECONDS)
+    assert not never.is_set()
 
 
 def test_without_an_own_way_to_stop_the_driver_gets_sigterm(task: subprocess.Popen[bytes]) -> None:
