@@ -131,7 +131,8 @@ class Watches:
                     else _Watched(one, self._learned(_connection_of(one)))
                     for one in pipelines
                 }
-                self._stamp = stamp
+                # What may pass is looked for again: the file need not change for that.
+                self._stamp = None if any(isinstance(fault, Transient) for fault in self._faults) else stamp
             self._looked_at = time.monotonic()
 
 

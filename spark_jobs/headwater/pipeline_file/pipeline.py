@@ -7,6 +7,7 @@ Whether server, tables and rights exist is for `check` to say: reading the file 
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -30,7 +31,7 @@ from pydantic import (
 )
 
 from headwater import store_connections, store_options, store_profiles
-from headwater.errors import BadConfiguration, Refused, with_file
+from headwater.errors import BadConfiguration, Refused, Transient, with_file
 from headwater.lake_root import is_remote, place_of
 from headwater.names import INSERTS_SUFFIX, TableName, TablePattern
 from headwater.pipeline_file import yaml as yaml_file
@@ -85,6 +86,10 @@ _SECRETS: tuple[Path, ...] = (
 MOST_CLUSTERED = 4
 """Columns of cluster_by: Delta takes no more."""
 _SHORTEST_HASH_KEY = 16
+_NO_SUCH_FILE = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG}
+)
+"""What a path gives that a person must change; any other error of a read may pass."""
 
 
 class BadPipelineFile(BadConfiguration):
@@ -397,21 +402,25 @@ class Pipeline(_Section):
 
 
 def load_pipeline(path: str | os.PathLike[str], environ: Mapping[str, str] | None = None) -> Pipeline:
-    """The pipeline in the file at `path`; BadPipelineFile lists all that is wrong with it."""
+    """The pipeline in the file at `path`; BadPipelineFile lists all that is wrong with it. Other errors as of
+    `read_pipeline_file`."""
     file = os.fspath(path)
     return parse_pipeline(read_pipeline_file(file), file, os.environ if environ is None else environ)
 
 
 def read_pipeline_file(file: str) -> bytes:
-    """What it holds; BadConfiguration when it cannot be read."""
+    """What it holds; BadConfiguration when there is nothing to be read at this path, and Transient when the folder it
+    is in does not answer just now, as one on another machine may."""
     try:
         with open(file, "rb") as stream:
             return stream.read()
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or "not a usable path"
-        raise BadConfiguration(
-            f"the pipeline file cannot be read: {reason}", where=file, remedy="name an existing YAML file"
-        ) from None
+        said = f"the pipeline file cannot be read: {reason}"
+        if isinstance(error, OSError) and error.errno not in _NO_SUCH_FILE:
+            remedy = "try again; if it stays so, look after the disk or the network folder of the file"
+            raise Transient(said, code="unreadable_file", where=file, remedy=remedy) from None
+        raise BadConfiguration(said, where=file, remedy="name an existing YAML file") from None
 
 
 def parse_pipeline(text: bytes, file: str, environ: Mapping[str, str]) -> Pipeline:

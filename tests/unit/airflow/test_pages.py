@@ -114,6 +114,20 @@ def test_a_faulty_file_is_shown_to_those_who_may_see_import_errors_and_leaves_th
     assert "broken" not in limited.get("metrics").text
 
 
+def test_a_file_that_could_not_be_read_for_a_moment_is_read_again(
+    pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page_pipeline(pages.folder, "shop", "public.a")
+    away = Transient("the pipeline file cannot be read", where=str(pages.folder / "shop.yaml"))
+    monkeypatch.setattr("headwater_airflow.page.watches.read_pipelines", lambda pattern: ([], [away]))
+    client = pages.client("everything")
+    assert client.get(API).json()["faults"][0]["message"] == "the pipeline file cannot be read"
+    monkeypatch.undo()
+    monkeypatch.setattr("headwater_airflow.page.watches._FILES_SECONDS", 0.0)
+    found = client.get(API).json()
+    assert ([one["pipeline"] for one in found["pipelines"]], found["faults"]) == (["shop"], [])
+
+
 def test_a_changed_file_is_read_again(pages: Pages) -> None:
     page_pipeline(pages.folder, "shop", "public.a")
     client = pages.client("everything")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from headwater import store_options
-from headwater.errors import EXIT_REFUSED, BadConfiguration, Refused
+from headwater.errors import EXIT_REFUSED, BadConfiguration, Refused, Transient
 from headwater.names import TableName, TablePattern
 from headwater.pipeline_file.pipeline import BadPipelineFile, Pipeline, load_pipeline
 
@@ -203,6 +206,28 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         load_pipeline(tmp_path / "none.yaml", {})
     with pytest.raises(BadConfiguration, match="directory"):
         load_pipeline(tmp_path, {})
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE])
+def test_a_file_whose_folder_does_not_answer_may_be_read_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    def fail(*arguments: object) -> NoReturn:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr("builtins.open", fail)
+    with pytest.raises(Transient, match=os.strerror(error)) as raised:
+        load_pipeline(tmp_path / "shop.yaml", {})
+    monkeypatch.undo()
+    assert (raised.value.code, raised.value.where) == ("unreadable_file", str(tmp_path / "shop.yaml"))
+
+
+@pytest.mark.parametrize("name", ["shop.yaml/inside", "x" * 300, "loop.yaml", "nul\0"])
+def test_a_path_at_which_no_file_can_be_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "shop.yaml").touch()
+    (tmp_path / "loop.yaml").symlink_to(tmp_path / "loop.yaml")
+    with pytest.raises(BadConfiguration, match="the pipeline file cannot be read"):
+        load_pipeline(tmp_path / name, {})
 
 
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
