@@ -37,6 +37,7 @@ def main(cut_file: str, *arguments: str) -> int:
         headwater.views(spark, cut, keep_cut="24h" if lasting else 0)
     except HeadwaterError as error:
         print(error, file=sys.stderr)
+        print(json.dumps(error.to_json()))  # by which Airflow knows a refusal
         return error.exit_status
     done = dbtRunner().invoke(list(arguments))
     if done.exception is not None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk.exceptions import AirflowFailException
 
+from headwater.errors import EXIT_REFUSED
 from headwater_airflow import lineage
 from headwater_airflow.operators.spark_job import HeadwaterSparkOperator
 
@@ -34,6 +35,9 @@ class SparkOnCutOperator(HeadwaterSparkOperator):
     Of Headwater's settings the job gets what reads Delta tables (`headwater.session.submit_conf`), and nothing else. It
     runs in the task's Python, with Headwater in its path, unless `conf` names another (`spark.pyspark.driver.python`),
     in which Headwater must be installed.
+
+    The XCom is the last line of its output that is a JSON object. A job that fails is tried again, whatever its exit
+    status, except that it may hand on what Headwater refused: with the error's JSON as such a line, and exit status 2.
     """
 
     template_fields: Sequence[str] = (*SparkSubmitOperator.template_fields, "cut")
@@ -62,6 +66,11 @@ class SparkOnCutOperator(HeadwaterSparkOperator):
             # Another Python than the task's has modules of its own, and this one's might go before them.
             found.pop("PYTHONPATH")
         return found
+
+    def why_final(self, status: int | None, error: Mapping[str, Any]) -> str | None:
+        # The statuses of other programs mean something else: a Python that cannot open its file ends with 2.
+        refused = status == EXIT_REFUSED and {"code", "message", "remedy"} <= error.keys()
+        return super().why_final(status, error) if refused else None
 
     def pipeline_name(self) -> str:
         return str(self.cut["pipeline"])

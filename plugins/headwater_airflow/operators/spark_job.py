@@ -113,6 +113,10 @@ class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the 
         """Whether this exit status other than 0 still is a success of the task."""
         return False
 
+    def why_final(self, status: int | None, error: Mapping[str, Any]) -> str | None:
+        """Why a retry cannot help a job that failed with this exit status and `error`; None: it may."""
+        return _NO_RETRY.get(status) if status is not None else None
+
     def answer(self) -> dict[str, Any] | None:
         """The job's JSON; None before its end, or if it ended without one."""
         return self._hook.result if self._hook is not None else None
@@ -143,10 +147,11 @@ class HeadwaterSparkOperator(SparkSubmitOperator):  # type: ignore[misc]  # the 
             return result
         if result is not None:
             context["ti"].xcom_push(key="result", value=result)
-        error = (result or {}).get("error") or {}
+        found = (result or {}).get("error")
+        error = found if isinstance(found, dict) else {}
         said = ". What to do: ".join(filter(None, [error.get("message"), error.get("remedy")])) or "see the log above"
-        if status in _NO_RETRY:
-            raise AirflowFailException(f"{_NO_RETRY[status]} (exit status {status}): {said}") from None
+        if (why := self.why_final(status, error)) is not None:
+            raise AirflowFailException(f"{why} (exit status {status}): {said}") from None
         raise AirflowException(f"the job failed (exit status {status}): {said}") from None
 
     @contextlib.contextmanager
