@@ -45,6 +45,9 @@ LOOK_SECONDS = 1.0
 # Readers follow log entry after log entry, and these go after an hour, or with a lake that is made anew.
 _ANEW_SECONDS = 600.0
 _ALIVE_SECONDS = 3.0  # on a disk a living driver replaces its position file at least once a second
+_WATCHED_SECONDS = 90.0
+"""Between two looks that still tell that a driver lives: it may have written right behind the first, and died. A page
+looks every five seconds, a scraper perhaps once a minute."""
 _SHOWN = 20
 _POINTS = 60
 WAITS_DAYS, _WAITS_SECONDS = 7, 15.0
@@ -83,6 +86,7 @@ class PipelineWatch:
         self._waits_seen: list[dict[str, Any]] = []
         self._waits_read_at = float("-inf")
         self._file: tuple[Any, float, bool] | None = None  # content, since when, whether we saw it change
+        self._file_seen_at = float("-inf")
         self._begin_anew(None)
 
     def _begin_anew(self, before: RecentEpochs | None) -> None:
@@ -275,8 +279,10 @@ class PipelineWatch:
 
     def _file_moves(self, look: Look) -> bool | None:
         """Whether a driver lives, as far as the lake alone can tell; None: it has not been watched long enough."""
-        now = time.monotonic()
-        if self._file is None:
+        now, pace = time.monotonic(), often(self.pipeline.lake_path()).file
+        unwatched = now - self._file_seen_at > _WATCHED_SECONDS + pace
+        self._file_seen_at = now
+        if self._file is None or (unwatched and look.file != self._file[0]):
             self._file = (look.file, now, False)
         content, since, changed = self._file
         if look.file != content:
@@ -284,7 +290,7 @@ class PipelineWatch:
             return look.file is not None and not look.file.ended
         if content is not None and content.ended:
             return False
-        if now - since <= _ALIVE_SECONDS + often(self.pipeline.lake_path()).file:
+        if now - since <= _ALIVE_SECONDS + pace:
             return True if changed else None
         return False
 

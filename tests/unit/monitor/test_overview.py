@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
+
 from fixtures.lakes import HandLake, position_at
 from fixtures.pages import page_pipeline
 from headwater.monitor.metrics import STAGE_BUSY, samples
@@ -39,3 +41,31 @@ def test_a_stage_is_busy_only_while_a_driver_runs(tmp_path: Path) -> None:
     for running, expected in ((True, [0.9]), (False, []), (None, [])):
         found = [value for metric, _, value in samples({**overview, "running": running}, []) if metric is STAGE_BUSY]
         assert found == expected
+
+
+def test_a_file_that_moved_while_nobody_looked_does_not_tell_that_a_driver_lives_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page_pipeline(tmp_path, "shop", "public.a")
+    lake = HandLake(tmp_path / "shop_lake", position_at(), ["public.a"])
+    watch = PipelineWatch(load_pipeline(str(tmp_path / "shop.yaml")))
+    clock = 1000.0
+    monkeypatch.setattr("headwater.monitor.overview.time.monotonic", lambda: clock)
+
+    def after(seconds: float, lsn: int | None = None) -> bool | None:
+        nonlocal clock
+        clock += seconds
+        if lsn is not None:
+            lake.publish(lsn, "public.a")
+        running = watch.overview()["running"]
+        assert running is None or isinstance(running, bool)
+        return running
+
+    assert after(0, 0x2000) is None
+    assert after(5, 0x2100) is True, "a page looks every five seconds"
+    assert after(60, 0x2200) is True, "and a scraper once a minute"
+    assert after(3600, 0x2300) is None, "the driver may have been killed long ago"
+    assert after(2) is None
+    assert after(2) is False
+    assert after(2, 0x2400) is True
+    assert after(3600) is False, "nothing has moved since"
