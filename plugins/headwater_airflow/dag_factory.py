@@ -26,6 +26,7 @@ from airflow.sdk import DAG, Param
 
 from headwater.errors import BadConfiguration
 from headwater.pipeline_file.pipeline import Pipeline, load_pipeline
+from headwater.pipeline_file.quantities import number_text
 from headwater_airflow.operators.replication import BeginReplicationOperator, ResumeOperator
 from headwater_airflow.operators.spark import (
     LoadOperator,
@@ -162,7 +163,7 @@ def _dags(
             "max_retry_delay": timedelta(minutes=5),
             **default_args,
         },
-        doc_md=_REPLICATE_DOC.format(file=pipeline.file, seconds=slice_seconds) + about,
+        doc_md=_REPLICATE_DOC.format(file=pipeline.file, seconds=number_text(slice_seconds)) + about,
         **common,
     ) as replicate:
         ReplicateOperator(
@@ -305,7 +306,7 @@ first time it unpauses `{replicate}` at its end. Trigger it again after adding a
 _RELOAD_DOC = """Replaces a table of `{file}`, some of its partitions, or rows of it, by what the source holds, while
 `{replicate}` goes on. Readers see the old rows until the new ones are published in one epoch."""
 
-_REPLICATE_DOC = """Replicates the log of the source of `{file}`, in slices of {seconds:g} s of which each takes over
+_REPLICATE_DOC = """Replicates the log of the source of `{file}`, in slices of {seconds} s of which each takes over
 from the one before. Pausing this DAG stops the running slice cleanly within seconds; unpaused, it goes on."""
 
 _RESUME_DOC = """Lifts a pause that `headwater pause` has put on the pipeline of `{file}`, and starts a run of

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleException
 
 from headwater.errors import EXIT_SUSPENDED
+from headwater.pipeline_file.quantities import number_text
 from headwater_airflow import lineage
 from headwater_airflow.operators.on_cut import SparkOnCutOperator, cut_file, on_cut
 from headwater_airflow.operators.spark_job import HeadwaterSparkOperator
@@ -179,8 +180,8 @@ class ReplicateOperator(HeadwaterSparkOperator):
         overtime: float = 0,
         **arguments: Any,
     ) -> None:
-        limit = [] if max_seconds is None else ["--max-seconds", f"{max_seconds:g}"]
-        longer = ["--overtime", f"{overtime:g}"] if overtime else []
+        limit = [] if max_seconds is None else ["--max-seconds", number_text(max_seconds)]
+        longer = ["--overtime", number_text(overtime)] if overtime else []
         super().__init__(
             pipeline=pipeline,
             application=entry_script("replicate"),
@@ -205,7 +206,8 @@ class ReplicateOperator(HeadwaterSparkOperator):
         return result
 
     def in_words(self) -> str:
-        return f"replicates {'until it is stopped' if self.max_seconds is None else f'for {self.max_seconds:g} s'}"
+        limit = self.max_seconds
+        return f"replicates {'until it is stopped' if limit is None else f'for {number_text(limit)} s'}"
 
     def finished_with(self, status: int, submission: SparkSubmission) -> bool:
         # 143: the stop came while the driver was still starting.

@@ -50,6 +50,11 @@ def _scale(value: str | float, units: Mapping[str, float], form: str) -> float:
     return scaled
 
 
+def number_text(value: float) -> str:
+    """A number of at most nine places as both functions above read it: `600`, `0.5`, never `2.592e+06`."""
+    return f"{value:.9f}".rstrip("0").rstrip(".")
+
+
 def size_text(size: float) -> str:
     """Bytes, for a person: `1.5 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):

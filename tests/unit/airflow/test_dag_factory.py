@@ -89,6 +89,8 @@ def test_a_pipeline_is_loaded_on_request_and_replicated_continuously(tmp_path: P
     assert arguments[arguments.index("--overtime") + 1] == "3600"
     long = _arguments(headwater_dags(write_pipeline(tmp_path, "shop"), slice_seconds=7200)["shop.replicate"])
     assert long[long.index("--overtime") + 1] == "7200"
+    month = _arguments(headwater_dags(write_pipeline(tmp_path, "shop"), slice_seconds=2592000)["shop.replicate"])
+    assert [month[month.index(name) + 1] for name in ("--max-seconds", "--overtime")] == ["2592000", "2592000"]
     # The next one begins when this has ended.
     alone = headwater_dags(write_pipeline(tmp_path, "shop"), slice_seconds=90, warm_up_seconds=0)["shop.replicate"]
     assert "--overtime" not in _arguments(alone)

@@ -29,6 +29,7 @@ JOB = {"application": "/jobs/report.py"}
         ("Reload", {"changed": "true"}, "compares what may have changed in all tables unnoticed, and repairs it"),
         ("Rebuild", {"table": A}, f"brings {A} into the shape that the pipeline file gives it"),
         ("Replicate", {"max_seconds": 600, "stop_when_paused": False}, "replicates for 600 s"),
+        ("Replicate", {"max_seconds": 2592000.5, "stop_when_paused": False}, "replicates for 2592000.5 s"),
         ("Replicate", {"max_seconds": None, "stop_when_paused": False}, "replicates until it is stopped"),
         ("Maintain", {"tables": [A]}, f"compacts {A}, and removes what no cut needs"),
         ("Verify", {}, "compares all tables with the source"),
