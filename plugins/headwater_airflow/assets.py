@@ -120,13 +120,16 @@ def late(
     before a sensor fails. An event says which (`late_of`), once for each table until it is in time again, and again
     every `remind_every` as long as one is late (0: never). `name`: the asset's; else pipeline and tables make it.
 
-    ValueError when the file allows none of them any staleness: then nothing could ever be late.
+    ValueError when the file has no such table, or allows none of them any staleness: then nothing could ever be late.
     """
     from headwater.names import TableName
     from headwater.pipeline_file.pipeline import load_pipeline
 
     known = load_pipeline(pipeline)
     wanted = sorted(str(TableName.parse(table)) for table in tables or ())
+    for table in wanted:
+        if known.entry_for(TableName.parse(table)) is None:
+            raise ValueError(f"{known.file} replicates no table {table}: neither a name nor a pattern there covers it")
     limits = [known.freshness_of(TableName.parse(table)) for table in wanted]
     limits = limits or [known.defaults.freshness, *(entry.freshness for entry in known.tables)]
     if all(limit is None for limit in limits):
