@@ -31,18 +31,20 @@ from headwater_airflow.triggers.lateness import LatenessTrigger
 from headwater_airflow.triggers.moments import MomentTrigger
 from headwater_airflow.triggers.movement import MovementTrigger
 
+_KEEP = timedelta(hours=24)
+
 
 def moved(
     pipeline: str | os.PathLike[str],
     tables: Sequence[str] | None = None,
     *,
     at_most_every: float | str | timedelta = 60,
-    keep_cut: float | str | timedelta = timedelta(hours=24),
+    keep_cut: float | str | timedelta = _KEEP,
     name: str = "",
 ) -> Asset:
     """The asset "`tables` (None: all) of the pipeline in the file `pipeline` have moved". Its events come when one of
     them has, and all of them are in step; at most one every `at_most_every`. `keep_cut`: for how long the versions of
-    an event's cut are kept. `name`: the asset's; else pipeline, tables and period make it.
+    an event's cut are kept. `name`: the asset's; else the other arguments make it.
     """
     from headwater.names import TableName
     from headwater.pipeline_file.pipeline import load_pipeline
@@ -50,7 +52,9 @@ def moved(
     known = load_pipeline(pipeline)
     wanted = sorted(str(TableName.parse(table)) for table in tables or ())
     period, keep = duration(at_most_every, "at_most_every"), duration(keep_cut, "keep_cut")
-    told = name or f"{known.name}: {', '.join(wanted) or 'all tables'} (every {period.total_seconds():g} s)"
+    told = (
+        name or f"{known.name}: {', '.join(wanted) or 'all tables'} (every {period.total_seconds():g} s{_kept(keep)})"
+    )
     trigger = MovementTrigger(
         pipeline=os.path.abspath(pipeline),
         tables=wanted,
@@ -66,14 +70,14 @@ def fresh(
     tables: Sequence[str] | None = None,
     *,
     timezone: str = "UTC",
-    keep_cut: float | str | timedelta = timedelta(hours=24),
+    keep_cut: float | str | timedelta = _KEEP,
     name: str = "",
 ) -> Asset:
     """The asset "`tables` (None: all) of the pipeline in the file `pipeline` hold everything that the source had
     committed before a moment of `cron` in `timezone`", by the source's own clock. A DAG with `schedule=[fresh(...)]`
     begins as early as it may: one event for each moment, with the cut (`cut_of`), and one for several that pass while
     nothing is replicated. `keep_cut`: for how long the versions of an event's cut are kept. `name`: the asset's; else
-    pipeline, tables and moments make it.
+    the other arguments make it.
 
     ValueError for what is no cron expression and no time zone.
     """
@@ -87,7 +91,7 @@ def fresh(
     if timezone not in available_timezones():
         raise ValueError(f"{timezone!r} is no time zone: give a name like 'Europe/Berlin'")
     keep = duration(keep_cut, "keep_cut")
-    told = name or f"{known.name}: {', '.join(wanted) or 'all tables'} fresh at {cron} {timezone}"
+    told = name or f"{known.name}: {', '.join(wanted) or 'all tables'} fresh at {cron} {timezone}{_kept(keep)}"
     trigger = MomentTrigger(
         pipeline=os.path.abspath(pipeline),
         tables=wanted,
@@ -118,12 +122,13 @@ def late(
 ) -> Asset:
     """The asset "one of `tables` (None: all) is further behind than `freshness` in the pipeline file allows": an alarm
     before a sensor fails. An event says which (`late_of`), once for each table until it is in time again, and again
-    every `remind_every` as long as one is late (0: never). `name`: the asset's; else pipeline and tables make it.
+    every `remind_every` as long as one is late (0: never). `name`: the asset's; else the other arguments make it.
 
     ValueError when the file has no such table, or allows none of them any staleness: then nothing could ever be late.
     """
     from headwater.names import TableName
     from headwater.pipeline_file.pipeline import load_pipeline
+    from headwater.pipeline_file.quantities import number_text
 
     known = load_pipeline(pipeline)
     wanted = sorted(str(TableName.parse(table)) for table in tables or ())
@@ -135,8 +140,9 @@ def late(
     if all(limit is None for limit in limits):
         of = ", ".join(wanted) or "a table"
         raise ValueError(f"{known.file} says nowhere how stale {of} may be: set `freshness` there")
-    told = name or f"{known.name}: {', '.join(wanted) or 'a table'} late"
     period = duration(remind_every, "remind_every").total_seconds()
+    again = f", again every {number_text(period)} s" if period else ""
+    told = name or f"{known.name}: {', '.join(wanted) or 'a table'} late{again}"
     trigger = LatenessTrigger(pipeline=os.path.abspath(pipeline), tables=wanted, remind_every=period)
     return _asset(told, trigger)
 
@@ -161,6 +167,13 @@ def cut_of(events: Mapping[Any, Sequence[Any]] | None, asset: Asset | None = Non
         )
     newest: dict[str, Any] = max(found, key=lambda one: one[0])[1]["cut"]
     return newest
+
+
+def _kept(keep: timedelta) -> str:
+    """In an asset's name: readers that want their cuts kept for longer than others have an asset of their own."""
+    from headwater.pipeline_file.quantities import number_text
+
+    return f", cuts kept for {number_text(keep.total_seconds())} s" if keep != _KEEP else ""
 
 
 def _asset(name: str, trigger: BaseEventTrigger) -> Asset:

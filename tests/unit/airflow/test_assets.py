@@ -25,3 +25,16 @@ def test_an_alarm_for_a_table_that_the_file_does_not_replicate_is_refused(file: 
     assert late(file, ["public.log_2026", "Public.A"]).name == "shop: public.a, public.log_2026 late"
     with pytest.raises(ValueError, match=rf"replicates no table {name}"):
         late(file, ["public.a", name])
+
+
+def test_readers_that_want_different_things_have_different_assets(file: Path) -> None:
+    """Of two assets of one name a reader would get the other one's events and cuts."""
+    from headwater_airflow.assets import fresh, late, moved
+
+    assert moved(file).name == "shop: all tables (every 60 s)"
+    assert moved(file, keep_cut="1d").name == moved(file).name
+    assert moved(file, keep_cut="30d").name == "shop: all tables (every 60 s, cuts kept for 2592000 s)"
+    assert fresh(file, "0 6 * * *").name == "shop: all tables fresh at 0 6 * * * UTC"
+    assert fresh(file, "0 6 * * *", keep_cut=60).name == "shop: all tables fresh at 0 6 * * * UTC, cuts kept for 60 s"
+    assert late(file).name == "shop: a table late"
+    assert late(file, remind_every="1h").name == "shop: a table late, again every 3600 s"
