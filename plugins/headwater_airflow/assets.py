@@ -16,6 +16,7 @@ holds everything.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -32,6 +33,9 @@ from headwater_airflow.triggers.moments import MomentTrigger
 from headwater_airflow.triggers.movement import MovementTrigger
 
 _KEEP = timedelta(hours=24)
+_SCHEME = "x-headwater://"
+_LONGEST = 1500
+"""Characters of an asset's address, in Airflow's database."""
 
 
 def moved(
@@ -52,9 +56,7 @@ def moved(
     known = load_pipeline(pipeline)
     wanted = sorted(str(TableName.parse(table)) for table in tables or ())
     period, keep = duration(at_most_every, "at_most_every"), duration(keep_cut, "keep_cut")
-    told = (
-        name or f"{known.name}: {', '.join(wanted) or 'all tables'} (every {period.total_seconds():g} s{_kept(keep)})"
-    )
+    told = name or _named(known.name, wanted, f" (every {period.total_seconds():g} s{_kept(keep)})")
     trigger = MovementTrigger(
         pipeline=os.path.abspath(pipeline),
         tables=wanted,
@@ -91,7 +93,7 @@ def fresh(
     if timezone not in available_timezones():
         raise ValueError(f"{timezone!r} is no time zone: give a name like 'Europe/Berlin'")
     keep = duration(keep_cut, "keep_cut")
-    told = name or f"{known.name}: {', '.join(wanted) or 'all tables'} fresh at {cron} {timezone}{_kept(keep)}"
+    told = name or _named(known.name, wanted, f" fresh at {cron} {timezone}{_kept(keep)}")
     trigger = MomentTrigger(
         pipeline=os.path.abspath(pipeline),
         tables=wanted,
@@ -142,7 +144,7 @@ def late(
         raise ValueError(f"{known.file} says nowhere how stale {of} may be: set `freshness` there")
     period = duration(remind_every, "remind_every").total_seconds()
     again = f", again every {number_text(period)} s" if period else ""
-    told = name or f"{known.name}: {', '.join(wanted) or 'a table'} late{again}"
+    told = name or _named(known.name, wanted, f" late{again}", of_all="a table")
     trigger = LatenessTrigger(pipeline=os.path.abspath(pipeline), tables=wanted, remind_every=period)
     return _asset(told, trigger)
 
@@ -169,6 +171,15 @@ def cut_of(events: Mapping[Any, Sequence[Any]] | None, asset: Asset | None = Non
     return newest
 
 
+def _named(pipeline: str, tables: Sequence[str], what: str, *, of_all: str = "all tables") -> str:
+    """What an asset is called. Where that is longer than Airflow takes, a digest tells which tables they are."""
+    told = f"{pipeline}: {', '.join(tables) or of_all}{what}"
+    if len(_SCHEME + told) <= _LONGEST:
+        return told
+    digest = hashlib.sha256("\n".join(tables).encode()).hexdigest()[:16]
+    return f"{pipeline}: {len(tables)} tables ({digest}){what}"
+
+
 def _kept(keep: timedelta) -> str:
     """In an asset's name: readers that want their cuts kept for longer than others have an asset of their own."""
     from headwater.pipeline_file.quantities import number_text
@@ -178,7 +189,7 @@ def _kept(keep: timedelta) -> str:
 
 def _asset(name: str, trigger: BaseEventTrigger) -> Asset:
     """An asset has one watcher: a name for what each reader wants to know, and the same for readers of the same."""
-    return Asset(name=name, uri=f"x-headwater://{name}", watchers=[AssetWatcher(name=name, trigger=trigger)])
+    return Asset(name=name, uri=_SCHEME + name, watchers=[AssetWatcher(name=name, trigger=trigger)])
 
 
 def _payloads(

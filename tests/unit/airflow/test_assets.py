@@ -38,3 +38,20 @@ def test_readers_that_want_different_things_have_different_assets(file: Path) ->
     assert fresh(file, "0 6 * * *", keep_cut=60).name == "shop: all tables fresh at 0 6 * * * UTC, cuts kept for 60 s"
     assert late(file).name == "shop: a table late"
     assert late(file, remind_every="1h").name == "shop: a table late, again every 3600 s"
+
+
+def test_assets_of_many_tables_have_names_that_airflow_takes(file: Path) -> None:
+    from headwater_airflow.assets import fresh, late, moved
+
+    many = [f"public.log_of_a_long_name_{number:03}" for number in range(100)]
+    named = {
+        asset.name
+        for tables in (many, many[1:], many[:-1])
+        for asset in (moved(file, tables), fresh(file, "0 6 * * *", tables), late(file, tables))
+    }
+    assert len(named) == 9
+    assert all(len(name) < 80 for name in named)
+    assert moved(file, many[::-1]).name == moved(file, many).name
+    told = [many[0] in moved(file, many[:number]).name for number in range(1, 100)]
+    assert told == [True] * told.count(True) + [False] * told.count(False), "the tables themselves, where they fit"
+    assert 40 < told.count(True) < 60
