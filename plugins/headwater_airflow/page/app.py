@@ -23,7 +23,7 @@ from starlette.staticfiles import StaticFiles
 from headwater.errors import HeadwaterError
 from headwater.monitor import metrics
 from headwater_airflow.configuration import PIPELINES
-from headwater_airflow.page.access import may_see_faults, visible_pipelines
+from headwater_airflow.page.access import may_see_faults, visible_pipelines, visible_waits
 from headwater_airflow.page.watches import GATHER_SECONDS, Watches
 
 if TYPE_CHECKING:
@@ -90,7 +90,9 @@ def create_app(watches: Watches | None = None) -> FastAPI:
     def one_pipeline(name: str, user: User) -> JSONResponse:
         file = pipeline_of(name, user).file
         found = known.gather("details", [name], lambda watch: watch.details(), _SCRAPE_SECONDS)
-        return answer(_shown(name, file, found.get(name)))
+        shown = _shown(name, file, found.get(name))
+        # The same answer may be another user's, too.
+        return answer({**shown, "waits": visible_waits(shown["waits"], user)} if "waits" in shown else shown)
 
     @app.get("/api/pipelines/{name}/tables/{table:path}")
     def one_table(name: str, table: str, user: User) -> JSONResponse:

@@ -24,6 +24,7 @@ from headwater.lake.look import Look
 from headwater.lake.reader import LakeReader
 from headwater.lake.registry import now_text
 from headwater.lake.reload_records import Keeping, Reload
+from headwater.lake.wait_log import Waited, record
 from headwater.monitor.metrics import METRICS
 from headwater.monitor.overview import PipelineWatch
 from headwater.monitor.recent_epochs import RecentEpochs
@@ -98,6 +99,46 @@ def test_a_user_sees_the_pipelines_whose_dags_they_may_read(pages: Pages) -> Non
     )
     assert "shop" not in teller.get("metrics").text
     assert [one["pipeline"] for one in pages.client("everything").get(API).json()["pipelines"]] == ["bank", "shop"]
+
+
+def test_a_user_sees_the_waits_of_tasks_whose_dags_they_may_read(pages: Pages) -> None:
+    from airflow.models.dag import DagModel
+    from airflow.models.dagbundle import DagBundleModel
+    from airflow.utils.session import create_session
+
+    a_dag: Any = DagModel
+    page_pipeline(pages.folder, "bank", "public.a")
+    lake = hand_lake(pages.folder, "bank", "public.a")
+    dags = ("bank", "bank.report", "bank.report.late", "payroll.bank")
+    waiters = {
+        "bank.report.late.wait": "bank",  # three DAGs may be meant
+        "payroll.bank.group.wait": "",
+        "bank.gone.wait": "",
+        "bank.report.wait": "bank",
+        "wait on a_host": "bank",
+        "": "bank",
+    }
+    for who in waiters:
+        record(lake.root, Waited(now_text(), who, "now", (), "satisfied", 1.0))
+    with create_session() as session:
+        session.add(DagBundleModel(name="some"))
+        session.flush()
+        session.add_all(a_dag(dag_id=dag_id, bundle_name="some") for dag_id in dags[1:])
+
+    def seen(user: str) -> set[str]:
+        return {wait["who"] for wait in pages.client(user).get(f"{API}/bank").json()["waits"]}
+
+    try:
+        assert seen("everything") == set(waiters)
+        assert seen("bank") == {who for who, user in waiters.items() if user == "bank"}
+        with create_session() as session:
+            session.add(a_dag(dag_id=dags[0], bundle_name="some"))
+        assert seen("bank") == {"wait on a_host", ""}, "`bank` is a DAG that this user may not read"
+        assert seen("everything") == set(waiters)
+    finally:
+        with create_session() as session:
+            session.query(DagModel).where(DagModel.dag_id.in_(dags)).delete()
+            session.query(DagBundleModel).delete()
 
 
 def test_a_faulty_file_is_shown_to_those_who_may_see_import_errors_and_leaves_the_others(pages: Pages) -> None:
