@@ -1,4 +1,5 @@
-"""What somebody does on a page while it is built anew, in a real browser: focus and text stay where they are."""
+"""The pages' scripts in a real browser: focus and text stay where they are while a page is built anew, and what waits
+is found among all that Airflow knows of."""
 
 from __future__ import annotations
 
@@ -79,3 +80,43 @@ def test_what_has_the_focus_keeps_it_when_others_come_go_or_move(
     found = browser.script(f"return (async function () {{{BUILD}}})(...arguments)", before.split(), after.split())
     typed = "order" if "tables" in after else None
     assert found == {"same": True, "value": typed, "shown": True}
+
+
+# Airflow's API, of whose deferred tasks at most 50 come at once; task `n` has the trigger and the file of `tasks[n]`.
+SENSORS = """
+const [tasks] = arguments;
+const base = document.createElement("base");
+base.href = location.href;
+base.dataset.airflow = new URL("/", location.href).href;
+document.head.append(base);
+const asked = [];
+const all = tasks.map(([kind, pipeline], n) => ({
+  id: `id${n}`, dag_id: "d", dag_run_id: "r", task_id: `t${n}`, map_index: -1,
+  trigger: { classpath: `a.module.${kind}` }, rendered_fields: kind === "FreshnessTrigger" ? { pipeline } : {},
+}));
+window.fetch = async (address) => {
+  const { pathname, searchParams } = new URL(address);
+  asked.push(pathname);
+  if (pathname.endsWith("/taskInstances")) {
+    const first = Number(searchParams.get("offset") ?? 0);
+    const some = all.slice(first, first + Math.min(50, Number(searchParams.get("limit"))));
+    return Response.json({ task_instances: some, total_entries: all.length });
+  }
+  const [, n] = pathname.match(/t(\\d+)\\/xcomEntries/);
+  return Response.json({ value: { pipeline: tasks[n][1] } });
+};
+const { waitingSensors } = await import(new URL("airflow.js", location.href));
+const found = async () => (await waitingSensors("/etc/headwater/shop.yaml")).map((task) => Number(task.id.slice(2)));
+return { first: await found(), again: await found(), xcoms: asked.filter((path) => path.includes("xcom")).length };
+"""
+
+
+def test_every_sensor_that_waits_is_found_wherever_its_worker_has_the_file(browser: Browser, files: str) -> None:
+    tasks = [["TimeTrigger", "/etc/headwater/shop.yaml"]] * 120
+    for path in ("/etc/headwater/shop.yaml", "shop.yaml", "../pipelines/shop.yaml", "/mnt/shop.yaml"):
+        tasks += [["FreshnessTrigger", path], ["SensorTrigger", path]]
+    tasks += [["FreshnessTrigger", "/etc/headwater/workshop.yaml"], ["SensorTrigger", "/etc/headwater/bank.yaml"]]
+    browser.open(files)
+    found = browser.script(f"return (async function () {{{SENSORS}}})(...arguments)", tasks)
+    of_shop = list(range(120, 128))
+    assert found == {"first": of_shop, "again": of_shop, "xcoms": 5}

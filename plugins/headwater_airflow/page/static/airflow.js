@@ -55,19 +55,39 @@ export async function failedRuns() {
 
 /** Sensors that wait for the lake of the pipeline file `file`, as far as this user may read their DAGs. */
 export async function waitingSensors(file) {
-  const found = await api("dags/~/dagRuns/~/taskInstances?state=deferred&limit=200");
-  const asked = await Promise.all(found.task_instances.map(withRequest));
-  return asked.filter((task) => task?.rendered_fields?.pipeline === file);
+  const deferred = await deferredTasks();
+  const ids = new Set(deferred.map((task) => task.id));
+  for (const id of requests.keys()) if (!ids.has(id)) requests.delete(id);
+  const asked = await Promise.all(deferred.map(withRequest));
+  // Workers may name the file by a relative path, or see it at another mount. The pages' files are in one folder.
+  const nameOf = (path) => String(path ?? "").split("/").at(-1);
+  return asked.filter((task) => nameOf(task?.rendered_fields?.pipeline) === nameOf(file));
 }
+
+/** All of them. However many are asked for, Airflow gives its `maximum_page_limit` at once. */
+async function deferredTasks() {
+  const tasks = [];
+  for (;;) {
+    const found = await api(`dags/~/dagRuns/~/taskInstances?state=deferred&order_by=id&limit=100&offset=${tasks.length}`);
+    tasks.push(...found.task_instances);
+    if (!found.task_instances.length || tasks.length >= found.total_entries) return tasks;
+  }
+}
+
+// What the XComs of waiting tasks say, by the task's try. It does not change, and a page looks every few seconds.
+const requests = new Map();
 
 /** A sensor with what it asks for. Of one that began in the triggerer nothing is rendered: there its XCom says it. */
 async function withRequest(task) {
   const kind = task.trigger?.classpath.split(".").at(-1);
   if (kind === "FreshnessTrigger") return task;
   if (kind !== "SensorTrigger") return null;
-  const place = `dags/${encodeURIComponent(task.dag_id)}/dagRuns/${encodeURIComponent(task.dag_run_id)}`;
-  const kept = await api(`${place}/taskInstances/${encodeURIComponent(task.task_id)}/xcomEntries/headwater_wait?deserialize=true&map_index=${task.map_index}`).catch(() => null);
-  return { ...task, rendered_fields: kept?.value ?? {} };
+  if (!requests.has(task.id)) {
+    const place = `dags/${encodeURIComponent(task.dag_id)}/dagRuns/${encodeURIComponent(task.dag_run_id)}`;
+    const kept = await api(`${place}/taskInstances/${encodeURIComponent(task.task_id)}/xcomEntries/headwater_wait?deserialize=true&map_index=${task.map_index}`).catch(() => null);
+    if (kept?.value) requests.set(task.id, kept.value);
+  }
+  return { ...task, rendered_fields: requests.get(task.id) ?? {} };
 }
 
 export const trigger = (dag, conf) =>
