@@ -54,6 +54,10 @@ _NO_SNAPSHOT = (
     psycopg.errors.ObjectNotInPrerequisiteState,
     psycopg.errors.UndefinedObject,
 )
+_UNTRANSLATABLE = (
+    psycopg.errors.UntranslatableCharacter,
+    psycopg.errors.CharacterNotInRepertoire,  # of a SQL_ASCII database: the bytes are not UTF-8
+)
 _HEADER = 11 + 4
 CHANGED = "HEADWATER_TABLE_CHANGED"
 BAD_VALUE = "HEADWATER_BAD_VALUE"
@@ -179,7 +183,7 @@ class UnitReader:
         try:
             with self.at_snapshot(reading, looking, unit):
                 yield from self._copy(reading, unit)
-        except psycopg.errors.UntranslatableCharacter as error:
+        except _UNTRANSLATABLE as error:
             raise UnfitValue(f"{BAD_VALUE}: {json.dumps({'column': None, 'key': ''})}") from error
 
     def _begin(self, reading: Connection, unit: Unit) -> None:
@@ -289,7 +293,7 @@ def bad_value(text: str, table: str, schema: TableSchema) -> BadValue:
     found = json.loads(text.split(BAD_VALUE + ": ", 1)[1].splitlines()[0])
     if found["column"] is None:
         return BadValue(
-            "it holds a text with a character that UTF-8 does not have: the server cannot send it",
+            "it holds a text that is not UTF-8, or has a character that UTF-8 does not have: the server cannot send it",
             where=table,
             remedy=f"put the text right at the source, then headwater load PIPELINE.yaml --table {table} --again",
         )

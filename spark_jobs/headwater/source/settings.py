@@ -66,7 +66,7 @@ def _database_problems(connection: Connection) -> list[Problem]:
         problems.append(error("in_recovery", "source", message, "connect to the primary"))
     encoding = _setting(connection, "server_encoding")
     if encoding == "SQL_ASCII":
-        message = "the database has no encoding (SQL_ASCII): text that is not UTF-8 cannot be replicated"
+        message = "the database has no encoding (SQL_ASCII): text that is not UTF-8 stops replicate"
         problems.append(warning("encoding", "source", message, "keep its text UTF-8"))
     elif encoding != "UTF8":
         message = f"the database's encoding is {encoding}: a character that UTF-8 does not have stops replicate"

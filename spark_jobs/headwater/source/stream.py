@@ -45,7 +45,8 @@ _ENDS: Final = b"CEcA"
 _KEEPALIVE_SIZE: Final = 18
 _LOST_STATES: Final = ("08", "57P", "25P04")
 """Connection exceptions; shutdown, crash, starting up, terminated; transaction_timeout."""
-_UNTRANSLATABLE: Final = "22P05"
+_UNTRANSLATABLE: Final = ("22P05", "22021")
+"""A character that UTF-8 does not have; bytes that are not UTF-8, which a SQL_ASCII database takes."""
 _EPOCH_2000 = 946_684_800
 _FEEDBACK = struct.Struct(">cqqqqB")
 
@@ -287,9 +288,10 @@ class LogStream:
         result = self._connection.get_result()
         told = result.get_error_message().strip() if result is not None else ""
         state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode() if result is not None else ""
-        if state == _UNTRANSLATABLE:
+        if state in _UNTRANSLATABLE:
             return Refused(
-                "a text in the log has a character that UTF-8 does not have: the server cannot send it",
+                "a text in the log is not UTF-8, or has a character that UTF-8 does not have: the server cannot send "
+                "it",
                 code="untranslatable_text",
                 where="source",
                 remedy="put the text right at the source (the server's log names the bytes), drop the slot that "

@@ -144,7 +144,7 @@ def _utf8(item: bytes) -> str | None:
     try:
         return item.decode()
     except UnicodeDecodeError:
-        return None  # only a database with encoding SQL_ASCII can send this
+        return None  # no send function of PostgreSQL's own writes this, an extension's may
 
 
 def _jsonb(value: ValueType, buffer: Bytes, starts: Ints, lengths: Ints) -> Converted:
