@@ -33,6 +33,7 @@ from fixtures.jobs import (
     until,
 )
 from fixtures.lakes import HandLake
+from fixtures.loaded import pipeline_in_step
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.delta.tables import current
@@ -41,6 +42,7 @@ from headwater.lake.ledger import read_all
 from headwater.lake.registry import Capture, Registry
 from headwater.load import one_table as table_load
 from headwater.load.handover import finish_handovers
+from headwater.load.load import load
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import Position
 from headwater.source.samples import commit_position
@@ -397,6 +399,46 @@ def test_a_load_makes_nothing_be_skipped_by_position(source: Source, rewritten: 
     database.execute("insert into a_first values (71, 1, 'after the load')")
     catch_up(rewritten)
     assert_equal(database, rewritten, FIRST)
+
+
+def test_what_a_load_has_cured_is_no_trouble_again_when_the_log_brings_the_changes_of_before(
+    database: Database, tmp_path: Path
+) -> None:
+    kept = ("public.again", "public.parted", "public.keyless")
+    database.allow_publishing()
+    database.execute(
+        "create table again (id int primary key, n int)",
+        "create table moved (id int primary key, n int)",
+        "create table keyless (id int primary key, n int)",
+        "create table parted (id int primary key, n int) partition by range (id)",
+        "create table parted_1 partition of parted for values from (0) to (100)",
+        *(f"insert into {name} values (1, 1)" for name in ("again", "moved", "keyless", "parted")),
+    )
+    pipeline_in_step(tmp_path, database, *kept, "public.moved")
+    database.execute(
+        *(f"insert into {name} values (2, 2)" for name in ("again", "moved", "parted")),
+        "alter table keyless replica identity nothing",
+        "insert into keyless values (2, 2)",
+        "drop table again",
+        "create table again (id int primary key, n int)",
+        "insert into again values (3, 3)",
+        "drop table parted_1",
+        "create table parted_1 partition of parted for values from (0) to (100)",
+        "insert into parted values (3, 3)",
+        "alter table moved rename to moved_on",
+        "alter table keyless replica identity default",
+    )
+    pipeline = write_pipeline(tmp_path, database, *kept, "public.moved_on")
+    load(pipeline)
+    load_tables(pipeline, *kept, again=True)
+    # In one batch with the older ones.
+    database.execute(
+        *(f"insert into {name} values (4, 4)" for name in ("again", "moved_on", "keyless", "parted")),
+    )
+    catch_up(pipeline)
+    tables = (*kept, "public.moved_on")
+    assert {name: record_of(pipeline, name).reason for name in tables} == dict.fromkeys(tables, "")
+    assert_equal(database, pipeline, *tables)
 
 
 def test_the_end_of_a_hand_over_is_not_noted_with_a_load_that_came_after_the_question(

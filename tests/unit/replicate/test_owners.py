@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from fixtures.lakes import HandLake
+from headwater.lake.ledger import TableVersion
 from headwater.lake.registry import TableRecord
 from headwater.log.blocks import Block, Chunk, Ddl, Relation, Transactions
 from headwater.position import Position
@@ -84,3 +85,27 @@ def test_it_is_asked_again_while_the_catalog_does_not_show_what_is_in_the_log(dr
     driver.source.is_sure = True
     assert driver.share(FOREIGN) == 4
     assert driver.share(FOREIGN) == 4
+
+
+def test_only_changes_that_the_table_lacks_tell_that_it_was_created_again(driver: Driver) -> None:
+    """Its load has read it as it is: the log still brings what was done to the one before."""
+    states = driver.states
+    states.records[NAME] = driver.record()
+    states.versions[NAME] = TableVersion(1, 0x300, "active")
+    older = Relation(99, "public", "a_1", "d", ())
+    assert driver.states.relations.owner(older.relation_id) is None
+    first = np.array([0, 10], dtype=np.int64)
+    transactions = Transactions(first, np.array([0x250, 0x350], dtype=np.int64), first, first)
+
+    def batch(*sequence: int) -> Batch:
+        content: Any = SimpleNamespace(size=1, changes=len(sequence))
+        content.load = lambda: SimpleNamespace(sequence=np.array(sequence, dtype=np.int64))
+        return Batch([Chunk(transactions, (Block(older, content),), (), 0x400, 20)])
+
+    assert driver.shares.of(batch(0, 9)) == {}
+    assert states.records[NAME].state == "active"
+    assert driver.owners.of([older.relation_id]) == {NAME}, "a later change of it may still count"
+    assert driver.shares.of(batch(9, 10)) == {}
+    assert states.records[NAME].state == "suspended"
+    assert "dropped and created again" in states.records[NAME].reason
+    assert driver.source.asked == 0

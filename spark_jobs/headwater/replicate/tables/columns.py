@@ -38,7 +38,7 @@ from headwater.delta.delta_log import read_snapshot
 from headwater.errors import BadValue
 from headwater.failpoints import reach
 from headwater.lake.registry import TableRecord
-from headwater.log.blocks import Block, Relation, RelationColumn, Transactions, Truncate
+from headwater.log.blocks import Block, Relation, RelationColumn, Rows, Transactions, Truncate
 from headwater.log.values.decode import older_value
 from headwater.names import TableName, yaml_key
 from headwater.pipeline_file.pipeline import Pipeline
@@ -82,12 +82,14 @@ class Evolving:
         self._finished: dict[str, tuple[int, int, int]] = {}  # by table what of it was seen to be finished
 
     def as_now(self, name: str, share: Share, transactions: Transactions, still_alive: Callable[[], None]) -> Share:
-        """`share` with every change in the table's newest columns, which the lake's table then has as well.
+        """`share` with every change that counts in the table's newest columns, which the lake's table then has as well.
 
         SchemaChanged for what it cannot follow; the table is as it was.
         """
         record = self._states.records[name]
-        relations = {block.relation for block in share.blocks}
+        # Behind a load the log may bring older changes, from before the very trouble that the load has cured.
+        blocks, _ = share.that_count(transactions, self._counts(name, transactions))
+        relations = {block.relation for block, mask in blocks if mask.any()}
         for relation in relations:
             refuse_other_table(record, relation)
         self.finish(name, still_alive)
@@ -134,12 +136,10 @@ class Evolving:
     def _that_count(
         self, name: str, share: Share, transactions: Transactions
     ) -> tuple[list[tuple[Block, int, int]], list[Truncate]]:
-        """Each block with changes that the table does not hold, with the commits of the first and last of these; and
-        the truncates that count."""
-        applied_lsn = self._states.versions[name].applied_lsn
-        counts = transactions_that_count(self._states.records[name], transactions, applied_lsn)
+        """Each block with changes that count, with the commits of the first and last of these; and the truncates that
+        count."""
         found = []
-        blocks, truncates = share.that_count(transactions, counts)
+        blocks, truncates = share.that_count(transactions, self._counts(name, transactions))
         for block, mask in blocks:
             if mask.any():
                 numbers = block.sequence[mask]
@@ -147,6 +147,11 @@ class Evolving:
                 found.append((int(numbers[0]), block, int(ends[0]), int(ends[1])))
         found.sort(key=lambda one: one[0])
         return [(block, first, last) for _, block, first, last in found], truncates
+
+    def _counts(self, name: str, transactions: Transactions) -> Rows:
+        """Which of the transactions the table does not hold, or its history."""
+        applied_lsn = min(version.applied_lsn for version in self._states.versions.of(name).values())
+        return transactions_that_count(self._states.records[name], transactions, applied_lsn)
 
     def _evolve(
         self,

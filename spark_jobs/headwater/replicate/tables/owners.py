@@ -14,10 +14,11 @@ from functools import partial
 from headwater.columns.changes import has_columns, refuse_difference
 from headwater.errors import SchemaChanged
 from headwater.lake.registry import TableRecord, now_text
-from headwater.log.blocks import Relation, Transactions
+from headwater.log.blocks import Block, Relation, Transactions
 from headwater.names import TableName
 from headwater.replicate.batches.batch import Share
 from headwater.replicate.preapply.process import StagingTarget
+from headwater.replicate.tables.planning import transactions_that_count
 from headwater.replicate.tables.states import TableStates
 from headwater.schema import Leaf, TableSchema
 from headwater.source.catalog.partitions import attached_leaves, has_relation, new_leaf, was_partition
@@ -64,9 +65,10 @@ class Owners:
         """The table of a relation that is known."""
         return self._relations.owner(relation_id)
 
-    def table_for(self, relation: Relation, transactions: Callable[[], Transactions]) -> str | None:
-        """The table that the changes of `relation`, in these transactions, belong to; the source is asked once about
-        one that is unknown, until `ask_again`. Transient when it cannot say yet."""
+    def table_for(self, block: Block, transactions: Callable[[], Transactions]) -> str | None:
+        """The table that the changes of `block`, in these transactions, belong to; the source is asked once about a
+        relation that is unknown, until `ask_again`. Transient when it cannot say yet."""
+        relation = block.relation
         name = self._relations.owner(relation.relation_id)
         if name is not None:
             return name
@@ -75,6 +77,8 @@ class Owners:
         again = self._relations.owner_by_name(relation)
         if again is None:
             return self._partition_of(relation, transactions())
+        if self._states.is_followed(again) and not self._counts(again, block, transactions()):
+            return None  # of the relation that had the name before the table's load
         self._relations.disown(relation.relation_id)
         if self._states.is_followed(again):
             refused = SchemaChanged(
@@ -84,6 +88,13 @@ class Owners:
             )
             self._states.suspend(again, refused)
         return None
+
+    def _counts(self, name: str, block: Block, transactions: Transactions) -> bool:
+        """Whether the table lacks any of these changes, if they are its own."""
+        version = self._states.versions.get(name)  # none yet: its lane has still to meet what a load has committed
+        applied_lsn = version.applied_lsn if version is not None else 0
+        counts = transactions_that_count(self._states.records[name], transactions, applied_lsn)
+        return bool(counts[transactions.index_of(block.sequence)].any())
 
     def _partition_of(self, relation: Relation, transactions: Transactions) -> str | None:
         """The table of which the unknown relation is a partition."""

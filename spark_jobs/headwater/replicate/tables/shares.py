@@ -38,7 +38,7 @@ class Shares:
             self._owners.ask_again()
         for chunk in batch.chunks:
             for block in chunk.blocks:
-                name = self._owners.table_for(block.relation, batch.transactions)
+                name = self._owners.table_for(block, batch.transactions)
                 if name is not None and self._is_wanted(name):
                     shares.setdefault(name, Share()).blocks.append(block)
             for truncate in chunk.truncates:
