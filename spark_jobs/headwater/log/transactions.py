@@ -140,8 +140,6 @@ class TransactionManager:
             self._gone(transaction)
         self._streams, self._ordinary, self.segment = {}, OrdinaryTransaction(self._changes()), None
         self._relations = {}
-        # What is described from now on is described for the first time, whatever has changed meanwhile.
-        self.said(Ddl(is_told=False))
 
     def relation(self, relation_id: int) -> Relation | None:
         """As it is described to whoever speaks now."""
@@ -154,7 +152,8 @@ class TransactionManager:
         scope = self.segment.relations if self.segment is not None else self._relations
         known = scope.get(relation.relation_id)
         before = known or self._relations.get(relation.relation_id)
-        if before is not None and before.relation == relation:
+        # The first description on a connection shows no more: what it replaces came to another one, or to none.
+        if before is None or before.relation == relation:
             self.said(Ddl(is_told=False))
         if known is not None and known.relation == relation:
             relation = known.relation  # the same description again does not end a block

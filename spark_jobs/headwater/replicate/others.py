@@ -35,7 +35,7 @@ def look_behind(run: Run, batch: Batch) -> None:
 
     As often as it takes to reach the catalog, for as long as the reader would try: the batch is not applied without a
     look, and its rows come again if the driver ends here. A relation that was described once more is most often one
-    that was vacuumed: then one attempt is enough.
+    that was vacuumed, and one described for the first time most often as it was: then one attempt is enough.
     """
     if (ddl := batch.ddl) is None:
         return

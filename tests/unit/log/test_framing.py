@@ -186,7 +186,7 @@ def test_a_relation_described_in_an_aborted_transaction_is_unknown_to_others() -
 def test_a_relation_that_is_described_once_more_as_before_may_be_another_one(again: str) -> None:
     """One that is described otherwise is seen to be."""
     framer = fed([pg.begin(10, 100), pg.relation(ONE, "v"), pg.insert(ONE, 1), pg.commit(100)])
-    assert framer.cut().ddl is None
+    framer.cut()
     framer.take([pg.begin(11, 200), pg.insert(ONE, 2), pg.commit(200)])
     assert framer.cut().ddl is None
     framer.take([pg.begin(12, 300), pg.relation(ONE, again), pg.insert(ONE, 3), pg.commit(300)])
@@ -195,6 +195,22 @@ def test_a_relation_that_is_described_once_more_as_before_may_be_another_one(aga
     framer.take(streamed)
     assert framer.cut().ddl is None
     framer.take([pg.stream_commit(13, 400)])
+    assert framer.cut().ddl == Ddl(is_told=False)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_relation_that_a_connection_describes_first_may_be_another_one_than_was_loaded(streamed: bool) -> None:
+    def described(xid: int, end: int, relation_id: int) -> list[bytes]:
+        if streamed:
+            start, stop = pg.stream_start(xid, first=True), [pg.stream_stop(), pg.stream_commit(xid, end)]
+            return [start, pg.relation(relation_id, "v", xid), pg.insert(relation_id, 1, xid), *stop]
+        return [pg.begin(xid, end), pg.relation(relation_id, "v"), pg.insert(relation_id, 1), pg.commit(end)]
+
+    framer = fed([*described(10, 100, ONE), *described(11, 200, TWO)])
+    assert framer.cut().ddl == Ddl(is_told=False)
+    framer.reconnected()
+    assert framer.cut().ddl is None
+    framer.take(described(12, 300, ONE))
     assert framer.cut().ddl == Ddl(is_told=False)
 
 
