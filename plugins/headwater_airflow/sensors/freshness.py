@@ -143,7 +143,7 @@ class FreshnessSensor(BaseSensorOperator):
         )
 
     def execute(self, context: Context) -> dict[str, Any]:
-        from headwater.errors import HeadwaterError
+        from headwater.errors import HeadwaterError, Transient
         from headwater.waiting.waiter import Waiter
 
         try:
@@ -151,12 +151,23 @@ class FreshnessSensor(BaseSensorOperator):
         except AirflowFailException:
             count_wait(self.pipeline, {})
             raise
+        request: WaitRequest | None = None
         try:
-            pipeline = self._pipeline()
             request = request_of(settings, context)
+            pipeline = self._pipeline()
             waiter = Waiter(pipeline, request)
             result = _first_look(waiter, pipeline.lake_path(), request.remaining)
-        except HeadwaterError as error:
+        except (HeadwaterError, OSError) as error:
+            # An outage is for the triggerer to wait out, as a later one would be; a missing right is none.
+            is_outage = isinstance(error, Transient | OSError) and not isinstance(error, PermissionError)
+            unseen = request.unseen() if request is not None and is_outage and request.remaining() > 0 else None
+            if unseen is not None:
+                self.log.warning(
+                    "Pipeline file %s: no look could be taken, the triggerer waits: %s", self.pipeline, error
+                )
+                self._defer(unseen, settings.max_wait)
+            if isinstance(error, OSError):
+                raise
             refused = {**error.to_json(), "exit_status": error.exit_status}
             count_wait(self.pipeline, refused)
             raise _failure(refused) from None

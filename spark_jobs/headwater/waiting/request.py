@@ -12,7 +12,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from headwater.errors import Refused
-from headwater.lake.requirements import AtPosition, Requirement, Target, parse_requirement
+from headwater.lake.requirements import (
+    AtPosition,
+    MaxStaleness,
+    Now,
+    Requirement,
+    Since,
+    Target,
+    parse_requirement,
+)
 from headwater.names import TableName
 
 Partitions = Mapping[TableName, Sequence[TableName]]
@@ -64,6 +72,25 @@ class WaitRequest:
             validated=False,
             partitions=self.partitions if not target.parts else {},
         )
+
+    def unseen(self) -> WaitRequest | None:
+        """As it goes on in another process before source or lake has answered; None where one of them has to say first
+        what is wanted."""
+        wanted = self.wanted
+        if isinstance(wanted, Now):
+            target = Target(now=True)
+        elif isinstance(wanted, MaxStaleness):
+            target = Target(max_staleness=wanted.seconds)
+        elif isinstance(wanted, Since):
+            target = Target(since=wanted.moment)
+        elif isinstance(wanted, AtPosition) and wanted.timeline is not None:
+            target = Target(wanted.lsn, wanted.timeline, wanted.system_id)
+        else:
+            return None
+        tables = tuple(sorted(set(map(str, self.tables))))
+        if self.validated and not tables:
+            return None
+        return self.pinned(replace(target, validated=tables) if self.validated else target, tables)
 
     def resumed(self, begun: Mapping[str, Any]) -> WaitRequest:
         """As another process has begun it, of which `begun` says when, for how long, for what target and tables, as

@@ -433,6 +433,74 @@ def test_an_outage_of_the_store_is_waited_out(lake: HandLake, pipeline: str) -> 
     assert asyncio.run(scenario())[0]["outcome"] == "satisfied"
 
 
+@pytest.mark.parametrize(
+    ("asked", "target"),
+    [
+        ({"require": "now"}, {"now": True}),
+        ({"require": "2026-03-01T00:00:00Z"}, {"since": "2026-03-01T00:00:00+00:00"}),
+        ({"require": "30s", "tables": [B, A], "validated": True}, {"max_staleness": 30.0, "validated": [A, B]}),
+    ],
+)
+def test_an_outage_at_the_first_look_is_for_the_triggerer_to_wait_out(
+    lake: HandLake, pipeline: str, asked: dict[str, Any], target: dict[str, Any]
+) -> None:
+    away = Path(lake.root) / "_headwater" / "position.json"
+    away.unlink()
+    away.mkdir()
+    trigger = stored_and_restored(deferred(sensor(pipeline, **asked)))
+    nothing = {"lsn": None, "timeline": None, "system_id": None, "max_staleness": None}
+    assert target_of(trigger) == nothing | target
+    assert trigger.serialize()[1]["tables"] == sorted(asked.get("tables", []))
+
+
+def test_a_wait_whose_lake_was_away_at_first_is_satisfied_by_what_was_asked_for(lake: HandLake, pipeline: str) -> None:
+    task = sensor(pipeline, require=at(lake, 0x300), validated=False)
+    away = Path(lake.root) / "_headwater" / "position.json"
+    kept = away.read_bytes()
+    away.unlink()
+    away.mkdir()
+    trigger = stored_and_restored(deferred(task))
+
+    async def scenario() -> list[dict[str, Any]]:
+        waiting = asyncio.ensure_future(events(trigger))
+        away.rmdir()
+        away.write_bytes(kept)
+        done, _ = await asyncio.wait({waiting}, timeout=1)
+        assert not done
+        await asyncio.to_thread(lake.publish, 0x300, A)
+        return await asyncio.wait_for(waiting, 20)
+
+    cut = task.execute_complete(CONTEXT, asyncio.run(scenario())[0])
+    assert (cut["outcome"], cut["target"], set(cut["tables"])) == ("satisfied", "0/300", {A, B})
+
+
+def test_keys_and_a_pipeline_file_that_are_away_for_a_moment_are_waited_for(
+    lake: HandLake, pipeline: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headwater.errors import Transient
+
+    def away(*arguments: Any) -> Any:
+        raise Transient("it does not answer")
+
+    for what in ("Pipeline.lake_path", "load_pipeline"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"headwater.pipeline_file.pipeline.{what}", away)
+            assert target_of(deferred(sensor(pipeline)))["now"]
+
+
+@pytest.mark.parametrize(
+    "asked", [{"require": "default"}, {"require": "0/300"}, {"validated": True}, {"require": "now", "max_wait": 0}]
+)
+def test_where_the_lake_says_what_is_wanted_its_outage_fails_the_try(
+    lake: HandLake, pipeline: str, asked: dict[str, Any]
+) -> None:
+    away = Path(lake.root) / "_headwater" / "position.json"
+    away.unlink()
+    away.mkdir()
+    with pytest.raises(OSError, match="is a directory"):
+        sensor(pipeline, **asked).execute(CONTEXT)
+
+
 def test_now_without_the_source_is_waited_for_then_fails_the_try_and_shows_no_secret(
     lake: HandLake, pipeline: str
 ) -> None:
