@@ -187,8 +187,9 @@ def _concatenated(arrays: Sequence[Int64]) -> Int64:
 @dataclass(frozen=True, slots=True)
 class Ddl:
     """What the log says of DDL: the source's event triggers, that some was run and that these relations were written
-    anew; or no more than that a relation was described, for the first time on a connection or once more as before (not
-    `is_told`): the server does the latter where its catalog has changed, and behind a vacuum, too."""
+    anew; or no more than that a relation was described, for the first time on a connection or once more with the
+    columns of before, in whatever order (not `is_told`): the server does the latter where its catalog has changed, and
+    behind a vacuum, too."""
 
     rewritten: frozenset[int] = frozenset()
     is_told: bool = True

@@ -58,6 +58,12 @@ def free() -> tuple[str, int]:
     return parent, shutil.disk_usage(parent).free
 
 
+def has_less_room_than(folder: str) -> bool:
+    """Whether what is spilled lies on another disk than `folder`, and a fuller one."""
+    parent, room = free()
+    return os.stat(parent).st_dev != os.stat(folder).st_dev and room < shutil.disk_usage(folder).free
+
+
 def sweep(parent: str) -> list[str]:
     """Remove folders of drivers that are gone; returns them. Those of other users and of living drivers stay."""
     swept = []

@@ -153,7 +153,7 @@ class TransactionManager:
         known = scope.get(relation.relation_id)
         before = known or self._relations.get(relation.relation_id)
         # The first description on a connection shows no more: what it replaces came to another one, or to none.
-        if before is None or before.relation == relation:
+        if before is None or _columns(before.relation) == _columns(relation):
             self.said(Ddl(is_told=False))
         if known is not None and known.relation == relation:
             relation = known.relation  # the same description again does not end a block
@@ -261,3 +261,8 @@ class TransactionManager:
         self._chunk = self._changes()
         self._transactions, self._truncates, self.demand, self.ddl = [], [], False, None
         return chunk
+
+
+def _columns(relation: Relation) -> set[tuple[str, int, int]]:
+    """Without their order: partitions have one of their own, so names that changed places look as before."""
+    return {(column.name, column.type_oid, column.typmod) for column in relation.columns}

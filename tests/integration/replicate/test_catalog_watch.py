@@ -582,15 +582,7 @@ def test_a_column_that_was_dropped_and_added_again_is_in_no_cut_with_the_values_
     database.allow_publishing()
     database.execute("create table t (id int primary key, n int)", "insert into t values (1, 1), (2, 2)")
     pipeline = loaded_pipeline(tmp_path, database, "public.t")
-    first = CatalogWatch.look
-    looks: list[Connection] = []
-
-    def once(self: CatalogWatch, connection: Connection) -> None:
-        if not looks:
-            first(self, connection)
-        looks.append(connection)
-
-    monkeypatch.setattr(CatalogWatch, "look", once)
+    looks = _only_the_first_look(monkeypatch)
     with following(pipeline) as running:
         until(lambda: bool(looks) or running.done(), "the driver has begun")
         if not rests:
@@ -602,6 +594,46 @@ def test_a_column_that_was_dropped_and_added_again_is_in_no_cut_with_the_values_
     assert len(looks) > 1
     assert "dropped and added again" in registry_of(pipeline).record("public.t").reason
     assert lake_rows(pipeline, "public.t") == before, "nothing of a row behind it was applied"
+
+
+@pytest.mark.spark
+def test_columns_of_a_partitioned_table_that_swapped_their_names_are_in_no_cut_with_the_values_of_before(
+    database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The description of its partition is as before but for the order, which each partition has for itself."""
+    database.allow_publishing()
+    database.execute(
+        "create table t (id int primary key, n int, m int) partition by range (id)",
+        "create table t_1 partition of t for values from (0) to (100)",
+        "insert into t values (1, 1, -1)",
+    )
+    pipeline = loaded_pipeline(tmp_path, database, "public.t")
+    looks = _only_the_first_look(monkeypatch)
+    with following(pipeline) as running:
+        database.execute("update t set n = 11")
+        until(lambda: lake_rows(pipeline, "public.t", ["n"]) == [(11,)] or running.done(), "the driver follows")
+        database.execute(
+            "alter table t rename n to x; alter table t rename m to n; alter table t rename x to m; "
+            "insert into t values (2, 2, -2)"
+        )
+        until(lambda: registry_of(pipeline).record("public.t").state == "suspended" or running.done(), "it is found")
+    assert len(looks) > 1
+    assert "took the name of another one" in registry_of(pipeline).record("public.t").reason
+    assert lake_rows(pipeline, "public.t", ["id", "n", "m"]) == [(1, 11, -1)], "nothing of a row behind it was applied"
+
+
+def _only_the_first_look(monkeypatch: pytest.MonkeyPatch) -> list[Connection]:
+    """No look of the watch's own but the first one; those that were to be."""
+    first = CatalogWatch.look
+    looks: list[Connection] = []
+
+    def once(self: CatalogWatch, connection: Connection) -> None:
+        if not looks:
+            first(self, connection)
+        looks.append(connection)
+
+    monkeypatch.setattr(CatalogWatch, "look", once)
+    return looks
 
 
 def test_a_label_that_was_renamed_while_no_driver_ran_suspends_its_table_before_anything_says_it_is_in_step(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +18,12 @@ from hypothesis import strategies as st
 from fixtures import pgoutput as pg
 from headwater.errors import BadValue, HeadwaterError
 from headwater.log import large
-from headwater.log.blocks import BLOCK_CHANGES, Block, Chunk, Ddl, Transactions
+from headwater.log.blocks import BLOCK_CHANGES, Block, Chunk, Ddl, Relation, RelationColumn, Transactions
 from headwater.log.framing import Framer, ProtocolError
 from headwater.log.large import Gone
 from headwater.log.net.net_effect import net_effect
 from headwater.log.spill import SpillFolder, SpillStore, spill_files
+from headwater.log.transactions import TransactionManager
 from headwater.schema import Column, Leaf, TableSchema, ValueType
 
 ONE, TWO = 1, 2
@@ -212,6 +214,18 @@ def test_a_relation_that_a_connection_describes_first_may_be_another_one_than_wa
     assert framer.cut().ddl is None
     framer.take(described(12, 300, ONE))
     assert framer.cut().ddl == Ddl(is_told=False)
+
+
+def test_columns_in_another_order_may_have_swapped_their_names() -> None:
+    """A partition has an order of its own, so who compares its columns with the table's cannot tell."""
+    key, a, b = (RelationColumn(name, 20, -1, name == "k") for name in ("k", "a", "b"))
+    before = Relation(ONE, "public", "r1", "d", (key, a, b))
+    for columns, hint in (((key, b, a), Ddl(is_told=False)), ((key, a), None), ((key, a, b._replace(typmod=5)), None)):
+        manager = TransactionManager()
+        manager.describe(before)
+        manager.ddl = None
+        manager.describe(replace(before, columns=columns))
+        assert manager.ddl == hint
 
 
 def test_a_description_older_than_another_does_not_come_back_at_the_commit() -> None:

@@ -12,8 +12,6 @@ import errno
 import logging
 import os
 import re
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Collection
@@ -30,6 +28,7 @@ from headwater.errors import HeadwaterError, KeepsChanging, TableError, Transien
 from headwater.lake.paths import probe_path
 from headwater.lake.registry import now_text
 from headwater.lake_root import is_remote
+from headwater.log import spill
 
 log = logging.getLogger(__name__)
 
@@ -140,13 +139,9 @@ class Retries:
 
     def _no_space(self, error: Exception) -> Transient:
         """In the lake, or on the disk for what is too much for memory, as keys that are sorted: the one with less."""
-        local, root = tempfile.gettempdir(), self._root
-        is_local = is_remote(root) or (
-            os.stat(local).st_dev != os.stat(root).st_dev
-            and shutil.disk_usage(local).free < shutil.disk_usage(root).free
-        )
         message, remedy = f"no space is left: {reason_of(error)}", "nothing is lost, replicate goes on from the ledger"
-        if is_local:
+        if is_remote(self._root) or spill.has_less_room_than(self._root):
+            local, _ = spill.free()
             room = f"make room below {local}, or let TMPDIR name a larger disk; run replicate again: {remedy}"
             return Transient(message, code="spill_full", where="local disk", remedy=room)
         return Transient(
