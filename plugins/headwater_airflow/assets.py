@@ -62,6 +62,7 @@ def moved(
         tables=wanted,
         at_most_every=period.total_seconds(),
         keep_seconds=keep.total_seconds(),
+        asset=told,
     )
     return _asset(told, trigger)
 
@@ -100,6 +101,7 @@ def fresh(
         cron=cron,
         timezone=timezone,
         keep_seconds=keep.total_seconds(),
+        asset=told,
     )
     return _asset(told, trigger)
 
@@ -145,7 +147,7 @@ def late(
     period = duration(remind_every, "remind_every").total_seconds()
     again = f", again every {number_text(period)} s" if period else ""
     told = name or _named(known.name, wanted, f" late{again}", of_all="a table")
-    trigger = LatenessTrigger(pipeline=os.path.abspath(pipeline), tables=wanted, remind_every=period)
+    trigger = LatenessTrigger(pipeline=os.path.abspath(pipeline), tables=wanted, remind_every=period, asset=told)
     return _asset(told, trigger)
 
 

@@ -30,18 +30,25 @@ _TOLD = "headwater_late"
 
 class LatenessTrigger(BaseEventTrigger):
     """An event when one of `tables` (none: all) of the pipeline file `pipeline` has become late, and again every
-    `remind_every` seconds (0: never) as long as one is: `{"pipeline", "late", "new"}`."""
+    `remind_every` seconds (0: never) as long as one is: `{"pipeline", "late", "new"}`. `asset`: as of
+    a `MovementTrigger`."""
 
-    def __init__(self, *, pipeline: str, tables: Sequence[str], remind_every: float) -> None:
+    def __init__(self, *, pipeline: str, tables: Sequence[str], remind_every: float, asset: str = "") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.pipeline = pipeline
         self.tables = list(tables)
         self.remind_every = remind_every
+        self.asset = asset
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return (
             "headwater_airflow.triggers.lateness.LatenessTrigger",
-            {"pipeline": self.pipeline, "tables": self.tables, "remind_every": self.remind_every},
+            {
+                "pipeline": self.pipeline,
+                "tables": self.tables,
+                "remind_every": self.remind_every,
+                "asset": self.asset,
+            },
         )
 
     async def run(self) -> AsyncIterator[TriggerEvent]:

@@ -27,9 +27,19 @@ _TOLD = "headwater_moment"
 
 class MomentTrigger(BaseEventTrigger):
     """An event for each moment of `cron` in `timezone`, once `tables` (none: all) of the pipeline file `pipeline` hold
-    everything before it: `{"cut", "moment"}`. The cut is pinned for `keep_seconds`."""
+    everything before it: `{"cut", "moment"}`. The cut is pinned for `keep_seconds`. `asset`: as of a
+    `MovementTrigger`."""
 
-    def __init__(self, *, pipeline: str, tables: Sequence[str], cron: str, timezone: str, keep_seconds: float) -> None:
+    def __init__(
+        self,
+        *,
+        pipeline: str,
+        tables: Sequence[str],
+        cron: str,
+        timezone: str,
+        keep_seconds: float,
+        asset: str = "",
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.pipeline = pipeline
         self.tables = list(tables)
@@ -37,6 +47,7 @@ class MomentTrigger(BaseEventTrigger):
         self.timezone = timezone
         self._zone = ZoneInfo(timezone)
         self.keep_seconds = keep_seconds
+        self.asset = asset
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return (
@@ -47,6 +58,7 @@ class MomentTrigger(BaseEventTrigger):
                 "cron": self.cron,
                 "timezone": self.timezone,
                 "keep_seconds": self.keep_seconds,
+                "asset": self.asset,
             },
         )
 

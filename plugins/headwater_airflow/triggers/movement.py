@@ -32,14 +32,19 @@ _CURSOR = "headwater_positions"
 
 class MovementTrigger(BaseEventTrigger):
     """An event when one of `tables` (none: all) of the pipeline file `pipeline` has moved and all of them are in step,
-    at most every `at_most_every` seconds: `{"cut", "moved"}`. The cut is pinned for `keep_seconds`."""
+    at most every `at_most_every` seconds: `{"cut", "moved"}`. The cut is pinned for `keep_seconds`. `asset`: the name
+    of the asset that is watched. Airflow takes triggers with the same arguments for one, which has no store of its own
+    if it watches two assets."""
 
-    def __init__(self, *, pipeline: str, tables: Sequence[str], at_most_every: float, keep_seconds: float) -> None:
+    def __init__(
+        self, *, pipeline: str, tables: Sequence[str], at_most_every: float, keep_seconds: float, asset: str = ""
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.pipeline = pipeline
         self.tables = list(tables)
         self.at_most_every = at_most_every
         self.keep_seconds = keep_seconds
+        self.asset = asset
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return (
@@ -49,6 +54,7 @@ class MovementTrigger(BaseEventTrigger):
                 "tables": self.tables,
                 "at_most_every": self.at_most_every,
                 "keep_seconds": self.keep_seconds,
+                "asset": self.asset,
             },
         )
 

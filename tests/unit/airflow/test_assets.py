@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from fixtures.pages import page_pipeline
+
+if TYPE_CHECKING:
+    from airflow.sdk import Asset
+    from airflow.triggers.base import BaseEventTrigger
+
+KINDS = ["moved", "fresh", "late"]
 
 pytestmark = pytest.mark.usefixtures("airflow_home")
 
@@ -55,3 +65,44 @@ def test_assets_of_many_tables_have_names_that_airflow_takes(file: Path) -> None
     told = [many[0] in moved(file, many[:number]).name for number in range(1, 100)]
     assert told == [True] * told.count(True) + [False] * told.count(False), "the tables themselves, where they fit"
     assert 40 < told.count(True) < 60
+
+
+def asset_of(kind: str, file: Path, **arguments: Any) -> Asset:
+    from headwater_airflow import assets
+
+    make: dict[str, Callable[..., Asset]] = {"moved": assets.moved, "fresh": assets.fresh, "late": assets.late}
+    return make[kind](str(file), *(["0 6 * * *"] if kind == "fresh" else []), tables=["public.a"], **arguments)
+
+
+def watcher_of(asset: Asset) -> BaseEventTrigger:
+    (watcher,) = asset.watchers
+    trigger: BaseEventTrigger = watcher.trigger
+    return trigger
+
+
+def identity(asset: Asset) -> int:
+    """By which Airflow tells one trigger from another."""
+    from airflow.serialization.encoders import encode_trigger
+    from airflow.triggers.base import BaseEventTrigger
+
+    stored = encode_trigger(watcher_of(asset))
+    return BaseEventTrigger.hash(stored["classpath"], stored["kwargs"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_names_for_the_same_tables_are_two_watchers(kind: str, file: Path) -> None:
+    one, other = (asset_of(kind, file, name=name) for name in ("for one", "for the other"))
+    assert identity(one) != identity(other)
+    assert identity(one) == identity(asset_of(kind, file, name="for one"))
+    assert watcher_of(one).shared_stream_key() == watcher_of(other).shared_stream_key(), "they look together"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_watcher_is_made_again_of_what_is_stored_also_by_an_older_version(kind: str, file: Path) -> None:
+    path, arguments = watcher_of(asset_of(kind, file)).serialize()
+    module, _, name = path.rpartition(".")
+    known = json.loads(json.dumps(arguments))
+    make = getattr(importlib.import_module(module), name)
+    assert make(**known).serialize() == (path, arguments)
+    del known["asset"]
+    assert make(**known).serialize() == (path, {**arguments, "asset": ""})
