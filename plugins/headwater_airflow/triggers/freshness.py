@@ -8,7 +8,7 @@ together (`waits`); outages of source, store and Airflow's own connection servic
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class WaitTrigger(BaseTrigger):
-    """Waits for `request` on the pipeline file `pipeline`.
+    """Waits for `request` on the pipeline file `pipeline`; `stored`: what `WaitRequest.to_json` gave, if there is one.
 
     The event's payload is the wait's JSON with `exit_status` beside it; a refusal is `{"error": ..., "exit_status"}`.
     `ends_task`: a wait that is satisfied ends the task here, with the cut as its XCom, and no worker is asked for.
@@ -35,7 +35,7 @@ class WaitTrigger(BaseTrigger):
     def __init__(
         self,
         pipeline: str = "",
-        request: WaitRequest | None = None,
+        stored: Mapping[str, Any] | None = None,
         look_seconds: float = 0.25,
         ends_task: bool = False,
     ) -> None:
@@ -43,12 +43,18 @@ class WaitTrigger(BaseTrigger):
         self.pipeline = pipeline
         self.look_seconds = look_seconds
         self.ends_task = ends_task
-        self._request = request
+        self._stored = stored
+        self._request: WaitRequest | None = None
         self._waiter: Waiter | None = None
 
     @property
     def request(self) -> WaitRequest:
-        assert self._request is not None
+        """Read when it is asked for first: an exception in a trigger's constructor would end the whole triggerer."""
+        from headwater.waiting.request import WaitRequest
+
+        if self._request is None:
+            assert self._stored is not None
+            self._request = WaitRequest.from_json(self._stored)
         return self._request
 
     @request.setter
@@ -56,7 +62,12 @@ class WaitTrigger(BaseTrigger):
         self._request = request
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        wait = Wait(self._begun, self.request.remaining, self.look_seconds)
+        try:
+            remaining = self.request.remaining
+        except Exception as error:  # what another version has stored, or a person has written
+            yield _unreadable(error)
+            return
+        wait = Wait(self._begun, remaining, self.look_seconds)
         async for told in waits.told(self.pipeline, wait):
             if isinstance(told, End) and told.exit_status == 0 and await self._has_handed_on(told.result):
                 yield TaskSuccessEvent()
@@ -114,9 +125,7 @@ class FreshnessTrigger(WaitTrigger):
         ends_task: bool = False,
         **request: Any,
     ) -> None:
-        from headwater.waiting.request import WaitRequest
-
-        super().__init__(pipeline, WaitRequest.from_json(request), look_seconds, ends_task)
+        super().__init__(pipeline, request, look_seconds, ends_task)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         own = {
@@ -125,3 +134,11 @@ class FreshnessTrigger(WaitTrigger):
             "ends_task": self.ends_task,
         }
         return "headwater_airflow.triggers.freshness.FreshnessTrigger", own | self.request.to_json()
+
+
+def _unreadable(error: Exception) -> TriggerEvent:
+    from headwater.errors import Refused
+
+    found = f"the stored wait cannot be read ({type(error).__name__}: {error})"
+    refused = Refused(found, code="bad_argument", where="the sensor", remedy="clear the task: it then starts the wait again")
+    return TriggerEvent({**refused.to_json(), "exit_status": refused.exit_status})  # type: ignore[no-untyped-call]

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Hashable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from croniter import croniter
@@ -45,7 +46,6 @@ class MomentTrigger(BaseEventTrigger):
         self.tables = list(tables)
         self.cron = cron
         self.timezone = timezone
-        self._zone = ZoneInfo(timezone)
         self.keep_seconds = keep_seconds
         self.asset = asset
 
@@ -61,6 +61,11 @@ class MomentTrigger(BaseEventTrigger):
                 "asset": self.asset,
             },
         )
+
+    @cached_property
+    def _zone(self) -> ZoneInfo:
+        """Not made by the constructor: an exception there would end the whole triggerer."""
+        return ZoneInfo(self.timezone)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         async for event in self.filter_shared_stream(self.open_shared_stream(self.serialize()[1])):
@@ -81,14 +86,17 @@ class MomentTrigger(BaseEventTrigger):
             tables = sight.tables(self.tables)
             why_not = sight.why_not(tables)
             complete = None if why_not else sight.complete_until(tables)
-            due = self._last_before(complete) if complete is not None else told
-            payload: dict[str, Any] | None = None
-            if due > told:
-                try:
+            due, payload = told, None
+            try:
+                if complete is not None:
+                    due = self._last_before(complete)
+                if due > told:
                     cut = await in_thread(self.pipeline, pinned, sight, tables, self.tables, self.keep_seconds)
                     payload = {"cut": cut, "moment": due.astimezone(self._zone).isoformat()}
-                except (HeadwaterError, OSError) as error:
-                    why_not = str(error)
+            except ZoneInfoNotFoundError:
+                why_not = f"the triggerer knows no time zone {self.timezone!r}: install the package tzdata there"
+            except (HeadwaterError, OSError) as error:
+                why_not = str(error)
             if why_not and why_not != said:
                 self.log.warning("pipeline %s: no event as long as it is so: %s", sight.pipeline, why_not)
             said = why_not

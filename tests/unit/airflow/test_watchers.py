@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import shutil
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -163,6 +165,42 @@ def test_a_pipeline_file_that_names_another_lake_is_followed(tmp_path: Path) -> 
                 pass
 
     asyncio.run(scenario())
+
+
+def test_a_triggerer_without_a_time_zone_says_so_and_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exception from a trigger's constructor would end the triggerer, and all that wait in it."""
+    from headwater_airflow.triggers.moments import MomentTrigger
+
+    _, file = made(tmp_path, "lake")
+    monkeypatch.setattr(Sight, "complete_until", lambda self, tables: datetime.now(UTC))
+    watcher = MomentTrigger(pipeline=str(file), tables=[], cron="* * * * *", timezone="Mars/Base", keep_seconds=60)
+    monkeypatch.setattr(MomentTrigger, "log", logging.getLogger("a watcher"))
+
+    async def scenario() -> list[Any]:
+        async with contextlib.aclosing(_sights(file)) as sights:
+            sight = await anext(sights)
+
+        async def twice() -> AsyncIterator[Sight]:
+            for _ in range(2):
+                yield sight
+
+        return [event.payload async for event in watcher.filter_shared_stream(twice())]
+
+    assert asyncio.run(scenario()) == []
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "a watcher"]
+    assert "knows no time zone 'Mars/Base'" in said
+
+
+@pytest.mark.parametrize("change", [{"deadline": "soon"}, {"tables": ["a.b.c.d"]}, {"target": None}, {"owner": ...}])
+def test_a_stored_wait_that_cannot_be_read_fails_its_own_task(tmp_path: Path, change: dict[str, Any]) -> None:
+    from headwater_airflow.triggers.freshness import FreshnessTrigger
+
+    stored = trigger(*made(tmp_path, "lake"), 0x180).serialize()[1] | change
+    (event,) = asyncio.run(events(FreshnessTrigger(**{name: one for name, one in stored.items() if one is not ...})))
+    assert event["exit_status"] == 2
+    assert "the stored wait cannot be read" in event["error"]["message"]
 
 
 def test_an_asset_s_watcher_outlives_a_store_that_takes_no_pin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
