@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 _MERGE_SECONDS: Final = 3600.0
 _SILENT_SECONDS = 20.0
 """Without a driver, after which one of our own takes its place: less than a job waits for an answer in vain."""
+_AGAIN_SECONDS = 3.0
+"""The same where ours could not run, as while a load sets the source up."""
 _LOOK_SECONDS = 1.0
 _ROWS_A_SECOND: Final = 10_000
 """That a driver brings at the very least, should other reloads wait before this one."""
@@ -100,24 +102,28 @@ def driver_beside(connection: Connection, pipeline: Pipeline, progress: Report) 
         if registry is not None:
             refuse_paused(registry, "headwater replicate")
         progress("no replicate runs: one runs here until this is published")
-    stop, ended = threading.Event(), threading.Event()
+    stop, begun, ended = threading.Event(), threading.Event(), threading.Event()
     failures: list[BaseException] = []
+    stands_in = is_lent
+    """For somebody else's driver, which may come back: that ours cannot run just now fails no block that has begun."""
 
     def run() -> None:
+        nonlocal stands_in
         try:
-            if is_lent:
-                _await_silence(pipeline, stop)
+            if stands_in:
+                _await_silence(pipeline, stop, _SILENT_SECONDS)
             while not stop.is_set():
+                silence = _SILENT_SECONDS
                 try:
                     replicate(pipeline, None, None, stop)
-                except LostLease as lost:
-                    if lost.code != "already_running":
-                        raise
                 except Transient as failed:
-                    if not is_lent:
-                        raise
-                    log.warning("no driver runs, and none can run here: %s", failed)
-                _await_silence(pipeline, stop)
+                    if failed.code != "already_running":
+                        if not (stands_in and begun.is_set()):
+                            raise
+                        log.warning("no driver runs, and none can run here yet: %s", failed)
+                        silence = _AGAIN_SECONDS
+                stands_in = True
+                _await_silence(pipeline, stop, silence)
         except BaseException as error:
             failures.append(error)
         finally:
@@ -130,6 +136,7 @@ def driver_beside(connection: Connection, pipeline: Pipeline, progress: Report) 
             ended.wait(0.1)
         if failures:
             raise failures[0]
+        begun.set()
         yield
     except Exception as error:
         if failures and error is not failures[0]:  # that nobody answered is its consequence
@@ -138,17 +145,17 @@ def driver_beside(connection: Connection, pipeline: Pipeline, progress: Report) 
     finally:
         stop.set()
         thread.join()
-    if failures and not is_lent:  # else the other one has come back, and done what was asked for
+    if failures and not stands_in:  # else the other one has come back, and done what was asked for
         raise failures[0]
 
 
-def _await_silence(pipeline: Pipeline, stop: threading.Event) -> None:
-    """Until nobody has read the slot for a while, or `stop`: a slice of Airflow's has its time to follow another."""
+def _await_silence(pipeline: Pipeline, stop: threading.Event, seconds: float) -> None:
+    """Until nobody has read the slot for so long, or `stop`: a slice of Airflow's has its time to follow another."""
     silent = 0.0
-    while silent < _SILENT_SECONDS and not stop.is_set():
+    while silent < seconds and not stop.is_set():
         try:
             with contextlib.closing(connect(pipeline.conninfo(), application_name="headwater driver beside")) as own:
-                while silent < _SILENT_SECONDS and not stop.wait(_LOOK_SECONDS):
+                while silent < seconds and not stop.wait(_LOOK_SECONDS):
                     silent = 0.0 if is_running(own, pipeline) else silent + _LOOK_SECONDS
         except Transient as error:
             log.warning("whether replicate runs cannot be asked: %s", error)

@@ -95,6 +95,38 @@ def test_what_is_done_is_no_failure_though_none_could_run_here_while_the_other_d
         assert tried.wait(30)
 
 
+@pytest.mark.parametrize("is_lent", [True, False])
+def test_a_driver_that_takes_the_place_of_another_one_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_lent: bool
+) -> None:
+    """A load that sets the source up keeps it out for minutes. `is_lent`: the other one ran already when the job came;
+    else it was the faster of two that started together."""
+    other_runs, ours = threading.Event(), threading.Event()
+    other_runs.set()
+    monkeypatch.setattr(replacing, "await_return", lambda connection, pipeline: is_lent)
+    monkeypatch.setattr(replacing, "is_running", lambda connection, pipeline: other_runs.is_set())
+    monkeypatch.setattr(replacing, "connect", lambda *_, **__: SimpleNamespace(close=lambda: None))
+    for silence in ("_SILENT_SECONDS", "_AGAIN_SECONDS"):
+        monkeypatch.setattr(replacing, silence, 0.1)
+    monkeypatch.setattr(replacing, "_LOOK_SECONDS", 0.01)
+    failures = [LostLease("a load's set-up is running") for _ in range(2)]
+    if not is_lent:
+        failures.insert(0, LostLease("another replicate is running", code="already_running"))
+
+    def replicate(pipeline: Any, until: None, seconds: None, stop: threading.Event) -> None:
+        if failures:
+            raise failures.pop(0)
+        ours.set()
+        stop.wait(30)
+
+    monkeypatch.setattr(replacing, "replicate", replicate)
+    pipeline: Any = SimpleNamespace(conninfo=lambda: "", lake_path=lambda: str(tmp_path), name="shop")
+    with driver_beside(NOBODY, pipeline, lambda _: None):
+        other_runs.clear()
+        assert ours.wait(30)
+    assert not failures
+
+
 @pytest.mark.usefixtures("nobody_drives")
 def test_what_ended_the_driver_of_a_job_is_what_the_job_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     died = threading.Event()
