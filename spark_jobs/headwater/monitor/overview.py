@@ -100,6 +100,7 @@ class PipelineWatch:
         would never see one that takes longer than a page's patience. Others are not kept waiting meanwhile."""
         with self._lock:
             unanswered = self._look().answer.state is None
+        # Also where none is under way: it may have ended while the rest of the look was made.
         if unanswered and self._source.visited(seconds):
             with self._lock:
                 self._looked_at = float("-inf")

@@ -82,10 +82,10 @@ class SourceWatch:
         return answer
 
     def visited(self, seconds: float) -> bool:
-        """Whether a visit that is under way ends within `seconds`. False where none is."""
+        """Whether no visit is under way any more, after `seconds` at most."""
         with self._lock:
             asking = self._asking
-        return asking is not None and asking.wait(seconds)
+        return asking is None or asking.wait(seconds)
 
     def _visit(self, tables: list[Registered], done: threading.Event) -> None:
         began = time.monotonic()

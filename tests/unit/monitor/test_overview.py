@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fixtures.lakes import HandLake, position_at
 from fixtures.pages import page_pipeline
+from fixtures.waiting import until
+from headwater.monitor import overview
 from headwater.monitor.metrics import STAGE_BUSY, samples
 from headwater.monitor.overview import PipelineWatch, _oldest
-from headwater.monitor.source_watch import SourceAnswer
+from headwater.monitor.source_watch import SourceAnswer, SourceWatch
 from headwater.pipeline_file.pipeline import load_pipeline
 from headwater.source.snapshots import OpenTransaction
 from headwater.waiting.source_state import SourceState
@@ -33,14 +37,39 @@ def test_a_younger_transaction_whose_age_is_known_does_not_hide_the_oldest_one()
     assert oldest(3.0, None) == (3.0, "process 1000")
 
 
+def test_an_answer_that_comes_while_the_rest_of_a_look_is_made_is_in_what_a_scrape_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page_pipeline(tmp_path, "shop", "public.a")
+    HandLake(tmp_path / "shop_lake", position_at(), ["public.a"])
+    watch = PipelineWatch(load_pipeline(str(tmp_path / "shop.yaml")), patience=0)
+    asked = threading.Event()
+
+    def ask(source: SourceWatch, tables: object, before: object, began: float) -> SourceAnswer:
+        asked.wait()
+        state = SourceState(position_at(), (datetime.now(UTC), 0x100), 0.0, None)
+        return SourceAnswer(state, outage="", asked_at=began)
+
+    def loads(*arguments: object) -> list[dict[str, Any]]:
+        asked.set()
+        until(lambda: watch._source._asking is None, "the visit has ended")
+        return []
+
+    monkeypatch.setattr(SourceWatch, "_ask", ask)
+    monkeypatch.setattr(overview, "shown_loads", loads)
+    assert watch.overview()["source"]["answers"] is False, "a page does not wait"
+    watch.await_source(60)
+    assert watch.overview()["source"]["answers"] is True
+
+
 def test_a_stage_is_busy_only_while_a_driver_runs(tmp_path: Path) -> None:
     page_pipeline(tmp_path, "shop", "public.a")
     HandLake(tmp_path / "shop_lake", position_at(), ["public.a"]).publish(0x2000, "public.a")
-    overview = PipelineWatch(load_pipeline(str(tmp_path / "shop.yaml"))).overview()
-    overview["stages"] = {"apply": {"rate": 1.0, "busy": 0.9, "latency_seconds": 0.1}}
+    found = PipelineWatch(load_pipeline(str(tmp_path / "shop.yaml"))).overview()
+    found["stages"] = {"apply": {"rate": 1.0, "busy": 0.9, "latency_seconds": 0.1}}
     for running, expected in ((True, [0.9]), (False, []), (None, [])):
-        found = [value for metric, _, value in samples({**overview, "running": running}, []) if metric is STAGE_BUSY]
-        assert found == expected
+        busy = [value for metric, _, value in samples({**found, "running": running}, []) if metric is STAGE_BUSY]
+        assert busy == expected
 
 
 def test_a_file_that_moved_while_nobody_looked_does_not_tell_that_a_driver_lives_now(
