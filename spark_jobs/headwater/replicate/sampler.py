@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from headwater import store_options
-from headwater.errors import Fenced, HeadwaterError, Refused, SourceChanged
+from headwater.errors import Fenced, HeadwaterError, SourceChanged, Transient
 from headwater.gate.check import APPLICATION_NAME
 from headwater.gate.wal_ceiling import CeilingWatch
 from headwater.lake_root import is_remote
@@ -27,7 +27,6 @@ from headwater.replicate.publisher import Publisher
 from headwater.replicate.reader.handle import LogReader
 from headwater.replicate.takeover.succession import SuccessorWatch
 from headwater.source.connection import Connection, connect, primary_position
-from headwater.source.problems import refuse_errors
 from headwater.source.samples import Sample, emit_marker, take_sample
 from headwater.source.settings import standby_problems
 
@@ -155,14 +154,14 @@ class Sampler:
             raise
         return connection
 
-    def _waited_for(self, connection: Connection) -> Refused | None:
+    def _waited_for(self, connection: Connection) -> Transient | None:
         """Why the driver must end: its log connection has become a synchronous standby, by a setting that a start
-        refuses."""
-        try:
-            refuse_errors(standby_problems(connection, [APPLICATION_NAME, self._pipeline.source.slot]))
-        except Refused as refused:
-            return refused
-        return None
+        refuses. Transient: what watches over a cluster sets `*` for a moment as it fails over."""
+        problems = standby_problems(connection, [APPLICATION_NAME, self._pipeline.source.slot])
+        if not problems:
+            return None
+        [waited] = problems
+        return Transient(waited.message, code=waited.code, where=waited.where, remedy=waited.remedy)
 
     def _sample(self, connection: Connection) -> None:
         sample, self.clock_offset = sample_with_offset(connection)
