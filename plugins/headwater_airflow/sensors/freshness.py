@@ -260,8 +260,11 @@ class FreshnessSensor(BaseSensorOperator):
             instead = self._instead(event, settings, context)
             if instead is not None:
                 return instead
-        # A driver may be about to follow its source there, and the next try takes a target of its own.
-        may_pass = outcome == "timeline_changed" and not request_of(settings, context).is_at_position
+        # A load ends by itself. A driver may be about to follow its source to another timeline; the next try takes a
+        # target of its own.
+        may_pass = outcome == "loading" or (
+            outcome == "timeline_changed" and not request_of(settings, context).is_at_position
+        )
         raise _failure(event, may_pass=may_pass)
 
     def _instead(self, event: dict[str, Any], settings: Settings, context: Context) -> dict[str, Any] | None:

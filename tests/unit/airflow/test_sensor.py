@@ -747,7 +747,16 @@ def test_another_timeline_is_tried_again_where_the_next_try_takes_a_target_of_it
     assert isinstance(failed.value, AirflowFailException) == is_final
 
 
-@pytest.mark.parametrize(("outcome", "exit_status"), [("suspended", 4), ("loading", 4), ("future_position", 2)])
+@pytest.mark.parametrize("on_timeout", ["fail", "skip", "continue"])
+def test_a_table_that_is_loading_is_waited_for_by_the_next_try(pipeline: str, on_timeout: str) -> None:
+    from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+
+    with pytest.raises(AirflowException, match="loading") as failed:
+        sensor(pipeline, on_timeout=on_timeout).execute_complete(CONTEXT, ended("loading", 4))
+    assert not isinstance(failed.value, AirflowFailException | AirflowSkipException)
+
+
+@pytest.mark.parametrize(("outcome", "exit_status"), [("suspended", 4), ("future_position", 2)])
 def test_continue_does_not_help_where_a_person_must_act(pipeline: str, outcome: str, exit_status: int) -> None:
     from airflow.sdk.exceptions import AirflowFailException
 
