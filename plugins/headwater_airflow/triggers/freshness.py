@@ -140,7 +140,5 @@ def _unreadable(error: Exception) -> TriggerEvent:
     from headwater.errors import Refused
 
     found = f"the stored wait cannot be read ({type(error).__name__}: {error})"
-    refused = Refused(
-        found, code="bad_argument", where="the sensor", remedy="clear the task: it then starts the wait again"
-    )
+    refused = Refused(found, code="bad_argument", where="the sensor", remedy="clear the task: it then waits again")
     return TriggerEvent({**refused.to_json(), "exit_status": refused.exit_status})  # type: ignore[no-untyped-call]
