@@ -266,7 +266,7 @@ async def told(path: str, wait: Wait) -> AsyncIterator[Word | End]:
     """What `wait` says among those of the same pipeline; the last of it is its End."""
     try:
         # A file that has changed is another pipeline: waits that began before keep what they began with.
-        stamp = await _in_time(wait, asyncio.to_thread(stamp_of, path))
+        stamp = await _in_time(wait, in_thread(path, stamp_of, path))
     except TimeoutError:
         yield _silent("the pipeline file")
         return

@@ -8,6 +8,7 @@ import logging
 import shutil
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,6 +90,38 @@ def test_lakes_that_hang_keep_no_wait_for_another_one_waiting(
         monkeypatch.setattr(waits, "_ANSWER_SECONDS", 60)
         try:
             return await asyncio.wait_for(events(trigger(*good, 0x180)), 60)
+        finally:
+            over.set()
+            for one in waiting:
+                one.cancel()
+
+    (event,) = asyncio.run(scenario())
+    assert event["outcome"] == "satisfied"
+
+
+def test_pipeline_files_that_hang_take_no_threads_from_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Airflow's own work in a triggerer uses the event loop's threads."""
+    from headwater_airflow.triggers import waits
+
+    over, stamp_of = threading.Event(), waits.stamp_of
+
+    def hanging(path: str) -> Any:
+        if "hung" in path:
+            over.wait(120)
+        return stamp_of(path)
+
+    monkeypatch.setattr(waits, "stamp_of", hanging)
+    hung = [made(tmp_path, f"hung_{number}") for number in range(3)]
+    good = made(tmp_path, "good")
+
+    async def scenario() -> list[Any]:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+        waiting = [asyncio.ensure_future(events(trigger(*one, 0x300))) for one in hung]
+        await asyncio.sleep(0)
+        try:
+            async with asyncio.timeout(30):
+                await asyncio.to_thread(str)
+                return await events(trigger(*good, 0x180))
         finally:
             over.set()
             for one in waiting:
