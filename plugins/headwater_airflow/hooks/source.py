@@ -8,6 +8,7 @@ arguments, templates or a trigger's stored state. There is nothing to connect he
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
@@ -55,10 +56,22 @@ def libpq_uri(connection: Connection) -> str:
     return f"postgresql://{account}{hosts}/{quote(connection.schema or '', safe='')}{query}"
 
 
-def _address(host: str, port: int | None) -> str:
-    # An address of IP version 6 has colons of its own.
-    quoted = f"[{quote(host, safe=':')}]" if ":" in host and not host.startswith("[") else quote(host, safe="[]:")
+def _address(host: str, port: int | str | None) -> str:
+    """As a URI has it; a port that stands behind `host` itself goes over `port`."""
+    name, colon, own = host.rpartition(":")
+    # Colons of their own have sockets (Cloud SQL's, say) and addresses of IP version 6.
+    if colon and own.isdecimal() and not host.startswith(("/", "@")) and not _is_ipv6(host):
+        host, port = name, own
+    bare = host.removeprefix("[").removesuffix("]")
+    quoted = f"[{quote(bare, safe=':')}]" if _is_ipv6(bare) else quote(host, safe="")
     return f"{quoted}:{port}" if port else quoted
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        return ip_address(host).version == 6
+    except ValueError:
+        return False
 
 
 def _extras(connection: Connection) -> dict[str, Any]:

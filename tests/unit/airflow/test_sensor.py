@@ -950,6 +950,30 @@ def test_a_connection_by_socket_or_ipv6_is_kept() -> None:
             assert str(read.get("port", "")).strip(",") == (",".join(["6432"] * len(host.split(","))) if port else "")
 
 
+@pytest.mark.parametrize(
+    ("host", "port", "hosts", "ports"),
+    [
+        ("db1:5433", None, "db1", "5433"),
+        ("db1:5433", 6432, "db1", "5433"),
+        ("db1:5433,db2:5434", None, "db1,db2", "5433,5434"),
+        ("db1:5433,db2", 6432, "db1,db2", "5433,6432"),
+        ("10.0.0.1:5433,[2001:db8::1]:5434", None, "10.0.0.1,2001:db8::1", "5433,5434"),
+        ("2001:db8::5433,[::1]", 6432, "2001:db8::5433,::1", "6432,6432"),
+        ("fe80::1%eth0", None, "fe80::1%eth0", None),
+        ("/cloudsql/project:region:5433", None, "/cloudsql/project:region:5433", None),
+    ],
+)
+def test_a_port_in_the_host_field_is_that_host_s(host: str, port: int | None, hosts: str, ports: str | None) -> None:
+    from airflow.sdk import Connection
+    from psycopg import conninfo
+
+    from headwater_airflow.hooks.source import libpq_uri
+
+    connection = Connection(conn_id="source", conn_type="postgres", host=host, port=port, schema="shop")
+    read = conninfo.conninfo_to_dict(libpq_uri(connection))
+    assert (read["host"], read.get("port")) == (hosts, ports)
+
+
 def test_a_satisfied_wait_is_told_with_its_tables_first() -> None:
     from headwater_airflow.sensors.freshness import fresh
 
