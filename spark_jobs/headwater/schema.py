@@ -116,9 +116,10 @@ class TableSchema:
 
     `leaves` has one entry, the table itself, unless `partitioned`. `soft_delete`: deleted rows are marked and stay;
     `history`: a table of all changes stands beside it. `last_attnum`: the highest that any column had by then, dropped
-    ones included (0: an older Headwater did not ask). `excluded`: columns that stay at the source; `where`: which rows
-    are replicated (empty: all), as the pipeline file says it, and as the server does: `row_filter`. `meanings`: what
-    decides about the text of its values beside themselves (`headwater.source.catalog.meanings`), by key.
+    ones included, and virtual ones that came since (0: an older Headwater did not ask). `excluded`: columns that stay
+    at the source; `where`: which rows are replicated (empty: all), as the pipeline file says it, and as the server
+    does: `row_filter`. `meanings`: what decides about the text of its values beside themselves
+    (`headwater.source.catalog.meanings`), by key.
     """
 
     relation_id: int

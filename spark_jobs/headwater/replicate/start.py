@@ -144,7 +144,7 @@ def _driving(opened: _Opened) -> Iterator[Run | dict[str, Any]]:
     ):
         tables = Tables(pipeline, registry, source, ledger, binary=options.binary)
         watch = CatalogWatch(pipeline, lambda: registry.tables)
-        tables.files_seen = watch.files_seen
+        tables.files_seen, tables.columns_seen = watch.files_seen, watch.columns_seen
         pending = Pending(tables.owners.of)
         preapply = Staging(root, pipeline.replicate.spill, tables.owners.stageable)
         tables.use(preapply)

@@ -481,6 +481,21 @@ def test_a_table_that_was_emptied_and_filled_again_follows_its_columns_also_whil
     assert "and the table was rewritten" in record_of(plain.pipeline, "public.plain").reason
 
 
+def test_a_virtual_column_that_comes_and_goes_is_no_trouble_for_one_that_comes_later(plain: Plain) -> None:
+    """It was never replicated: no change from while it was there holds a value of it."""
+    known = record_of(plain.pipeline, "public.plain").schema.last_attnum
+    with following(plain.pipeline) as running:
+        plain.database.execute("alter table plain add double int generated always as (n * 2) virtual")
+        until(
+            lambda: record_of(plain.pipeline, "public.plain").schema.last_attnum > known or running.done(), "it is seen"
+        )
+        plain.database.execute("alter table plain drop double", "update plain set n = 5 where id = 1")
+    plain.database.execute("alter table plain add more int default 7", "insert into plain values (100, 1, 'new', 2)")
+    catch_up(plain.pipeline)
+    assert record_of(plain.pipeline, "public.plain").reason == ""
+    assert plain.is_equal()
+
+
 @pytest.mark.parametrize("failpoint", ["replicate.before_evolution", "replicate.after_evolution"])
 def test_a_driver_that_dies_while_a_table_changes_is_followed_by_one_that_ends_it(
     plain: Plain, spark: SparkSession, failpoint: str

@@ -287,3 +287,35 @@ def test_what_later_looks_compare_with_is_learned_once_and_kept_by_incarnation(l
     look.alter(look.schema.leaves[0].relation_id, filenode=700)
     learned.learn(tables, look.facts)
     assert learned.files_seen == {number: number for number in holders}, "under columns that nobody has registered yet"
+
+
+VIRTUAL, STORED, ORDINARY = (
+    Attribute(name, 4, INTEGER, -1, False, how) for name, how in (("v", "v"), ("s", "s"), ("o", ""))
+)
+
+
+def test_a_virtual_column_that_came_is_known_and_no_other_one_is(look: Look) -> None:
+    """Also not one that went, before a virtual one came: its values may still come with the log."""
+    tables = {"public.t": look.record}
+    some = {leaf.relation_id: leaf.relation_id for leaf in look.schema.leaves}
+    for columns, known in (
+        ((VIRTUAL,), {1: 4}),
+        ((VIRTUAL, replace(VIRTUAL, name="v2", attnum=5)), {1: 5}),
+        ((VIRTUAL, replace(ORDINARY, attnum=5)), {1: 4}),
+        ((VIRTUAL, replace(VIRTUAL, name="v2", attnum=6)), {1: 4}),
+        ((replace(VIRTUAL, attnum=5),), {}),
+        ((ORDINARY, replace(VIRTUAL, attnum=5)), {}),
+        ((STORED,), {}),
+    ):
+        learned = Learned()
+        look.columns(1, ID, N, M, *columns)
+        learned.learn(tables, look.facts)
+        assert learned.columns_seen == known
+        assert learned.files_seen == (some if known and known[1] == columns[-1].attnum else {})
+        assert set(learned.take()) == {"public.t"}, "its meanings are new"
+        learned.learn(tables, look.facts)
+        assert learned.take() == {}
+    learned, excluding = Learned(), replace(look.schema, excluded=("secret",))
+    look.columns(1, ID, N, M, VIRTUAL)
+    learned.learn({"public.t": replace(look.record, schemas=((0, excluding),))}, look.facts)
+    assert learned.columns_seen == {}, "the judgement of its column list is of every column"

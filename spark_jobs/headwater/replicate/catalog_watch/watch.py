@@ -92,14 +92,19 @@ class CatalogWatch:
         return found
 
     def learned(self) -> dict[str, tuple[tuple[str, str], ...]]:
-        """By table all its meanings, where some came since the last call; a driver that was stopped compares with what
-        the registry has of them."""
+        """By table all its meanings, where some came since the last call, or a virtual column did; a driver that was
+        stopped compares with what the registry has of them."""
         return self._learned.take()
 
     @property
     def files_seen(self) -> Mapping[int, int]:
         """By relation the newest files under the columns that are registered: one mapping for good."""
         return self._learned.files_seen
+
+    @property
+    def columns_seen(self) -> Mapping[int, int]:
+        """By relation the newest attnum of a virtual column that came since: one mapping for good."""
+        return self._learned.columns_seen
 
     def _look(self, connection: Connection) -> None:
         records = dict(self._records())

@@ -71,14 +71,16 @@ class Evolving:
         fence: Fence,
         tasks: FileTasks,
         files_seen: Mapping[int, int],
+        columns_seen: Mapping[int, int],
         *,
         binary: bool,
     ) -> None:
-        """`files_seen`: by relation the newest files that the catalog showed under the columns that are registered.
+        """`files_seen`: by relation the newest files that the catalog showed under the columns that are registered;
+        `columns_seen`: the newest attnum of a virtual column that it showed beside these.
         `binary`: whether the log connection sends values in their binary form."""
         self._pipeline, self._states, self._foreign, self._histories = pipeline, states, foreign, histories
         self._reshaping, self._fence, self._files_seen, self._binary = reshaping, fence, files_seen, binary
-        self._tasks = tasks
+        self._tasks, self._columns_seen = tasks, columns_seen
         self._finished: dict[str, tuple[int, int, int]] = {}  # by table what of it was seen to be finished
 
     def as_now(self, name: str, share: Share, transactions: Transactions, still_alive: Callable[[], None]) -> Share:
@@ -231,18 +233,19 @@ class Evolving:
         return record.incarnation, len(record.schemas), self._foreign.met[record.name]
 
     def remember(self, name: str, meanings: tuple[tuple[str, str], ...] = ()) -> None:
-        """What the next driver is to compare the catalog with: `files_seen`, and `meanings`, if there are new ones."""
+        """What is to be compared with the catalog from now on: `files_seen`, `columns_seen`, and `meanings`, if there
+        are new ones."""
 
         def how(record: TableRecord) -> TableRecord | None:
             lsn, schema = record.schemas[-1]
             seen = self._files_seen
             leaves = tuple(replace(leaf, seen=seen.get(leaf.relation_id, leaf.seen)) for leaf in schema.leaves)
             known = tuple(sorted(dict((*meanings, *schema.meanings)).items()))
-            if not record.is_followed or (leaves, known) == (schema.leaves, schema.meanings):
+            last = max(schema.last_attnum, self._columns_seen.get(schema.relation_id, 0))
+            now = replace(schema, leaves=leaves, meanings=known, last_attnum=last)
+            if not record.is_followed or now == schema:
                 return None
-            return replace(
-                record, schemas=(*record.schemas[:-1], (lsn, replace(schema, leaves=leaves, meanings=known)))
-            )
+            return replace(record, schemas=(*record.schemas[:-1], (lsn, now)))
 
         if how(self._states.records[name]) is not None:
             self._states.change(name, how)

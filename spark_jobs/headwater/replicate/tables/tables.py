@@ -77,6 +77,8 @@ class Tables:
         self._staging: Staging | None = None
         self.files_seen: Mapping[int, int] = MappingProxyType({})
         """By relation the newest files that the catalog showed under the columns that are registered."""
+        self.columns_seen: Mapping[int, int] = MappingProxyType({})
+        """By relation the newest attnum of a virtual column that it showed beside them."""
 
     def use(self, staging: Staging) -> None:
         """What was staged of a large transaction is used at its commit."""
@@ -170,6 +172,7 @@ class Tables:
             fence,
             tasks,
             self.files_seen,
+            self.columns_seen,
             binary=self._binary,
         )
         self.commits = TableCommits(states, foreign, histories, applier, self.columns, self.planner, self._staging)
