@@ -63,6 +63,14 @@ class Lake:
         """And the driver knows of it: a file is there before the stager has answered."""
         until(lambda: sum(self._told_staged().values()) >= rows, f"{rows} rows are staged")
 
+    def wait_rows_of_each_staged(self, rows: int) -> None:
+        """As `wait_rows_staged`, of every table."""
+
+        def staged(table: str) -> int:
+            return sum(changes for (name, _), changes in self._told_staged().items() if name == table)
+
+        until(lambda: all(staged(table) >= rows for table in TABLES), f"{rows} rows of each table are staged")
+
     def published(self) -> None:
         with self.database.connect() as connection:
             connection.execute("select pg_logical_emit_message(true, 'here', '')")
@@ -146,6 +154,8 @@ def test_of_several_tables_in_one_transaction_only_the_tail_is_left_to_its_commi
         before = len(lake.staged)
         connection.execute("update two set note = repeat('x', 400) || id where id > 10000")
         lake.wait_staged(before + 1)
+        # Of less than a quarter of a table's changes nothing is used; to "two" comes most, about 30,000.
+        lake.wait_rows_of_each_staged(ROWS * 3 // 4)
         # Others go on meanwhile, on the same tables.
         lake.database.execute("insert into one values (900001, 'small')")
         lake.database.execute("insert into two values (900002, 'small')")

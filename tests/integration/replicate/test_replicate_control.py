@@ -483,9 +483,13 @@ def test_a_driver_that_becomes_a_synchronous_standby_ends(
         finally:
             connection.execute("alter system reset synchronous_standby_names")
             connection.execute("select pg_reload_conf()")
-        slot = read_slot(connection, pipeline.source.slot)
-        assert slot is not None
-        assert not slot.active
+
+        def is_free() -> bool:
+            slot = read_slot(connection, pipeline.source.slot)
+            assert slot is not None
+            return not slot.active
+
+        until(is_free, "the server has seen that nobody reads the slot")
     ended = running.exception()
     assert isinstance(ended, Transient), "it may be so for a moment only; a start refuses what lasts"
     assert ended.code == "synchronous_standby"

@@ -18,6 +18,7 @@ from fixtures.lake_waits import request
 from fixtures.lakes import HandLake
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
+from fixtures.waiting import until as wait_until
 from headwater.lake import reader as status
 from headwater.lake.cuts import list_pins
 from headwater.lake.look import Look
@@ -111,6 +112,13 @@ def sessions(database: Database) -> int:
     return int(row[0])
 
 
+def await_no_session(database: Database) -> None:
+    """Of the role."""
+    with database.superuser() as watcher:
+        theirs = "select from pg_stat_activity where usename = %s"
+        wait_until(lambda: watcher.execute(theirs, [database.role]).rowcount == 0, "its sessions have ended")
+
+
 def test_many_waits_cost_the_source_and_the_lake_what_a_few_do_and_each_gets_its_own_cut(
     pipeline: Pipeline, lake: HandLake, database: Database, reads: list[str]
 ) -> None:
@@ -152,6 +160,7 @@ def test_a_question_is_so_many_statements_at_the_server_whether_two_wait_or_two_
             return await asyncio.gather(*waiting)
 
         assert {event["outcome"] for event in asyncio.run(scenario())} == {"satisfied"}
+        await_no_session(database)  # a question that the last wait left behind is asked to its end
         found: dict[str, list[str]] = {}
         for line in log.read_bytes()[began:].decode().splitlines():
             said = re.match(rf".* \[(\d+)\] {database.role}@\S+ LOG:  (?:statement|execute [^:]*): (.*)", line)

@@ -22,12 +22,13 @@ from fixtures.lake_waits import waiter as waiter_of
 from fixtures.lakes import HandLake, LogFollower, as_published
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
+from fixtures.waiting import until
 from headwater.errors import EXIT_NOT_FRESH, EXIT_REFUSED, EXIT_SUSPENDED, Refused
 from headwater.lake.cuts import list_pins
 from headwater.lake.freshness import Outcome
 from headwater.lake.ledger import read_epoch
 from headwater.lake.looks import often
-from headwater.lake.position_file import read_position_file, write_position_file
+from headwater.lake.position_file import PositionFile, read_position_file, write_position_file
 from headwater.lake.requirements import Target
 from headwater.monitor.status import status
 from headwater.names import TableName
@@ -77,6 +78,12 @@ def shop(each_store: str, database: Database, tmp_path: Path) -> Shop:
     lake = HandLake(pipeline.lake_path(), start, [ORDERS, QUIET])
     lake.publish(start.lsn)
     return Shop(database, pipeline, lake)
+
+
+def _file(shop: Shop) -> PositionFile:
+    file = read_position_file(shop.lake.root)
+    assert file is not None
+    return file
 
 
 def test_waiting_for_now_on_an_idle_source_ends_with_a_pinned_cut(shop: Shop) -> None:
@@ -253,6 +260,7 @@ def test_a_driver_that_lives_but_cannot_publish_makes_it_timed_out(shop: Shop) -
     with shop.follow() as follower:
         follower.held.add(ORDERS)
         shop.database.execute("insert into orders values (1)")
+        until(lambda: ORDERS in _file(shop).pending, "the row has been read")
         result = shop.wait(timeout=3)
         assert (result.outcome, result.exit_status) == (Outcome.TIMED_OUT, EXIT_NOT_FRESH)
         assert "has been read and is not published yet" in result.verdict.reason
@@ -278,7 +286,9 @@ def test_a_table_that_catches_up_is_waited_for_and_one_that_loads_is_not(shop: S
     shop.lake.enter(ORDERS, "loading")
     assert shop.wait().outcome is Outcome.LOADING
     shop.lake.enter(ORDERS, "catching up")
+    before = _file(shop)
     with shop.follow():
+        until(lambda: _file(shop) != before, "the follower works")
         assert shop.wait(timeout=3).outcome is Outcome.TIMED_OUT
 
 
@@ -401,18 +411,22 @@ def test_everything_committed_before_a_moment_of_the_sources_clock_is_in_the_cut
 
 
 def test_a_moment_still_to_come_is_waited_for_by_the_sources_clock(shop: Shop) -> None:
-    moment = _clock(shop) + timedelta(seconds=1.5)
     with shop.follow() as follower:
-        waiter = waiter_of(shop.pipeline, moment)
-        assert waiter.look() is None
+        for row, seconds in enumerate((1.5, 5, 60), start=1):
+            moment = _clock(shop) + timedelta(seconds=seconds)
+            waiter = waiter_of(shop.pipeline, moment)
+            result = waiter.look()
+            shop.database.execute(f"insert into orders values ({row})")
+            if _clock(shop) < moment:  # else all this took too long, and says nothing
+                break
+        assert result is None
         assert "not known to have reached" in waiter.waiting.reason
-        shop.database.execute("insert into orders values (1)")
         while (result := waiter.look()) is None:
             threading.Event().wait(0.05)
         assert _clock(shop) > moment
         assert result.outcome is Outcome.SATISFIED
         assert result.cut is not None
-        assert follower.published[result.cut["epoch"]][ORDERS] == 1
+        assert follower.published[result.cut["epoch"]][ORDERS] == row
 
 
 @pytest.mark.parametrize("minutes", [-10, 10])
