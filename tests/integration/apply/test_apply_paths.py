@@ -201,7 +201,10 @@ def test_files_that_another_rearranged_are_found_again(spark: SparkSession, tmp_
     twins.assert_as_the_model(spark, merged=False)
 
 
-def test_upkeep_bounds_the_files_and_keeps_every_row_while_batches_go_on(spark: SparkSession, tmp_path: Path) -> None:
+def test_upkeep_bounds_the_files_and_keeps_every_row_while_batches_go_on(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "_REST", 0.0)  # a slow round would be followed by a long rest
     twins = make_twins(spark, tmp_path, "uuid", seed=random.randrange(1 << 30))
     twins.universe = 1000  # so many that few files lose all their rows
     path, most = str(twins.direct), 0

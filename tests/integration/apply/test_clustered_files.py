@@ -119,6 +119,7 @@ def test_runs_are_gathered_as_files_are_and_a_file_made_anew_stays_in_its_run(
 ) -> None:
     monkeypatch.setattr(clustered_rewrite, "_FILE_BYTES", 4 << 10)
     monkeypatch.setattr(upkeep, "_TIERS", ((8 << 10, 4), (64 << 10, 3)))
+    monkeypatch.setattr(upkeep, "_REST", 0.0)  # a slow round would be followed by a long rest
     twins = make_twins(spark, tmp_path, "uuid", seed=random.randrange(1 << 30), cluster_by=("region", "level"))
     twins.universe = 3000
     path, most = str(twins.direct), 0

@@ -191,10 +191,10 @@ def test_a_store_that_was_away_takes_what_is_written_meanwhile(
 def test_an_answer_that_does_not_come_is_given_up(s3_server: S3Server, proxy_before: Callable[[str], Proxy]) -> None:
     bucket = s3_server.bucket()
     proxy = proxy_before(s3_server.address)
-    behind = s3_server.through(proxy.address).store(bucket, client={"timeout": "300ms"}, retry=ONCE)
+    behind = s3_server.through(proxy.address).store(bucket, client={"timeout": "1s"}, retry=ONCE)
     late: dict[str, Callable[[], str]] = {
         "never": proxy.timeout,
-        "too late": lambda: proxy.latency(5_000),
+        "too late": lambda: proxy.latency(30_000),
         "cut off": proxy.reset_peer,
     }
     for name, make in late.items():

@@ -33,7 +33,7 @@ _HELD = "from pg_stat_activity where application_name = 'headwater capture point
 
 
 def test_the_server_ends_a_snapshot_that_is_held_too_long(database: Database) -> None:
-    with capture_point(database.conninfo, 0.2), database.superuser() as watcher:
+    with capture_point(database.conninfo, 1.0), database.superuser() as watcher:
         until(lambda: watcher.execute(f"select {_HELD}").rowcount == 0, "it is ended")
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from headwater.gate import drivers
 from headwater.gate.drivers import without_driver
+from headwater.gate.wal_ceiling import CeilingWatch
 from headwater.lake.registry import TableRecord
 from headwater.load import load as loading
 from headwater.load.driver_answers import is_running
@@ -40,7 +42,7 @@ from headwater.reload.reload import reload
 from headwater.replicate.batches.lanes import Result
 from headwater.replicate.beside.loads import LoadsFollowed
 from headwater.replicate.pausing import pause
-from headwater.replicate.reader.handle import LogReader
+from headwater.replicate.reader.handle import LogReader, ReaderOptions
 from headwater.replicate.replicate import replicate
 from headwater.source.connection import Connection, connect, position_now
 
@@ -66,6 +68,12 @@ def connection(database: Database) -> Iterator[Connection]:
         yield made
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver goes on connecting, however long what comes meanwhile takes."""
+    monkeypatch.setattr("headwater.replicate.start.ReaderOptions", partial(ReaderOptions, patience=600.0))
+
+
 @contextmanager
 def cut_off(database: Database, pipeline: Pipeline, patched: pytest.MonkeyPatch) -> Iterator[None]:
     """The driver of this process has lost its connection to the log, and gets another one behind the block."""
@@ -86,6 +94,7 @@ def cut_off(database: Database, pipeline: Pipeline, patched: pytest.MonkeyPatch)
     patched.setattr(LogReader, "_tell_conninfo", tell)
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_load_that_began_and_ended_meanwhile_misses_nothing(
     database: Database, pipeline: Pipeline, connection: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +117,7 @@ def test_a_load_that_began_and_ended_meanwhile_misses_nothing(
     assert_equal(database, both, OLD, NEW)
 
 
+@pytest.mark.usefixtures("patient")
 def test_nothing_is_read_before_the_table_s_lane_keeps_for_its_load(
     database: Database,
     pipeline: Pipeline,
@@ -173,6 +183,8 @@ def test_a_job_that_needs_a_driver_waits_for_it(
 
 
 def test_its_slot_is_not_given_up(database: Database, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By others: its driver, which looks every few seconds, may do it, and is kept from that here."""
+    monkeypatch.setattr(CeilingWatch, "look", lambda *_: None)
     database.execute("create table unheard (note text)")
     with following(pipeline) as driver:
         until(lambda: status(pipeline)["running"] or driver.done(), "the driver runs")

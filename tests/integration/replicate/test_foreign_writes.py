@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
-NOTICED_WITHIN = 10.0
+NOTICED_WITHIN = 30.0
 FOREIGN = pa.table({"id": pa.array([99], pa.int32()), "n": pa.array([1], pa.int32()), "note": ["foreign"]})
 
 
@@ -290,10 +290,10 @@ def lake(shared_database: Database, spark: SparkSession, tmp_path_factory: pytes
             late = time.monotonic() - last > 2 * NOTICED_WITHIN  # then the tests say which are not
             return running.done() or _suspended(pipeline).keys() >= expected or late
 
-        until(all_noticed, "all is noticed", 60)
+        until(all_noticed, "all is noticed", 3 * NOTICED_WITHIN)
         noticed = {name: (at - harmed[name]).total_seconds() for name, at in _suspended(pipeline).items()}
         shown = {name: f"{t['state']}: {t['reason']}" for name, t in status(pipeline)["tables"].items()}
-        waited = wait(pipeline, [TableName.parse(name_of("`RENAME COLUMN`"))], "now", 20.0)
+        waited = wait(pipeline, [TableName.parse(name_of("`RENAME COLUMN`"))], "now", 60.0)
     for name in (name_of(case, asleep=True) for case in ASLEEP):
         tables[name].harm(table_of[name])
     database.execute(*(f"update {name} set n = n + 1000 where id between 3 and 8" for name in tables))

@@ -35,8 +35,7 @@ FILL = "insert into t select g, repeat('x', 700) from generate_series(%s::bigint
 
 @pytest.fixture(scope="module")
 def server(server_binaries: Path, server_folder: Callable[[], Path]) -> Iterator[EmbeddedServer]:
-    settings = {"wal_sender_timeout": "3s"}
-    with EmbeddedServer(server_folder(), server_binaries, settings, durable=False) as running:
+    with EmbeddedServer(server_folder(), server_binaries, durable=False) as running:
         yield running
 
 
@@ -268,6 +267,8 @@ def test_a_driver_that_takes_nothing_stalls_the_reader_and_not_the_connection(
 ) -> None:
     """Longer than wal_sender_timeout (3 s here), with more log than the budget. It hears nothing meanwhile, and may
     commit while the slot is its own."""
+    with source.database.superuser() as admin:
+        admin.execute(f"alter role {source.database.role} set wal_sender_timeout = '3s'")
     memory = 1 << 20
     with LogReader(source.options(memory=memory)) as reader:
         before = walsender(source)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
-PROMPT_SECONDS = 10.0
+PROMPT_SECONDS = 30.0
 
 
 @pytest.fixture(autouse=True)

@@ -131,7 +131,7 @@ def test_a_session_has_fixed_settings_whatever_the_role_says(database: Database)
 
 def test_errors_of_a_query_get_their_names(database: Database) -> None:
     database.execute("create table t (id int primary key)")
-    with connect(database.conninfo, statement_timeout=0.05) as connection:
+    with connect(database.conninfo, statement_timeout=1.0) as connection:
         with pytest.raises(Refused) as refused, errors_named("table t"):
             connection.execute("select * from public.t")
         assert (refused.value.code, refused.value.where) == ("not_authorised", "table t")
