@@ -3,6 +3,7 @@ jars and settings that any Spark needs for the lake."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -31,12 +32,27 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 ORDERS = "public.orders"
+_PORTS_TRIED = 3
 
 
 @pytest.fixture
 def connected(tmp_path: Path) -> Iterator[SparkSession]:
     """A client of a server in a process of its own."""
     connect = pytest.importorskip("pyspark.sql.connect.session", reason="the client of Spark Connect is not installed")
+    for attempt in range(1, _PORTS_TRIED + 1):
+        with _server(tmp_path) as (running, port):
+            # Another process may have taken the port meanwhile, and may be what answers.
+            if running.poll() is None:
+                session = connect.SparkSession.builder.remote(f"sc://127.0.0.1:{port}").create()
+                yield session
+                session.stop()
+                return
+            assert attempt < _PORTS_TRIED, (tmp_path / "connect.log").read_text()[-3000:]
+
+
+@contextlib.contextmanager
+def _server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Its process, which answers or has ended, and its port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -63,11 +79,8 @@ def connected(tmp_path: Path) -> Iterator[SparkSession]:
                 with socket.socket() as looking:
                     return looking.connect_ex(("127.0.0.1", port)) == 0 or running.poll() is not None
 
-            until(answers, "the server answers", 120)
-            assert running.poll() is None, (tmp_path / "connect.log").read_text()[-3000:]
-            session = connect.SparkSession.builder.remote(f"sc://127.0.0.1:{port}").create()
-            yield session
-            session.stop()
+            until(answers, "the server answers")
+            yield running, port
         finally:
             os.killpg(running.pid, signal.SIGKILL)
             running.wait(30)

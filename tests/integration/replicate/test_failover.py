@@ -207,7 +207,9 @@ def test_a_server_that_was_promoted_gives_no_samples_to_a_lake_of_the_old_ones_l
         promote(standby)
         settings(primary, default_transaction_read_only="on")
         with primary.connect() as connection:
-            ended = "select pg_terminate_backend(pid, 5000), now() from pg_stat_activity where application_name = %s"
+            # `now()` would be before its last sample.
+            ended = "select pg_terminate_backend(pid, 5000), clock_timestamp()"
+            ended += " from pg_stat_activity where application_name = %s"
             (_, moment), *_ = connection.execute(ended, ["headwater sampler"]).fetchall()
         until(driver.done, "the driver has met the other timeline", 60)
     settings(primary, default_transaction_read_only="off")
