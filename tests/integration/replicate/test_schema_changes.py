@@ -112,7 +112,9 @@ FOLLOWED = {
         ("alter table {} drop note", "insert into {} values (500, 5)", *_moved("n")[1:]), lake_only=("note",)
     ),
     "renamed": Case(("alter table {} rename note to remark", *_moved("remark"))),
-    "key_renamed": Case(("alter table {} rename id to number", "update {} set n = 7 where number = 7")),
+    "key_renamed": Case(
+        ("delete from {} where id = 6", "alter table {} rename id to number", "update {} set n = 7 where number = 7")
+    ),
     "swapped": Case(
         (
             "alter table {} rename n to x; alter table {} rename m to n; alter table {} rename x to m",
@@ -331,6 +333,15 @@ NOT_FOLLOWED = {
         ("alter table {} drop n", "update {} set note = 'x' where id = 5"),
         entry={"cluster_by": ["n"]},
         reason="cluster_by names n, which the table does not have",
+    ),
+    "keyless_for_a_while": Case(
+        (
+            "alter table {} replica identity using index {}_n_key; delete from {} where id = 2; "
+            "alter table {} replica identity default; alter table {} add more int; update {} set more = 7 where id = 3",
+        ),
+        table=("create table {} (id int primary key, n int not null unique, note text)", ROWS),
+        entry={"on_divergence": "repair"},
+        reason="replica identity does not carry the key",
     ),
     "odd": Case(('alter table {} add "a b" int', *_moved()), reason="needs column mapping"),
     "by_case": Case(('alter table {} add "NOTE" int', *_moved()), reason="differ only by case"),

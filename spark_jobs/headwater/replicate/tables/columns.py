@@ -95,30 +95,26 @@ class Evolving:
         for relation in relations:
             refuse_other_table(record, relation)
         self.finish(name, still_alive)
-        if all(has_columns(record.schema, relation) for relation in relations):
-            newest = relations
-        else:
-            newest = self._follow(name, share, transactions, still_alive)
+        if not all(has_columns(record.schema, relation) for relation in relations):
+            self._follow(name, share, transactions, still_alive)
             share = replace(share, blocks=[_renamed(self._states.records[name], block) for block in share.blocks])
-        for relation in newest:
+        # Also of those from before a change of columns: the identity may have been another one, and is right again.
+        for relation in {block.relation for block, _, _ in self._that_count(name, share, transactions)[0]}:
             refuse_lost_key(self._states.records[name], relation)
         return share
 
-    def _follow(
-        self, name: str, share: Share, transactions: Transactions, still_alive: Callable[[], None]
-    ) -> set[Relation]:
-        """Whatever of the share is still to be applied, in its order; the relations that show the newest columns."""
-        newest: set[Relation] = set()
+    def _follow(self, name: str, share: Share, transactions: Transactions, still_alive: Callable[[], None]) -> None:
+        """Whatever of the share is still to be applied, in its order."""
+        shows_newest = False
         blocks, truncates = self._that_count(name, share, transactions)
         for index, (block, first_lsn, last_lsn) in enumerate(blocks):
             record = self._states.records[name]
             if has_columns(record.schema, block.relation):
-                newest.add(block.relation)
-            elif newest or last_lsn > record.schemas[-1][0] or not _knew(record, block.relation):
+                shows_newest = True
+            elif shows_newest or last_lsn > record.schemas[-1][0] or not _knew(record, block.relation):
                 empty = self._was_empty(record, block, [before for before, _, _ in blocks[:index]], truncates)
                 self._evolve(record, block.relation, transactions, first_lsn, still_alive, empty=empty)
-                newest = {block.relation}
-        return newest
+                shows_newest = True
 
     def _was_empty(
         self, record: TableRecord, block: Block, before: Sequence[Block], truncates: Sequence[Truncate]
