@@ -260,10 +260,12 @@ def _announce_hidden(
     for table in hiding:
         known = registry.tables.get(str(table.name))
         schema = known.schema if known is not None and known.schemas and known.state != "removed" else None
+        if schema is not None and schema.relation_id != table.schema.relation_id:
+            schema = None  # made again: the relation is unknown
         if schema is None and table.name in members:
             raise LostLease(
                 f"{table.name} is published already, and the running replicate does not know what to hide of it: "
-                "values of open transactions may lie in its spilled files",
+                "it leaves out its values, also those of open transactions",
                 code="already_running",
                 where=f"pipeline {pipeline.name}",
                 remedy="stop replicate, or pause its DAG, then load again; or let the load publish the table",

@@ -4,11 +4,13 @@ What a load reads is hidden when it has been decoded, in memory. What the log br
 process when a block is made, since a block may be spilled, staged, or kept in the lake: from there on a tuple holds
 the hash as a text, and everything behind works on that. A table whose log shows other columns than those it was loaded
 with is not guessed at, names may have changed places: its tuples are emptied, and it is suspended for its columns.
+So are those of a relation that no table was loaded as, and whose name is one of a table that hides: somebody else's
+publication may hold it before its load, or when it was made again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -20,6 +22,7 @@ from headwater.hidden import hashed
 from headwater.log.blocks import DELETE, Block, Bytes, Held, Int64, Relation
 from headwater.log.values.decode import DecodedTuples, MalformedMessage, tuple_fields
 from headwater.log.values.wire import Mask
+from headwater.names import TableName
 from headwater.schema import Column
 
 _NOT_TEXT: Final = b"\xff"
@@ -28,20 +31,34 @@ _HEADER: Final = 6
 """Operation, relation id, and the mark of the first tuple."""
 
 
+def _no_name(name: TableName) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Hiding:
-    """What is hidden of which relations: all columns of each that hides any, in the log's order. `key`: secret."""
+    """What is hidden of which relations: all columns of each that hides any, in the log's order. `key`: secret.
+
+    `hides_name`: whether nothing is shown of a relation of that name that is neither in `relations` nor among `shown`.
+    """
 
     key: bytes = field(default=b"", repr=False)
     relations: Mapping[int, tuple[Column, ...]] = field(default_factory=dict)
+    hides_name: Callable[[TableName], bool] = _no_name
+    shown: frozenset[int] = frozenset()
 
     def block(self, block: Block) -> Block:
         """The block with nothing in it that is to be hidden. MalformedMessage for bytes that no server writes."""
-        columns = self.relations.get(block.relation.relation_id)
+        relation = block.relation
+        columns = self.relations.get(relation.relation_id)
         if columns is None:
-            return block
+            is_shown = relation.relation_id in self.shown
+            if is_shown or not self.hides_name(TableName(relation.schema, relation.name)):
+                return block
+            # Under no column: if it is a table's after all, the table is suspended, and the tuples are not read.
+            return Block(replace(relation, columns=()), _emptied(block.load()))
         held = block.load()
-        if not _shows(block.relation, columns):
+        if not _shows(relation, columns):
             return replace(block, content=_emptied(held))
         edits = _Edits()
         ends = self._tuples(edits, held.data, held.starts + _HEADER, columns)

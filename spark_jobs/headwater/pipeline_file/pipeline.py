@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -248,6 +248,11 @@ class Columns(_Section):
     hash: _Columns = ()
     mask: dict[_Name, Annotated[str, _read(mask_value, str)]] = Field(default_factory=dict)
 
+    @property
+    def hides(self) -> bool:
+        """Whether the values of any are hidden."""
+        return bool(self.hash or self.mask)
+
 
 class TableEntry(_Section):
     """One line of `tables`: a table, or a pattern for several. None means: as `defaults` or the source say."""
@@ -285,6 +290,12 @@ class TableEntry(_Section):
             return self.name == table
         excluded = any(e == table if isinstance(e, TableName) else e.matches(table) for e in self.exclude)
         return self.name.matches(table) and not excluded
+
+
+def entry_of(entries: Iterable[TableEntry], table: TableName) -> TableEntry | None:
+    """The entry that speaks of `table`; one that names it comes before patterns, then the first counts."""
+    covering = [entry for entry in entries if entry.covers(table)]
+    return min(covering, key=lambda entry: isinstance(entry.name, TablePattern), default=None)
 
 
 class Pipeline(_Section):
@@ -380,9 +391,8 @@ class Pipeline(_Section):
         return root
 
     def entry_for(self, table: TableName) -> TableEntry | None:
-        """The entry that speaks of `table`; one that names it comes before patterns, then the first counts."""
-        entries = [entry for entry in self.tables if entry.covers(table)]
-        return min(entries, key=lambda entry: isinstance(entry.name, TablePattern), default=None)
+        """The entry that speaks of `table`; see `entry_of`."""
+        return entry_of(self.tables, table)
 
     def freshness_of(self, table: TableName) -> float | None:
         """The greatest staleness in seconds that waits for `require: default` allow `table`; None: none, so now."""

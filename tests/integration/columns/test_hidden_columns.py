@@ -29,7 +29,7 @@ from fixtures.jobs import (
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from fixtures.waiting import until
-from headwater.errors import Refused
+from headwater.errors import LostLease, Refused
 from headwater.gate.check import check
 from headwater.lake.paths import staged_path
 from headwater.monitor.status import status
@@ -220,6 +220,60 @@ def test_a_table_that_joins_a_running_driver_is_hidden_from_its_first_change_on(
         database.execute(f"update people set phone = '{SECRET}' where id = 2")
         headwater.wait(other)
         assert (2, digest(SECRET)) in lake_rows(other, PEOPLE, ["id", "phone"])
+    assert_nowhere(tmp_path, pipeline)
+
+
+@pytest.mark.parametrize("is_loaded", [False, True], ids=["never loaded", "made again"])
+def test_nothing_is_shown_of_a_table_that_somebody_else_publishes_before_its_load(
+    database: Database, start: Started, spark: SparkSession, tmp_path: Path, is_loaded: bool
+) -> None:
+    database.execute("create table wide (id int primary key, note text)")
+    database.publish("headwater_shop", "wide", "people")
+    with database.superuser() as dba:
+        for name in ("headwater_shop", "headwater_shop_inserts"):
+            dba.execute(f"alter publication {name} owner to current_user")
+    pipeline = start(ENTRY, "public.wide")
+    load_tables(pipeline, "public.wide", *([PEOPLE] if is_loaded else []))
+    with following(pipeline) as running:
+        until(lambda: status(pipeline)["running"] or running.done(), "the driver runs")
+        if is_loaded:
+            database.execute("drop table people", MADE)
+            with database.superuser() as dba:
+                dba.execute("alter publication headwater_shop add table people")
+        with database.connect(autocommit=False) as large:
+            large.execute(f"{ROWS}(1000, 3000) g")  # more than a block: it comes first in the file
+            large.execute("insert into wide select g, repeat('y', 3000) from generate_series(1, 30000) g")
+            until(lambda: any(tmp_path.rglob("*.blocks")) or running.done(), "it is spilled")
+            assert_nowhere(tmp_path, pipeline)
+        with pytest.raises(LostLease, match="does not know what to hide of it"):
+            load_tables(pipeline, PEOPLE, again=is_loaded)
+    load_tables(pipeline, PEOPLE, again=is_loaded)
+    database.execute(*WRITES)
+    catch_up(pipeline)
+    assert_equal(database, pipeline)
+    assert_nowhere(tmp_path, pipeline)
+
+
+def test_a_table_that_was_made_again_is_hidden_from_its_first_change_on(
+    database: Database, start: Started, spark: SparkSession, tmp_path: Path
+) -> None:
+    pipeline = start(ENTRY)
+    load_tables(pipeline)
+    with following(pipeline) as running:
+        until(lambda: status(pipeline)["running"] or running.done(), "the driver runs")
+        database.execute("drop table people", MADE)
+        until(lambda: record_of(pipeline, PEOPLE).state == "suspended" or running.done(), "it is noticed")
+        with armed(tmp_path, "load.after_publication") as hold:
+            loading = in_thread(lambda: load_tables(pipeline, PEOPLE, again=True))
+            hold.reached(loading)
+            with database.connect(autocommit=False) as large:
+                large.execute(f"{ROWS}(1000, 16000) g".replace("'name'", "repeat('y', 3000)"))
+                until(lambda: any(tmp_path.rglob("*.blocks")) or running.done(), "it is spilled")
+                assert_nowhere(tmp_path, pipeline)
+        loading.result(120)
+        database.execute(*WRITES)
+        headwater.wait(pipeline)
+        assert_equal(database, pipeline)
     assert_nowhere(tmp_path, pipeline)
 
 

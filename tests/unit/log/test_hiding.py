@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import struct
 import traceback
 from dataclasses import replace
@@ -19,9 +20,10 @@ from headwater.lake.registry import TableRecord
 from headwater.log.blocks import Block, Held, Relation, RelationColumn
 from headwater.log.hiding import Hiding
 from headwater.log.values.wire import MalformedMessage
-from headwater.pipeline_file.pipeline import Pipeline
+from headwater.names import TableName
+from headwater.pipeline_file.pipeline import Pipeline, TableEntry
 from headwater.pipeline_file.where_text import parse
-from headwater.schema import Column, TableSchema, ValueType
+from headwater.schema import Column, Leaf, TableSchema, ValueType
 
 KEY = b"a key of some length"
 INT, TEXT = ValueType("int4", "int"), ValueType("text", "string")
@@ -116,7 +118,19 @@ def test_another_relation_is_let_through() -> None:
     assert Hiding(KEY, {8: COLUMNS}).block(given) is given
 
 
+def test_nothing_is_shown_of_an_unknown_relation_whose_name_hides() -> None:
+    given = block(*CHANGES)
+    hides = Hiding(KEY, {8: COLUMNS}, lambda name: str(name) == "public.people")
+    found = hides.block(given)
+    assert not any(secret in left(found) for secret in (*SECRETS, b"seen", ID))
+    assert (found.changes, found.relation.columns) == (len(CHANGES), ())
+    other = block(*CHANGES, relation=replace(RELATION, name="plain"))
+    assert hides.block(other) is other
+    assert replace(hides, shown=frozenset({7})).block(given) is given
+
+
 SCHEMA = TableSchema(7, "public", "people", tuple(replace(c, hidden=None) for c in COLUMNS), ("id",))
+OTHER = replace(SCHEMA, relation_id=9, columns=(*COLUMNS[:2], *COLUMNS[3:]))
 HIDES = replace(SCHEMA, columns=(*COLUMNS[:1], replace(COLUMNS[1], hidden=None), *COLUMNS[2:]))
 
 
@@ -129,10 +143,24 @@ def test_a_table_that_was_renamed_and_loaded_is_hidden_as_it_is_now(order: int) 
     """Both records are of one relation, in whatever order they are read."""
     removed, live = record("public.people", "removed", HIDES), record("public.members", "active", HIDES)
     plain = record("public.members", "active", SCHEMA)
-    pipeline: Pipeline = Pipeline.model_construct()  # type: ignore[call-arg]  # no key is asked for
+    pipeline: Pipeline = Pipeline.model_construct(tables=())  # type: ignore[call-arg]  # no key is asked for
     assert hiding(pipeline, [removed, live][::order]).relations == {7: HIDES.columns}
     assert hiding(pipeline, [removed, plain][::order]).relations == {}
     assert hiding(pipeline, [removed]).relations == {7: ()}
+
+
+def test_names_hide_by_the_pipeline_file_and_as_they_were_loaded() -> None:
+    """One that is loaded with its values as they are shows them until its next load."""
+    entry = {"name": "public.hr_*", "exclude": ["public.hr_plain"], "columns": {"mask": {"name": "***"}}}
+    entries = tuple(map(TableEntry.model_validate, ("public.hr_open", entry)))
+    pipeline: Pipeline = Pipeline.model_construct(tables=entries)  # type: ignore[call-arg]
+    leaf = Leaf(7, "public", "hr_pay", 7)
+    live, removed = record("public.hr_pay", "active", SCHEMA.with_leaves((leaf,))), record("old.t", "removed", HIDES)
+    found = pickle.loads(pickle.dumps(hiding(pipeline, [live, replace(removed, schemas=((0, OTHER),))])))
+    assert found == hiding(pipeline, [live, replace(removed, schemas=((0, OTHER),))])
+    assert found.shown == {7}
+    names = ("public.hr_pay", "public.hr_new", "old.t", "public.hr_open", "public.hr_plain", "public.plain")
+    assert [name for name in names if found.hides_name(TableName.parse(name))] == list(names[:3])
 
 
 def test_the_cure_of_another_key_can_be_typed() -> None:

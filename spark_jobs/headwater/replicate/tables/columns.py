@@ -163,6 +163,9 @@ class Evolving:
     ) -> None:
         """Source, registry, lake, in this order: what a driver has begun before it died, the next one ends before it
         applies anything."""
+        if not relation.columns:
+            name = TableName(relation.schema, relation.name)
+            raise changed(record, f"the pipeline file hides columns of {name}: what the log brought of it was left out")
         if record.on_schema_change == "suspend":
             what = differences(record.schema, relation)
             raise changed(record, f"its columns changed at the source ({what}), and on_schema_change says suspend")
