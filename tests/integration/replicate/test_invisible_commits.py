@@ -71,3 +71,18 @@ def test_a_commit_that_stays_invisible_ends_the_driver_and_comes_again(
     catch_up(pipeline)
     assert_equal(database, pipeline, SALES)
     assert record_of(pipeline, SALES).state == "active"
+
+
+def test_a_table_that_an_invisible_commit_attaches_is_not_passed_by(
+    database: Database, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The catalog still shows it as none of ours, and there is no later change of it to ask again for."""
+    database.execute("create table sales_us (id int not null, region text not null, n int, primary key (id, region))")
+    attach = "alter table sales attach partition sales_us for values in ('us')"
+    with stalled_commit(database, attach, PARTITION[1]), monkeypatch.context() as patch:
+        patch.setattr(snapshots, "VISIBLE_SECONDS", 0)
+        with pytest.raises(Transient, match="a synchronous standby does not answer"):
+            catch_up(pipeline)
+    catch_up(pipeline)
+    record = record_of(pipeline, SALES)
+    assert (record.state, "the partition public.sales_us was attached" in record.reason) == ("suspended", True)

@@ -140,7 +140,8 @@ class Retries:
     def _no_space(self, error: Exception) -> Transient:
         """In the lake, or on the disk for what is too much for memory, as keys that are sorted: the one with less."""
         message, remedy = f"no space is left: {reason_of(error)}", "nothing is lost, replicate goes on from the ledger"
-        if is_remote(self._root) or spill.has_less_room_than(self._root):
+        by_quota = isinstance(error, OSError) and error.errno == errno.EDQUOT
+        if is_remote(self._root) or (not by_quota and spill.has_less_room_than(self._root)):
             local, _ = spill.free()
             room = f"make room below {local}, or let TMPDIR name a larger disk; run replicate again: {remedy}"
             return Transient(message, code="spill_full", where="local disk", remedy=room)

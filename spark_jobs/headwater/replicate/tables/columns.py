@@ -90,18 +90,23 @@ class Evolving:
         """
         record = self._states.records[name]
         # Behind a load the log may bring older changes, from before the very trouble that the load has cured.
-        blocks, _ = share.that_count(transactions, self._counts(name, transactions))
-        relations = {block.relation for block, mask in blocks if mask.any()}
+        relations = self._relations_that_count(name, share, transactions)
         for relation in relations:
             refuse_other_table(record, relation)
         self.finish(name, still_alive)
         if not all(has_columns(record.schema, relation) for relation in relations):
             self._follow(name, share, transactions, still_alive)
             share = replace(share, blocks=[_renamed(self._states.records[name], block) for block in share.blocks])
+            relations = self._relations_that_count(name, share, transactions)
         # Also of those from before a change of columns: the identity may have been another one, and is right again.
-        for relation in {block.relation for block, _, _ in self._that_count(name, share, transactions)[0]}:
+        for relation in relations:
             refuse_lost_key(self._states.records[name], relation)
         return share
+
+    def _relations_that_count(self, name: str, share: Share, transactions: Transactions) -> set[Relation]:
+        """Those with changes that count. Where all transactions do, no change is looked at: they may be on disk."""
+        blocks, _ = share.that_count(transactions, self._counts(name, transactions))
+        return {block.relation for block, mask in blocks if mask.any()}
 
     def _follow(self, name: str, share: Share, transactions: Transactions, still_alive: Callable[[], None]) -> None:
         """Whatever of the share is still to be applied, in its order."""

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 from headwater.columns.changes import has_columns, refuse_difference
 from headwater.errors import SchemaChanged
@@ -21,7 +22,7 @@ from headwater.replicate.preapply.process import StagingTarget
 from headwater.replicate.tables.planning import transactions_that_count
 from headwater.replicate.tables.states import TableStates
 from headwater.schema import Leaf, TableSchema
-from headwater.source.catalog.partitions import attached_leaves, has_relation, new_leaf, was_partition
+from headwater.source.catalog.partitions import attached_leaves, new_leaf, was_partition
 from headwater.source.connection import Connection, Session
 from headwater.source.snapshots import all_visible, require_visible
 
@@ -29,12 +30,14 @@ log = logging.getLogger(__name__)
 
 _Found = tuple[int, Leaf, bool]
 """As `new_leaf` gives it."""
+_UNASKED: Final = (-1, None, False)
 
 
 class Owners:
     def __init__(self, states: TableStates, session: Session) -> None:
         self._states, self._relations, self._session = states, states.relations, session
-        self._answers: dict[Relation, _Found | None] = {}  # what the source has said of unknown ones
+        self._answers: dict[Relation, _Found | None] = {}  # what the source has said of unknown ones; lanes clear it
+        self._told_of: set[int] = set()
 
     def adopt(self, record: TableRecord) -> None:
         """The changes of the table's relations belong to it from now on."""
@@ -72,7 +75,7 @@ class Owners:
         name = self._relations.owner(relation.relation_id)
         if name is not None:
             return name
-        if relation in self._answers and self._answers[relation] is None:
+        if self._answers.get(relation, _UNASKED) is None:
             return None
         again = self._relations.owner_by_name(relation)
         if again is None:
@@ -98,9 +101,8 @@ class Owners:
 
     def _partition_of(self, relation: Relation, transactions: Transactions) -> str | None:
         """The table of which the unknown relation is a partition."""
-        if relation in self._answers:
-            found = self._answers[relation]
-        else:
+        found = self._answers.get(relation, _UNASKED)
+        if found is _UNASKED:
             found, is_sure = self._session.ask(partial(_leaf_of, relation=relation, transactions=transactions))
             if is_sure:
                 self._answers[relation] = found
@@ -124,11 +126,12 @@ class Owners:
         any more whose it was. Its rows are no longer the table's, but cuts from in between lack them."""
         like = [
             record.name
-            for record in self._states.records.values()
+            for record in list(self._states.records.values())
             if record.is_followed and record.schemas and _is_like(record.schema, relation)
         ]
-        if not like:
+        if not like or relation.relation_id in self._told_of:
             return
+        self._told_of.add(relation.relation_id)
         was_one: bool = self._session.ask(partial(was_partition, relation_id=relation.relation_id))
         where = TableName(relation.schema, relation.name)
         for name in like if was_one else ():
@@ -137,7 +140,8 @@ class Owners:
                 "missing in cuts and in the history"
             )
             log.warning("%s: %s", name, message)
-            self._states.remark(name, message)
+            if self._states.records[name].state == "active":  # else it has a reason of its own
+                self._states.remark(name, message)
 
     def _awaits(self, name: str, leaf: Leaf) -> bool:
         """`leaf` was attached: suspend the table. Whether the rest of it is followed until its attached partitions are
@@ -191,12 +195,14 @@ def _is_like(schema: TableSchema, relation: Relation) -> bool:
 
 def _leaf_of(connection: Connection, relation: Relation, transactions: Transactions) -> tuple[_Found | None, bool]:
     """What the catalog says of the relation, of which these transactions have changes, and whether that is the last
-    word: one that it has, and that they may have attached, is asked for again while it does not show what they did.
-    Transient when it does not even have the relation."""
+    word: one that is published by itself, and that they may have attached, is asked for again while the catalog does
+    not show what they did. Any other one is waited for, and Transient if it does not."""
     is_visible = all_visible(connection, transactions.xid.tolist())  # before the question
     found = new_leaf(connection, relation.relation_id)
-    if found is not None or is_visible or has_relation(connection, relation.relation_id):
-        return found, is_visible or found is not None
+    if found is not None or is_visible:
+        return found, True
+    if not was_partition(connection, relation.relation_id):
+        return None, False
     require_visible(connection, transactions.xid.tolist(), f"{relation.schema}.{relation.name}")
     return new_leaf(connection, relation.relation_id), True
 

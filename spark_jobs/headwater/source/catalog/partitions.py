@@ -135,13 +135,9 @@ def new_leaf(connection: Connection, relation_id: int) -> tuple[int, Leaf, bool]
 
 
 @errors_named("source")
-def has_relation(connection: Connection, relation_id: int) -> bool:
-    return connection.execute("select from pg_catalog.pg_class where oid = %s", [relation_id]).rowcount > 0
-
-
-@errors_named("source")
 def was_partition(connection: Connection, relation_id: int) -> bool:
-    """Of a relation that is in the log and no partition: whether it must have been one, or is gone."""
+    """Of a relation that is in the log, and no partition as far as the catalog shows: whether it must have been one all
+    the same, as no publication has it by itself; or it is not there at all."""
     published = """
     select from pg_catalog.pg_class c where c.oid = %s and (
         exists (select from pg_catalog.pg_publication p where p.puballtables)
