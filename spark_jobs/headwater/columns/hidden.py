@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from headwater.errors import Refused
 from headwater.hidden import fingerprint
 from headwater.lake.registry import TableRecord
 from headwater.log.hiding import Hiding
 from headwater.names import TableName
-from headwater.pipeline_file.pipeline import Pipeline, TableEntry, entry_of
+from headwater.pipeline_file.pipeline import Pipeline
 from headwater.schema import Column, TableSchema
-
-
-@dataclass(frozen=True, slots=True)
-class _HidingNames:
-    """Whether a table of a name hides columns: by the pipeline file (`hiding`: which `entries` do), or as it was
-    loaded."""
-
-    entries: tuple[TableEntry, ...]
-    hiding: tuple[TableEntry, ...]
-    loaded: frozenset[TableName]
-
-    def __call__(self, name: TableName) -> bool:
-        # Asked for each block: where nothing hides it costs nothing.
-        return name in self.loaded or (
-            any(entry.covers(name) for entry in self.hiding) and entry_of(self.entries, name) in self.hiding
-        )
 
 
 def hiding(pipeline: Pipeline, records: Iterable[TableRecord]) -> Hiding:
@@ -37,17 +20,18 @@ def hiding(pipeline: Pipeline, records: Iterable[TableRecord]) -> Hiding:
     relations: dict[int, tuple[Column, ...]] = {
         record.schema.relation_id: () for record in known if record.state == "removed" and record.schema.hides
     }
-    loaded = frozenset(TableName.parse(record.name) for record in known if record.schema.hides)
-    names = _HidingNames(pipeline.tables, tuple(entry for entry in pipeline.tables if entry.columns.hides), loaded)
+    # By the pipeline file, where no pattern hides anything, or as they were loaded.
+    names = {entry.name for entry in pipeline.tables if isinstance(entry.name, TableName) and entry.columns.hides}
+    names |= {TableName.parse(record.name) for record in known if record.schema.hides}
     shown: set[int] = set()
     # Of a table that was renamed and loaded under its new name: the relation is the same, and is not removed.
     for record in (record for record in known if record.state != "removed"):
         relations.pop(record.schema.relation_id, None)
-        shown |= {leaf.relation_id for leaf in record.schema.leaves if names(TableName(leaf.schema, leaf.name))}
+        shown |= {leaf.relation_id for leaf in record.schema.leaves if TableName(leaf.schema, leaf.name) in names}
         if record.schema.hides:
             key = key_of(pipeline, record.schema) or key
             relations[record.schema.relation_id] = record.schema.columns
-    return Hiding(key, relations, names, frozenset(shown))
+    return Hiding(key, relations, frozenset(names), frozenset(shown))
 
 
 def refuse_two_keys(records: Iterable[TableRecord], schemas: Iterable[TableSchema]) -> None:

@@ -4,13 +4,13 @@ What a load reads is hidden when it has been decoded, in memory. What the log br
 process when a block is made, since a block may be spilled, staged, or kept in the lake: from there on a tuple holds
 the hash as a text, and everything behind works on that. A table whose log shows other columns than those it was loaded
 with is not guessed at, names may have changed places: its tuples are emptied, and it is suspended for its columns.
-So are those of a relation that no table was loaded as, and whose name is one of a table that hides: somebody else's
-publication may hold it before its load, or when it was made again.
+The same is done with an unknown relation that has the name of a table with hidden columns: a publication of a DBA may
+hold the table before its load, or after it was made again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -31,20 +31,16 @@ _HEADER: Final = 6
 """Operation, relation id, and the mark of the first tuple."""
 
 
-def _no_name(name: TableName) -> bool:
-    return False
-
-
 @dataclass(frozen=True, slots=True)
 class Hiding:
     """What is hidden of which relations: all columns of each that hides any, in the log's order. `key`: secret.
 
-    `hides_name`: whether nothing is shown of a relation of that name that is neither in `relations` nor among `shown`.
+    `names`: nothing is shown of a relation with one of these that is neither in `relations` nor among `shown`.
     """
 
     key: bytes = field(default=b"", repr=False)
     relations: Mapping[int, tuple[Column, ...]] = field(default_factory=dict)
-    hides_name: Callable[[TableName], bool] = _no_name
+    names: frozenset[TableName] = frozenset()
     shown: frozenset[int] = frozenset()
 
     def block(self, block: Block) -> Block:
@@ -52,8 +48,7 @@ class Hiding:
         relation = block.relation
         columns = self.relations.get(relation.relation_id)
         if columns is None:
-            is_shown = relation.relation_id in self.shown
-            if is_shown or not self.hides_name(TableName(relation.schema, relation.name)):
+            if relation.relation_id in self.shown or TableName(relation.schema, relation.name) not in self.names:
                 return block
             # Under no column: if it is a table's after all, the table is suspended, and the tuples are not read.
             return Block(replace(relation, columns=()), _emptied(block.load()))

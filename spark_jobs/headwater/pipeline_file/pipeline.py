@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -292,12 +292,6 @@ class TableEntry(_Section):
         return self.name.matches(table) and not excluded
 
 
-def entry_of(entries: Iterable[TableEntry], table: TableName) -> TableEntry | None:
-    """The entry that speaks of `table`; one that names it comes before patterns, then the first counts."""
-    covering = [entry for entry in entries if entry.covers(table)]
-    return min(covering, key=lambda entry: isinstance(entry.name, TablePattern), default=None)
-
-
 class Pipeline(_Section):
     """A whole pipeline file."""
 
@@ -391,8 +385,9 @@ class Pipeline(_Section):
         return root
 
     def entry_for(self, table: TableName) -> TableEntry | None:
-        """The entry that speaks of `table`; see `entry_of`."""
-        return entry_of(self.tables, table)
+        """The entry that speaks of `table`; one that names it comes before patterns, then the first counts."""
+        entries = [entry for entry in self.tables if entry.covers(table)]
+        return min(entries, key=lambda entry: isinstance(entry.name, TablePattern), default=None)
 
     def freshness_of(self, table: TableName) -> float | None:
         """The greatest staleness in seconds that waits for `require: default` allow `table`; None: none, so now."""

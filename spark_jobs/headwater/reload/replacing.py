@@ -105,7 +105,7 @@ def driver_beside(connection: Connection, pipeline: Pipeline, progress: Report) 
     stop, begun, ended = threading.Event(), threading.Event(), threading.Event()
     failures: list[BaseException] = []
     stands_in = is_lent
-    """For somebody else's driver, which may come back: that ours cannot run just now fails no block that has begun."""
+    """Another job's driver may come back: if ours cannot run just now, a block that has begun goes on."""
 
     def run() -> None:
         nonlocal stands_in

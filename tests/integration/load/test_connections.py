@@ -32,7 +32,7 @@ def test_room_is_what_server_role_and_database_have_left(database: Database) -> 
         assert 0 < free_sessions(connection) < most
 
         def is_counted() -> bool:
-            """A session of somebody else's that ends meanwhile makes up for it."""
+            """Not if another session, of autovacuum say, ends meanwhile."""
             before = free_sessions(connection)
             with contextlib.closing(connect(database.conninfo)):
                 return free_sessions(connection) < before

@@ -107,6 +107,15 @@ def test_a_full_disk_is_the_one_with_less_room(
     assert raised.value.code == code
 
 
+def test_a_quota_is_the_lake_s_however_little_room_the_local_disk_has(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwater.log.spill.has_less_room_than", lambda folder: True)
+    with pytest.raises(Transient) as raised:
+        Retries(root, 100).failed("a", OSError(errno.EDQUOT, "Disk quota exceeded"), TABLES)
+    assert raised.value.code == "lake_full"
+
+
 def test_no_space_beside_a_lake_in_a_store_is_the_local_disk_s() -> None:
     with pytest.raises(Transient, match="TMPDIR") as raised:
         Retries("s3://bucket/lake", 100).failed("a", OSError(errno.ENOSPC, "No space left on device"), TABLES)
