@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 _POINTER = "_last_checkpoint"
 _PARQUET_MAGIC = b"PAR1"
 _LEAST_PARQUET = 12
+_MAKERS = 3
+"""Replicate, another job and Spark may make one at once; what each has made before is on disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,21 +112,25 @@ def cut_back(folder: str, version: int) -> None:
 
 def drop_torn_checkpoints(folder: str) -> None:
     """A checkpoint that is not whole is none, nor is one of a version whose entry is torn: of that the disk had nothing
-    yet. What it stood for is still in the entries below it: these go only when it is on disk."""
-    pointed = _pointed_at(folder)
-    if pointed is None and not storage.exists(log_path(folder, _POINTER)):
-        return  # there is none, or it has been dropped: who reads looks for the newest that is whole
-    if pointed is not None and _is_good(folder, pointed, [log_path(folder, f"{pointed:020d}.checkpoint.parquet")]):
-        return
-    found = checkpoints_of(folder, storage.names(log_path(folder)))
-    if pointed in found and _is_good(folder, pointed, found[pointed]):
-        return
-    for version, files in found.items():
-        if not _is_good(folder, version, files):
-            for file in files:
-                storage.delete(file)
-    _drop_pointer(folder)
-    log.warning("%s: a checkpoint had not reached the disk, and is taken away", folder)
+    yet. What it stood for is still in the entries below it: these go only when it is on disk.
+
+    Nothing need point at it: the disk may have the name of the newest, and the pointer as it was before."""
+    names = storage.names(log_path(folder))
+    found, pointed, good, torn = checkpoints_of(folder, names), _pointed_at(folder), 0, set[int]()
+    for version in sorted(found, reverse=True):
+        if good >= _MAKERS and version != pointed:
+            continue
+        if _is_good(folder, version, found[version]):
+            good += 1
+        elif all(map(storage.exists, found[version])):  # clean-up has not taken it meanwhile
+            torn.add(version)
+    for version in torn:
+        for file in found[version]:
+            storage.delete(file)
+    if torn:
+        log.warning("%s: a checkpoint had not reached the disk, and is taken away", folder)
+    if _POINTER in names and (pointed in torn or pointed not in found):
+        _drop_pointer(folder)  # who reads looks for the newest
 
 
 def is_damaged(folder: str) -> bool:

@@ -237,6 +237,29 @@ def test_a_torn_checkpoint_is_none(table: HandTable, damage: Callable[[Path], No
     assert len([name for name in table.log_files() if "checkpoint" in name]) == 2
 
 
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_torn_checkpoint_is_none_where_nothing_points_at_it_yet(
+    table: HandTable, damage: Callable[[Path], None], first: bool
+) -> None:
+    """The power went between the checkpoint and its pointer, of which the disk has nothing, or the one before."""
+    folder, pointer = str(table.folder), table.folder / "_delta_log" / "_last_checkpoint"
+    table.checkpoint()
+    before = pointer.read_text()
+    for version in (5, 6):
+        table.commit(table.write(version))
+        table.checkpoint()
+    pointer.write_text(before)
+    if first:
+        pointer.unlink()
+    for version in (5, 6):
+        damage(table.folder / "_delta_log" / f"{version:020d}.checkpoint.parquet")
+    torn_logs.drop_torn_checkpoints(folder)
+    assert [name for name in table.log_files() if "checkpoint." in name] == [f"{4:020d}.checkpoint.parquet"]
+    assert pointer.exists() != first
+    assert read_snapshot(folder).version == 6
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_checkpoint_of_a_version_that_the_disk_did_not_have_yet_is_none(
     table: HandTable, damage: Callable[[Path], None]
