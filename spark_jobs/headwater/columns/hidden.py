@@ -34,12 +34,14 @@ def hiding(pipeline: Pipeline, records: Iterable[TableRecord]) -> Hiding:
     return Hiding(key, relations, frozenset(names), frozenset(shown))
 
 
-def refuse_two_keys(records: Iterable[TableRecord], schemas: Iterable[TableSchema]) -> None:
+def refuse_two_keys(pipeline: Pipeline, records: Iterable[TableRecord], schemas: Iterable[TableSchema]) -> None:
     """Before a load of `schemas` changes anything: nothing can be replicated where one table was hashed with another
-    key than the next. `records`: the tables that stay as they are."""
-    new = {fingerprint for schema in schemas for fingerprint in schema.hashed.values()}
-    stay = [record for record in records if record.schemas and record.state != "removed" and record.schema.hashed]
-    other = sorted(record.name for record in stay if new and set(record.schema.hashed.values()) != new)
+    key than the next. `records`: all tables; those of the pipeline file that are not loaded stay as they are."""
+    wanted = {str(TableName(schema.schema, schema.name)): schema for schema in schemas}
+    new = {fingerprint for schema in wanted.values() for fingerprint in schema.hashed.values()}
+    stay = [r for r in records if r.name not in wanted and pipeline.entry_for(TableName.parse(r.name)) is not None]
+    hashed = [r for r in stay if r.schemas and r.state != "removed" and r.schema.hashed]
+    other = sorted(r.name for r in hashed if new and set(r.schema.hashed.values()) != new)
     if other:
         raise Refused(
             f"source.hash_key holds another key than when {', '.join(other)} was loaded: equal values would differ",

@@ -99,7 +99,7 @@ def load(
             await_return(connection, pipeline)  # what a driver cannot follow is asked where it is seen
             with lease.hold(conninfo, registry, lease.SET_UP):
                 wanted = [t for t in chosen if again or not _is_loaded(registry, t.name)]
-                _refuse_two_keys(pipeline, registry, wanted)
+                refuse_two_keys(pipeline, registry.tables.values(), (table.schema for table in wanted))
                 _retire(pipeline, registry)
                 if is_running(connection, pipeline):
                     _refuse_beside(connection, pipeline, registry, wanted)
@@ -211,12 +211,6 @@ def _choose(catalog: Catalog, names: Sequence[TableName]) -> list[CatalogTable]:
 def _is_loaded(registry: Registry, name: TableName) -> bool:
     record = registry.tables.get(str(name))
     return record is not None and (record.state in _LOADED or record.state == "suspended")
-
-
-def _refuse_two_keys(pipeline: Pipeline, registry: Registry, wanted: Sequence[CatalogTable]) -> None:
-    names = {str(table.name) for table in wanted}
-    stay = [r for r in registry.tables.values() if r.name not in names and pipeline.entry_for(TableName.parse(r.name))]
-    refuse_two_keys(stay, (table.schema for table in wanted))
 
 
 def _retire(pipeline: Pipeline, registry: Registry) -> None:

@@ -29,7 +29,8 @@ from fixtures.jobs import (
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from fixtures.waiting import until
-from headwater.errors import LostLease, Refused
+from headwater.cli import main
+from headwater.errors import EXIT_REFUSED, LostLease, Refused
 from headwater.gate.check import check
 from headwater.lake.paths import staged_path
 from headwater.monitor.status import status
@@ -341,6 +342,17 @@ def test_a_load_with_a_mistaken_key_changes_nothing(
     load_tables(both, "public.more", PEOPLE, again=True)
     catch_up(both)
     assert {record_of(both, name).state for name in (PEOPLE, "public.more")} == {"active"}
+
+
+def test_a_load_from_a_new_source_with_a_mistaken_key_changes_nothing(
+    database: Database, start: Started, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_tables(start(ENTRY, "public.plain"))
+    database.execute("create table more (id int primary key, email text)", "drop table people")
+    pipeline = start("public.p*", {"name": "public.more", "columns": {"hash": ["email"]}})
+    monkeypatch.setenv(VARIABLE, "another key, which is as long")
+    assert main(["load", pipeline.file, "--again", "--new-source"]) == EXIT_REFUSED
+    assert "suspended" not in {record_of(pipeline, name).state for name in (PEOPLE, "public.plain")}
 
 
 def test_what_cannot_be_hidden_is_refused_with_its_reason(database: Database, start: Started) -> None:

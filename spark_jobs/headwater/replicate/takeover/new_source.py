@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Final
 
 from headwater.apply.direct import Fence, take
+from headwater.columns.hidden import refuse_two_keys
 from headwater.delta import storage
 from headwater.delta.tables import current
 from headwater.errors import LostLease, Refused, SlotGap, SourceChanged
@@ -214,6 +215,9 @@ def _alone(
             remedy="headwater load PIPELINE.yaml",
         )
     _refuse_other_database(pipeline, registry, report.catalog)
+    if only is None:  # all are loaded next: refused only then, the old source would be left already
+        schemas = [table.schema for table in report.catalog.tables]
+        refuse_two_keys(pipeline, registry.tables.values(), schemas)
     with (
         contextlib.closing(connect(conninfo, application_name="headwater new slot")) as connection,
         lease.hold(conninfo, registry, lease.LOAD),
