@@ -187,12 +187,13 @@ def _concatenated(arrays: Sequence[Int64]) -> Int64:
 @dataclass(frozen=True, slots=True)
 class Ddl:
     """What the log says of DDL: the source's event triggers, that some was run and that these relations were written
-    anew; or no more than that a relation was described, for the first time on a connection or once more with the
+    anew; or no more than that relations were `described`, for the first time on a connection or once more with the
     columns of before, in whatever order (not `is_told`): the server does the latter where its catalog has changed, and
     behind a vacuum, too."""
 
     rewritten: frozenset[int] = frozenset()
     is_told: bool = True
+    described: frozenset[int] = frozenset()
 
     @classmethod
     def said(cls, content: bytes) -> Ddl:
@@ -204,7 +205,11 @@ class Ddl:
         some = [part for part in parts if part is not None]
         if not some:
             return None
-        return cls(frozenset().union(*(part.rewritten for part in some)), any(part.is_told for part in some))
+        return cls(
+            frozenset().union(*(part.rewritten for part in some)),
+            any(part.is_told for part in some),
+            frozenset().union(*(part.described for part in some)),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ class StreamedTransaction:
     dropped: list[tuple[int, int]] = field(default_factory=list)
     next: int = 0
     demand: bool = False
-    ddl: Ddl | None = None
+    ddl: list[Ddl] = field(default_factory=list)
     announced: int = 0
 
     def announce(self) -> OpenBlocks | None:
@@ -114,7 +114,7 @@ class TransactionManager:
         self.segment: StreamedTransaction | None = None
         self.sequence = 0
         self.demand = False
-        self.ddl: Ddl | None = None
+        self.ddl: list[Ddl] = []  # joined once: at its start a connection describes thousands
 
     @property
     def size(self) -> int:
@@ -154,7 +154,7 @@ class TransactionManager:
         before = known or self._relations.get(relation.relation_id)
         # The first description on a connection shows no more: what it replaces came to another one, or to none.
         if before is None or _columns(before.relation) == _columns(relation):
-            self.said(Ddl(is_told=False))
+            self.said(Ddl(is_told=False, described=frozenset({relation.relation_id})))
         if known is not None and known.relation == relation:
             relation = known.relation  # the same description again does not end a block
         scope[relation.relation_id] = Described(relation, self._described)
@@ -208,14 +208,11 @@ class TransactionManager:
         self._transactions.append(Transactions(*columns))
         self.sequence += transaction.next
         self.demand = self.demand or transaction.demand
-        self.ddl = Ddl.joined((self.ddl, transaction.ddl))
+        self.ddl += transaction.ddl
 
     def said(self, ddl: Ddl) -> None:
         """In the open transaction: of an ordinary one the chunk holds all when it is cut."""
-        if self.segment is not None:
-            self.segment.ddl = Ddl.joined((self.segment.ddl, ddl))
-        else:
-            self.ddl = Ddl.joined((self.ddl, ddl))
+        (self.segment or self).ddl.append(ddl)
 
     def abort(self, xid: int, subxid: int) -> None:
         if subxid != xid:
@@ -256,10 +253,10 @@ class TransactionManager:
             read_position=read_position,
             next_sequence=self.sequence,
             demand=self.demand,
-            ddl=self.ddl,
+            ddl=Ddl.joined(self.ddl),
         )
         self._chunk = self._changes()
-        self._transactions, self._truncates, self.demand, self.ddl = [], [], False, None
+        self._transactions, self._truncates, self.demand, self.ddl = [], [], False, []
         return chunk
 
 

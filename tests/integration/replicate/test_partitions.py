@@ -130,6 +130,25 @@ def test_a_published_table_that_is_attached_is_noticed_though_it_was_none_of_our
     shop.until_equal(NESTED)
 
 
+def test_a_partition_of_a_published_table_is_noticed_when_that_table_is_attached(shop: Shop) -> None:
+    publication = shop.pipeline.source.publication
+    shop.database.execute(
+        "create table sales_more (id int, region text, n int, primary key (id, region)) partition by range (id)",
+        "create table sales_more_low partition of sales_more for values from (0) to (100)",
+    )
+    with shop.database.superuser() as connection:
+        connection.execute(f'alter publication "{publication}" add table only sales_more'.encode())
+    shop.database.execute("insert into sales_more values (9, 'more', 9)", "insert into sales values (51, 'eu', 51)")
+    shop.until_equal(SALES)
+    shop.database.execute(
+        "alter table sales attach partition sales_more for values in ('more')",
+        "insert into sales values (10, 'more', 10)",
+    )
+    until(lambda: record_of(shop.pipeline, SALES).state == "suspended" or shop.running.done(), "it is suspended")
+    reload(shop.pipeline, TableName.parse(SALES), [TableName.parse("public.sales_more_low")])
+    shop.until_equal(SALES)
+
+
 def _attach(shop: Shop, *regions: str) -> None:
     """Each with two rows; then the first is written to."""
     for region in regions:

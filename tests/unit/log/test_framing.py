@@ -37,6 +37,10 @@ SCHEMA = TableSchema(
 )
 
 
+def described(*relation_ids: int) -> Ddl:
+    return Ddl(is_told=False, described=frozenset(relation_ids))
+
+
 def fed(messages: list[bytes], framer: Framer | None = None) -> Framer:
     framer = framer or Framer()
     framer.take(messages)
@@ -192,40 +196,40 @@ def test_a_relation_that_is_described_once_more_as_before_may_be_another_one(aga
     framer.take([pg.begin(11, 200), pg.insert(ONE, 2), pg.commit(200)])
     assert framer.cut().ddl is None
     framer.take([pg.begin(12, 300), pg.relation(ONE, again), pg.insert(ONE, 3), pg.commit(300)])
-    assert framer.cut().ddl == (Ddl(is_told=False) if again == "v" else None)
+    assert framer.cut().ddl == (described(ONE) if again == "v" else None)
     streamed = [pg.stream_start(13, first=True), pg.relation(ONE, again, 13), pg.insert(ONE, 4, 13), pg.stream_stop()]
     framer.take(streamed)
     assert framer.cut().ddl is None
     framer.take([pg.stream_commit(13, 400)])
-    assert framer.cut().ddl == Ddl(is_told=False)
+    assert framer.cut().ddl == described(ONE)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_relation_that_a_connection_describes_first_may_be_another_one_than_was_loaded(streamed: bool) -> None:
-    def described(xid: int, end: int, relation_id: int) -> list[bytes]:
+    def sent(xid: int, end: int, relation_id: int) -> list[bytes]:
         if streamed:
             start, stop = pg.stream_start(xid, first=True), [pg.stream_stop(), pg.stream_commit(xid, end)]
             return [start, pg.relation(relation_id, "v", xid), pg.insert(relation_id, 1, xid), *stop]
         return [pg.begin(xid, end), pg.relation(relation_id, "v"), pg.insert(relation_id, 1), pg.commit(end)]
 
-    framer = fed([*described(10, 100, ONE), *described(11, 200, TWO)])
-    assert framer.cut().ddl == Ddl(is_told=False)
+    framer = fed([*sent(10, 100, ONE), *sent(11, 200, TWO)])
+    assert framer.cut().ddl == described(ONE, TWO)
     framer.reconnected()
     assert framer.cut().ddl is None
-    framer.take(described(12, 300, ONE))
-    assert framer.cut().ddl == Ddl(is_told=False)
+    framer.take(sent(12, 300, ONE))
+    assert framer.cut().ddl == described(ONE)
 
 
 def test_columns_in_another_order_may_have_swapped_their_names() -> None:
     """A partition has an order of its own, so who compares its columns with the table's cannot tell."""
     key, a, b = (RelationColumn(name, 20, -1, name == "k") for name in ("k", "a", "b"))
     before = Relation(ONE, "public", "r1", "d", (key, a, b))
-    for columns, hint in (((key, b, a), Ddl(is_told=False)), ((key, a), None), ((key, a, b._replace(typmod=5)), None)):
+    for columns, hint in (((key, b, a), described(ONE)), ((key, a), None), ((key, a, b._replace(typmod=5)), None)):
         manager = TransactionManager()
         manager.describe(before)
-        manager.ddl = None
+        manager.cut(0)
         manager.describe(replace(before, columns=columns))
-        assert manager.ddl == hint
+        assert manager.cut(0).ddl == hint
 
 
 def test_a_description_older_than_another_does_not_come_back_at_the_commit() -> None:

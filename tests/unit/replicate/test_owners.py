@@ -13,7 +13,7 @@ import pytest
 from fixtures.lakes import HandLake
 from headwater.lake.ledger import TableVersion
 from headwater.lake.registry import TableRecord
-from headwater.log.blocks import Block, Chunk, Ddl, Relation, Transactions
+from headwater.log.blocks import Block, Chunk, Ddl, Relation, RelationColumn, Transactions
 from headwater.position import Position
 from headwater.replicate.batches.batch import Batch
 from headwater.replicate.tables.owners import Owners
@@ -25,6 +25,10 @@ NAME = "public.a"
 FOREIGN = Relation(12, "public", "b", "d", ())
 SCHEMA = TableSchema(1, "public", "a", (), ("id",), (Leaf(11, "public", "a_1", 1),), partitioned=True)
 NONE = np.array([], dtype=np.int64)
+
+
+def described(relation: Relation) -> Ddl:
+    return Ddl(is_told=False, described=frozenset({relation.relation_id}))
 
 
 class Source:
@@ -72,11 +76,22 @@ def test_of_a_relation_that_is_none_of_ours_the_source_is_asked_once(driver: Dri
 
 def test_it_is_asked_again_when_the_log_describes_it_again_or_a_table_is_met(driver: Driver) -> None:
     assert driver.share(FOREIGN) == 1
-    assert driver.share(FOREIGN, Ddl(is_told=False)) == 2
+    assert driver.share(FOREIGN, described(FOREIGN)) == 2
     assert driver.share(replace(FOREIGN, replica_identity="f")) == 3
     driver.owners.adopt(driver.record())
     assert driver.share(FOREIGN) == 4
     assert driver.share(FOREIGN) == 4
+    assert driver.share(FOREIGN, Ddl()) == 5
+
+
+def test_it_is_not_asked_again_when_the_log_describes_another_one(driver: Driver) -> None:
+    """Behind a new connection there are thousands, each described once."""
+    other = replace(FOREIGN, relation_id=13)
+    assert driver.share(FOREIGN, described(FOREIGN)) == 1
+    assert driver.share(other, described(other)) == 2
+    assert driver.share(FOREIGN) == 2
+    wider = replace(FOREIGN, columns=(RelationColumn("n", 20, -1, False),))
+    assert (driver.share(wider), driver.share(FOREIGN)) == (3, 4), "whatever it has become in between"
 
 
 def test_it_is_asked_again_while_the_catalog_does_not_show_what_is_in_the_log(driver: Driver) -> None:

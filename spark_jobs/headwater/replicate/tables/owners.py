@@ -15,7 +15,7 @@ from typing import Final
 from headwater.columns.changes import has_columns, refuse_difference
 from headwater.errors import SchemaChanged
 from headwater.lake.registry import TableRecord, now_text
-from headwater.log.blocks import Block, Relation, Transactions
+from headwater.log.blocks import Block, Ddl, Relation, Transactions
 from headwater.names import TableName
 from headwater.replicate.batches.batch import Share
 from headwater.replicate.preapply.process import StagingTarget
@@ -36,17 +36,21 @@ _UNASKED: Final = (-1, None, False)
 class Owners:
     def __init__(self, states: TableStates, session: Session) -> None:
         self._states, self._relations, self._session = states, states.relations, session
-        self._answers: dict[Relation, _Found | None] = {}  # what the source has said of unknown ones; lanes clear it
+        self._answers: dict[int, tuple[Relation, _Found | None]] = {}  # by the source, of unknown ones; lanes clear it
         self._told_of: set[int] = set()
 
     def adopt(self, record: TableRecord) -> None:
         """The changes of the table's relations belong to it from now on."""
         self._relations.adopt(record)
-        self.ask_again()
-
-    def ask_again(self) -> None:
-        """What is none of ours may have become a part of a table of ours: the log describes it once more then."""
         self._answers.clear()
+
+    def ask_again(self, ddl: Ddl) -> None:
+        """What is none of ours may have become a part of a table of ours: the log describes it once more then, also
+        where a table that it is a part of was attached. Of others nothing is asked: there may be thousands."""
+        if ddl.is_told:
+            self._answers.clear()
+        for relation_id in ddl.described:
+            self._answers.pop(relation_id, None)
 
     def of(self, relation_ids: Iterable[int]) -> set[str]:
         """The tables that changes of these relations may belong to. From any thread."""
@@ -75,7 +79,7 @@ class Owners:
         name = self._relations.owner(relation.relation_id)
         if name is not None:
             return name
-        if self._answers.get(relation, _UNASKED) is None:
+        if self._answer(relation) is None:
             return None
         again = self._relations.owner_by_name(relation)
         if again is None:
@@ -99,13 +103,17 @@ class Owners:
         counts = transactions_that_count(self._states.records[name], transactions, applied_lsn)
         return bool(counts[transactions.index_of(block.sequence)].any())
 
+    def _answer(self, relation: Relation) -> _Found | tuple[int, None, bool] | None:
+        asked_as, found = self._answers.get(relation.relation_id, (None, None))
+        return found if asked_as == relation else _UNASKED
+
     def _partition_of(self, relation: Relation, transactions: Transactions) -> str | None:
         """The table of which the unknown relation is a partition."""
-        found = self._answers.get(relation, _UNASKED)
+        found = self._answer(relation)
         if found is _UNASKED:
             found, is_sure = self._session.ask(partial(_leaf_of, relation=relation, transactions=transactions))
             if is_sure:
-                self._answers[relation] = found
+                self._answers[relation.relation_id] = relation, found
                 if found is None:
                     self._tell_of_gone(relation)
         root, leaf, created = found or (0, None, True)

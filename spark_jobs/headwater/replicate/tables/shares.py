@@ -34,8 +34,8 @@ class Shares:
     def of(self, batch: Batch) -> dict[str, Share]:
         """The batch by table: only tables that are followed now, or whose changes are kept."""
         shares: dict[str, Share] = {}
-        if batch.ddl is not None:
-            self._owners.ask_again()
+        if (ddl := batch.ddl) is not None:
+            self._owners.ask_again(ddl)
         for chunk in batch.chunks:
             for block in chunk.blocks:
                 name = self._owners.table_for(block, batch.transactions)
