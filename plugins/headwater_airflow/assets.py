@@ -20,7 +20,7 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zoneinfo import available_timezones
 
 from airflow.sdk import Asset, AssetWatcher
@@ -31,6 +31,9 @@ from headwater_airflow.sensors.settings import duration
 from headwater_airflow.triggers.lateness import LatenessTrigger
 from headwater_airflow.triggers.moments import MomentTrigger
 from headwater_airflow.triggers.movement import MovementTrigger
+
+if TYPE_CHECKING:
+    from headwater.pipeline_file.pipeline import Pipeline
 
 _KEEP = timedelta(hours=24)
 _SCHEME = "x-headwater://"
@@ -49,12 +52,13 @@ def moved(
     """The asset "`tables` (None: all) of the pipeline in the file `pipeline` have moved". Its events come when one of
     them has, and all of them are in step; at most one every `at_most_every`. `keep_cut`: for how long the versions of
     an event's cut are kept. `name`: the asset's; else the other arguments make it.
+
+    ValueError when the file has no such table.
     """
-    from headwater.names import TableName
     from headwater.pipeline_file.pipeline import load_pipeline
 
     known = load_pipeline(pipeline)
-    wanted = sorted(str(TableName.parse(table)) for table in tables or ())
+    wanted = _wanted(known, tables)
     period, keep = duration(at_most_every, "at_most_every"), duration(keep_cut, "keep_cut")
     told = name or _named(known.name, wanted, f" (every {period.total_seconds():g} s{_kept(keep)})")
     trigger = MovementTrigger(
@@ -82,13 +86,12 @@ def fresh(
     nothing is replicated. `keep_cut`: for how long the versions of an event's cut are kept. `name`: the asset's; else
     the other arguments make it.
 
-    ValueError for what is no cron expression and no time zone.
+    ValueError for what is no cron expression, no time zone and no table of the file.
     """
-    from headwater.names import TableName
     from headwater.pipeline_file.pipeline import load_pipeline
 
     known = load_pipeline(pipeline)
-    wanted = sorted(str(TableName.parse(table)) for table in tables or ())
+    wanted = _wanted(known, tables)
     if not croniter.is_valid(cron):
         raise ValueError(f"{cron!r} is no cron expression: give five fields like '0 6 * * *'")
     if timezone not in available_timezones():
@@ -135,10 +138,7 @@ def late(
     from headwater.pipeline_file.quantities import number_text
 
     known = load_pipeline(pipeline)
-    wanted = sorted(str(TableName.parse(table)) for table in tables or ())
-    for table in wanted:
-        if known.entry_for(TableName.parse(table)) is None:
-            raise ValueError(f"{known.file} replicates no table {table}: neither a name nor a pattern there covers it")
+    wanted = _wanted(known, tables)
     limits = [known.freshness_of(TableName.parse(table)) for table in wanted]
     limits = limits or [known.defaults.freshness, *(entry.freshness for entry in known.tables)]
     if all(limit is None for limit in limits):
@@ -171,6 +171,18 @@ def cut_of(events: Mapping[Any, Sequence[Any]] | None, asset: Asset | None = Non
         )
     newest: dict[str, Any] = max(found, key=lambda one: one[0])[1]["cut"]
     return newest
+
+
+def _wanted(pipeline: Pipeline, tables: Sequence[str] | None) -> list[str]:
+    """The tables by name. ValueError for one that the pipeline does not have: its event would never come."""
+    from headwater.names import TableName
+
+    wanted = sorted(str(TableName.parse(table)) for table in tables or ())
+    for name in wanted:
+        if pipeline.entry_for(TableName.parse(name)) is None:
+            uncovered = "neither a name nor a pattern there covers it"
+            raise ValueError(f"{pipeline.file} replicates no table {name}: {uncovered}")
+    return wanted
 
 
 def _named(pipeline: str, tables: Sequence[str], what: str, *, of_all: str = "all tables") -> str:

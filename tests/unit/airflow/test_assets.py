@@ -27,14 +27,13 @@ def file(tmp_path: Path) -> Path:
     return page_pipeline(tmp_path, "shop", "public.a", logs, defaults={"freshness": "60s"})
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["public.typo", "public.log_old"])
-def test_an_alarm_for_a_table_that_the_file_does_not_replicate_is_refused(file: Path, name: str) -> None:
+def test_an_event_of_a_table_that_the_file_does_not_replicate_is_refused(kind: str, file: Path, name: str) -> None:
     """It would never come."""
-    from headwater_airflow.assets import late
-
-    assert late(file, ["public.log_2026", "Public.A"]).name == "shop: public.a, public.log_2026 late"
+    assert "public.a, public.log_2026" in asset_of(kind, file, tables=["public.log_2026", "Public.A"]).name
     with pytest.raises(ValueError, match=rf"replicates no table {name}"):
-        late(file, ["public.a", name])
+        asset_of(kind, file, tables=["public.a", name])
 
 
 def test_readers_that_want_different_things_have_different_assets(file: Path) -> None:
@@ -71,7 +70,8 @@ def asset_of(kind: str, file: Path, **arguments: Any) -> Asset:
     from headwater_airflow import assets
 
     make: dict[str, Callable[..., Asset]] = {"moved": assets.moved, "fresh": assets.fresh, "late": assets.late}
-    return make[kind](str(file), *(["0 6 * * *"] if kind == "fresh" else []), tables=["public.a"], **arguments)
+    arguments = {"tables": ["public.a"], **arguments}
+    return make[kind](str(file), *(["0 6 * * *"] if kind == "fresh" else []), **arguments)
 
 
 def watcher_of(asset: Asset) -> BaseEventTrigger:
