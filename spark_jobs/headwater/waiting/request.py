@@ -74,7 +74,7 @@ class WaitRequest:
         )
 
     def unseen(self) -> WaitRequest | None:
-        """As it goes on in another process before source or lake has answered; None where one of them has to say first
+        """As it goes on in another process before source or lake has answered; None where the lake has to say first
         what is wanted."""
         wanted = self.wanted
         if isinstance(wanted, Now):
@@ -83,14 +83,13 @@ class WaitRequest:
             target = Target(max_staleness=wanted.seconds)
         elif isinstance(wanted, Since):
             target = Target(since=wanted.moment)
-        elif isinstance(wanted, AtPosition) and wanted.timeline is not None:
+        elif isinstance(wanted, AtPosition):
             target = Target(wanted.lsn, wanted.timeline, wanted.system_id)
         else:
             return None
         tables = tuple(sorted(set(map(str, self.tables))))
-        if self.validated and not tables:
-            return None
-        return self.pinned(replace(target, validated=tables) if self.validated else target, tables)
+        target = replace(target, validated=tables if self.validated else ())
+        return replace(self.pinned(target, tables), validated=self.validated and not tables)
 
     def resumed(self, begun: Mapping[str, Any]) -> WaitRequest:
         """As another process has begun it, of which `begun` says when, for how long, for what target and tables, as
@@ -111,6 +110,7 @@ class WaitRequest:
             "owner": self.owner,
             "ignore_suspended": self.ignore_suspended,
             "give_up_early": self.give_up_early,
+            "validated": self.validated,
             "who": self.who,
             "requirement": self.called,
             "began": self.began.isoformat() if self.began is not None else None,
@@ -128,6 +128,7 @@ class WaitRequest:
             owner=value["owner"],
             tables=tuple(map(TableName.parse, value["tables"])),
             partitions=parse_partitions(value.get("partitions"), ()),
+            validated=value.get("validated", False),
             ignore_suspended=value.get("ignore_suspended", False),
             give_up_early=value.get("give_up_early", False),
             who=value.get("who", ""),

@@ -29,8 +29,10 @@ from headwater.maintain.control_tables import keep_validations
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline, load_pipeline
 from headwater.waiting.on_timeout import instead_of_cut
+from headwater.waiting.request import WaitRequest
 from headwater.waiting.result import WaitResult
 from headwater.waiting.wait import wait_for_cut
+from headwater.waiting.waiter import Waiter
 
 A, B = "public.a", "public.b"
 # Nobody listens there: what these tests wait for, they must find in the lake alone.
@@ -125,6 +127,20 @@ def test_a_validated_cut_at_or_above_the_target_is_handed_on_though_newer_epochs
     assert [pin.cut for pin in list_pins(lake.root)] == [result.cut]
     plain = ended(lake, 0x200, validated=False).to_json()
     assert (plain["epoch"], "validated" in plain) == (2, False)
+
+
+@pytest.mark.parametrize("log_is_known", [False, True])
+def test_a_wait_that_began_before_anybody_had_answered_learns_what_it_is_for(
+    lake: HandLake, log_is_known: bool
+) -> None:
+    validated(lake, A, B)
+    lake.publish(0x300, A)
+    begun = request(AtPosition(0x200, 1, "7") if log_is_known else AtPosition(0x200), validated=True).unseen()
+    assert begun is not None
+    waiting = Waiter(pipeline_of(lake), WaitRequest.from_json(json.loads(json.dumps(begun.to_json()))))
+    result = waiting.look()
+    assert (result is not None and result.cut is not None and result.cut["epoch"]) == 1
+    assert waiting.target == Target(0x200, 1, "7", validated=(A, B))
 
 
 def test_fresh_and_never_validated_is_no_success(lake: HandLake) -> None:
