@@ -255,6 +255,29 @@ def test_nothing_is_shown_of_a_table_that_somebody_else_publishes_before_its_loa
     assert_nowhere(tmp_path, pipeline)
 
 
+def test_a_partition_with_the_name_of_a_table_that_hides_columns_suspends_its_table_and_shows_nothing(
+    database: Database, start: Started, spark: SparkSession, tmp_path: Path
+) -> None:
+    database.execute("create table parts (id int primary key, email text) partition by range (id)", "drop table people")
+    load_tables(start("public.parts", "public.plain"))
+    pipeline = start("public.parts", "public.plain", {"name": PEOPLE, "columns": {"hash": ["email"]}})
+    database.execute(
+        "create table people partition of parts for values from (0) to (10)",
+        f"insert into parts values (1, '{SECRET}')",
+        "insert into plain values (2, 2)",
+    )
+    catch_up(pipeline)
+    record = record_of(pipeline, "public.parts")
+    assert (record.state, f"hides columns of {PEOPLE}" in record.reason) == ("suspended", True)
+    assert record.remedy == "headwater load PIPELINE.yaml --table public.parts --again"
+    assert lake_rows(pipeline, "public.plain", ["id"]) == [(1,), (2,)], "no other table minds"
+    assert_nowhere(tmp_path, pipeline)
+    load_tables(pipeline, "public.parts", again=True)
+    database.execute("insert into parts values (2, 'shown')")
+    catch_up(pipeline)
+    assert lake_rows(pipeline, "public.parts", ["id", "email"]) == [(1, SECRET), (2, "shown")]
+
+
 def test_a_table_that_was_made_again_is_hidden_from_its_first_change_on(
     database: Database, start: Started, spark: SparkSession, tmp_path: Path
 ) -> None:
