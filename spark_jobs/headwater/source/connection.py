@@ -19,7 +19,7 @@ from psycopg import conninfo as libpq
 
 from headwater.errors import HeadwaterError, Refused, SourceUnreachable, Transient
 from headwater.position import Position, parse_lsn
-from headwater.source.renewal import PASSWORD_FAILURE, newest, renewed
+from headwater.source.renewal import newest, renewed
 
 _Answer = TypeVar("_Answer")
 
@@ -46,9 +46,13 @@ _SESSION: dict[str, str] = {
     # Leases and loads have sessions that say nothing for hours.
     "idle_session_timeout": "0",
 }
-# The text that every server version sends at a failed log-in.
+# The text that every server version sends at a failed log-in, in English: libpq gives no SQLSTATE there.
 _LOGIN_FAILURES: tuple[tuple[str, str, str], ...] = (
-    (PASSWORD_FAILURE, "wrong_password", "correct the user or the password"),
+    (
+        "password authentication failed|no password supplied|SCRAM",
+        "wrong_password",
+        "correct the user or the password",
+    ),
     ('database ".*" does not exist|28000.*database', "unknown_database", "correct the database's name"),
     (
         'role ".*" does not exist|no pg_hba.conf entry|is not permitted to log in|authentication failed'
@@ -107,7 +111,8 @@ def connect(
         return connection
     except psycopg.Error as error:
         failure = _login_failure(error, options, where)
-    if failure.code == "wrong_password" and (newer := renewed(conninfo, failure.message)) is not None:
+        wants_password = connection is None and error.pgconn is not None and error.pgconn.used_password
+    if wants_password and (newer := renewed(conninfo)) is not None:
         return connect(
             newer,
             application_name=application_name,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import socket
 from typing import Final
 
@@ -17,8 +16,6 @@ from headwater.pipeline_file.values import CONNECTION_SOCKET
 
 log = logging.getLogger(__name__)
 
-PASSWORD_FAILURE: Final = "password authentication failed|no password supplied|SCRAM"
-"""What every server version says of a password that it refuses; libpq gives no SQLSTATE there."""
 _ANSWER_SECONDS: Final = 10.0
 _newest: Final[dict[str, str]] = {}
 
@@ -28,10 +25,12 @@ def newest(conninfo: str) -> str:
     return _newest.get(conninfo, conninfo)
 
 
-def renewed(refused: str, message: str) -> str | None:
-    """Another connection string than `refused`, of which the server said `message`; None: there is none."""
+def renewed(refused: str) -> str | None:
+    """Another connection string than `refused`, with which a server that wants a password let nobody in; None: there is
+    none. Whether the password is why it does not say: libpq gives no SQLSTATE there, and its text is in any language.
+    """
     path = os.environ.get(CONNECTION_SOCKET)
-    if path is None or not re.search(PASSWORD_FAILURE, message):
+    if path is None:
         return None
     try:
         found = _ask(path)
@@ -39,7 +38,7 @@ def renewed(refused: str, message: str) -> str | None:
         return None
     if not found or found == refused:
         return None
-    log.info("the source refuses the password: Airflow's connection was fetched again")
+    log.info("no log-in at the source: Airflow's connection was fetched again")
     _newest.update({old: found for old, known in list(_newest.items()) if known == refused})
     _newest[refused] = found
     return found

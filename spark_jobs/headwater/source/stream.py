@@ -135,7 +135,8 @@ class LogStream:
     def __init__(self, conninfo: str, application_name: str = "headwater") -> None:
         conninfo = newest(conninfo)
         self._connection = pq.PGconn.connect(_parameters(conninfo, application_name))
-        if self._connection.status != pq.ConnStatus.OK and (newer := renewed(conninfo, self._error())) is not None:
+        wants_password = self._connection.status != pq.ConnStatus.OK and self._connection.used_password
+        if wants_password and (newer := renewed(conninfo)) is not None:
             self._connection.finish()
             self._connection = pq.PGconn.connect(_parameters(newer, application_name))
         if self._connection.status != pq.ConnStatus.OK:
