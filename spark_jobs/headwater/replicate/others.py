@@ -68,6 +68,7 @@ def _suspend_found(run: Run) -> None:
     for name, meanings in run.watch.learned().items():
         run.tables.columns.remember(name, meanings)
     found = [run.tables.states.suspend(name, error) for name, error in run.watch.take()]
+    found += [run.tables.owners.meet_attached(name, leaves) for name, leaves in run.watch.attached().items()]
     if any(found):
         run.publisher.states(run.tables.records)
         run.publisher.write()

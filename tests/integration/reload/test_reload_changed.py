@@ -108,7 +108,8 @@ def test_partitions_that_come_and_go_are_put_right_beside_the_driver(database: D
             "create table parted_new partition of parted for values in ('new')",
         )
         found = changed(pipeline, PARTED)[PARTED]
-        assert found["reasons"] == [
+        # The driver may have suspended it before.
+        assert [reason for reason in found["reasons"] if not reason.startswith("it is suspended")] == [
             "the partition public.more was attached",
             "the partition public.parted_us was detached or dropped",
         ]
@@ -141,10 +142,12 @@ def test_rows_that_came_below_a_tree_or_changed_out_of_sight_are_found(database:
     )
     catch_up(pipeline)
     found = changed(pipeline)[PARTED]
-    assert found["reasons"] == [
+    assert found["reasons"][0].startswith("it is suspended: the partition public.tree_asia was attached")
+    assert found["reasons"][1:] == [
         "the partition public.parted_us was attached",
         "the partition public.tree_asia was attached",
     ]
+    assert found["state"] == "active"
     database.execute("insert into parted values (302, 'asia'), (303, 'africa'), (401, 'us')")
     catch_up(pipeline)
     assert record_of(pipeline, PARTED).state == "active"

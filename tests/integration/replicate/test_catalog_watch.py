@@ -42,6 +42,7 @@ from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.replicate.catalog_watch import watch as catalog_watch
 from headwater.replicate.catalog_watch.watch import CatalogWatch
+from headwater.source.catalog import partitions
 from headwater.source.catalog.catalog import Catalog, read_catalog
 from headwater.source.connection import Connection, connect
 from headwater.source.publication.publication import add_tables, ensure_publications, published_tables
@@ -499,6 +500,87 @@ def test_new_columns_partitions_and_indexes_are_not_the_watchs_business(watched:
         )
         == {}
     )
+
+
+# Attached partitions
+
+MAKE = "create table events_2 (id int primary key, n int)"
+FILL = "insert into events_2 select i, i from generate_series(100, 150) i"
+ATTACH = "alter table events attach partition events_2 for values from (100) to (200)"
+CREATE = "create table events_2 partition of events for values from (100) to (200)"
+
+
+def _attached(watched: Watched, *transactions: str) -> dict[str, list[str]]:
+    """The partitions that one look finds behind these, each with statements of its own; no log is read."""
+    assert watched.found(*transactions) == {}
+    return {table: [leaf.name for leaf in leaves] for table, leaves in watched.watch.attached().items()}
+
+
+@pytest.mark.parametrize(
+    ("transactions", "brought"),
+    [
+        ([MAKE, FILL, ATTACH], True),
+        ([MAKE, FILL, f"{ATTACH}; insert into events values (160, 1)"], True),
+        ([f"{MAKE}; {FILL}; {ATTACH}; insert into events values (160, 1)"], True),
+        ([CREATE, FILL], False),
+        ([f"{CREATE}; {FILL}"], False),
+        ([CREATE], False),
+        # The log brings all that comes to it, and judges it.
+        ([MAKE, ATTACH], False),
+        ([f"{MAKE}; {ATTACH}; {FILL}"], False),
+        ([f"{MAKE}; {ATTACH}", FILL, "update events set n = 0"], False),
+        ([f"{MAKE}; {FILL}; truncate events_2; {ATTACH}", "insert into events values (160, 1)"], False),
+        ([MAKE, FILL, "create table old partition of events for values from (300) to (400)", ATTACH], True),
+    ],
+)
+def test_a_partition_that_brought_rows_is_found_without_a_change_of_it(
+    watched: Watched, transactions: list[str], brought: bool
+) -> None:
+    expected = {"public.events": ["events_2"]} if brought else {}
+    assert _attached(watched, *transactions) == expected
+    assert _attached(watched, "truncate orders") == expected, "until it is known"
+
+
+def test_what_brought_nothing_is_judged_once_by_who_attached_it(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged = []
+    brought_rows = partitions._Came.brought_rows
+
+    def counted(came: Any, *asked: Any, **how: Any) -> bool:
+        judged.append(came.leaf.name)
+        return brought_rows(came, *asked, **how)
+
+    monkeypatch.setattr(partitions._Came, "brought_rows", counted)
+    assert _attached(watched, f"{MAKE}; {ATTACH}", FILL) == {}
+    assert _attached(watched, "truncate orders") == {}
+    assert judged == ["events_2"]
+    out_of_sight = ["alter table events detach partition events_2", "insert into events_2 values (170, 1)"]
+    assert _attached(watched, *out_of_sight, ATTACH) == {"public.events": ["events_2"]}
+
+
+def test_a_partition_that_is_locked_is_judged_later(watched: Watched) -> None:
+    watched.database.execute(f"{MAKE}; {ATTACH}", FILL)
+    with watched.database.connect(autocommit=False) as other:
+        other.execute("lock table events_2 in access exclusive mode")
+        assert _attached(watched) == {}
+    assert _attached(watched) == {}
+    watched.database.execute(
+        "create table events_3 (id int primary key, n int)", "insert into events_3 values (200, 1)"
+    )
+    watched.database.execute("alter table events attach partition events_3 for values from (200) to (300)")
+    with watched.database.connect(autocommit=False) as other:
+        other.execute("lock table events_3 in access exclusive mode")
+        assert _attached(watched) == {}
+    assert _attached(watched) == {"public.events": ["events_3"]}
+
+
+@pytest.mark.parametrize("state", ["loading", "catching up", "suspended"])
+def test_a_table_that_is_out_of_step_is_judged_when_it_is_in_step_again(watched: Watched, state: State) -> None:
+    watched.suspend("public.events", state)
+    assert _attached(watched, MAKE, FILL, ATTACH) == {}
+    watched.suspend("public.events", "active")
+    assert _attached(watched) == {"public.events": ["events_2"]}
 
 
 # The driver

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fixtures.jobs import assert_equal, catch_up, in_thread, record_of, stalled_commit, until
+from fixtures.jobs import (
+    assert_equal,
+    catch_up,
+    following,
+    in_thread,
+    lake_rows,
+    record_of,
+    stalled_commit,
+    until,
+)
 from fixtures.loaded import pipeline_in_step
 from fixtures.postgres import Database
 from headwater.errors import Transient
@@ -86,3 +95,26 @@ def test_a_table_that_an_invisible_commit_attaches_is_not_passed_by(
     catch_up(pipeline)
     record = record_of(pipeline, SALES)
     assert (record.state, "the partition public.sales_us was attached" in record.reason) == ("suspended", True)
+
+
+def test_a_table_that_an_invisible_commit_attaches_and_that_seemed_none_of_ours_is_noticed_when_it_is_visible(
+    database: Database, pipeline: Pipeline
+) -> None:
+    """As somebody's publication of all tables has it by itself. Nothing of it changes again."""
+    database.execute("create table sales_us (id int not null, region text not null, n int, primary key (id, region))")
+    with database.superuser() as connection:
+        connection.execute("create publication others for all tables")
+    attach = "alter table sales attach partition sales_us for values in ('us')"
+    with following(pipeline) as running:
+        with stalled_commit(database, attach, PARTITION[1]):
+            behind = in_thread(lambda: database.execute("insert into sales values (5, 'eu', 5)"))
+            until(lambda: 5 in _ids(pipeline) or running.done(), "the attachment is passed by")
+            assert record_of(pipeline, SALES).state == "active"
+        behind.result(30)
+        until(lambda: record_of(pipeline, SALES).state == "suspended" or running.done(), "it is suspended")
+    assert _ids(pipeline) == {1, 2, 5}
+    assert "the partition public.sales_us was attached" in record_of(pipeline, SALES).reason
+
+
+def _ids(pipeline: Pipeline) -> set[int]:
+    return {row[0] for row in lake_rows(pipeline, SALES, ["id"])}

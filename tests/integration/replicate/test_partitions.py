@@ -6,7 +6,7 @@ A driver runs over the whole module; what it has made of each statement is waite
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,7 +158,16 @@ def _attach(shop: Shop, *regions: str) -> None:
             f"alter table whole attach partition whole_{region} for values in ('{region}')",
         )
     shop.database.execute(f"insert into whole values (10, '{regions[0]}', 10), (11, 'eu', 11) on conflict do nothing")
-    until(lambda: record_of(shop.pipeline, WHOLE).state == "suspended" or shop.running.done(), "it is suspended")
+    _until_suspended(shop, regions)
+
+
+def _until_suspended(shop: Shop, regions: Sequence[str]) -> None:
+    """For all of them: each may be noticed by itself."""
+
+    def named() -> bool:
+        return all(f"whole_{region}" in record_of(shop.pipeline, WHOLE).reason for region in regions)
+
+    until(lambda: named() or shop.running.done(), "it is suspended")
 
 
 def _reload(shop: Shop, *partitions: str) -> dict[str, Any]:
@@ -233,6 +242,34 @@ def _paused_in_file(shop: Shop) -> bool:
     return file is not None and file.states.get(WHOLE, {}).get("reason") == "it was paused by hand"
 
 
+def test_a_partition_that_brought_rows_is_noticed_though_nothing_of_it_ever_changes(shop: Shop) -> None:
+    shop.database.execute(
+        "create table whole_still (id int not null, region text not null, n int, primary key (id, region))",
+        "insert into whole_still values (40, 'still', 40)",
+        "alter table whole attach partition whole_still for values in ('still')",
+    )
+    _until_suspended(shop, ["still"])
+    record = record_of(shop.pipeline, WHOLE)
+    assert record.state == "suspended"
+    assert "the partition public.whole_still was attached" in record.reason
+    assert record.remedy == f"headwater reload PIPELINE.yaml --table {WHOLE} --partition public.whole_still"
+    assert _reload(shop, "whole_still")["state"] == "active"
+    shop.until_equal(WHOLE)
+
+
+def test_rows_that_come_behind_the_attachment_never_suspend_the_table(shop: Shop) -> None:
+    made = "create table whole_{} (id int not null, region text not null, n int, primary key (id, region))"
+    for number in range(10):
+        region = f"r{number}"
+        attach = f"alter table whole attach partition whole_{region} for values in ('{region}')"
+        create = f"create table whole_{region} partition of whole for values in ('{region}')"
+        fill = f"insert into whole select 100 + i, '{region}', i from generate_series(1, 5) i"
+        statements = [[create, fill], [f"{create}; {fill}"], [f"{made.format(region)}; {attach}", fill]][number % 3]
+        shop.database.execute(*statements)
+    shop.until_equal(WHOLE)
+    assert record_of(shop.pipeline, WHOLE).state == "active"
+
+
 @pytest.mark.parametrize("failpoint", ["replicate.after_part_commit", "replicate.after_part_answer"])
 def test_a_driver_that_dies_over_the_reload_leaves_the_table_to_the_next_one(
     database: Database, spark: SparkSession, tmp_path: Path, failpoint: str
@@ -263,6 +300,30 @@ def test_a_driver_that_dies_over_the_reload_leaves_the_table_to_the_next_one(
     catch_up(pipeline)
     assert_equal(database, pipeline, WHOLE)
     assert record_of(pipeline, WHOLE).state == "active"
+
+
+@pytest.mark.parametrize("option", [None, "soft_delete", "history"])
+def test_a_partition_that_was_attached_with_rows_while_no_driver_ran_is_noticed_by_the_next_one(
+    database: Database, spark: SparkSession, tmp_path: Path, option: str | None
+) -> None:
+    database.allow_publishing()
+    database.execute(
+        "create table whole (id int, region text, n int, primary key (id, region)) partition by list (region)",
+        "create table whole_eu partition of whole for values in ('eu')",
+        "create table whole_old (id int not null, region text not null, n int, primary key (id, region))",
+        "insert into whole_old values (1, 'old', 1)",
+    )
+    pipeline = pipeline_in_step(tmp_path, database, {"name": WHOLE, **({option: True} if option else {})})
+    database.execute(
+        "begin; alter table whole attach partition whole_old for values in ('old');"
+        "insert into whole values (2, 'eu', 2); commit"
+    )
+    catch_up(pipeline)
+    record = record_of(pipeline, WHOLE)
+    assert record.state == "suspended"
+    assert "the partition public.whole_old was attached" in record.reason
+    cure = "load PIPELINE.yaml --table public.whole --again" if option else "--partition public.whole_old"
+    assert cure in record.remedy
 
 
 @pytest.mark.parametrize("gone", ["alter table sales detach partition sales_us", "drop table sales_us"])

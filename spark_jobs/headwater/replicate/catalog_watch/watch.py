@@ -5,7 +5,8 @@ makes the *source's own* UPDATE and DELETE fail, as long as we publish it. `poll
 the catalog rows that matter, in one query, and only when it has changed the whole judgement. A table without a usable
 key leaves the publication here and at once; everything else that was found waits in `take` for the driver's main
 thread, which suspends the tables, also where stored values have another text now (a renamed label of an enum). Changed
-columns are the business of the log's Relation messages, detached and attached partitions of nobody yet.
+columns are the business of the log's Relation messages, detached partitions of nobody yet. Partitions that brought rows
+wait in `attached`.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from headwater.errors import SchemaChanged
 from headwater.lake.registry import TableRecord
 from headwater.log.blocks import Ddl
 from headwater.pipeline_file.pipeline import Pipeline
+from headwater.replicate.catalog_watch.attached import Attached
 from headwater.replicate.catalog_watch.facts import CatalogFacts, read_digest, read_facts
 from headwater.replicate.catalog_watch.judge import key_problem, silence
 from headwater.replicate.catalog_watch.learned import Learned
 from headwater.replicate.catalog_watch.rewrites import Rewrites
 from headwater.replicate.catalog_watch.unpublishing import ALARM_SECONDS, Unpublishing
+from headwater.schema import Leaf
 from headwater.source.catalog.standing import Standing
 from headwater.source.connection import Connection
 from headwater.source.snapshots import VISIBLE_SECONDS, all_visible, become_visible
@@ -49,6 +52,7 @@ class CatalogWatch:
         self._unseen: set[int] = set()  # transactions (32 bit) that told of rewrites, until they are visible
         self._rewrites = Rewrites()
         self._learned = Learned()
+        self._attached = Attached()
         self._unpublishing = Unpublishing(pipeline.name)
         self._looking = threading.Lock()
         self._again = False
@@ -91,6 +95,10 @@ class CatalogWatch:
             found, self._found = self._found, []
         return found
 
+    def attached(self) -> dict[str, list[Leaf]]:
+        """By table the partitions that brought rows, where some were found since the last call."""
+        return self._attached.take()
+
     def learned(self) -> dict[str, tuple[tuple[str, str], ...]]:
         """By table all its meanings, where some came since the last call, or a virtual column did; a driver that was
         stopped compares with what the registry has of them."""
@@ -111,7 +119,7 @@ class CatalogWatch:
         tables = {name: record for name, record in records.items() if record.schemas}
         digest = read_digest(connection, tables, self._publication)
         unchanged = (digest, self._rewrites.suspects(tables)) == self._seen
-        if unchanged and not self._again and not self._unpublishing.retry_due:
+        if unchanged and not (self._again or self._unpublishing.retry_due or self._attached.is_due(tables)):
             return
         # Before the catalog is read: what is visible afterwards only may not be in it.
         visible = all_visible(connection, self._unseen)
@@ -123,6 +131,7 @@ class CatalogWatch:
             self._rewrites.mark(records, facts)
         self._judge_all(connection, tables, facts)
         self._learned.learn(tables, facts)
+        self._again |= not self._attached.look(connection, tables, facts)
         self._seen = (digest, self._rewrites.suspects(tables))
 
     def _judge_all(self, connection: Connection, tables: Mapping[str, TableRecord], facts: CatalogFacts) -> None:

@@ -153,22 +153,35 @@ class Owners:
 
     def _awaits(self, name: str, leaf: Leaf) -> bool:
         """`leaf` was attached: suspend the table. Whether the rest of it is followed until its attached partitions are
-        reloaded, all that it has by now; of some tables no part can be."""
+        reloaded, all that it has by now."""
         record = self._states.records[name]
         if not record.is_followed:
             return False
         known = [other.relation_id for other in record.schema.leaves]
         root, attached = record.schema.relation_id, leaf.relation_id
         came = self._session.ask(partial(attached_leaves, root=root, known=known, brought=attached))
-        kept = record.schema.soft_delete or record.schema.history
-        if kept or leaf.relation_id not in [other.relation_id for other in came]:
-            self._states.suspend(name, _attached(name, leaf))
+        if leaf.relation_id not in [other.relation_id for other in came]:
+            self._states.suspend(name, _attached(name, [leaf]))
             return False
+        self._suspend_for(name, came)
+        return self._states.is_followed(name)
+
+    def meet_attached(self, name: str, leaves: Iterable[Leaf]) -> bool:
+        """The catalog shows these partitions, which brought rows: a change of them may never come. Whether the table
+        was suspended for one that it does not know."""
+        known = {leaf.relation_id for leaf in self._states.records[name].schema.leaves}
+        came = [leaf for leaf in leaves if leaf.relation_id not in known]
+        return bool(came) and self._suspend_for(name, came)
+
+    def _suspend_for(self, name: str, came: Sequence[Leaf]) -> bool:
+        """Until these partitions are reloaded, which were attached. Of some tables no part can be."""
+        record = self._states.records[name]
+        if record.schema.soft_delete or record.schema.history:
+            return self._states.suspend(name, _attached(name, came))
         leaves = [*(known for known in record.schema.leaves if known.relation_id in record.unread), *came]
         then = awaiting(record, leaves)
         error = SchemaChanged(then.reason, where=name, remedy=then.remedy)
-        self._states.suspend(name, error, lambda now: awaiting(now, leaves) if now.is_followed else None)
-        return self._states.is_followed(name)
+        return self._states.suspend(name, error, lambda now: awaiting(now, leaves) if now.is_followed else None)
 
     def _adopt(self, name: str, leaf: Leaf) -> None:
         self._states.change(name, lambda record: _with_leaf(record, leaf))
@@ -193,7 +206,7 @@ class Owners:
                     continue
                 _, leaf, created = found
                 if not created:
-                    raise _attached(name, leaf)
+                    raise _attached(name, [leaf])
                 self._adopt(name, leaf)
 
 
@@ -229,9 +242,9 @@ def awaiting(record: TableRecord, leaves: Sequence[Leaf]) -> TableRecord:
     return replace(suspended, since=since, unread=tuple(leaf.relation_id for leaf in leaves))
 
 
-def _attached(name: str, leaf: Leaf) -> SchemaChanged:
+def _attached(name: str, leaves: Sequence[Leaf]) -> SchemaChanged:
     remedy = f"headwater load PIPELINE.yaml --table {name} --again"
-    return SchemaChanged(_attached_message([leaf]), where=name, remedy=remedy)
+    return SchemaChanged(_attached_message(leaves), where=name, remedy=remedy)
 
 
 def _attached_message(leaves: Sequence[Leaf]) -> str:

@@ -179,6 +179,35 @@ def attached(connection: Connection, relation_ids: Sequence[int], may_be: Callab
     return found
 
 
+def brought_leaves(connection: Connection, relation_ids: Sequence[int], judged: set[tuple[int, int]]) -> list[Leaf]:
+    """Those of the partitions that brought rows and are not empty now: of one that is, the log carries all that comes.
+    `judged`: which have brought none, each with the transaction that attached it; they are not looked at again.
+    Transient while one is locked.
+
+    Read are first blocks alone: rows that were brought and are not there any more, the log has told of.
+    """
+    found = []
+    with errors_named("source"):
+        rows = connection.execute(f"select {_LEAF} and c.oid = any(%s)", [list(relation_ids)]).fetchall()
+        for came in map(_Came.of, rows):
+            relation, link = came.leaf.relation_id, came.link
+            if link is None or (relation, link) in judged:
+                continue
+            if _is_empty(connection, relation) or not came.brought_rows(connection, is_patient=False):
+                judged.add((relation, link))
+            else:
+                found.append(came.leaf)
+    return sorted(found, key=lambda leaf: (leaf.schema, leaf.name))
+
+
+def _is_empty(connection: Connection, relation_id: int) -> bool:
+    with connection.transaction():
+        connection.execute("set local lock_timeout = '1s'")
+        row = connection.execute("select coalesce(pg_relation_size(%s::oid), 0) = 0", [relation_id]).fetchone()
+    assert row is not None
+    return bool(row[0])
+
+
 @dataclass(frozen=True, slots=True)
 class _Came:
     """A row of `_LEAF`. `later`: whether the leaf was attached behind the transaction `xid` that made it; `command`:

@@ -1,0 +1,66 @@
+"""Partitions that brought rows, seen in the catalog: the log tells of one by its first change, which may never come.
+
+They are judged by the same marks as there (`headwater.replicate.tables.owners`), so it does not matter who is first.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from headwater.errors import Transient
+from headwater.lake.registry import TableRecord
+from headwater.replicate.catalog_watch.facts import CatalogFacts
+from headwater.schema import Leaf
+from headwater.source.catalog.partitions import brought_leaves
+from headwater.source.connection import Connection
+
+
+class Attached:
+    """One thread at a time looks, another one may `take`."""
+
+    def __init__(self) -> None:
+        self._judged: set[tuple[int, int]] = set()  # partitions that brought nothing, and who attached them
+        self._waiting: set[str] = set()  # tables out of step that have unknown partitions
+        self._found: dict[str, list[Leaf]] = {}
+        self._lock = threading.Lock()
+
+    def take(self) -> dict[str, list[Leaf]]:
+        """By table the partitions that were found since the last call."""
+        with self._lock:
+            found, self._found = self._found, {}
+        return found
+
+    def is_due(self, tables: Mapping[str, TableRecord]) -> bool:
+        """Whether a table that could not be judged is in step by now."""
+        return any(name in tables and _is_in_step(tables[name]) for name in self._waiting)
+
+    def look(self, connection: Connection, tables: Mapping[str, TableRecord], facts: CatalogFacts) -> bool:
+        """Whether all could be judged."""
+        known = {leaf.relation_id for record in tables.values() for leaf in record.schema.leaves}
+        self._waiting, is_judged = set(), True
+        for name, record in tables.items():
+            root = facts.relations.get(record.schema.relation_id)
+            unknown = [h.relation_id for h in facts.holders(root) if h.relation_id not in known] if root else []
+            if unknown and not _is_in_step(record):
+                self._waiting.add(name)
+            elif unknown:
+                is_judged &= self._judge(connection, name, unknown)
+        return is_judged
+
+    def _judge(self, connection: Connection, name: str, unknown: list[int]) -> bool:
+        try:
+            found = brought_leaves(connection, unknown, self._judged)
+        except Transient:
+            if connection.closed:
+                raise
+            return False
+        if found:
+            with self._lock:
+                self._found[name] = found
+        return True
+
+
+def _is_in_step(record: TableRecord) -> bool:
+    """Or but for other partitions. What is kept for a table that catches up is applied as if none were missing."""
+    return record.state == "active" or bool(record.unread)
