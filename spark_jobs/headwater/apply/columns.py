@@ -54,6 +54,12 @@ def columns_counter(app_id: str) -> str:
     return f"{app_id}/columns"
 
 
+def schemas_counted(snapshot: Snapshot, app_id: str) -> int:
+    """How many of its schemas the table had followed when it was last changed: one that changes nothing in the lake is
+    not counted."""
+    return snapshot.transactions.get(columns_counter(app_id), 1)
+
+
 def require_possible(folder: str, version: int, name: str, to: ColumnChange) -> None:
     """SchemaChanged when the table cannot become that."""
     _refuse(read_snapshot(folder, version), name, to)
@@ -66,8 +72,7 @@ def evolve(folder: str, version: int, name: str, app_id: str, to: ColumnChange, 
     LostRace when another commit came first. SchemaChanged when the table cannot become that; Fenced by a newer driver.
     """
     snapshot = read_snapshot(folder, version)
-    counter = columns_counter(app_id)
-    if not (to.added or to.renamed or to.widened) or (to.number and snapshot.transactions.get(counter, 1) >= to.number):
+    if not (to.added or to.renamed or to.widened) or (to.number and schemas_counted(snapshot, app_id) >= to.number):
         return version
     fence.refuse_newer(snapshot, name)
     _refuse(snapshot, name, to)
@@ -89,7 +94,7 @@ def evolve(folder: str, version: int, name: str, app_id: str, to: ColumnChange, 
     actions: list[Action] = [
         info,
         delta_log.transaction(app_id, snapshot.transactions.get(app_id, 0)),
-        *([delta_log.transaction(counter, to.number)] if to.number else []),
+        *([delta_log.transaction(columns_counter(app_id), to.number)] if to.number else []),
         delta_log.transaction(fence.app_id, fence.generation),
         *([{"protocol": protocol}] if protocol else []),
         {"metaData": metadata},

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
-from headwater.apply.columns import columns_counter
+from headwater.apply.columns import columns_counter, schemas_counted
 from headwater.apply.direct import Fence, obstacle
 from headwater.arrow_types import lake_schema
 from headwater.delta import clustering, delta_log
@@ -42,7 +42,7 @@ def shape_ahead(
     """Which of `shapes` the table is in, if that is a later one than the `schemas` that the registry knows of it; None:
     it is not. ForeignWrite when it is in none of them."""
     snapshot = read_snapshot(folder, version)
-    if snapshot.transactions.get(columns_counter(app_id), 1) <= schemas:
+    if schemas_counted(snapshot, app_id) <= schemas:
         return None
     for shape in shapes:
         if _is_in(snapshot, shape):

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from headwater.apply.applier import damage_named
 from headwater.apply.by_spark.tasks import FileTasks
-from headwater.apply.columns import ColumnChange, evolve, require_possible
+from headwater.apply.columns import ColumnChange, evolve, require_possible, schemas_counted
 from headwater.apply.direct import Fence
 from headwater.columns.changes import (
     between,
@@ -221,15 +221,22 @@ class Evolving:
         record = self._states.records[name]
         if len(record.schemas) > 1:
             reach("replicate.before_evolution", name)
-            before, after = (schema for _, schema in record.schemas[-2:])
-            to = _columns(record, before, after, len(record.schemas))
-            with _suspending(record, self._states.folder(record)):
-                self._histories.evolve(record, self._tasks, still_alive)
-                app_id = record.app_id(self._pipeline.name)
-                change = partial(evolve, name=name, app_id=app_id, to=to, fence=self._fence, tasks=self._tasks)
-                self._reshaping.commit(record, change, still_alive)
+            self._take_steps(record, still_alive)
             reach("replicate.after_evolution", name)
         self._finished[name] = self._known(record)
+
+    def _take_steps(self, record: TableRecord, still_alive: Callable[[], None]) -> None:
+        """Each change of columns that the lake's table has not followed: a power cut may have taken several from there,
+        and none from the registry, whose records are on disk at once."""
+        name, folder, app_id = record.name, self._states.folder(record), record.app_id(self._pipeline.name)
+        with _suspending(record, folder):
+            self._histories.evolve(record, self._tasks, still_alive)
+            done = schemas_counted(read_snapshot(folder, self._states.versions[name].version), app_id)
+        steps = enumerate(pairwise(schema for _, schema in record.schemas), 2)
+        for to in [_columns(record, *schemas, number) for number, schemas in steps if number > done]:
+            change = partial(evolve, name=name, app_id=app_id, to=to, fence=self._fence, tasks=self._tasks)
+            with _suspending(record, folder):
+                self._reshaping.commit(record, change, still_alive)
 
     def _known(self, record: TableRecord) -> tuple[int, int, int]:
         """What holds until a load, a change of columns, or a commit of somebody else: perhaps a driver before this one,
