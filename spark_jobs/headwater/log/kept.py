@@ -1,15 +1,18 @@
 """One table's share of a batch as bytes that outlive the driver: raw changes, undecoded, and their transactions.
 
-A piece is a length, a header in JSON, and arrays one behind the other. Large shares come in several pieces, none of
-which is worth anything without the last one; blocks are read one at a time. What is read back decides by positions and
-transaction ids alone: the numbers of changes are given anew, since those of another connection began elsewhere.
+A piece is a length, a header in JSON, and arrays one behind the other, whose checksum the header has. Large shares
+come in several pieces, none of which is worth anything without the last one; blocks are read one at a time. What is
+read back decides by positions and transaction ids alone: the numbers of changes are given anew, since those of another
+connection began elsewhere.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import reduce
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +22,7 @@ from headwater.log.blocks import Block, Held, Int64, Relation, RelationColumn, R
 PIECE_BYTES: Final = 32 << 20
 _MAGIC: Final = b"HWKEPT1\n"
 _NUMBER: Final = 8
+_READ_BYTES: Final = 4 << 20
 
 ReadRange = Callable[[int, int], bytes]
 """`length` bytes from `offset` of a piece."""
@@ -84,8 +88,14 @@ def _piece(blocks: Sequence[tuple[Block, Held]], last: _Last | None = None) -> b
             "to_lsn": last.to_lsn,
             "next": last.next,
         }
+    content = [array.tobytes() for array in arrays]
+    header["checksum"] = _checksum(content)
     text = json.dumps(header).encode()
-    return b"".join([_MAGIC, len(text).to_bytes(_NUMBER, "big"), text, *(array.tobytes() for array in arrays)])
+    return b"".join([_MAGIC, len(text).to_bytes(_NUMBER, "big"), text, *content])
+
+
+def _checksum(parts: Iterable[bytes]) -> int:
+    return reduce(lambda found, part: zlib.crc32(part, found), parts, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,18 +164,22 @@ def share_of(readers: Sequence[ReadRange], base: int) -> KeptShare | None:
 
 
 def is_whole(read: ReadRange, size: int) -> bool:
-    """Whether a piece of `size` bytes is as long as it says."""
+    """Whether a piece of `size` bytes is as it was written. Those of an older Headwater have no checksum: as long."""
     if size < len(_MAGIC) + _NUMBER:
         return False
     try:
         header, start = _header(read)
     except ValueError:
-        if read(0, len(_MAGIC)) == _MAGIC:
+        begin = read(0, len(_MAGIC))
+        if begin == _MAGIC or not any(begin):  # a power cut may leave a file its length, and zeros for content
             return False
         raise
     blocks = sum(size + 3 * _NUMBER * changes for _, size, changes in header["blocks"])
     transactions = int(header.get("transactions", 0))
-    return size == start + int(blocks) + 4 * _NUMBER * transactions
+    if size != start + int(blocks) + 4 * _NUMBER * transactions:
+        return False
+    parts = (read(at, min(_READ_BYTES, size - at)) for at in range(start, size, _READ_BYTES))
+    return "checksum" not in header or _checksum(parts) == header["checksum"]
 
 
 def _header(read: ReadRange) -> tuple[dict[str, Any], int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -125,6 +126,38 @@ def test_a_share_without_a_change_of_the_table_is_not_kept(tmp_path: Path) -> No
     one = block(ORDERS, 0)
     changes.append([(one, np.zeros(1, dtype=np.bool_))], [], transactions((11, 100, 0)), 100)
     assert list(changes.shares()) == []
+
+
+@pytest.mark.parametrize("whole_bytes", [0, 8, 4096, -4096, -1])
+def test_a_piece_with_zeros_for_an_end_was_never_kept(tmp_path: Path, whole_bytes: int) -> None:
+    """The power went before it was on disk, so the log brought it again, and the next driver kept it anew."""
+    begun(tmp_path, 1).append(everything(block(ORDERS, *range(1, 2000))), [], transactions((11, 100, 0)), 100)
+    (piece,) = Path(kept_path(str(tmp_path), "a")).iterdir()
+    content = piece.read_bytes()
+    begin = content[:whole_bytes]
+    piece.write_bytes(begin + bytes(len(content) - len(begin)))
+    again = begun(tmp_path, 2)
+    again.append(everything(block(ORDERS, *range(1, 2000))), [], transactions((11, 100, 0)), 100)
+    assert len(found(again)) == 1999
+
+
+def test_a_block_of_zeros_within_a_piece_is_found(tmp_path: Path) -> None:
+    changes = begun(tmp_path, 1)
+    changes.append(everything(block(ORDERS, *range(1, 2000))), [], transactions((11, 100, 0)), 100)
+    (piece,) = Path(kept_path(str(tmp_path), "a")).iterdir()
+    content = piece.read_bytes()
+    piece.write_bytes(content[:4096] + bytes(4096) + content[8192:])
+    assert list(changes.shares()) == []
+
+
+def test_a_piece_of_an_older_headwater_has_no_checksum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = begun(tmp_path, 1)
+    dumps = json.dumps
+    monkeypatch.setattr(json, "dumps", lambda header: dumps({k: v for k, v in header.items() if k != "checksum"}))
+    changes.append(everything(block(ORDERS, 0, 4)), [], transactions((11, 100, 0)), 100)
+    (piece,) = Path(kept_path(str(tmp_path), "a")).iterdir()
+    assert b"checksum" not in piece.read_bytes()
+    assert [xid for xid, _, _ in found(changes)] == [11, 11]
 
 
 def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 
 from headwater.delta import storage
 from headwater.lake.paths import kept_path
+from headwater.lake_root import is_remote
 from headwater.log.blocks import Block, Rows, Transactions, Truncate
 from headwater.log.kept import KeptShare, is_whole, pieces, share_of
 from headwater.replicate.batches.batch import Share
@@ -94,7 +95,8 @@ class KeptChanges:
             is_own = int(kept_as.split("-")[0]) == self._generation
             files = tuple(join(self._folder, name) for name in names)
             readers = [partial(storage.read_range, file) for file in files]
-            if not all(is_whole(read, storage.info(file).size) for read, file in zip(readers, files, strict=True)):
+            # A store has an object as it was written, or has none.
+            if not is_remote(self._folder) and not all(map(is_whole, readers, [storage.info(f).size for f in files])):
                 continue  # the power went while it was written
             share = share_of(readers, seen.base)
             if is_own and applied is not None and (share is None or share.to_lsn > applied):
