@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -19,12 +20,14 @@ from fixtures.lakes import HandLake, position_at
 from headwater.apply import whole_table
 from headwater.apply.by_spark.tasks import FileTasks
 from headwater.apply.direct import Fence
-from headwater.arrow_types import lake_schema
+from headwater.arrow_types import key_schema, lake_schema
+from headwater.delta import storage
 from headwater.delta.delta_log import read_snapshot
 from headwater.delta.log_entries import log_entry
 from headwater.gate import recovery
 from headwater.lake.ledger import TableVersion
 from headwater.lake.paths import table_path
+from headwater.net_changes import NetChanges
 from headwater.replicate.tables.columns import Evolving
 from headwater.replicate.tables.reshaping import Reshaping
 from headwater.replicate.tables.states import TableStates
@@ -125,3 +128,23 @@ def test_each_change_of_columns_that_a_power_cut_took_is_made_again(lake: Lake, 
     lake.lose_power()
     lake.columns.finish(NAME, lambda: None)
     assert lake.stored() == before
+
+
+def test_a_rebuilt_table_is_on_disk_before_the_registry_learns_its_shape(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a power cut in between, the next driver learns the shape from the lake, or makes it again."""
+    shape = replace(LOAD, partition_by=("a",))
+    rows = pa.table({"id": [1, 2], "a": [1, 2]}, schema=lake_schema(shape))
+    nothing, none_stored = key_schema(LOAD).empty_table(), np.zeros(2, dtype=np.bool_)
+    changes = NetChanges(rows, none_stored, {}, None, nothing, 2, truncated=True)
+    synced = []
+
+    def sync(_: str) -> None:
+        in_lake = read_snapshot(lake.folder).metadata["partitionColumns"]
+        synced.append((tuple(in_lake), lake.hand.registry.tables[NAME].schema.partition_by))
+
+    monkeypatch.setattr(storage, "sync", sync)
+    lake.reshaping.rebuild(lake.states.records[NAME], shape, lambda _: changes, lambda: None)
+    assert synced == [(("a",), ())]
+    assert lake.hand.registry.tables[NAME].schema.partition_by == ("a",)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from headwater.apply.applier import damage_named
 from headwater.apply.direct import Fence
 from headwater.apply.reshape import rebuild, shape_ahead
+from headwater.delta import storage
 from headwater.delta.small_tables import LostRace
 from headwater.errors import KeepsChanging
 from headwater.failpoints import reach
@@ -89,6 +90,7 @@ class Reshaping:
             now = schema.with_leaves(old.schema.leaves)
             return replace(old, schemas=(*old.schemas, (applied_lsn, now)))
 
+        storage.sync(self._states.folder(record))  # a power cut must not leave the registry alone with the shape
         self._states.change(record.name, learned)
         log.info("%s: it is in its new shape", record.name)
 
