@@ -160,6 +160,7 @@ class Merging:
         if done is None and not is_done:
             return None
         if done is not None:
+            storage.sync(self.root)  # a power cut that takes the commit leaves all that it is made of again
             prepared.made_ready.discard_left_over()
         if shape is not None:
             reach("replicate.after_rebuild", record.name)
