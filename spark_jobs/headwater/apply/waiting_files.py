@@ -79,10 +79,11 @@ def are_listed(root: str, name: str) -> bool:
 
 
 def waiting_files(root: str, name: str) -> WaitingFiles | None:
-    """Those that are listed; None: the rows do not lie in such files."""
+    """Those that are listed; None: the rows do not lie in such files. Nor where a power cut has torn the list: it is on
+    disk before a driver hears of it, and what it named is then clean-up's."""
     try:
         document = json.loads(storage.read_text(join(reloaded_path(root, name), _LIST)))
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):
         return None
     return _read(root, document)
 

@@ -27,7 +27,7 @@ class Counted:
 def read_counts(root: str) -> dict[str, Counted]:
     try:
         found = json.loads(storage.read_text(source_counts_path(root)))
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):  # a power cut may leave it empty, or zeros for content
         return {}
     return {
         name: Counted(

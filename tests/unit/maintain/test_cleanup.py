@@ -12,10 +12,19 @@ from threading import Event
 import pytest
 
 from fixtures.hand_tables import HandTable, ids_at
-from headwater.apply.waiting_files import all_waiting, are_listed, discard_waiting, make_notes, put_list, put_note
+from headwater.apply.waiting_files import (
+    all_waiting,
+    are_listed,
+    discard_waiting,
+    make_notes,
+    put_list,
+    put_note,
+    waiting_files,
+)
 from headwater.delta import log_files
 from headwater.delta.deletion_vectors import vector_file
 from headwater.delta.delta_log import DataFile, read_snapshot
+from headwater.lake.paths import reloaded_path
 from headwater.maintain.cleanup import Cleaned, clean
 
 DAY = 24 * 3600.0
@@ -204,6 +213,25 @@ def test_files_that_wait_for_the_commit_of_a_reload_are_spared_however_old(tmp_p
     assert {path.name for path in table.folder.glob("*.parquet")} == {"part-noted.parquet", "part-listed.parquet"}
     discard_waiting(root, "reload")
     assert not list(table.folder.glob("*.parquet"))
+    assert not are_listed(root, "reload")
+
+
+@pytest.mark.parametrize("left", [b"", bytes(200), b'{"below": "publ'])
+def test_a_list_that_a_power_cut_has_torn_spares_nothing_and_keeps_nobody(tmp_path: Path, left: bytes) -> None:
+    """Its job had not told the driver of it: what it named is nobody's, and goes when it is old."""
+    root = str(tmp_path)
+    table = HandTable(tmp_path / "public" / "t")
+    folder = str(table.folder)
+    (table.folder / "part-listed.parquet").touch()
+    table.age(9 * DAY)
+    make_notes(root, "reload")
+    put_list(root, "reload", folder, [DataFile("part-listed.parquet", 0, 0, None, {}, None, 0)])
+    Path(reloaded_path(root, "reload"), "files.json").write_bytes(left)
+    assert waiting_files(root, "reload") is None
+    waiting, found = partial(all_waiting, root), log_files.look(folder)
+    done = clean(folder, found, 0, log_from=0, orphans_before=time.time(), waiting=waiting, stop=Event())
+    assert done.orphans == 1
+    discard_waiting(root, "reload")
     assert not are_listed(root, "reload")
 
 
