@@ -2,7 +2,8 @@
 
 Statistics are the Parquet writer's own, and only those whose order every reader shares: none for floats (NaN has no
 place in Parquet's order and the last in Spark's), long texts cut to bounds that still hold. A wrong bound would hide
-rows silently; a missing one costs a look into the file. Source: Delta protocol, "Per-file Statistics".
+rows silently; a missing one costs a look into the file. Source: Delta protocol, "Per-file Statistics"; of Parquet's own
+the format's `ColumnOrder`: its writers leave NaN out of bounds, and readers skip row groups by these.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class NewFile:
         if below:
             storage.make_folder(os.path.dirname(self._path))
         self._written: list[Any] = []
+        self._float_nulls = {field.name: 0 for field in self._stored if pa.types.is_floating(field.type)}
         # Decimals as integers, as Spark writes them, and its compression.
         self._writer = storage.parquet_writer(
             self._path,
@@ -68,17 +70,21 @@ class NewFile:
             compression="snappy",
             store_decimal_as_integer=True,
             write_page_checksum=True,  # by which `recovery` knows what a disk has lost of it; Spark writes it, too
+            write_statistics=[name for name in self._stored.names if name not in self._float_nulls],
             metadata_collector=self._written,
         )
 
     def write(self, rows: pa.Table) -> None:
         stored = pa.table(rows.select(self._names).columns, schema=self._stored)
+        for name in self._float_nulls:
+            self._float_nulls[name] += stored[name].null_count
         self._writer.write_table(stored, row_group_size=_at_a_time(rows.num_rows, rows.nbytes, _PART_BYTES))
 
     def finish(self) -> DataFile:
         self._writer.close()
         (metadata,) = self._written
-        stats = {"numRecords": metadata.num_rows, **_statistics(metadata, self._stored), "tightBounds": True}
+        found = _statistics(metadata, self._stored, self._float_nulls)
+        stats = {"numRecords": metadata.num_rows, **found, "tightBounds": True}
         text = json.dumps(stats, separators=(",", ":"), ensure_ascii=False)
         name = escaped(self._below) + self._name
         size = self._writer.size()
@@ -225,7 +231,8 @@ class _Bounds:
     nulls: int
 
 
-def _statistics(metadata: Any, schema: pa.Schema) -> dict[str, dict[str, Any]]:
+def _statistics(metadata: Any, schema: pa.Schema, nulls: Mapping[str, int]) -> dict[str, dict[str, Any]]:
+    """`nulls`: of the columns of which the Parquet writer has counted none."""
     bounds: dict[str, _Bounds | None] = {}
     for group in range(metadata.num_row_groups):
         for index in range(metadata.num_columns):
@@ -233,7 +240,8 @@ def _statistics(metadata: Any, schema: pa.Schema) -> dict[str, dict[str, Any]]:
             name = column.path_in_schema
             if name in schema.names[:_INDEXED_COLUMNS]:  # a list's column has a longer path
                 bounds[name] = _joined(bounds.get(name), column, first=name not in bounds)
-    stats: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}, "nullCount": {}}
+    counted = {name: nulls[name] for name in schema.names[:_INDEXED_COLUMNS] if name in nulls}
+    stats: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}, "nullCount": counted}
     for name, found in bounds.items():
         if found is None:
             continue
