@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from headwater.errors import Refused
-from headwater.names import quote_ident
+from headwater.names import TableName, quote_ident
 from headwater.schema import TableSchema
 
 HOLD_FROM_A_LOAD_ON: Final = {
@@ -50,7 +50,7 @@ def reshaped(registered: TableSchema, declared: TableSchema) -> TableSchema:
 
     Refused where something else differs, too, that only a load brings about.
     """
-    name = f"{registered.schema}.{registered.name}"
+    name = str(TableName(registered.schema, registered.name))
     if others := options_for_a_load(registered, declared):
         raise Refused(
             f"{', '.join(others)}: another than when the table was loaded, which a rebuild does not bring about",
