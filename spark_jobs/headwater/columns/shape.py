@@ -17,7 +17,8 @@ HOLD_FROM_A_LOAD_ON: Final = {
     "columns.mask": "masked",
     "where": "where",
 }
-"""Options of a table that hold from its next load on, and their fields of `TableSchema`."""
+"""Options of a table that hold from its next load on, and that no rebuild goes on without: their fields of
+`TableSchema`."""
 _LAYOUT: Final = ("partition_by", "cluster_by")
 
 
@@ -28,6 +29,19 @@ def options_for_a_load(registered: TableSchema, declared: TableSchema) -> list[s
         for option, field in HOLD_FROM_A_LOAD_ON.items()
         if getattr(registered, field) != getattr(declared, field)
     ]
+
+
+def ways_to_find_rows(registered: TableSchema, declared: TableSchema) -> list[str]:
+    """Further options that are others than when the table was loaded, and hold from its next load on. A rebuild leaves
+    them as they are."""
+    if registered.insert_only != declared.insert_only:
+        return ["insert_only"]
+    return ["key"] if _key(registered) != _key(declared) else []
+
+
+def _key(schema: TableSchema) -> frozenset[int]:
+    """By attnum: a column of it may have been renamed since."""
+    return frozenset(column.attnum for column in schema.columns if column.name in schema.key)
 
 
 def options_for_a_rebuild(registered: TableSchema, declared: TableSchema) -> list[str]:

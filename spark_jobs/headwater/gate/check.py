@@ -7,23 +7,26 @@ Runs without Spark: imports only what PostgreSQL and the pipeline file need, and
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from headwater.columns.shape import options_for_a_load, options_for_a_rebuild
+from headwater.columns.shape import options_for_a_load, options_for_a_rebuild, ways_to_find_rows
 from headwater.delta import storage
 from headwater.errors import Refused
 from headwater.lake.paths import registry_path
 from headwater.names import TableName, quote_ident
 from headwater.pipeline_file.pipeline import Pipeline
-from headwater.source.catalog.catalog import Catalog, read_catalog
+from headwater.source.catalog.catalog import Catalog, CatalogTable, read_catalog
 from headwater.source.connection import Connection, connect, errors_named
 from headwater.source.problems import Problem, error, refuse_errors, warning
 from headwater.source.publication.parts import PublishedPart
 from headwater.source.publication.rights import publishing_problems, slot_order_problems
 from headwater.source.publication.row_filters import wanted_parts
 from headwater.source.settings import server_problems, version_problems
+
+if TYPE_CHECKING:
+    from headwater.lake.registry import TableRecord
 
 __all__ = ["CheckReport", "Problem", "check", "lake_problems", "registry_problems", "require_ok"]
 
@@ -65,7 +68,7 @@ def inspect(connection: Connection, pipeline: Pipeline, lake: str) -> CheckRepor
     problems = [
         *server_problems(connection, pipeline.source.slot, [APPLICATION_NAME]),
         *lake_problems(lake),
-        *registry_problems(lake, pipeline.name, catalog),
+        *registry_problems(lake, pipeline, catalog),
         *catalog.problems,
         *_unknown_excluded(catalog),
         *filter_problems,
@@ -115,15 +118,15 @@ def lake_problems(root: str) -> list[Problem]:
     return []
 
 
-def registry_problems(root: str, pipeline_name: str, catalog: Catalog) -> list[Problem]:
-    """Whether a lake that exists under `root` is this pipeline's, in a format that this Headwater knows; and which
+def registry_problems(root: str, pipeline: Pipeline, catalog: Catalog) -> list[Problem]:
+    """Whether a lake that exists under `root` is that of `pipeline`, in a format that this Headwater knows; and which
     options of `catalog`'s tables wait for a load."""
     if not storage.is_folder(registry_path(root)):
         return []  # nothing was ever loaded there, and delta-rs takes longer to import than all else here
     from headwater.lake.registry import Registry
 
     try:
-        registry = Registry.open(root, pipeline_name)
+        registry = Registry.open(root, pipeline.name)
     except Refused as refused:
         return [error(refused.code, refused.where, refused.message, refused.remedy)]
     found = []
@@ -132,7 +135,7 @@ def registry_problems(root: str, pipeline_name: str, catalog: Catalog) -> list[P
         if record is None or record.state not in ("active", "catching up", "suspended") or not record.schemas:
             continue
         where = str(table.name)
-        for option in options_for_a_load(record.schema, table.schema):
+        for option in _options_for_a_load(pipeline, record, table):
             message = f"{option} is another than when the table was loaded, and holds from its next load on"
             remedy = f"headwater load PIPELINE.yaml --table {where} --again"
             found.append(warning("option_waits_for_load", where, message, remedy))
@@ -141,3 +144,12 @@ def registry_problems(root: str, pipeline_name: str, catalog: Catalog) -> list[P
             remedy = f"headwater rebuild PIPELINE.yaml --table {where}, while readers go on with the table as it is"
             found.append(warning("option_waits_for_rebuild", where, message, remedy))
     return found
+
+
+def _options_for_a_load(pipeline: Pipeline, record: TableRecord, table: CatalogTable) -> Iterator[str]:
+    yield from options_for_a_load(record.schema, table.schema)
+    yield from ways_to_find_rows(record.schema, table.schema)
+    if record.on_divergence != pipeline.on_divergence_of(table.entry):
+        yield "on_divergence"
+    if record.on_schema_change != pipeline.on_schema_change_of(table.entry):
+        yield "on_schema_change"
