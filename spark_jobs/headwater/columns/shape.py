@@ -58,6 +58,14 @@ def options_for_a_rebuild(registered: TableSchema, declared: TableSchema) -> lis
     return found
 
 
+def is_rebuildable(registered: TableSchema, declared: TableSchema) -> bool:
+    """Whether a rebuild may bring about what differs. Whether the lake's table can be written without Spark is not
+    asked."""
+    others = options_for_a_load(registered, declared)
+    retyped = any(option not in _LAYOUT for option in options_for_a_rebuild(registered, declared))
+    return not others and not registered.soft_delete and not (registered.history and retyped)
+
+
 def reshaped(registered: TableSchema, declared: TableSchema) -> TableSchema:
     """The table as it is registered, in the shape that is declared: partitioned or clustered by other columns, of other
     types in the lake.

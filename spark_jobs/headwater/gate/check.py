@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from headwater.columns.shape import options_for_a_load, options_for_a_rebuild, ways_to_find_rows
+from headwater.columns.shape import is_rebuildable, options_for_a_load, options_for_a_rebuild, ways_to_find_rows
 from headwater.delta import storage
 from headwater.errors import Refused
 from headwater.lake.paths import registry_path
@@ -139,6 +139,8 @@ def registry_problems(root: str, pipeline: Pipeline, catalog: Catalog) -> list[P
             message = f"{option} is another than when the table was loaded, and holds from its next load on"
             remedy = f"headwater load PIPELINE.yaml --table {where} --again"
             found.append(warning("option_waits_for_load", where, message, remedy))
+        if not _may_be_rebuilt(record, table):
+            continue
         for option in options_for_a_rebuild(record.schema, table.schema):
             message = f"{option} is another than when the table was loaded, and holds from its next rebuild or load on"
             remedy = f"headwater rebuild PIPELINE.yaml --table {where}, while readers go on with the table as it is"
@@ -149,7 +151,14 @@ def registry_problems(root: str, pipeline: Pipeline, catalog: Catalog) -> list[P
 def _options_for_a_load(pipeline: Pipeline, record: TableRecord, table: CatalogTable) -> Iterator[str]:
     yield from options_for_a_load(record.schema, table.schema)
     yield from ways_to_find_rows(record.schema, table.schema)
+    if not _may_be_rebuilt(record, table):
+        yield from options_for_a_rebuild(record.schema, table.schema)
     if record.on_divergence != pipeline.on_divergence_of(table.entry):
         yield "on_divergence"
     if record.on_schema_change != pipeline.on_schema_change_of(table.entry):
         yield "on_schema_change"
+
+
+def _may_be_rebuilt(record: TableRecord, table: CatalogTable) -> bool:
+    """Else `headwater rebuild` would refuse, and only a load brings any option about."""
+    return record.state != "suspended" and is_rebuildable(record.schema, table.schema)

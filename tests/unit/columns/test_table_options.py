@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from headwater.columns.shape import reshaped, ways_to_find_rows
+from headwater.columns.shape import is_rebuildable, reshaped, ways_to_find_rows
 from headwater.errors import Refused
 from headwater.gate.check import registry_problems
 from headwater.lake.registry import Registry, State, TableRecord
@@ -82,3 +82,42 @@ def test_a_rebuild_goes_on_with_the_key_that_the_table_has() -> None:
     declared = replace(SCHEMA, key=("n",), cluster_by=("n",))
     assert ways_to_find_rows(SCHEMA, declared) == ["key"]
     assert reshaped(SCHEMA, declared) == replace(SCHEMA, cluster_by=("n",))
+
+
+REBUILD = f"headwater rebuild PIPELINE.yaml --table {NAME}, while readers go on with the table as it is"
+
+
+def _retyped(schema: TableSchema) -> TableSchema:
+    return replace(schema, columns=(schema.columns[0], replace(schema.columns[1], value=ValueType("int4", "bigint"))))
+
+
+def test_a_rebuild_is_advised_where_it_is_enough(tmp_path: Path) -> None:
+    declared = replace(_retyped(SCHEMA), cluster_by=("n",))
+    assert told(tmp_path, SCHEMA, declared, cluster_by=["n"]) == [
+        ("option_waits_for_rebuild", "cluster_by", REBUILD),
+        ("option_waits_for_rebuild", "types or on_bad_value of n", REBUILD),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "state"),
+    [
+        ({}, {}, "suspended"),
+        ({"soft_delete": True}, {"soft_delete": True}, "active"),
+        ({}, {"where": "n > 1"}, "active"),
+    ],
+)
+def test_a_load_is_advised_where_a_rebuild_is_refused(
+    tmp_path: Path, before: dict[str, Any], now: dict[str, Any], state: State
+) -> None:
+    declared = replace(SCHEMA, cluster_by=("n",), **now)
+    found = told(tmp_path, replace(SCHEMA, **before), declared, state, cluster_by=["n"])
+    assert ("option_waits_for_load", "cluster_by", AGAIN) in found
+    assert {(code, remedy) for code, _, remedy in found} == {("option_waits_for_load", AGAIN)}
+
+
+def test_a_table_with_a_history_is_rebuilt_for_its_layout_and_loaded_for_its_types() -> None:
+    loaded = replace(SCHEMA, history=True)
+    assert is_rebuildable(loaded, replace(loaded, cluster_by=("n",)))
+    assert not is_rebuildable(loaded, replace(_retyped(loaded), cluster_by=("n",)))
+    assert is_rebuildable(SCHEMA, _retyped(SCHEMA))
