@@ -210,6 +210,14 @@ def test_values_that_were_made_anew_are_compared_where_they_can_be(
     assert look.silence(77) is None, "that is no relation of the table"
 
 
+@pytest.mark.parametrize("kept", [{"soft_delete": True}, {"history": True}], ids=["soft_delete", "history"])
+def test_a_table_that_a_compare_does_not_repair_is_loaded_again(look: Look, kept: dict[str, Any]) -> None:
+    look.schema = replace(look.schema, **kept)
+    found = look.silence(look.schema.leaves[-1].relation_id)
+    assert found is not None
+    assert found[1] == AGAIN
+
+
 def test_one_unlogged_partition_silences_its_table(look: Look) -> None:
     holder = look.schema.leaves[-1].relation_id
     look.alter(holder, persistence="u")

@@ -110,7 +110,10 @@ def _other_values(
 
 
 def _is_comparable(record: TableRecord, root: CatalogRelation) -> bool:
-    """Rows are compared under the columns that are registered."""
+    """Whether `reload --changed` puts it right: rows are compared under the columns that are registered, and a table
+    that keeps deleted rows or every change is not repaired."""
+    if record.schema.soft_delete or record.schema.history:
+        return False
     here = {attribute.attnum: attribute.name for attribute in root.attributes}
     same = all(here.get(column.attnum) == column.name for column in record.schema.columns)
     return same and not any(a.attnum > record.schema.last_attnum and not a.generated for a in root.attributes)
