@@ -279,5 +279,6 @@ def _timeline_changed(wanted: tuple[str, int], found: tuple[str, int]) -> Verdic
     return Verdict(
         Outcome.TIMELINE_CHANGED,
         f"{reason}: positions of two logs cannot be compared",
-        "headwater check; headwater verify",
+        "take a position from this source and wait again; if the lake has yet to follow it: headwater replicate "
+        "PIPELINE.yaml goes on, or says what to do",
     )

@@ -158,6 +158,8 @@ def test_a_position_of_another_log_is_never_compared(system_id: str, timeline: i
     judged = verdict(Target(1, timeline, system_id), look(), [A])
     assert judged.outcome is Outcome.TIMELINE_CHANGED
     assert Outcome.TIMELINE_CHANGED.exit_status == 2
+    assert judged.remedy.startswith("take a position from this source")
+    assert "headwater replicate PIPELINE.yaml" in judged.remedy, "as with_file finds it"
 
 
 def test_a_source_on_another_timeline_or_shorter_than_the_position_refuses_the_target() -> None:
