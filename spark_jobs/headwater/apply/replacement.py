@@ -30,6 +30,7 @@ from headwater.delta.index.index import NOWHERE, KeyIndex, KeySet, place_of
 from headwater.delta.where_files import matches
 from headwater.errors import Diverged
 from headwater.lake.paths import reloaded_path
+from headwater.names import TableName
 from headwater.net_changes import NetChanges
 from headwater.predicate import Predicate
 from headwater.schema import PARTITION_COLUMN, TableSchema
@@ -126,10 +127,11 @@ def under_keys(schema: TableSchema, root: str, name: str, since: NetChanges | No
     for part in _Rows(schema, read, (), since, str, keep, whole=False):
         mine = asked.has(part.rows)
         if any(mask[mine].any() for mask in part.unchanged.values()):
+            name = str(TableName(schema.schema, schema.name))
             raise Diverged(
                 "rows keep large values that neither the log carries nor the rows that were read",
-                where=f"{schema.schema}.{schema.name}",
-                remedy="headwater verify --repair again",
+                where=name,
+                remedy=f"headwater verify PIPELINE.yaml --table {name} --repair again",
             )
         if mine.any():
             tables.append(keep(part.rows.filter(pa.array(mine))))

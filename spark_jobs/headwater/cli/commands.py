@@ -87,7 +87,10 @@ def _check(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) 
     if args.yes:
         raise _usage("--yes belongs to --install-ddl-markers", "check")
     report = check(pipeline)
-    return report.to_json(), EXIT_DONE if report.ok else EXIT_REFUSED
+    found = report.to_json()
+    for problem in found["problems"]:
+        problem["remedy"] = pipeline.with_file(problem["remedy"])
+    return found, EXIT_DONE if report.ok else EXIT_REFUSED
 
 
 def _load(pipeline: Pipeline, args: argparse.Namespace, stop: threading.Event) -> Result:

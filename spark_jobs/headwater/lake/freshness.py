@@ -29,6 +29,7 @@ SOURCE_RATE = "log_bytes_per_second"
 """How fast the source writes its log."""
 
 _EACH = "headwater status PIPELINE.yaml names each table's remedy"
+_LONGER = "wait longer, or see with headwater status PIPELINE.yaml which stage is the slow one"
 _DRIFT = timedelta(seconds=1)
 _BEYOND = 1 << 64
 """Above every LSN."""
@@ -124,11 +125,7 @@ def at_deadline(waiting: Verdict, *, alive: bool, stopped: str, pipeline_file: s
             waiting, outcome=Outcome.NOT_VALIDATED, remedy=f"headwater validate {pipeline_file}, then wait again"
         )
     if alive:
-        return replace(
-            waiting,
-            outcome=Outcome.TIMED_OUT,
-            remedy="wait longer, or see with `headwater status` which stage is the slow one",
-        )
+        return replace(waiting, outcome=Outcome.TIMED_OUT, remedy=_LONGER)
     return replace(
         waiting,
         outcome=Outcome.NOT_RUNNING,
@@ -146,7 +143,7 @@ def hopeless(waiting: Verdict, seconds_left: float) -> Verdict:
         waiting,
         outcome=Outcome.TIMED_OUT,
         reason=f"it would take about {waiting.eta_seconds:.1f} s, and {seconds_left:.1f} s are left; {waiting.reason}",
-        remedy="wait longer, or see with `headwater status` which stage is the slow one",
+        remedy=_LONGER,
     )
 
 
@@ -187,7 +184,7 @@ def _terminal(target: Target, look: Look, required: Sequence[str], ignored: Sequ
 
 _TERMINAL_STATES: tuple[tuple[frozenset[str], Outcome, str], ...] = (
     (frozenset({"new", "removed"}), Outcome.NOT_REPLICATED, "headwater load PIPELINE.yaml"),
-    (frozenset({"suspended"}), Outcome.SUSPENDED, "see headwater status; --ignore-suspended leaves it out"),
+    (frozenset({"suspended"}), Outcome.SUSPENDED, f"{_EACH}; --ignore-suspended leaves it out"),
     (frozenset({"loading"}), Outcome.LOADING, "wait until headwater load has ended"),
 )
 

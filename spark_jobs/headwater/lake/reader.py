@@ -103,7 +103,7 @@ class LakeReader:
                 raise Transient(
                     f"the ledger has no row of epoch {number}, which the position file names",
                     where=f"pipeline {self._pipeline}",
-                    remedy="try again; if it stays, `headwater verify` shows what the lake holds",
+                    remedy="try again; if it stays, headwater verify PIPELINE.yaml shows what the lake holds",
                 )
             self._epoch = found
         return self._epoch

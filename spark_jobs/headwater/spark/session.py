@@ -320,7 +320,8 @@ def require_exclusive(session: SparkSession, place: str) -> None:
             "Spark does not commit to an object store here",
             code="not_in_a_store",
             where=place,
-            remedy="load the table again: headwater load PIPELINE.yaml --table TABLE --again",
+            remedy="headwater load PIPELINE.yaml --table T --again, for the table of this folder, once the folder is "
+            "removed there",
         )
     if session.conf.get(_LOG_STORE, "") != LOG_STORE:
         raise Refused(

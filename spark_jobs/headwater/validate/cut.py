@@ -42,7 +42,7 @@ def cut_to_validate(
             f"there is no table in step to validate ({reasons or 'the lake has none'})",
             code="nothing_to_validate",
             where=f"pipeline {pipeline.name}, epoch {cut['epoch']}",
-            remedy="headwater status names each table's state and remedy",
+            remedy="headwater status PIPELINE.yaml names each table's state and remedy",
         )
     kept = {name: value for name, value in cut.items() if name in ("pipeline", "epoch", "position", "source_time")}
     return {**kept, "tables": in_step}, left_out

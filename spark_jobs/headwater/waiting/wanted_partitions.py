@@ -61,7 +61,8 @@ def refuse_unwanted(partitions: Partitions, wanted: Collection[str]) -> None:
     """Refused for partitions of a table that is not `wanted`: the cut would say nothing of it, and seem enough."""
     for table in partitions:
         if str(table) not in wanted:
-            raise not_wanted(table, "see with `headwater status` how the pipeline calls its tables, or leave it out")
+            remedy = "see with headwater status PIPELINE.yaml how the pipeline calls its tables, or leave it out"
+            raise not_wanted(table, remedy)
 
 
 def as_met(registry: Registry | None, parts: Mapping[str, WantedParts]) -> dict[str, WantedParts]:

@@ -19,8 +19,11 @@ from fixtures.lakes import HandLake, position_at
 from headwater import cli
 from headwater.cli.arguments import EXAMPLES, parser
 from headwater.errors import HeadwaterError, SourceUnreachable
+from headwater.gate.check import CheckReport
 from headwater.pipeline_file.pipeline import load_pipeline
 from headwater.pipeline_file.values import LIBPQ_SECRETS
+from headwater.source.catalog.catalog import Catalog
+from headwater.source.problems import warning
 from headwater.terminal.render import render
 from headwater.terminal.scrub import Scrubber
 
@@ -153,6 +156,16 @@ def test_check_lists_the_faults_of_a_bad_file_as_its_problems(
     wal = next(problem for problem in report["problems"] if "wal" in problem["message"])
     assert wal["where"] == f"{file}:2"
     assert wal["severity"] == "error"
+
+
+def test_check_names_the_real_file_in_its_remedies(
+    capsys: pytest.CaptureFixture[str], pipeline_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = warning("option_waits_for_load", "public.orders", "it waits", "headwater load PIPELINE.yaml --again")
+    monkeypatch.setattr("headwater.gate.check.check", lambda pipeline: CheckReport((found,), Catalog((), ())))
+    assert cli.main(["check", str(pipeline_file), "--json"]) == 0
+    (problem,) = json.loads(capsys.readouterr().out)["problems"]
+    assert problem["remedy"] == f"headwater load {pipeline_file} --again"
 
 
 def test_a_table_that_was_not_compared_shows_why_and_no_numbers() -> None:

@@ -56,7 +56,8 @@ def slot_order_problems(connection: Connection, slot_name: str, publication: str
                 "slot_before_publication",
                 f"slot {slot_name}",
                 "it is older than the publication, with changes in between: this server can never read past them",
-                f"SELECT pg_drop_replication_slot('{quoted}'); load makes another, or headwater init --sql prints how",
+                f"SELECT pg_drop_replication_slot('{quoted}'); headwater load PIPELINE.yaml makes another, or "
+                "headwater init PIPELINE.yaml --sql prints how",
             )
         ]
     except (server_errors.ObjectInUse, server_errors.QueryCanceled, server_errors.InsufficientPrivilege):
