@@ -137,6 +137,8 @@ def test_what_reads_profiles_may_be_missing(tmp_path: Path, monkeypatch: pytest.
         ("profile: plain", "root: 'gs://bucket/shop'", "names keys for S3, and root is elsewhere"),
         ("profile: plain", "root: 's3://bucket/shop', airflow: lake", "storage.profile and airflow both say"),
         ("profile: plain, access_key_id: a", "root: 's3://bucket/shop'", "and storage.access_key_id both say"),
+        ("profile: plain, secret_access_key: a", "root: 's3://bucket/shop'", "and storage.secret_access_key both say"),
+        ("profile: plain, session_token: a", "root: 's3://bucket/shop'", "and storage.session_token both say"),
     ],
 )
 def test_two_ways_to_one_store_are_a_fault_of_the_file(tmp_path: Path, storage: str, lake: str, said: str) -> None:

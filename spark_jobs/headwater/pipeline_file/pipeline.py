@@ -78,6 +78,7 @@ _STORE_SECRETS = (
     "sas_token",
     "service_account_key",
 )
+_PROFILE_GIVES = ("access_key_id", "secret_access_key", "session_token")
 _SECRETS: tuple[Path, ...] = (
     ("source", "connection"),
     ("source", "hash_key"),
@@ -210,8 +211,9 @@ class Lake(_Section):
             return self
         if not place_of(self.root).startswith("s3:"):
             raise ValueError("storage.profile names keys for S3, and root is elsewhere")
-        if self.airflow or self.storage.access_key_id is not None:
-            other = "airflow" if self.airflow else "storage.access_key_id"
+        given = [f"storage.{name}" for name in _PROFILE_GIVES if getattr(self.storage, name) is not None]
+        if self.airflow or given:
+            other = "airflow" if self.airflow else given[0]
             raise ValueError(f"storage.profile and {other} both say which keys are used: leave one of them out")
         return self
 
