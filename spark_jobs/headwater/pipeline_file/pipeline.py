@@ -78,6 +78,13 @@ _STORE_SECRETS = (
     "sas_token",
     "service_account_key",
 )
+_OF_STORES = {
+    "s3": {"region", "path_style", "profile", "access_key_id", "secret_access_key", "session_token"},
+    "abfss": {"account_key", "sas_token"},
+    "gs": {"service_account_key", "service_account"},
+}
+"""Keys of `lake.storage` that one kind of store alone knows. `endpoint` is for all: of Google's, whether it is plain
+HTTP."""
 _PROFILE_GIVES = ("access_key_id", "secret_access_key", "session_token")
 _SECRETS: tuple[Path, ...] = (
     ("source", "connection"),
@@ -215,6 +222,19 @@ class Lake(_Section):
         if self.airflow or given:
             other = "airflow" if self.airflow else given[0]
             raise ValueError(f"storage.profile and {other} both say which keys are used: leave one of them out")
+        return self
+
+    @model_validator(mode="after")
+    def _storage_for_this_store(self) -> Self:
+        """What is of no use here is a typing error, or is missing elsewhere: the store would refuse, and jobs would
+        take that for an outage."""
+        place, given = place_of(self.root), [f"storage.{name}" for name in sorted(self.storage.model_fields_set)]
+        if given and not is_remote(place):
+            raise ValueError("storage describes an object store, and root is a folder: leave storage out")
+        scheme = place.partition("://")[0]
+        others = {f"storage.{name}" for store, names in _OF_STORES.items() if store != scheme for name in names}
+        if unknown := sorted(others.intersection(given)):
+            raise ValueError(f"{', '.join(unknown)}: not for a lake in {scheme}://, leave it out")
         return self
 
 

@@ -323,6 +323,9 @@ def test_any_other_root_is_refused(tmp_path: Path, root: str) -> None:
     assert "lake.root: " in refused(tmp_path, HEAD.replace("file:///data/lake", root) + "tables: [public.a]\n")
 
 
+AZURE = "abfss://lake@account.dfs.core.windows.net/shop"
+
+
 def in_a_store(storage: str, root: str = "s3://lake/shop") -> str:
     return HEAD.replace("{root: file:///data/lake}", f"{{root: '{root}', storage: {storage}}}") + "tables: [public.a]\n"
 
@@ -345,10 +348,33 @@ def test_a_store_is_entered_as_the_file_says_and_no_secret_of_it_is_shown(tmp_pa
         (f"{{secret_access_key: [{SECRET}]}}", "s3://lake", "lake.storage.secret_access_key: expected text"),
         (f"{{password: {SECRET}}}", "s3://lake", "lake.storage.password: unknown key"),
         ("{}", f"s3://key:{SECRET}@lake/shop", "lake.root: expected s3://<bucket>"),
+        ("{region: eu}", "file:///data/lake", "storage describes an object store, and root is a folder"),
+        (
+            "{region: eu, path_style: true}",
+            "gs://lake/shop",
+            "storage.path_style, storage.region: not for a lake in gs://",
+        ),
+        (f"{{access_key_id: {SECRET}}}", "gs://lake/shop", "storage.access_key_id: not for a lake in gs://"),
+        (f"{{account_key: {SECRET}}}", "s3://lake/shop", "storage.account_key: not for a lake in s3://"),
+        ("{service_account: /a}", AZURE, "storage.service_account: not for a lake in abfss://"),
     ],
 )
 def test_what_a_store_cannot_be_entered_with_is_refused(tmp_path: Path, storage: str, root: str, said: str) -> None:
     assert said in refused(tmp_path, in_a_store(storage, root))
+
+
+@pytest.mark.parametrize(
+    ("storage", "root"),
+    [
+        ("{}", "file:///data/lake"),
+        ("{endpoint: 'http://a:1', region: eu, path_style: true, access_key_id: a}", "s3://lake/shop"),
+        ("{endpoint: 'http://a:1', account_key: a}", AZURE),
+        ("{endpoint: 'http://a:1', service_account_key: a}", "gs://lake/shop"),
+        ("{service_account: /a}", "gs://lake/shop"),
+    ],
+)
+def test_what_a_store_knows_is_taken(tmp_path: Path, storage: str, root: str) -> None:
+    assert read(tmp_path, in_a_store(storage, root)).lake.root == root
 
 
 @pytest.mark.parametrize(
