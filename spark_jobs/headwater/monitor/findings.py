@@ -221,7 +221,8 @@ def _retained(seen: Examined) -> Iterator[Finding]:
         severity="error" if past else "warning",
         where=f"replication slot {slot.name}",
         message=f"the source keeps {size_text(slot.retained_wal_bytes)} of its log for the slot; past "
-        f"{size_text(known[setting])} ({setting}) it is given up, and every table has to be loaded again",
+        f"{size_text(known[setting])} ({setting}) it is given up, and every table has to be compared "
+        "(headwater verify --repair)",
         evidence=f"pg_replication_slots: restart_lsn {_lsn(slot.restart_lsn)}, wal_status {slot.wal_status}",
         remedy=_less_log(seen, seen.answers, slot),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ import pytest
 
 from headwater.errors import Refused, SourceUnreachable
 from headwater.lake.look import Look
-from headwater.monitor.examination import Examined
+from headwater.monitor.examination import Examined, SourceAnswers
 from headwater.monitor.findings import exit_status, findings
 from headwater.pipeline_file.pipeline import load_pipeline
+from headwater.position import Position
+from headwater.source.slot import SlotState
+from headwater.waiting.source_state import SourceState
 
 ORDERS = "public.orders"
 
@@ -70,6 +74,15 @@ def test_errors_come_before_warnings_and_what_stops_all_before_what_stops_one(se
     assert found[2].remedy == f"headwater verify '{sick.pipeline.file}' --repair"
     assert "1.0 MiB are free" in found[4].message
     assert exit_status(sick, found) == 4
+
+
+def test_past_the_bound_tables_are_compared_and_not_loaded_again(seen: Examined) -> None:
+    slot = SlotState("headwater_shop", "pgoutput", "x", True, 1, 0x200, 0x100, 3 << 30, "reserved", None, False, None)
+    state = SourceState(Position("7", 1, 0x300), (datetime.now(UTC), 0x300), 0.0, slot)
+    full = replace(seen, answers=SourceAnswers(state, (), 4 << 30, frozenset(), frozenset()))
+    [finding] = findings(full)
+    assert (finding.code, finding.severity) == ("wal_ceiling", "warning")
+    assert "every table has to be compared (headwater verify --repair)" in finding.message
 
 
 def test_a_late_table_is_told_with_its_lag_and_no_error(seen: Examined) -> None:
