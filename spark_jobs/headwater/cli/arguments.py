@@ -102,8 +102,9 @@ def parser() -> argparse.ArgumentParser:
         prog="headwater",
         allow_abbrev=False,
         description="Replicates a PostgreSQL database into a Delta lake, and tells when the lake is fresh.",
-        epilog="Exit status: 0 done, 1 failed (try again), 2 refused (a person must act), 3 not fresh in time, "
-        "4 some tables are suspended, 5 verify found differences or a validation failed.",
+        epilog="Exit status: 0 done, 1 failed (try again), 2 refused (a person must act), 3 not fresh in time (status "
+        "--exit-code: late, stopped or paused), 4 some tables are suspended or were left out (status --exit-code: "
+        "degraded), 5 verify found differences, a validation failed, or reload --changed left something as it is.",
     )
     made.add_argument("--version", action="version", version=f"headwater {_version()}")
     commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -313,6 +313,13 @@ def test_the_shell_completes_commands_options_files_and_tables(tmp_path: Path, l
     assert {word.strip() for word in answer.read_text().split("\n")} - {"--help", "-h", "--json"} == expected
 
 
+def test_the_help_says_what_the_statuses_of_status_and_reload_are() -> None:
+    said = " ".join(parser().format_help().split())
+    assert "3 not fresh in time (status --exit-code: late, stopped or paused)" in said
+    assert "(status --exit-code: degraded)" in said
+    assert "reload --changed left something as it is" in said
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["check", "--help"], ["wait", "--help"]])
 def test_help_imports_neither_an_engine_nor_the_file_reader(arguments: list[str]) -> None:
     assert _imported(arguments, (*HEAVY, "pydantic", "psycopg", "yaml", "rich")) == []
