@@ -159,7 +159,7 @@ def test_every_python_example_in_the_pages_is_python() -> None:
 
 def test_every_environment_variable_that_a_page_names_is_read_somewhere() -> None:
     code = "".join(
-        path.read_text(encoding="utf-8") for path in [*CODE, *(ROOT / "dags").glob("*.py"), ROOT / "Makefile"]
+        path.read_text(encoding="utf-8") for path in [*CODE, *(ROOT / "dags").rglob("*.py"), ROOT / "Makefile"]
     )
     for page in PAGES:
         for name in re.findall(r"HEADWATER_[A-Z_]+", page.read_text(encoding="utf-8")):
