@@ -14,6 +14,8 @@ again to others (pgoutput.c, `streamed_txns`).
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -39,15 +41,44 @@ class Described:
     number: int
 
 
+class FirstChanges:
+    """Per xid of a transaction the number of its first change: in 16 bytes, as there may be millions of savepoints."""
+
+    def __init__(self) -> None:
+        self._xids, self._numbers = array("q"), array("q")  # by xid
+
+    def _place(self, xid: int) -> tuple[int, bool]:
+        at = bisect_left(self._xids, xid)
+        return at, at < len(self._xids) and self._xids[at] == xid
+
+    def saw(self, xid: int, number: int) -> None:
+        at, is_known = self._place(xid)
+        if not is_known:
+            self._xids.insert(at, xid)
+            self._numbers.insert(at, number)
+
+    def forget(self, xid: int) -> int | None:
+        """The first change of `xid`, which is forgotten with all that began behind it; None: it is unknown."""
+        at, is_known = self._place(xid)
+        if not is_known:
+            return None
+        begin = self._numbers[at]
+        kept = np.frombuffer(self._numbers, dtype=np.int64) < begin
+        self._xids, self._numbers = (
+            array("q", np.frombuffer(values, dtype=np.int64)[kept].tobytes()) for values in (self._xids, self._numbers)
+        )
+        return begin
+
+
 @dataclass(slots=True)
 class StreamedTransaction:
-    """One transaction in progress. `first`: per xid of it the number of its first change; `next`: of its next."""
+    """One transaction in progress. `first`: changes by xid of it; `next`: the number of its next one."""
 
     xid: int
     changes: Changes
     relations: dict[int, Described] = field(default_factory=dict)
     truncates: list[Truncate] = field(default_factory=list)
-    first: dict[int, int] = field(default_factory=dict)
+    first: FirstChanges = field(default_factory=FirstChanges)
     dropped: list[tuple[int, int]] = field(default_factory=list)
     next: int = 0
     demand: bool = False
@@ -65,7 +96,7 @@ class StreamedTransaction:
 
     def saw(self, xid: int, number: int) -> None:
         """The change `number` is by the (sub)transaction `xid`."""
-        self.first.setdefault(xid, number)
+        self.first.saw(xid, number)
 
     def rolled_back(self, subxid: int) -> None:
         """A subtransaction ended: its changes, and with them those of the subtransactions begun inside it, go.
@@ -73,10 +104,9 @@ class StreamedTransaction:
         Whatever came after its first change is its own or theirs: its parent goes on only behind its end. One that
         has changed nothing is unknown here.
         """
-        begin = self.first.pop(subxid, None)
+        begin = self.first.forget(subxid)
         if begin is None:
             return
-        self.first = {xid: number for xid, number in self.first.items() if number < begin}
         self.dropped = [span for span in self.dropped if span[0] < begin]
         self.dropped.append((begin, self.next))
 

@@ -6,6 +6,7 @@ The histories are those of `fixtures.pgoutput.Traffic`, whose model knows nothin
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from headwater.log.framing import Framer, ProtocolError
 from headwater.log.large import Gone
 from headwater.log.net.net_effect import net_effect
 from headwater.log.spill import SpillFolder, SpillStore, spill_files
-from headwater.log.transactions import TransactionManager
+from headwater.log.transactions import FirstChanges, TransactionManager
 from headwater.schema import Column, Leaf, TableSchema, ValueType
 
 ONE, TWO = 1, 2
@@ -218,6 +219,18 @@ def test_a_relation_that_a_connection_describes_first_may_be_another_one_than_wa
     assert framer.cut().ddl is None
     framer.take(sent(12, 300, ONE))
     assert framer.cut().ddl == described(ONE)
+
+
+def test_a_million_savepoints_take_little_memory() -> None:
+    first = FirstChanges()
+    tracemalloc.start()
+    for number in range(100_000):
+        first.saw(1000 + number, number)
+    memory, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert memory < 20 * 100_000
+    first.saw(500, 100_000)  # the number of a transaction is given before that of the ones inside it
+    assert [first.forget(xid) for xid in (51_000, 500, 99_999, 1000)] == [50_000, None, None, 0]
 
 
 def test_columns_in_another_order_may_have_swapped_their_names() -> None:
