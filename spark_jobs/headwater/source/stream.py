@@ -6,6 +6,7 @@ returns at once, `wait_readable` waits. Confirming is the caller's decision and 
 
 from __future__ import annotations
 
+import re
 import select
 import struct
 import time
@@ -45,6 +46,8 @@ _ENDS: Final = b"CEcA"
 _KEEPALIVE_SIZE: Final = 18
 _LOST_STATES: Final = ("08", "57P", "25P04")
 """Connection exceptions; shutdown, crash, starting up, terminated; transaction_timeout."""
+_BEYOND_LIMIT, _BEYOND_ALLOCATION = "54000", "invalid memory alloc request size"
+"""Of a message and of one value; the latter has no SQLSTATE of its own, and its text is never translated."""
 _UNTRANSLATABLE: Final = ("22P05", "22021")
 """A character that UTF-8 does not have; bytes that are not UTF-8, which a SQL_ASCII database takes."""
 _EPOCH_2000 = 946_684_800
@@ -154,6 +157,7 @@ class LogStream:
 
         `binary`: values as their types' send functions write them; else all of them as text.
         """
+        self._binary = binary
         version = 4 if server_version >= 160000 else 3
         names = ",".join('"' + name.replace('"', '""') + '"' for name in publications).replace("'", "''")
         command = (
@@ -298,6 +302,8 @@ class LogStream:
                 remedy="put the text right at the source (the server's log names the bytes), drop the slot that "
                 "source.slot names, then headwater verify PIPELINE.yaml --repair, which makes a new slot",
             )
+        if result is not None and not self._binary and (state == _BEYOND_LIMIT or _BEYOND_ALLOCATION in told):
+            return _too_large(result)
         lasting = state and not state.startswith(_LOST_STATES)
         return (SourceUnreachable if lasting else ConnectionLost)(
             f"the server ended the log stream: {told or self._error() or 'no reason given'}",
@@ -322,6 +328,19 @@ class LogStream:
                 remedy="headwater verify PIPELINE.yaml --repair",
             )
         return SourceUnreachable(f"replication did not start: {message}", where=where, remedy="see the message")
+
+
+def _too_large(result: pq.abc.PGresult) -> Refused:
+    # The server names no table. In binary form any row that it can store can be sent.
+    position = re.search(r"[0-9A-F]+/[0-9A-F]+", (result.error_field(pq.DiagnosticField.CONTEXT) or b"").decode())
+    return Refused(
+        f"a row in the log{f' at {position[0]}' if position else ''} is larger than the 1 GB that the server can send: "
+        "a type of some table needs the log as text, where a bytea takes twice its size",
+        code="row_too_large",
+        where="source",
+        remedy="make the value smaller at the source (octet_length finds it), drop the slot that source.slot names, "
+        "then headwater verify PIPELINE.yaml --repair, which makes a new slot",
+    )
 
 
 def _keepalive(data: bytes | memoryview, earlier: Keepalive | None) -> Keepalive:
