@@ -63,10 +63,10 @@ class FirstChanges:
         if not is_known:
             return None
         begin = self._numbers[at]
-        kept = np.frombuffer(self._numbers, dtype=np.int64) < begin
-        self._xids, self._numbers = (
-            array("q", np.frombuffer(values, dtype=np.int64)[kept].tobytes()) for values in (self._xids, self._numbers)
-        )
+        # A subtransaction's xid is assigned behind its parent's; one with earlier changes ends by itself.
+        kept = [place for place in range(at, len(self._xids)) if self._numbers[place] < begin]
+        for values in (self._xids, self._numbers):
+            values[at:] = array("q", [values[place] for place in kept])
         return begin
 
 

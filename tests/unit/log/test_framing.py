@@ -230,7 +230,10 @@ def test_a_million_savepoints_take_little_memory() -> None:
     tracemalloc.stop()
     assert memory < 20 * 100_000
     first.saw(500, 100_000)  # the number of a transaction is given before that of the ones inside it
-    assert [first.forget(xid) for xid in (51_000, 500, 99_999, 1000)] == [50_000, None, None, 0]
+    assert [first.forget(xid) for xid in (500, 100_999, 51_000, 99_999)] == [100_000, 99_999, 50_000, None]
+    first.saw(60_001, 50_000)  # inside of 60,000, which changes something only behind its end
+    first.saw(60_000, 50_001)
+    assert [first.forget(xid) for xid in (60_000, 60_001, 1000, 1001)] == [50_001, 50_000, 0, None]
 
 
 def test_columns_in_another_order_may_have_swapped_their_names() -> None:
