@@ -1,4 +1,4 @@
-"""Example: a DAG that runs when the table orders has moved, on the cut that the event carries. Paused at first.
+"""Example: a DAG that runs when a table has moved, on the cut that the event carries. Paused at first.
 
 $HEADWATER_EXAMPLE_PIPELINE is the pipeline's file (default: shop.yaml in the pipelines' folder).
 """
@@ -18,8 +18,8 @@ pipeline = os.environ.get("HEADWATER_EXAMPLE_PIPELINE") or os.path.join(pipeline
 if os.path.exists(pipeline):
     with DAG(
         "headwater_example_moved",
-        description="Says at which version the table orders stands, each time that it has moved",
-        schedule=[moved(pipeline, ["public.orders"], at_most_every=10)],
+        description="Says at which versions the tables stand, each time that one of them has moved",
+        schedule=[moved(pipeline, at_most_every=10)],
         max_active_runs=1,
         is_paused_upon_creation=True,
         tags=["headwater", "example"],

@@ -62,7 +62,7 @@ def test_what_a_new_connection_would_not_meet_again_is_a_lost_connection(state: 
     result = SimpleNamespace(get_error_message=lambda: "it ended", error_field=lambda _: state.encode())
     stand_in: Any = SimpleNamespace(get_copy_data=lambda _: (-2, b""), get_result=lambda: result)
     stream = object.__new__(LogStream)
-    stream._connection = stand_in
+    stream._connection, stream._binary = stand_in, True
     with pytest.raises(SourceUnreachable) as ended:
         stream.receive([], 1)
     assert isinstance(ended.value, ConnectionLost) == is_lost
