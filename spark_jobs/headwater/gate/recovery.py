@@ -70,19 +70,31 @@ def mended_registry(pipeline: Pipeline, connection: Connection | None = None) ->
     return registry
 
 
-def mend_lake(connection: Connection, pipeline: Pipeline, registry: Registry) -> dict[str, str]:
-    """What is damaged, by the name of the table or history: why. Nothing is done, and nothing found, beside a driver,
-    which has done this at its start, and without a slot, whose position tells what was durable."""
+def mend_lake(connection: Connection, pipeline: Pipeline, registry: Registry) -> dict[str, str] | None:
+    """What is damaged, by the name of the table or history: why. None: nothing was done, since a driver is there, or
+    the source shows one, or there is no slot, whose position tells what was durable."""
     root = pipeline.lake_path()
-    if is_remote(root) or _confirmed(connection, pipeline) is None:
+    if is_remote(root):
         return {}
+    if _confirmed(connection, pipeline) is None:
+        return None
     with without_driver(root) as no_driver:
         # A slot is free for a moment, too, while its driver connects again.
         confirmed_lsn = _confirmed(connection, pipeline) if no_driver else None
         if confirmed_lsn is None:
-            return {}
+            return None
         registry.refresh()  # a driver may have come and gone
         return mend(root, pipeline.name, list(registry.tables.values()), confirmed_lsn)
+
+
+def mended_lake(connection: Connection, pipeline: Pipeline, registry: Registry) -> dict[str, str] | None:
+    """The same, and nothing is damaged beside a driver that works on this lake: it has mended before it said so. None:
+    what a power cut has left may be there. The source shows a driver that is gone, say."""
+    damaged = mend_lake(connection, pipeline, registry)
+    if damaged is None:
+        with without_driver(pipeline.lake_path()) as no_driver:
+            return None if no_driver else {}
+    return damaged
 
 
 def await_lost_driver(connection: Connection, pipeline: Pipeline, stop: threading.Event) -> None:
@@ -101,8 +113,8 @@ def await_lost_driver(connection: Connection, pipeline: Pipeline, stop: threadin
         stop.wait(_LOOK_SECONDS)
     if not stop.is_set():
         log.warning(
-            "a driver reads the source and does not hold %s (an older version, or another machine?): it is taken over "
-            "from without looking for what a power cut has left",
+            "a driver reads the source and does not hold %s (an older version, or another machine?): what a power cut "
+            "has left is mended when it has let go of the slot",
             drivers_lock(root),
         )
 

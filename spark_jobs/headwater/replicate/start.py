@@ -1,6 +1,7 @@
 """From a pipeline file to a driver that may write: what is made ready, and why in this order.
 
-1. What a power cut has left half done goes, before anything of the lake is read.
+1. What a power cut has left half done goes, before anything of the lake is read. While the source shows a driver that
+   does not work on this lake, nothing tells what was durable: then it goes as soon as the slot is free.
 2. A source that is another one, or unfit, is refused before anything is changed.
 3. The slot is taken: another `replicate` that has it means exit 1. From here on only one driver is at work.
 4. The generation is raised, which is the fence: whoever thought to be the driver before commits nothing any more.
@@ -20,12 +21,12 @@ from typing import Any
 
 from headwater.columns.hidden import hiding
 from headwater.columns.log_format import may_be_binary, refuse_late_text
-from headwater.errors import Refused
+from headwater.errors import LostLease, Refused
 from headwater.failpoints import reach
 from headwater.gate import lease
 from headwater.gate.check import APPLICATION_NAME
 from headwater.gate.drivers import not_mended
-from headwater.gate.recovery import await_lost_driver, mend_lake, mended_registry
+from headwater.gate.recovery import await_lost_driver, mended_lake, mended_registry
 from headwater.gate.wal_ceiling import CeilingWatch, giving_up
 from headwater.lake.durability import Durability, sync_lake
 from headwater.lake.ledger import Ledger
@@ -68,8 +69,8 @@ from headwater.spark.session import JobSpark, SparkOnDemand
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """What is known when the slot may be taken. `damaged`: tables and histories that are, and why; `turn`: how this
-    driver came to the slot; `spark`: a session, for whoever needs one."""
+    """What is known when the slot may be taken. `damaged`: tables and histories that are, and why, None: the lake is
+    not mended; `turn`: how this driver came to the slot; `spark`: a session, for whoever needs one."""
 
     pipeline: Pipeline
     wish: Wish
@@ -79,7 +80,7 @@ class _Opened:
     ledger: Ledger
     server_version: int
     log_of: Position
-    damaged: Mapping[str, str]
+    damaged: Mapping[str, str] | None
     turn: Turn
     spark: SparkOnDemand
 
@@ -108,8 +109,9 @@ def start(pipeline: Pipeline, wish: Wish) -> Iterator[Run | dict[str, Any]]:
         held.callback(connection.close)
         if wish.take_over:
             await_lost_driver(connection, pipeline, wish.stop)
-        damaged = mend_lake(connection, pipeline, registry)
-        held.enter_context(not_mended(pipeline.lake_path()))
+        damaged = mended_lake(connection, pipeline, registry)
+        if damaged is not None:  # who holds that lock tells others that the lake is mended
+            held.enter_context(not_mended(pipeline.lake_path()))
         ledger = Ledger(pipeline.lake_path(), pipeline.name)
         source = same_or_followed(connection, pipeline, registry, ledger)
         log_of = Position(source.system_id, source.timeline, 0)
@@ -125,7 +127,28 @@ def start(pipeline: Pipeline, wish: Wish) -> Iterator[Run | dict[str, Any]]:
         if ended is not None:
             yield opened.over(ended)
         else:
-            yield held.enter_context(_driving(opened))
+            yield held.enter_context(_driving(_mended(opened, held)))
+
+
+def _mended(opened: _Opened, held: ExitStack) -> _Opened:
+    """Behind what could not be mended before the slot was free; until then nobody was told anything."""
+    if opened.damaged is not None:
+        return opened
+    pipeline, registry = opened.pipeline, opened.registry
+    damaged = mended_lake(opened.connection, pipeline, registry)
+    if damaged is None:
+        assert registry.pipeline is not None
+        continuity(opened.connection, pipeline, registry.pipeline, opened.ledger)  # who has the slot, or how it is lost
+        raise LostLease(
+            "the slot came free only while this replicate started",
+            code="already_running",
+            where=f"replication slot {pipeline.source.slot}",
+            remedy="run replicate again",
+        )
+    held.enter_context(not_mended(opened.root))
+    # What was read ahead may be of versions that are gone.
+    turn = replace(opened.turn, tables=None)
+    return replace(opened, damaged=damaged, ledger=Ledger(opened.root, pipeline.name), turn=turn)
 
 
 @contextlib.contextmanager
@@ -171,7 +194,7 @@ def _driving(opened: _Opened) -> Iterator[Run | dict[str, Any]]:
             following = Following(root, registry, tables, answers, spill, hide, silence.refuse)
             # Reading every table's history takes its time: not for a run that is to end.
             stop = opened.wish.stop
-            if stop.is_set() or not tables.resume(opened.spark, opened.turn.tables, stop.wait, opened.damaged):
+            if stop.is_set() or not tables.resume(opened.spark, opened.turn.tables, stop.wait, opened.damaged or {}):
                 yield opened.over("signal")
                 return
             successor = SuccessorWatch(pipeline.source.slot, opened.wish.overtime, opened.turn.claim)

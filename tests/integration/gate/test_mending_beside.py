@@ -15,9 +15,10 @@ from fixtures.jobs import beside, following, in_thread, lake_rows, registry_of
 from fixtures.loaded import pipeline_in_step
 from fixtures.postgres import Database
 from fixtures.waiting import until
+from headwater.errors import LostLease
 from headwater.gate import recovery
-from headwater.gate.drivers import drivers_lock
-from headwater.lake.ledger import read_epoch
+from headwater.gate.drivers import drivers_lock, without_driver
+from headwater.lake.ledger import Ledger, read_epoch
 from headwater.load.driver_answers import is_running
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.replicate import start
@@ -60,7 +61,8 @@ def test_nothing_is_mended_beside_a_driver_whose_slot_is_free_for_a_moment(
         until(lambda: is_running(connection, pipeline) or driver.done(), "the driver runs")
         monkeypatch.setattr(recovery, "read_slot", free)
         monkeypatch.setattr(recovery, "mend", lambda *_: pytest.fail("it was mended beside a driver"))
-        assert recovery.mend_lake(connection, pipeline, registry_of(pipeline)) == {}
+        assert recovery.mend_lake(connection, pipeline, registry_of(pipeline)) is None
+        assert recovery.mended_lake(connection, pipeline, registry_of(pipeline)) == {}
     monkeypatch.setattr(recovery, "mend", lambda *_: {"public.plain": "looked at"})
     assert recovery.mend_lake(connection, pipeline, registry_of(pipeline)) == {"public.plain": "looked at"}
 
@@ -80,7 +82,7 @@ def test_a_driver_writes_nothing_while_a_job_mends(
     job = in_thread(lambda: recovery.mend_lake(connection, pipeline, registry_of(pipeline)))
     assert mending.wait(60)
     before = _epoch(pipeline)
-    monkeypatch.setattr(start, "mend_lake", lambda *_: {})  # it has looked just before the job did
+    monkeypatch.setattr(start, "mended_lake", lambda *_: {})  # it has looked just before the job did
     with following(pipeline) as driver:
         waits = f":{lock.stat().st_ino} "
         until(
@@ -98,18 +100,9 @@ def test_who_takes_over_behind_a_power_cut_mends_first(
     pipeline: Pipeline, connection: Connection, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The source still serves the connection of the driver that is gone."""
-    mended: list[bool] = []
-    mend, waited = recovery.mend, recovery.await_lost_driver
-
-    def noted(*of: Any) -> dict[str, str]:
-        mended.append(is_running(connection, pipeline))
-        return mend(*of)
-
-    monkeypatch.setattr(recovery, "mend", noted)
-    gone = LogStream(database.conninfo)
-    publication = pipeline.source.publication
-    gone.start(pipeline.source.slot, (publication, f"{publication}_inserts"), 0, identify(connection).version)
-    begun = threading.Event()
+    waited, begun = recovery.await_lost_driver, threading.Event()
+    mended = _mended(pipeline, connection, monkeypatch)
+    gone = _gone_driver(pipeline, connection, database)
 
     def begins(*of: Any) -> None:
         begun.set()
@@ -125,11 +118,74 @@ def test_who_takes_over_behind_a_power_cut_mends_first(
     assert mended == [False]
 
 
+@pytest.mark.parametrize("take_over", [False, True])
+def test_who_finds_the_lost_driver_still_there_mends_when_the_slot_is_free(
+    pipeline: Pipeline,
+    connection: Connection,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    take_over: bool,
+) -> None:
+    """Else it would tell the source the position of a row that never reached the disk."""
+    mended = _mended(pipeline, connection, monkeypatch)
+    gone = _gone_driver(pipeline, connection, database)
+    monkeypatch.setattr(recovery, "_LOST_SECONDS", 0.1)
+    mended_at_first = list[bool]()
+
+    class Opened(Ledger):
+        def __init__(self, *of: Any) -> None:
+            if not mended_at_first:
+                mended_at_first.append(bool(mended))
+                with without_driver(pipeline.lake_path()) as no_driver:
+                    assert no_driver, "who has not mended tells nobody that the lake is"
+                gone.close()
+                until(lambda: take_over or not is_running(connection, pipeline), "the source gives the lost driver up")
+            super().__init__(*of)
+
+    monkeypatch.setattr(start, "Ledger", Opened)
+    with beside(lambda stop: replicate(pipeline, None, None, stop, take_over)) as driver:
+        database.execute("insert into plain values (7)")
+        until(lambda: len(lake_rows(pipeline, "public.plain")) == 6 or driver.done(), "the driver goes on")
+    assert (mended_at_first, mended) == ([False], [False])
+
+
+def test_who_finds_the_slot_taken_by_a_driver_of_no_lake_is_refused(
+    pipeline: Pipeline, connection: Connection, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = _gone_driver(pipeline, connection, database)
+    with contextlib.closing(gone), pytest.raises(LostLease, match="in use by server process"):
+        replicate(pipeline, "now", None, threading.Event())
+    until(lambda: not is_running(connection, pipeline), "the slot is free")
+    monkeypatch.setattr(start, "mended_lake", lambda *_: None)  # it came free between two looks
+    with pytest.raises(LostLease, match="came free only while"):
+        replicate(pipeline, "now", None, threading.Event())
+
+
 def test_a_driver_that_works_is_not_waited_for(pipeline: Pipeline, connection: Connection) -> None:
     with following(pipeline) as driver:
         until(lambda: is_running(connection, pipeline) or driver.done(), "the driver runs")
         recovery.await_lost_driver(connection, pipeline, threading.Event())
         assert is_running(connection, pipeline)
+
+
+def _mended(pipeline: Pipeline, connection: Connection, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each time that the lake is mended: whether the source shows a driver."""
+    found, mend = list[bool](), recovery.mend
+
+    def noted(*of: Any) -> dict[str, str]:
+        found.append(is_running(connection, pipeline))
+        return mend(*of)
+
+    monkeypatch.setattr(recovery, "mend", noted)
+    return found
+
+
+def _gone_driver(pipeline: Pipeline, connection: Connection, database: Database) -> LogStream:
+    """What the source shows of a driver whose host has lost power."""
+    gone = LogStream(database.conninfo)
+    publication = pipeline.source.publication
+    gone.start(pipeline.source.slot, (publication, f"{publication}_inserts"), 0, identify(connection).version)
+    return gone
 
 
 def _locks() -> list[str]:
