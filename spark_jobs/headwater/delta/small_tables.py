@@ -251,7 +251,10 @@ def compact(table: SmallTable, target_size: int) -> int:
 
 
 def write_checkpoint(folder: str) -> int:
-    """A checkpoint of the newest version of the table in `folder`; returns that version."""
+    """A checkpoint of the newest version of the table in `folder`; returns that version. TornEntry, and none is made,
+    above an entry that is not whole: who reads would pass it over for good."""
+    if (whole := newest_whole(folder)) is not None:
+        raise TornEntry(f"{log_entry(folder, whole + 1)} is empty or cut short: no checkpoint is made above it")
     table = open_version(folder)
     # A checkpoint stands for what lies below it, and must not outlive it: a start would take that for whole.
     storage.sync(folder)

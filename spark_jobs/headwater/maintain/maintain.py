@@ -28,7 +28,7 @@ from headwater.delta.log_entries import log_path
 from headwater.delta.small_tables import write_checkpoint
 from headwater.errors import LostLease, Refused, SourceChanged, Transient
 from headwater.gate import lease
-from headwater.gate.recovery import mend_lake, mended_registry
+from headwater.gate.recovery import mended_lake, mended_registry
 from headwater.lake import wait_log
 from headwater.lake.cuts import history_name, remove_expired
 from headwater.lake.history import history_record, stored_record
@@ -71,7 +71,8 @@ def maintain(
         )
     with contextlib.closing(connect(conninfo, application_name="headwater maintain")) as connection:
         _refuse_other_source(connection, registry.pipeline.system_id)
-        mend_lake(connection, pipeline, registry)
+        if mended_lake(connection, pipeline, registry) is None:
+            raise _not_mended(pipeline)
         with lease.hold(conninfo, registry, lease.MAINTAIN):
             pins = remove_expired(root)
             wait_log.remove_old(root)
@@ -223,6 +224,16 @@ def _refuse_other_source(connection: Connection, system_id: str) -> None:
             where="source.connection",
             remedy="connect to the server the lake was built from",
         )
+
+
+def _not_mended(pipeline: Pipeline) -> Transient:
+    """What a power cut has left torn would stay for good below a checkpoint, and clean-up would take what mends it."""
+    return Transient(
+        "the lake may hold what a power cut has left: its slot is read by a driver that does not work here, or is lost",
+        code="lake_unavailable",
+        where=f"replication slot {pipeline.source.slot}",
+        remedy="run headwater replicate PIPELINE.yaml, then maintain again",
+    )
 
 
 def _checkpoint(folder: str) -> int | None:

@@ -15,11 +15,12 @@ from fixtures.jobs import beside, following, in_thread, lake_rows, registry_of
 from fixtures.loaded import pipeline_in_step
 from fixtures.postgres import Database
 from fixtures.waiting import until
-from headwater.errors import LostLease
+from headwater.errors import LostLease, Transient
 from headwater.gate import recovery
 from headwater.gate.drivers import drivers_lock, without_driver
 from headwater.lake.ledger import Ledger, read_epoch
 from headwater.load.driver_answers import is_running
+from headwater.maintain import maintain as caring
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.replicate import start
 from headwater.replicate.replicate import replicate
@@ -159,6 +160,17 @@ def test_who_finds_the_slot_taken_by_a_driver_of_no_lake_is_refused(
     monkeypatch.setattr(start, "mended_lake", lambda *_: None)  # it came free between two looks
     with pytest.raises(LostLease, match="came free only while"):
         replicate(pipeline, "now", None, threading.Event())
+
+
+def test_a_lake_that_nobody_could_mend_is_not_maintained(
+    pipeline: Pipeline, connection: Connection, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caring, "keep_ledger", lambda *_: pytest.fail("what mends the lake could go"))
+    with contextlib.closing(_gone_driver(pipeline, connection, database)), pytest.raises(Transient, match="power cut"):
+        caring.maintain(pipeline)
+    monkeypatch.undo()
+    until(lambda: not is_running(connection, pipeline), "the slot is free")
+    assert caring.maintain(pipeline)["ledger"] is not None
 
 
 def test_a_driver_that_works_is_not_waited_for(pipeline: Pipeline, connection: Connection) -> None:

@@ -29,6 +29,7 @@ from headwater.lake.ledger_follower import FollowedLedger
 from headwater.lake.paths import ledger_path, pins_path, position_file_path, registry_path
 from headwater.lake.registry import Registry
 from headwater.maintain.cleanup import clean
+from headwater.maintain.control_tables import keep_ledger
 from headwater.monitor.recent_epochs import RecentEpochs
 
 A = "public.a"
@@ -276,6 +277,18 @@ def test_a_checkpoint_of_a_version_that_the_disk_did_not_have_yet_is_none(
     assert not entry(table, 4).exists()
 
 
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("version", [2, 4])
+def test_no_checkpoint_is_made_above_a_torn_entry(
+    table: HandTable, damage: Callable[[Path], None], version: int
+) -> None:
+    """It would be taken for a version that changed nothing, and no start would look at it again."""
+    damage(entry(table, version))
+    with pytest.raises(TornEntry, match=entry(table, version).name):
+        write_checkpoint(str(table.folder))
+    assert not [name for name in table.log_files() if "checkpoint" in name]
+
+
 def test_what_a_checkpoint_stands_for_is_on_disk_before_it(table: HandTable, monkeypatch: pytest.MonkeyPatch) -> None:
     synced = []
     monkeypatch.setattr(storage, "sync", lambda folder: synced.append(sorted(table.log_files())))
@@ -408,6 +421,20 @@ def test_a_row_below_what_the_source_was_told_is_not_cut_back_to(lake: HandLake)
     newest = read_epoch(lake.root)
     assert newest is not None
     assert newest.epoch == 1
+
+
+def test_upkeep_leaves_a_hole_in_the_ledger_to_the_next_start(lake: HandLake) -> None:
+    for lsn in range(0x1400, 0x1440):
+        lake.publish(lsn)
+    folder = ledger_path(lake.root)
+    emptied(Path(log_entry(folder, entries_of(storage.names(log_path(folder)))[-2])))
+    recovery.mend_control_tables(lake.root)
+    with pytest.raises(TornEntry):
+        keep_ledger(lake.root, Event())
+    assert mended(lake) == {}
+    newest = read_epoch(lake.root)
+    assert newest is not None
+    assert newest.position.lsn == 0x143D
 
 
 def test_a_torn_record_of_the_registry_was_never_stored_and_one_below_is_damage(lake: HandLake) -> None:
