@@ -127,7 +127,7 @@ def _confirmed(connection: Connection, pipeline: Pipeline) -> int | None:
 
 def mend_control_tables(root: str) -> None:
     """What was being written to registry, ledger and validations when the power went was never told to anybody, and
-    goes. Any job may call it, beside any other. Refused when the registry, or what was validated, is damaged."""
+    goes. Any job may call it, beside any other. Refused when the registry is damaged."""
     storage.watch_disk(root)
     if is_remote(root) or not storage.is_folder(control_path(root)):
         return  # a store loses nothing that it has taken
@@ -139,7 +139,8 @@ def mend_control_tables(root: str) -> None:
             continue
         with storage.exclusive(recovery_lock(root)):
             loss = first_loss(folder, base(folder))
-            if loss is not None and loss.newest:
+            # Nothing stands on what was validated: it is validated again.
+            if loss is not None and (loss.newest or folder == validations_path(root)):
                 cut_back(folder, loss.version)
             elif loss is not None and folder != ledger_path(root):  # what goes of that one the slot decides: `mend`
                 raise DamagedLake(f"{loss.what}: what was written behind it is in doubt")

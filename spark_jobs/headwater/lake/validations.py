@@ -22,6 +22,7 @@ from headwater.delta.small_tables import (
     SmallTable,
     append_once,
     create_table,
+    make_durable,
     newest_first,
     open_table,
     read_rows,
@@ -132,15 +133,16 @@ class Earlier:
 
 
 def record(root: str, validation: Validation) -> None:
-    """Append the rows of `validation`, all in one commit."""
+    """Append the rows of `validation`, all in one commit, which survives a power cut: who waited for it goes on."""
     table = create_table(validations_path(root), _SCHEMA)
     rows = [_row(validation, found, suite) for found in validation.tables for suite in found.suites]
     while True:
         try:
             append_once(table, rows, _SCHEMA)
-            return
+            break
         except LostRace:
             table.look()
+    make_durable(table)
 
 
 def earlier(root: str, name: str, *, passed_only: bool = False) -> Earlier | None:

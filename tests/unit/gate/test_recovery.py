@@ -16,7 +16,7 @@ import pytest
 from deltalake.exceptions import DeltaError
 
 from fixtures.hand_tables import SCHEMA, HandTable
-from fixtures.lakes import HandLake, position_at
+from fixtures.lakes import HandLake, position_at, utc
 from headwater.delta import disk, log_files, storage
 from headwater.delta.data_files import write_batches
 from headwater.delta.delta_log import read_snapshot
@@ -24,10 +24,12 @@ from headwater.delta.log_entries import TornEntry, entries_of, files_of, log_ent
 from headwater.delta.small_tables import open_table, write_checkpoint
 from headwater.errors import DamagedLake
 from headwater.gate import drivers, recovery, torn_logs
+from headwater.lake import validations
 from headwater.lake.ledger import Ledger, read_epoch
 from headwater.lake.ledger_follower import FollowedLedger
-from headwater.lake.paths import ledger_path, pins_path, position_file_path, registry_path
+from headwater.lake.paths import ledger_path, pins_path, position_file_path, registry_path, validations_path
 from headwater.lake.registry import Registry
+from headwater.lake.validations import SuiteResult, TableResult, Validation
 from headwater.maintain.cleanup import clean
 from headwater.maintain.control_tables import keep_ledger
 from headwater.monitor.recent_epochs import RecentEpochs
@@ -463,6 +465,35 @@ def test_of_two_that_begin_a_damaged_lake_anew_the_second_leaves_what_the_first_
     Registry.create(lake.root, "shop")
     assert recovery.begin_anew(lake.root, [])
     assert Registry.open(lake.root, "shop") is not None
+
+
+def validate(lake: HandLake, epoch: int) -> None:
+    result = TableResult(A, 1, epoch, 3, [SuiteResult("suite", 1, 0, 0, None)])
+    moment = (utc(epoch), utc(epoch), utc(epoch + 60))
+    validations.record(lake.root, Validation(str(epoch), "shop", epoch, lake.position, None, [result], *moment, "1"))
+
+
+def test_what_was_validated_is_on_disk_when_that_is_said(lake: HandLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = set[str]()
+    monkeypatch.setattr(storage, "sync_files", lambda *files: synced.update(files))
+    validate(lake, 1)
+    assert synced >= set(files_of(validations_path(lake.root), 1))
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_validations_that_are_damaged_go_and_refuse_no_job(lake: HandLake, lost: int) -> None:
+    for epoch in (1, 2, 3):
+        validate(lake, epoch)
+    folder = validations_path(lake.root)
+    emptied(Path(files_of(folder, lost)[-1]))
+    recovery.mend_control_tables(lake.root)
+    known = validations.earlier(lake.root, A)
+    assert (known.epoch if known is not None else 0) == max(lost - 1, 0)
+    validate(lake, 4)
+    recovery.mend_control_tables(lake.root)
+    known = validations.earlier(lake.root, A)
+    assert known is not None
+    assert known.epoch == 4
 
 
 def test_a_torn_pin_was_promised_to_nobody(lake: HandLake) -> None:
