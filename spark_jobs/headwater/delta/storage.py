@@ -19,6 +19,7 @@ store it is durable when it can be seen, and there is nothing to sync.
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -89,7 +90,7 @@ def parquet_file(place: str, **options: Any) -> Any:
 
 def is_readable(place: str) -> bool:
     """Whether all of a Parquet file is there as it was written, as far as its checksums say; of the disk, not of the
-    kernel's memory."""
+    kernel's memory. OSError where that cannot be known."""
     import pyarrow as pa
 
     forget(place)
@@ -97,7 +98,11 @@ def is_readable(place: str) -> bool:
         with parquet_file(place, page_checksum_verification=True) as file:
             for _ in file.iter_batches():
                 pass
-    except (pa.ArrowException, OSError):
+    except pa.ArrowException:
+        return False
+    except OSError as error:  # Arrow's own, of what it cannot decode, have no number
+        if error.errno not in (None, errno.EIO, errno.ENOENT):
+            raise
         return False
     return True
 

@@ -13,7 +13,8 @@ A disk that did not take what was written says so once (`storage.watch_disk`), a
 it were there. So what lies above the durable position is read from the disk, to the ends of its files: what is not
 there is treated as behind a power cut (docs/decisions/0047).
 
-Where nothing was lost a start costs a few looks at names for each table, and reading the files of the last second.
+Where nothing was lost a start costs a few looks at names for each table, and reading its newest checkpoint, what the
+ledger has above its own, and the files of the last second.
 """
 
 from __future__ import annotations
@@ -22,17 +23,25 @@ import logging
 import os.path
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from headwater.delta import entries, storage
-from headwater.delta.log_entries import entries_of, files_of, log_entry, log_path, read_actions
+from headwater.delta.log_entries import entries_of, log_entry, log_path, read_actions
 from headwater.delta.whole import lost_file
 from headwater.errors import DamagedLake
 from headwater.gate.drivers import drivers_lock, may_live, recovery_lock, without_driver
-from headwater.gate.torn_logs import base, cut_back, drop_torn_checkpoints, first_loss, is_damaged, loss_in_between
+from headwater.gate.torn_logs import (
+    Loss,
+    base,
+    cut_back,
+    drop_torn_checkpoints,
+    first_loss,
+    is_damaged,
+    loss_in_between,
+)
 from headwater.lake.cuts import HISTORY, history_name, remove_torn_pins
 from headwater.lake.durability import sync_lake
 from headwater.lake.ledger import Epoch, epoch_at_version, read_epoch, read_epoch_up_to
@@ -132,18 +141,24 @@ def mend_control_tables(root: str) -> None:
     if is_remote(root) or not storage.is_folder(control_path(root)):
         return  # a store loses nothing that it has taken
     for folder in (registry_path(root), ledger_path(root), validations_path(root)):
-        # Who wrote them may have been told that the disk did not take them: that ended it, and nobody else knows.
-        _forget(folder, entries_of(storage.names(log_path(folder)))[-2:])
         drop_torn_checkpoints(folder)
-        if first_loss(folder, base(folder)) is None:
+        if _control_loss(folder) is None:
             continue
         with storage.exclusive(recovery_lock(root)):
-            loss = first_loss(folder, base(folder))
+            loss = _control_loss(folder)
             # Nothing stands on what was validated: it is validated again.
             if loss is not None and (loss.newest or folder == validations_path(root)):
                 cut_back(folder, loss.version)
             elif loss is not None and folder != ledger_path(root):  # what goes of that one the slot decides: `mend`
                 raise DamagedLake(f"{loss.what}: what was written behind it is in doubt")
+
+
+def _control_loss(folder: str) -> Loss | None:
+    """Any job looks: to their ends are read only the newest two. Who wrote them may have been told that the disk did
+    not take them: that ended it, and nobody else knows."""
+    newest = max(entries_of(storage.names(log_path(folder))), default=-1)
+    above = base(folder)
+    return first_loss(folder, above) or first_loss(folder, max(above, newest - 2), read=True)
 
 
 def mend(root: str, pipeline: str, tables: Iterable[TableRecord], confirmed_lsn: int) -> dict[str, str]:
@@ -153,8 +168,6 @@ def mend(root: str, pipeline: str, tables: Iterable[TableRecord], confirmed_lsn:
     name of the table or history. DamagedLake when it is the ledger.
     """
     sync_lake(root)  # what was written and not synced is whole; all that is read below is then on disk
-    _mend_ledger(root, confirmed_lsn)
-    _forget(ledger_path(root), [version for version, _ in _rows_above(root, confirmed_lsn)])
     _mend_ledger(root, confirmed_lsn)
     epoch = read_epoch_up_to(root, confirmed_lsn)
     subjects = [subject for subject in _subjects(root, pipeline, tables) if subject.can_be_read()]
@@ -289,20 +302,13 @@ def _subjects(root: str, pipeline: str, tables: Iterable[TableRecord]) -> Iterat
 
 def _mend_ledger(root: str, confirmed_lsn: int) -> None:
     """From the first row on that is not whole they go, if what is left reaches what the source was told."""
-    loss = first_loss(ledger_path(root), base(ledger_path(root)))
+    loss = first_loss(ledger_path(root), base(ledger_path(root)), read=True)
     if loss is None:
         return
     left = epoch_at_version(root, loss.version - 1)
     if not loss.newest and (left is None or left.position.lsn < confirmed_lsn):
         raise DamagedLake(f"{loss.what}: what was written behind it is in doubt")
     cut_back(ledger_path(root), loss.version)
-
-
-def _forget(folder: str, versions: Sequence[int]) -> None:
-    """Of a control table: the entries from the first of these on, and the files that they have added."""
-    for version in entries_of(storage.names(log_path(folder))):
-        if versions and version >= min(versions):
-            storage.forget(*files_of(folder, version))
 
 
 def _drop_void_rows(root: str, confirmed_lsn: int, subjects: Iterable[_Subject]) -> None:

@@ -120,7 +120,8 @@ def drop_torn_checkpoints(folder: str) -> None:
     for version in sorted(found, reverse=True):
         if good >= _MAKERS and version != pointed:
             continue
-        if _is_good(folder, version, found[version]):
+        # Readers begin at these; all of each is read.
+        if _is_good(folder, version, found[version], read=not good or version == pointed):
             good += 1
         elif all(map(storage.exists, found[version])):  # clean-up has not taken it meanwhile
             torn.add(version)
@@ -145,6 +146,10 @@ def is_damaged(folder: str) -> bool:
     try:
         return read_snapshot(folder).version < newest
     except (FileNotFoundError, ValueError, KeyError, TypeError, pa.ArrowException):
+        return True
+    except OSError as error:  # Arrow's own, of what it cannot decode, have no number
+        if error.errno not in (None, errno.EIO):
+            raise
         return True
 
 
@@ -229,11 +234,18 @@ def _size(path: str) -> int:
         return -1
 
 
-def _is_good(folder: str, version: int, checkpoint: list[str]) -> bool:
+def _is_good(folder: str, version: int, checkpoint: list[str], *, read: bool) -> bool:
     entry = log_entry(folder, version)
-    return all(map(_is_parquet, checkpoint)) and (
-        not storage.exists(entry) or read_actions(folder, version) is not None
-    )
+    if read:
+        storage.forget(entry)
+    try:
+        return all(_is_parquet(file) and (not read or storage.is_readable(file)) for file in checkpoint) and (
+            not storage.exists(entry) or read_actions(folder, version) is not None
+        )
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return False
 
 
 def _is_parquet(file: str) -> bool:

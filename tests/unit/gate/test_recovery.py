@@ -73,6 +73,12 @@ def zeros(path: Path) -> None:
     path.write_bytes(bytes(path.stat().st_size))
 
 
+def zeros_within(path: Path) -> None:
+    """A block that the disk had not got: ends and length are as they should be."""
+    content = path.read_bytes()
+    path.write_bytes(content[:64] + bytes(len(content) // 2) + content[64 + len(content) // 2 :])
+
+
 DAMAGES: list[Callable[[Path], None]] = [cut_short, emptied, zeros]
 
 
@@ -225,7 +231,7 @@ def test_a_lost_vector_takes_its_version(table: HandTable) -> None:
 
 
 @pytest.mark.parametrize("pointer", [True, False])
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", [*DAMAGES, zeros_within])
 def test_a_torn_checkpoint_is_none(table: HandTable, damage: Callable[[Path], None], pointer: bool) -> None:
     folder = str(table.folder)
     table.checkpoint()
@@ -261,6 +267,31 @@ def test_a_torn_checkpoint_is_none_where_nothing_points_at_it_yet(
     assert [name for name in table.log_files() if "checkpoint." in name] == [f"{4:020d}.checkpoint.parquet"]
     assert pointer.exists() != first
     assert read_snapshot(folder).version == 6
+
+
+def test_a_checkpoint_that_the_disk_does_not_give_back_is_none(
+    table: HandTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.checkpoint()
+    read_range = storage.read_range
+
+    def refuse(place: str, *of: Any) -> bytes:
+        if ".checkpoint." in place:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), place)
+        return read_range(place, *of)
+
+    monkeypatch.setattr(storage, "read_range", refuse)
+    torn_logs.drop_torn_checkpoints(str(table.folder))
+    assert not [name for name in table.log_files() if "checkpoint" in name]
+
+
+def test_what_cannot_be_looked_at_is_not_taken_for_torn(table: HandTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(place: str, **_: Any) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), place)
+
+    monkeypatch.setattr(storage, "parquet_file", refuse)
+    with pytest.raises(OSError, match="Too many open files"):
+        torn_logs.first_loss(str(table.folder), 1, read=True)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -404,6 +435,39 @@ def test_what_is_not_whole_at_the_durable_version_is_damage_and_stays(lake: Hand
     assert newest.epoch == 3
 
 
+@pytest.mark.parametrize(("version", "left"), [(-1, 0x1400), (-3, 0x1200)])
+def test_a_row_of_the_ledger_with_zeros_within_goes_with_those_above(lake: HandLake, version: int, left: int) -> None:
+    lake.publish(0x1400, A)
+    lake.publish(0x1500)
+    folder = ledger_path(lake.root)
+    row = entries_of(storage.names(log_path(folder)))[version]
+    zeros_within(Path(files_of(folder, row)[-1]))
+    assert mended(lake) == {}
+    newest = read_epoch(lake.root)
+    assert newest is not None
+    assert newest.position.lsn == left
+
+
+def test_a_record_of_the_registry_with_zeros_within_was_never_stored(lake: HandLake) -> None:
+    lake.enter(A, "suspended", "one")
+    folder = registry_path(lake.root)
+    zeros_within(Path(files_of(folder, entries_of(storage.names(log_path(folder)))[-1])[-1]))
+    recovery.mend_control_tables(lake.root)
+    registry = Registry.open(lake.root, "shop")
+    assert registry is not None
+    assert registry.tables[A].state == "active"
+
+
+def test_a_checkpoint_of_the_ledger_with_zeros_within_is_none(lake: HandLake) -> None:
+    folder = ledger_path(lake.root)
+    version = write_checkpoint(folder)
+    zeros_within(Path(log_path(folder, f"{version:020d}.checkpoint.parquet")))
+    assert mended(lake) == {}
+    newest = read_epoch(lake.root)
+    assert newest is not None
+    assert newest.epoch == 3
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_torn_row_of_the_ledger_was_never_published(lake: HandLake, damage: Callable[[Path], None]) -> None:
     folder = ledger_path(lake.root)
@@ -519,6 +583,20 @@ def test_a_load_can_write_whatever_the_log_holds(table: HandTable) -> None:
     assert (Path(root) / "_headwater" / "damaged" / "public" / "a" / "_delta_log").is_dir()
     with pytest.raises((DeltaError, FileNotFoundError)):
         read_snapshot(folder)
+
+
+def test_a_load_can_write_where_the_checkpoint_is_damaged_and_nothing_is_left_below(
+    table: HandTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, folder = str(table.folder.parents[1]), str(table.folder)
+    Path(root, "_headwater").mkdir()
+    table.checkpoint()
+    for version in range(4):
+        entry(table, version).unlink()
+    zeros_within(table.folder / "_delta_log" / f"{4:020d}.checkpoint.parquet")
+    assert torn_logs.is_damaged(folder)
+    recovery.cure(root, folder)
+    assert not table.folder.exists()
 
 
 def test_who_has_followed_rows_that_a_power_cut_took_mixes_them_with_no_others(lake: HandLake) -> None:
