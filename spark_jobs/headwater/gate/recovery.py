@@ -59,7 +59,7 @@ from headwater.lake.registry import Registry, TableRecord
 from headwater.lake_root import is_remote
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.source.connection import Connection
-from headwater.source.slot import read_slot
+from headwater.source.slot import SlotState, read_slot
 
 log = logging.getLogger(__name__)
 
@@ -80,20 +80,24 @@ def mended_registry(pipeline: Pipeline, connection: Connection | None = None) ->
 
 
 def mend_lake(connection: Connection, pipeline: Pipeline, registry: Registry) -> dict[str, str] | None:
-    """What is damaged, by the name of the table or history: why. None: nothing was done, since a driver is there, or
-    the source shows one, or there is no slot, whose position tells what was durable."""
+    """What is damaged, by the name of the table or history: why. None: that was not looked for, since a driver is
+    there, or the source shows one, or there is no slot, whose position tells what was durable."""
     root = pipeline.lake_path()
     if is_remote(root):
         return {}
-    if _confirmed(connection, pipeline) is None:
+    if _is_read(read_slot(connection, pipeline.source.slot)):
         return None
     with without_driver(root) as no_driver:
         # A slot is free for a moment, too, while its driver connects again.
-        confirmed_lsn = _confirmed(connection, pipeline) if no_driver else None
-        if confirmed_lsn is None:
+        slot = read_slot(connection, pipeline.source.slot)
+        if not no_driver or _is_read(slot):
+            return None
+        if slot is None or slot.loss or slot.confirmed_lsn is None:
+            cut_ledger_back(root)
             return None
         registry.refresh()  # a driver may have come and gone
-        return mend(root, pipeline.name, list(registry.tables.values()), confirmed_lsn)
+        begin = registry.pipeline.start_lsn if registry.pipeline is not None else 0
+        return mend(root, pipeline.name, list(registry.tables.values()), slot.confirmed_lsn, begin)
 
 
 def mended_lake(connection: Connection, pipeline: Pipeline, registry: Registry) -> dict[str, str] | None:
@@ -128,10 +132,8 @@ def await_lost_driver(connection: Connection, pipeline: Pipeline, stop: threadin
         )
 
 
-def _confirmed(connection: Connection, pipeline: Pipeline) -> int | None:
-    """The position of a slot that nobody reads."""
-    slot = read_slot(connection, pipeline.source.slot)
-    return None if slot is None or slot.active or slot.loss else slot.confirmed_lsn
+def _is_read(slot: SlotState | None) -> bool:
+    return slot is not None and slot.active
 
 
 def mend_control_tables(root: str) -> None:
@@ -161,14 +163,16 @@ def _control_loss(folder: str) -> Loss | None:
     return first_loss(folder, above) or first_loss(folder, max(above, newest - 2), read=True)
 
 
-def mend(root: str, pipeline: str, tables: Iterable[TableRecord], confirmed_lsn: int) -> dict[str, str]:
+def mend(
+    root: str, pipeline: str, tables: Iterable[TableRecord], confirmed_lsn: int, start_lsn: int = 0
+) -> dict[str, str]:
     """Take what a power cut has left half done out of the lake under `root`, while no driver and nobody else does.
 
-    `confirmed_lsn`: the slot's position. Returns what is damaged, and cannot be had again from the log: why, by the
-    name of the table or history. DamagedLake when it is the ledger.
+    `confirmed_lsn`: the slot's position; `start_lsn`: where the log begins for the lake. Returns what is damaged, and
+    cannot be had again from the log: why, by the name of the table or history. DamagedLake when it is the ledger.
     """
     sync_lake(root)  # what was written and not synced is whole; all that is read below is then on disk
-    _mend_ledger(root, confirmed_lsn)
+    _mend_ledger(root, confirmed_lsn, start_lsn)
     epoch = read_epoch_up_to(root, confirmed_lsn)
     subjects = [subject for subject in _subjects(root, pipeline, tables) if subject.can_be_read()]
     durable = {subject.name: subject.durable(epoch) for subject in subjects}
@@ -300,13 +304,21 @@ def _subjects(root: str, pipeline: str, tables: Iterable[TableRecord]) -> Iterat
                 yield _Subject(beside.name, table_path(root, beside.path), record.start_lsn, beside.app_id(pipeline))
 
 
-def _mend_ledger(root: str, confirmed_lsn: int) -> None:
+def cut_ledger_back(root: str) -> None:
+    """Below its first row that is not whole, while no driver lives: where the slot is lost nothing tells what of it was
+    durable, and all tables are compared."""
+    loss = first_loss(ledger_path(root), base(ledger_path(root)), read=True)
+    if loss is not None:
+        cut_back(ledger_path(root), loss.version)
+
+
+def _mend_ledger(root: str, confirmed_lsn: int, start_lsn: int) -> None:
     """From the first row on that is not whole they go, if what is left reaches what the source was told."""
     loss = first_loss(ledger_path(root), base(ledger_path(root)), read=True)
     if loss is None:
         return
     left = epoch_at_version(root, loss.version - 1)
-    if not loss.newest and (left is None or left.position.lsn < confirmed_lsn):
+    if not loss.newest and (left.position.lsn if left is not None else start_lsn) < confirmed_lsn:
         raise DamagedLake(f"{loss.what}: what was written behind it is in doubt")
     cut_back(ledger_path(root), loss.version)
 

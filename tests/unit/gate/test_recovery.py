@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from headwater.delta.small_tables import open_table, write_checkpoint
 from headwater.errors import DamagedLake
 from headwater.gate import drivers, recovery, torn_logs
 from headwater.lake import validations
-from headwater.lake.ledger import Ledger, read_epoch
+from headwater.lake.ledger import Ledger, read_epoch, read_generation
 from headwater.lake.ledger_follower import FollowedLedger
 from headwater.lake.paths import ledger_path, pins_path, position_file_path, registry_path, validations_path
 from headwater.lake.registry import Registry
@@ -33,6 +34,9 @@ from headwater.lake.validations import SuiteResult, TableResult, Validation
 from headwater.maintain.cleanup import clean
 from headwater.maintain.control_tables import keep_ledger
 from headwater.monitor.recent_epochs import RecentEpochs
+from headwater.position import Position
+from headwater.replicate.takeover import new_source
+from headwater.source.connection import ServerIdentity
 
 A = "public.a"
 
@@ -487,6 +491,47 @@ def test_a_row_below_what_the_source_was_told_is_not_cut_back_to(lake: HandLake)
     newest = read_epoch(lake.root)
     assert newest is not None
     assert newest.epoch == 1
+
+
+def test_in_the_first_second_of_a_lake_nothing_was_told_to_the_source(lake: HandLake) -> None:
+    folder = ledger_path(lake.root)
+    emptied(Path(log_entry(folder, 2)))
+    with pytest.raises(DamagedLake):
+        mended(lake, confirmed=0x1100)
+    assert recovery.mend(lake.root, "shop", (), 0x1000, 0x1000) == {}
+    assert read_epoch(lake.root) is None
+    assert read_generation(lake.root, "shop") == 1
+
+
+def lost_slot(lake: HandLake, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A pipeline whose slot the source does not have any more."""
+    monkeypatch.setattr(recovery, "read_slot", lambda *_: None)
+    return SimpleNamespace(lake_path=lambda: lake.root, name="shop", source=SimpleNamespace(slot="slot"))
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, zeros_within])
+@pytest.mark.parametrize("which", [0, -1])
+def test_without_its_slot_a_lake_goes_on_from_what_is_whole_of_its_ledger(
+    lake: HandLake, damage: Callable[[Path], None], which: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All tables are compared then; whoever opens the ledger before that must find it whole."""
+    folder, pipeline = ledger_path(lake.root), lost_slot(lake, monkeypatch)
+    damage(Path(files_of(folder, entries_of(storage.names(log_path(folder)))[-2])[which]))
+    assert recovery.mend_lake(None, pipeline, lake.registry) is None  # type: ignore[arg-type]
+    assert Ledger(lake.root, "shop").newest == read_epoch(lake.root, 1)
+
+
+@pytest.mark.parametrize("which", [0, -1])
+def test_a_new_source_goes_on_from_what_is_whole_of_the_ledger(lake: HandLake, which: int) -> None:
+    folder = ledger_path(lake.root)
+    emptied(Path(files_of(folder, entries_of(storage.names(log_path(folder)))[-2])[which]))
+    known, now = lake.registry.pipeline, ServerIdentity("8", 1, 170000, False)
+    assert known is not None
+    assert not new_source._is_adopted(lake.registry, known, now, lake.root)
+    new_source._mend_tables(lake.root, lake.registry)
+    published = new_source._published(Ledger(lake.root, "shop"), Position("8", 1, 0x10))
+    assert published.epoch == 2
+    assert published.tables[A].version == 1
 
 
 def test_upkeep_leaves_a_hole_in_the_ledger_to_the_next_start(lake: HandLake) -> None:

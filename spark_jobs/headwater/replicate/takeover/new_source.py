@@ -24,7 +24,7 @@ from headwater.failpoints import reach
 from headwater.gate import lease
 from headwater.gate.check import check, require_ok
 from headwater.gate.drivers import without_driver
-from headwater.gate.recovery import cure, mended_registry
+from headwater.gate.recovery import cure, cut_ledger_back, mended_registry
 from headwater.gate.same_source import NEW_SOURCE, described, history_of, require_same_source
 from headwater.gate.wal_ceiling import BY_ITSELF
 from headwater.lake.history import history_record
@@ -126,6 +126,8 @@ def _mend_tables(root: str, registry: Registry) -> None:
     if is_remote(root):
         return
     with without_driver(root) as no_driver:
+        if no_driver:
+            cut_ledger_back(root)
         for record in registry.tables.values() if no_driver else ():
             if record.state != "removed" and record.schemas:
                 for one in _with_history(record):
@@ -154,7 +156,7 @@ def adopt(pipeline: Pipeline, only: Collection[TableName] | None = None) -> None
     """
     with _alone(pipeline, only) as (connection, registry, known):
         now = identify(connection)
-        if _is_adopted(registry, known, now, Ledger(pipeline.lake_path(), pipeline.name).newest):
+        if _is_adopted(registry, known, now, pipeline.lake_path()):
             return  # it was killed behind this; what it has brought in step meanwhile stays
         reason = f"{_CHANGED} from {described(known)} to {described(now)}"
         # Made here by a change to this source that was killed; or a standby's, which goes by its own system.
@@ -170,7 +172,7 @@ def begin_behind_gap(pipeline: Pipeline) -> str:
     as of `adopt`, but for a table's own faults; SourceChanged for another source.
     """
     with contextlib.closing(connect(pipeline.conninfo(), application_name="headwater slot")) as connection:
-        registry = mended_registry(pipeline)
+        registry = mended_registry(pipeline, connection)
         if registry is None or registry.pipeline is None or not _gap(connection, pipeline, registry.pipeline):
             return ""
     with _alone(pipeline, ()) as (connection, registry, known):
@@ -269,12 +271,12 @@ def _begin_anew(
     ]
     registry.write(*suspended)
     reach("adopt.suspended")
+    _mend_tables(root, registry)  # behind a new slot a ledger that is not whole could not be told from a damaged one
     drop_slot(connection, pipeline.source.slot)
     patience = pipeline.load.wait_for_old_transactions
     slot = create_slot(connection, pipeline.source.slot, pipeline.source.failover, patience)
     assert slot.confirmed_lsn is not None
     reach("adopt.slot")
-    _mend_tables(root, registry)
     ledger = Ledger(root, pipeline.name)
     epoch = _published(ledger, Position(now.system_id, now.timeline, slot.confirmed_lsn))
     take_tables(pipeline, registry, ledger)
@@ -301,9 +303,12 @@ def _begin_anew(
     log.warning("%s: every table is suspended until it is repaired or loaded again", reason)
 
 
-def _is_adopted(registry: Registry, known: PipelineRecord, now: ServerIdentity, newest: Epoch | None) -> bool:
+def _is_adopted(registry: Registry, known: PipelineRecord, now: ServerIdentity, root: str) -> bool:
     """Whether everything of a change to this source is done but bringing the tables in step."""
-    if (known.system_id, known.timeline) != (now.system_id, now.timeline) or newest is None:
+    if (known.system_id, known.timeline) != (now.system_id, now.timeline):
+        return False  # whatever the ledger says, which may not be whole yet
+    newest = read_epoch(root)
+    if newest is None:
         return False
     waiting = [r for r in registry.tables.values() if _waits(r, _CHANGED)]
     same_log = (newest.position.system_id, newest.position.timeline) == (now.system_id, now.timeline)
