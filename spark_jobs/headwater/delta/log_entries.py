@@ -38,6 +38,12 @@ def log_entry(folder: str, version: int) -> str:
     return log_path(folder, f"{version:020d}.json")
 
 
+def checksum_of(place: str) -> str:
+    """The file beside `place` by which Hadoop checks it, if Spark wrote it to a disk."""
+    folder, name = os.path.split(place)
+    return os.path.join(folder, f".{name}.crc")
+
+
 class LostRace(Exception):
     """Another writer committed the version that this one wanted; reload and decide anew."""
 

@@ -29,6 +29,7 @@ from headwater.delta.log_entries import (
     Action,
     LostRace,
     TornEntry,
+    checksum_of,
     files_of,
     log_entry,
     log_path,
@@ -259,12 +260,14 @@ def write_checkpoint(folder: str) -> int:
     # A checkpoint stands for what lies below it, and must not outlive it: a start would take that for whole.
     storage.sync(folder)
     table.create_checkpoint()
-    if not is_remote(folder):
-        # Hadoop would compare the new pointer with the checksum of the one that Spark wrote before.
-        storage.delete(log_path(folder, "._last_checkpoint.crc"))
-    # Half a checkpoint would end readers who begin at it.
     version = int(table.version())
-    storage.sync_files(log_path(folder, f"{version:020d}.checkpoint.parquet"), log_path(folder, "_last_checkpoint"))
+    checkpoint, pointer = log_path(folder, f"{version:020d}.checkpoint.parquet"), log_path(folder, "_last_checkpoint")
+    if not is_remote(folder):
+        # Hadoop would compare the new files with the checksums of those that Spark wrote before.
+        for written in (checkpoint, pointer):
+            storage.delete(checksum_of(written))
+    # Half a checkpoint would end readers who begin at it.
+    storage.sync_files(checkpoint, pointer)
     return version
 
 

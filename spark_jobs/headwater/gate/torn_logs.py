@@ -24,6 +24,7 @@ from headwater.delta.log_entries import (
     Action,
     TornEntry,
     checkpoints_of,
+    checksum_of,
     entries_of,
     log_entry,
     log_path,
@@ -128,6 +129,7 @@ def drop_torn_checkpoints(folder: str) -> None:
     for version in torn:
         for file in found[version]:
             storage.delete(file)
+            storage.delete(checksum_of(file))  # of Spark's: the next one there may be another writer's
     if torn:
         log.warning("%s: a checkpoint had not reached the disk, and is taken away", folder)
     if _POINTER in names and (pointed in torn or pointed not in found):
@@ -266,4 +268,4 @@ def _pointed_at(folder: str) -> int | None:
 
 def _drop_pointer(folder: str) -> None:
     storage.delete(log_path(folder, _POINTER))
-    storage.delete(log_path(folder, f".{_POINTER}.crc"))
+    storage.delete(checksum_of(log_path(folder, _POINTER)))

@@ -273,6 +273,21 @@ def test_a_torn_checkpoint_is_none_where_nothing_points_at_it_yet(
     assert read_snapshot(folder).version == 6
 
 
+def test_a_checkpoint_goes_with_the_checksum_that_spark_has_put_beside_it(table: HandTable) -> None:
+    """Spark would compare the next one there with it, whoever wrote that."""
+    table.checkpoint()
+    log = table.folder / "_delta_log"
+    checkpoint, checksum = (log / f"{dot}{4:020d}.checkpoint.parquet{end}" for dot, end in (("", ""), (".", ".crc")))
+    checksum.write_bytes(b"of another")
+    emptied(checkpoint)
+    torn_logs.drop_torn_checkpoints(str(table.folder))
+    assert not checksum.exists()
+    checksum.write_bytes(b"of another")
+    table.checkpoint()
+    assert checkpoint.exists()
+    assert not checksum.exists()
+
+
 def test_a_checkpoint_that_the_disk_does_not_give_back_is_none(
     table: HandTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
