@@ -38,8 +38,9 @@ log = logging.getLogger(__name__)
 _POINTER = "_last_checkpoint"
 _PARQUET_MAGIC = b"PAR1"
 _LEAST_PARQUET = 12
-_MAKERS = 3
-"""Replicate, another job and Spark may make one at once; what each has made before is on disk."""
+_LATEST = 5
+"""So many checkpoints of a table may be torn. Spark syncs none of its own, but a driver syncs the lake each second or
+so, and few are made in that time, by replicate, another job and Spark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +117,11 @@ def drop_torn_checkpoints(folder: str) -> None:
     yet. What it stood for is still in the entries below it: these go only when it is on disk.
 
     Nothing need point at it: the disk may have the name of the newest, and the pointer as it was before."""
+    pointed = _pointed_at(folder)  # before the names: a driver beside may make another one meanwhile
     names = storage.names(log_path(folder))
-    found, pointed, good, torn = checkpoints_of(folder, names), _pointed_at(folder), 0, set[int]()
+    found, good, torn = checkpoints_of(folder, names), 0, set[int]()
     for version in sorted(found, reverse=True):
-        if good >= _MAKERS and version != pointed:
+        if good >= _LATEST and version != pointed:
             continue
         # Readers begin at these; all of each is read.
         if _is_good(folder, version, found[version], read=not good or version == pointed):
@@ -132,7 +134,8 @@ def drop_torn_checkpoints(folder: str) -> None:
             storage.delete(checksum_of(file))  # of Spark's: the next one there may be another writer's
     if torn:
         log.warning("%s: a checkpoint had not reached the disk, and is taken away", folder)
-    if _POINTER in names and (pointed in torn or pointed not in found):
+    now = _pointed_at(folder)
+    if _POINTER in names and (now in torn or (now == pointed and now not in found)):
         _drop_pointer(folder)  # who reads looks for the newest
 
 

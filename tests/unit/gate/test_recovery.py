@@ -22,6 +22,7 @@ from headwater.delta import disk, log_files, storage
 from headwater.delta.data_files import write_batches
 from headwater.delta.delta_log import read_snapshot
 from headwater.delta.log_entries import TornEntry, entries_of, files_of, log_entry, log_path, newest_whole
+from headwater.delta.log_files import pointed_at
 from headwater.delta.small_tables import open_table, write_checkpoint
 from headwater.errors import DamagedLake
 from headwater.gate import drivers, recovery, torn_logs
@@ -271,6 +272,28 @@ def test_a_torn_checkpoint_is_none_where_nothing_points_at_it_yet(
     assert [name for name in table.log_files() if "checkpoint." in name] == [f"{4:020d}.checkpoint.parquet"]
     assert pointer.exists() != first
     assert read_snapshot(folder).version == 6
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_checkpoint_that_a_driver_makes_meanwhile_keeps_its_pointer(
+    table: HandTable, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    """Before or behind the look at the names; that look may also have missed that clean-up took the older one."""
+    table.checkpoint()
+    table.commit(table.write(3))
+    names, made = storage.names, list[int]()
+
+    def meanwhile(folder: str) -> list[str]:
+        found = names(folder)
+        if not made:
+            made.append(0)
+            table.checkpoint()
+            return found if before else [name for name in names(folder) if not name.startswith(f"{4:020d}.checkpoint")]
+        return found
+
+    monkeypatch.setattr(storage, "names", meanwhile)
+    torn_logs.drop_torn_checkpoints(str(table.folder))
+    assert pointed_at(str(table.folder)) == 5
 
 
 def test_a_checkpoint_goes_with_the_checksum_that_spark_has_put_beside_it(table: HandTable) -> None:
