@@ -90,7 +90,7 @@ def parquet_file(place: str, **options: Any) -> Any:
 
 def is_readable(place: str) -> bool:
     """Whether all of a Parquet file is there as it was written, as far as its checksums say; of the disk, not of the
-    kernel's memory. OSError where that cannot be known."""
+    kernel's memory. OSError where it cannot be read."""
     import pyarrow as pa
 
     forget(place)
@@ -101,7 +101,7 @@ def is_readable(place: str) -> bool:
     except pa.ArrowException:
         return False
     except OSError as error:  # Arrow's own, of what it cannot decode, have no number
-        if error.errno not in (None, errno.EIO, errno.ENOENT):
+        if error.errno not in (None, errno.ENOENT):
             raise
         return False
     return True

@@ -41,6 +41,7 @@ from headwater.gate.torn_logs import (
     first_loss,
     is_damaged,
     loss_in_between,
+    unreadable_end,
 )
 from headwater.lake.cuts import HISTORY, history_name, remove_torn_pins
 from headwater.lake.durability import sync_lake
@@ -158,9 +159,10 @@ def mend_control_tables(root: str) -> None:
 def _control_loss(folder: str) -> Loss | None:
     """Any job looks: to their ends are read only the newest two. Who wrote them may have been told that the disk did
     not take them: that ended it, and nobody else knows."""
-    newest = max(entries_of(storage.names(log_path(folder))), default=-1)
     above = base(folder)
-    return first_loss(folder, above) or first_loss(folder, max(above, newest - 2), read=True)
+    newest = [version for version in entries_of(storage.names(log_path(folder)))[-2:] if version > above]
+    storage.forget(*(log_entry(folder, version) for version in newest))
+    return first_loss(folder, above) or unreadable_end(folder, newest)
 
 
 def mend(
@@ -313,12 +315,13 @@ def cut_ledger_back(root: str) -> None:
 
 
 def _mend_ledger(root: str, confirmed_lsn: int, start_lsn: int) -> None:
-    """From the first row on that is not whole they go, if what is left reaches what the source was told."""
+    """From the first row on that is not whole they go, if what is left reaches what the source was told. Behind
+    `mend_control_tables`, which has taken what was torn at the top."""
     loss = first_loss(ledger_path(root), base(ledger_path(root)), read=True)
     if loss is None:
         return
     left = epoch_at_version(root, loss.version - 1)
-    if not loss.newest and (left.position.lsn if left is not None else start_lsn) < confirmed_lsn:
+    if (left.position.lsn if left is not None else start_lsn) < confirmed_lsn:
         raise DamagedLake(f"{loss.what}: what was written behind it is in doubt")
     cut_back(ledger_path(root), loss.version)
 

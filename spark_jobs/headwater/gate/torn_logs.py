@@ -10,7 +10,7 @@ import errno
 import json
 import logging
 import os.path
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -80,6 +80,17 @@ def first_loss(folder: str, durable: int, *, read: bool = False) -> Loss | None:
         loss = Loss(version, what, newest)
         whole = [(known, actions) for known, actions in whole if known < version]
     return loss
+
+
+def unreadable_end(folder: str, versions: Sequence[int]) -> Loss | None:
+    """Of the newest `versions`, which are whole by their entries, the first that has lost what a file holds. What the
+    disk does not give back, a mount perhaps for a moment, is no loss here: OSError."""
+    commits = [(version, read_actions(folder, version) or []) for version in versions]
+    for version, add in sorted(_live(commits).values(), key=lambda found: found[0]):
+        path = os.path.join(folder, unquote(add["path"]))
+        if not storage.is_readable(path):
+            return Loss(version, f"{path} has the right length, and is no data file", version == versions[-1])
+    return None
 
 
 def loss_in_between(folder: str, durable: int) -> Loss | None:

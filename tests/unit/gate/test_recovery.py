@@ -500,6 +500,25 @@ def test_a_record_of_the_registry_with_zeros_within_was_never_stored(lake: HandL
     assert registry.tables[A].state == "active"
 
 
+def test_a_row_that_a_mount_does_not_give_back_for_a_moment_stays(
+    lake: HandLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(place: str, **_: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), place)
+
+    with monkeypatch.context() as away:
+        away.setattr(storage, "parquet_file", refuse)
+        with pytest.raises(OSError, match="Input/output error"):
+            recovery.mend_control_tables(lake.root)
+    with monkeypatch.context() as away:
+        away.setattr(torn_logs, "_is_parquet", lambda file: refuse(file) if "ledger" in file else True)
+        with pytest.raises(DamagedLake):
+            recovery.mend(lake.root, "shop", (), 0x1300)
+    newest = read_epoch(lake.root)
+    assert newest is not None
+    assert newest.epoch == 3
+
+
 def test_a_checkpoint_of_the_ledger_with_zeros_within_is_none(lake: HandLake) -> None:
     folder = ledger_path(lake.root)
     version = write_checkpoint(folder)
