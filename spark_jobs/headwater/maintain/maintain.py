@@ -71,7 +71,7 @@ def maintain(
         )
     with contextlib.closing(connect(conninfo, application_name="headwater maintain")) as connection:
         _refuse_other_source(connection, registry.pipeline.system_id)
-        if mended_lake(connection, pipeline, registry) is None:
+        if mended_lake(connection, pipeline, registry) is None and _is_read(connection, pipeline):
             raise _not_mended(pipeline)
         with lease.hold(conninfo, registry, lease.MAINTAIN):
             pins = remove_expired(root)
@@ -226,10 +226,16 @@ def _refuse_other_source(connection: Connection, system_id: str) -> None:
         )
 
 
+def _is_read(connection: Connection, pipeline: Pipeline) -> bool:
+    """Whether the source shows a driver; without a slot nothing will ever tell more than is known now."""
+    slot = read_slot(connection, pipeline.source.slot)
+    return slot is not None and slot.active
+
+
 def _not_mended(pipeline: Pipeline) -> Transient:
     """What a power cut has left torn would stay for good below a checkpoint, and clean-up would take what mends it."""
     return Transient(
-        "the lake may hold what a power cut has left: its slot is read by a driver that does not work here, or is lost",
+        "the lake may hold what a power cut has left, and the source still shows a driver that does not work here",
         code="lake_unavailable",
         where=f"replication slot {pipeline.source.slot}",
         remedy="run headwater replicate PIPELINE.yaml, then maintain again",
