@@ -9,7 +9,7 @@ models that run side by side then meet in DuckDB's catalog. See dbt-duckdb's doc
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,9 +42,8 @@ class Plugin(BasePlugin):  # type: ignore[misc]  # dbt is not installed beside t
         """Called under dbt-duckdb's lock, before any model runs."""
         self._register(conn)
         for name in self._tables():
-            schema = _quoted(name.schema)
-            conn.execute(f"create schema if not exists {schema}")
-            conn.execute(f"create or replace view {schema}.{_quoted(name.name)} as from {_quoted(_registered(name))}")
+            conn.execute(f"create schema if not exists {_quoted(name.schema)}")
+            conn.execute(f"create or replace view {_view(name)} as from {_quoted(_registered(name))}")
 
     def configure_cursor(self, cursor: Any) -> None:
         """What is registered is lost where a connection is copied, as each thread of dbt does."""
@@ -57,12 +56,10 @@ class Plugin(BasePlugin):  # type: ignore[misc]  # dbt is not installed beside t
     def _tables(self) -> dict[TableName, _Table]:
         if self._known is None:
             cut = self._cut()
-            names = dict.fromkeys([*cut["tables"], *self._narrowed])
-            self._known = {
-                TableName.parse(name): _Table(cut, name, self._narrowed.get(name, {}))
-                for name in names
-                if name in self._narrowed or cut["tables"][name]["state"] != "absent"
-            }
+            there = [name for name, table in cut["tables"].items() if table["state"] != "absent"]
+            names = [TableName.parse(name) for name in dict.fromkeys([*there, *self._narrowed])]
+            _refuse_same(names, self._cut_file)
+            self._known = {name: _Table(cut, str(name), self._narrowed.get(str(name), {})) for name in names}
         return self._known
 
     def _cut(self) -> dict[str, Any]:
@@ -84,6 +81,24 @@ class Plugin(BasePlugin):  # type: ignore[misc]  # dbt is not installed beside t
             ) from None
         refuse_no_cut(found, self._cut_file)
         return found
+
+
+def _refuse_same(names: Iterable[TableName], where: str) -> None:
+    """DuckDB tells no A from an a: of two such tables the second would be read under the name of the first as well."""
+    taken: dict[bytes, TableName] = {}
+    for name in names:
+        other = taken.setdefault(_view(name).encode().lower(), name)  # of bytes: those letters alone
+        if other != name:
+            raise Refused(
+                f"{other} and {name} would both be the view {_view(name)}: DuckDB does not tell case apart",
+                code="same_view",
+                where=where,
+                remedy="wait for a cut with one of them: name the tables that the models need",
+            )
+
+
+def _view(name: TableName) -> str:
+    return f"{_quoted(name.schema)}.{_quoted(name.name)}"
 
 
 def _registered(name: TableName) -> str:
