@@ -39,10 +39,17 @@ _COLUMNS = {
     "waits": ("runs", "satisfied", "p50", "p95", "longest", "last", "last_at"),
     "verify": ("rows", "missing", "extra", "different", "repaired"),
 }
-_HEADINGS = {"capture_lsn": "read at", "gap_bytes": "bytes behind", "applied_lsn": "applied up to"}
+_WHERE_ANY = {"verify": ("unsettled", "more")}
+"""Columns that are shown where a table has a number other than 0 in them."""
+_HEADINGS = {
+    "capture_lsn": "read at",
+    "gap_bytes": "bytes behind",
+    "applied_lsn": "applied up to",
+    "more": "not looked at",
+}
 _SENTENCES = {
     "init": ("reason", "remedy", "notes"),
-    "reload": ("reasons", "not_repaired"),
+    "reload": ("reasons", "reason", "not_repaired", "written_anew"),
     "rebuild": ("changed",),
     "wait": ("reason",),
     "maintain": ("kept_for", "skipped", "error"),
@@ -87,7 +94,8 @@ def _render_tables(console: Any, command: str, result: dict[str, Any]) -> None:
             console.print(sentence, soft_wrap=True)
     if command == "verify":
         tables = {name: table if table["compared"] else _not_compared(table) for name, table in tables.items()}
-    _grid(console, "table", tables, _COLUMNS.get(command, ()))
+    rare = [column for column in _WHERE_ANY.get(command, ()) if any(table.get(column) for table in tables.values())]
+    _grid(console, "table", tables, (*_COLUMNS.get(command, ()), *rare))
     _sentences(console, tables, _SENTENCES.get(command, ()))
     _grid(console, "wait", {_wait_of(one): one for one in result.get("waits", ())}, _COLUMNS["waits"])
     for key, value in result.items():

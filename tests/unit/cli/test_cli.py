@@ -177,6 +177,34 @@ def test_a_table_that_was_not_compared_shows_why_and_no_numbers() -> None:
     assert "0" not in out.getvalue()
 
 
+@pytest.mark.parametrize(
+    ("found", "columns"),
+    [
+        ({"unsettled": 0}, ""),
+        ({"unsettled": 37}, " unsettled"),
+        ({"unsettled": 150000, "more": 150000}, " unsettled not looked at"),
+    ],
+)
+def test_keys_that_are_not_known_to_be_equal_are_shown_where_there_are_any(found: dict[str, int], columns: str) -> None:
+    none = dict.fromkeys(("rows", "missing", "extra", "different", "repaired"), 0)
+    out = io.StringIO()
+    render("verify", {"tables": {"public.orders": {**none, "compared": True, **found}}}, out)
+    headings, row = (line.split() for line in out.getvalue().splitlines()[:2])
+    assert " ".join(headings) == f"table rows missing extra different repaired{columns}"
+    assert row == ["public.orders", *"00000", *(str(number) for number in found.values() if number)]
+
+
+def test_a_reload_says_why_a_table_was_not_compared_and_why_it_was_written_anew() -> None:
+    tables = {
+        "public.orders": {"reasons": ["it is suspended"], "compared": False, "reason": "it was locked for 30 s"},
+        "public.items": {"reasons": ["it is suspended"], "written_anew": "its columns changed"},
+    }
+    out = io.StringIO()
+    render("reload", {"tables": tables}, out)
+    assert "public.orders: reason: it was locked for 30 s" in out.getvalue().splitlines()
+    assert "public.items: written anew: its columns changed" in out.getvalue().splitlines()
+
+
 @pytest.mark.parametrize("command", ["load", "verify"])
 def test_a_table_outside_the_pipeline_is_refused(
     capsys: pytest.CaptureFixture[str], pipeline_file: Path, command: str
