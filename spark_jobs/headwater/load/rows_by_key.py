@@ -45,8 +45,9 @@ class KeyReader(UnitReader):
     def read(self) -> Iterator[pa.RecordBatch]:
         try:
             yield from self._read_leaves()
-        except psycopg.errors.DataError:
-            # The lake holds a key that the column's type cannot: compared as text it simply finds no row.
+        except (psycopg.errors.DataError, psycopg.errors.IntegrityError):
+            # The lake holds a key that the column's type cannot: compared as text it simply finds no row. Or one that
+            # its domain would refuse by now: a constraint that is not valid lets older rows be.
             yield from replace(self, as_text=True)._read_leaves()
 
     def _read_leaves(self) -> Iterator[pa.RecordBatch]:
@@ -77,19 +78,20 @@ class KeyReader(UnitReader):
         yield from self._batch(messages, unit)
 
     def _condition(self, connection: Connection, unit: Unit) -> sql.Composed:
-        """Membership in the list of keys, each value given as text and read as the column's own type."""
-        types = _type_names(connection, unit.relation_id)
+        """Membership in the list of keys, each value given as text and read as the column's own type; `as_text`: where
+        the lake has no text, as the type below its domains, which takes every value."""
+        types = _type_names(connection, unit.relation_id, below_domains=self.as_text)
         columns: list[sql.Composable] = []
         values: list[sql.Composable] = []
         arrays: list[sql.Composable] = []
         for index, name in enumerate(self.schema.key):
-            given, column = sql.Identifier(f"k{index}"), sql.Identifier(name)
-            if self.as_text and self.schema.column(name).value.lake == "string":
+            given, column, kind = sql.Identifier(f"k{index}"), sql.Identifier(name), self.schema.column(name).value.lake
+            if self.as_text and kind == "string":
                 columns.append(sql.SQL("format('%s', {})").format(column))
                 values.append(given)
             else:
-                columns.append(column)
-                values.append(_read_as(self.schema.column(name).value.lake, types[name]).format(given))
+                columns.append(sql.SQL("{}::{}").format(column, types[name]) if self.as_text else column)
+                values.append(sql.SQL("{}::{}").format(_read(kind, given), types[name]))
             arrays.append(sql.SQL("{}::text[]").format(sql.Literal([key[index] for key in self.keys])))
         comma = sql.SQL(", ").join
         given_names = comma([sql.Identifier(f"k{index}") for index in range(len(arrays))])
@@ -104,17 +106,25 @@ class KeyReader(UnitReader):
             yield self._checked(buffer, starts, unit, (_ORIGIN,))
 
 
-def _read_as(kind: str, type_name: LiteralString) -> sql.SQL:
-    """A key's text as a value of the column's own type; of an array it is JSON, whose elements are texts."""
-    elements: LiteralString = "array(select pg_catalog.json_array_elements_text({}::json))"
-    return sql.SQL((elements if kind.startswith("array<") else "{}") + "::" + type_name)
+def _read(kind: str, given: sql.Identifier) -> sql.Composable:
+    """A key's text; of an array it is JSON, whose elements are texts."""
+    elements = sql.SQL("array(select pg_catalog.json_array_elements_text({}::json))")
+    return elements.format(given) if kind.startswith("array<") else given
 
 
-def _type_names(connection: Connection, relation_id: int) -> dict[str, LiteralString]:
+def _type_names(connection: Connection, relation_id: int, *, below_domains: bool) -> dict[str, sql.SQL]:
     """How SQL writes the type of each column."""
     rows = connection.execute(
-        "select attname::text, format_type(atttypid, atttypmod) from pg_attribute where attrelid = %s and attnum > 0 "
-        "and not attisdropped",
-        [relation_id],
+        """
+        with recursive typed (name, type, modifier, depth) as (
+            select attname::text, atttypid, atttypmod, 0 from pg_attribute
+             where attrelid = %s and attnum > 0 and not attisdropped
+            union all
+            select name, typbasetype, typtypmod, depth + 1 from typed join pg_type on pg_type.oid = type
+             where %s and typtype = 'd'
+        )
+        select name, format_type(type, modifier) from typed order by depth
+        """,
+        [relation_id, below_domains],
     ).fetchall()
-    return {name: cast(LiteralString, text) for name, text in rows}
+    return {name: sql.SQL(cast(LiteralString, text)) for name, text in rows}

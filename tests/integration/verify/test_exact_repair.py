@@ -78,6 +78,29 @@ def test_rows_under_keys_that_are_arrays_are_put_right(database: Database, spark
     assert_equal(database, pipeline, PATHS)
 
 
+def test_keys_of_types_that_sql_reads_in_a_way_of_its_own_are_compared(database: Database, tmp_path: Path) -> None:
+    database.execute(
+        "create domain small as numeric(4, 1)",
+        "create domain positive as small",
+        "create domain word as text",
+        "create type \"we{ird}%s\" as enum ('a', 'b')",
+        "create table older (v positive, w word, n int, primary key (v, w))",
+        "insert into older values (-1, 'old', 1), (5, 'new', 1)",
+        "alter domain positive add constraint above check (value > 0) not valid",
+        "alter domain word add constraint new check (value = 'new') not valid",
+        'create table weird (kind "we{ird}%s" primary key, n int)',
+        "insert into weird values ('a', 1), ('b', 1)",
+    )
+    pipeline = loaded(tmp_path, database, "public.older", "public.weird")
+    for name in ("public.older", "public.weird"):
+        DeltaTable(lake_path_of(pipeline, name)).update({"n": "2"})
+    for repaired in (2, 0):
+        for found in verify(pipeline, repair=True)["tables"].values():
+            assert (found["missing"], found["extra"], found["different"]) == (0, 0, repaired)
+            assert (found["repaired"], found["rows"]) == (repaired, 2)
+        catch_up(pipeline)
+
+
 def test_what_the_pipeline_file_says_by_now_holds_after_the_repair(
     database: Database, spark: SparkSession, tmp_path: Path
 ) -> None:
