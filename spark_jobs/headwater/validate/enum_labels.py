@@ -22,7 +22,7 @@ _SECONDS = 10.0
 
 
 def enum_labels(pipeline: Pipeline, schemas: Mapping[str, TableSchema]) -> dict[str, dict[str, list[str]]]:
-    """By table and column."""
+    """By table and column. Not of columns that are hashed or masked: the lake holds no labels there."""
     types = sorted({column.type_oid for schema in schemas.values() for column in schema.columns})
     try:
         with contextlib.closing(
@@ -43,6 +43,10 @@ def enum_labels(pipeline: Pipeline, schemas: Mapping[str, TableSchema]) -> dict[
         return {}
     labels = {int(oid): list(found) for oid, found in rows}
     return {
-        name: {column.name: labels[column.type_oid] for column in schema.columns if column.type_oid in labels}
+        name: {
+            column.name: labels[column.type_oid]
+            for column in schema.columns
+            if column.type_oid in labels and column.hidden is None
+        }
         for name, schema in schemas.items()
     }
