@@ -11,6 +11,7 @@ It is told to send nothing to its makers, and keeps its state in memory.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -240,7 +241,8 @@ def _outcome(suite: str, expectation: Expectation, result: Any, key: Sequence[st
         expectation,
         bool(result.success),
         unexpected=told.get("unexpected_count"),
-        observed=float(observed) if number and observed is not None else None,
+        # Of infinities the mean is one, or NaN: JSON has neither.
+        observed=float(observed) if number and observed is not None and math.isfinite(observed) else None,
         keys=keys,
         error=_error(result),
         result=result,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,6 +46,11 @@ def test_keys_come_row_by_row_or_column_by_column_each_once_and_twenty_at_most()
 def test_a_number_of_the_whole_is_told_and_a_text_is_not() -> None:
     assert outcome(observed_value=1.5).observed == 1.5
     assert outcome(observed_value=SECRET).observed is None
+
+
+@pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
+def test_a_number_that_json_cannot_hold_is_not_told(number: float) -> None:
+    assert json.loads(json.dumps(outcome(observed_value=number).to_json(), allow_nan=False))["observed"] is None
 
 
 @pytest.mark.parametrize(
