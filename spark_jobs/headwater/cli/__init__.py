@@ -31,7 +31,6 @@ from headwater.errors import (
     Transient,
     with_file,
 )
-from headwater.lake_root import is_remote
 from headwater.terminal.scrub import Scrubber, ScrubbingFormatter
 
 log = logging.getLogger(__name__)
@@ -117,7 +116,8 @@ def _report(error: Exception, args: argparse.Namespace | None, scrubber: Scrubbe
 def _known(error: Exception) -> HeadwaterError:
     if isinstance(error, HeadwaterError):
         return error
-    if isinstance(error, OSError) and is_remote(place := str(error.filename or "")):
+    # Arrow's errors name no file at all, a configuration's may name a relative one: neither is the store's.
+    if isinstance(error, OSError) and "://" in (place := str(error.filename or "")):
         return Transient(
             f"the lake's store does not do what it is asked: {error.strerror}",
             code="lake_unavailable",

@@ -283,6 +283,23 @@ def test_a_store_that_is_away_is_the_lake_s_outage(capsys: pytest.CaptureFixture
     assert json.loads(capsys.readouterr().out)["error"]["code"] == "unexpected"
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError("Couldn't deserialize thrift"),
+        TimeoutError("timed out"),
+        FileNotFoundError(errno.ENOENT, "No such file", "ca.pem"),
+    ],
+)
+def test_an_error_that_names_no_place_in_a_store_is_none_of_the_store_s(
+    capsys: pytest.CaptureFixture[str], error: OSError
+) -> None:
+    assert cli._report(error, parser().parse_args(["load", "x.yaml", "--json"]), Scrubber(), sys.stdout) == 1
+    told = json.loads(capsys.readouterr().out)["error"]
+    assert told["code"] == "unexpected"
+    assert str(error) in told["message"]
+
+
 def test_the_exit_status_of_an_error_is_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     class Odd(HeadwaterError):
         exit_status = 4
