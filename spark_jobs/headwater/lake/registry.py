@@ -165,6 +165,11 @@ class TableRecord:
 
         return next((schema for _, schema in reversed(self.schemas) if fits(schema)), self.schema)
 
+    def began_above(self, lsn: int) -> bool:
+        """Whether a ledger row at `lsn` is of a load before the present one, of which no row lies below its capture
+        point."""
+        return lsn < self.start_lsn
+
     def app_id(self, pipeline: str) -> str:
         """The Delta `txn` appId under which this table's commits carry their applied position."""
         return f"headwater/{pipeline}/{self.name}/{self.incarnation}"

@@ -17,7 +17,6 @@ from headwater.lake.look import Look
 from headwater.lake.reader import LakeReader
 from headwater.lake.validated import Judge, judged_by_validation
 from headwater.lake.validations import ValidationReader
-from headwater.position import Position
 
 
 class ValidatedCuts:
@@ -31,8 +30,8 @@ class ValidatedCuts:
         """`fresh` as a verdict on what was validated of the tables `must`."""
         known = [found for found in self._reader.look() if found.epoch not in self._gone]
         registry = self.lake.registry()
-        incarnations = {n: r.incarnation for n, r in registry.tables.items()} if registry is not None else {}
-        return judged_by_validation(fresh, look, must, known, incarnations, judge, self._position_of)
+        records = registry.tables if registry is not None else {}
+        return judged_by_validation(fresh, look, must, known, records, judge, self.lake.epoch)
 
     def is_gone(self, cut: Mapping[str, Any]) -> bool:
         """Whether a version of `cut`, which is pinned by now, was cleaned up before; then its epoch is not offered
@@ -42,9 +41,6 @@ class ValidatedCuts:
                 self._gone.add(cut["epoch"])
                 return True
         return False
-
-    def _position_of(self, epoch: int) -> Position:
-        return self.lake.epoch(epoch).position
 
 
 def _is_gone(folder: str, version: int) -> bool:

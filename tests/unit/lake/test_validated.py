@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Event
@@ -203,14 +204,10 @@ def test_every_wanted_table_must_have_been_validated_at_one_epoch(lake: HandLake
 
 def test_what_was_loaded_anew_since_must_be_validated_anew(lake: HandLake) -> None:
     validated(lake, A, B)
-    lake.registry.change(A, lambda record: record.__class__(**{**_fields(record), "incarnation": 1}))
+    lake.registry.change(A, lambda record: replace(record, incarnation=1))
     result = ended(lake, 0x200)
     assert result.outcome is Outcome.NOT_VALIDATED
     assert "public.a was loaded again since" in result.verdict.reason
-
-
-def _fields(record: Any) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
 def test_a_position_is_exact_for_tables_that_nobody_validated_only_up_to_the_epochs_own(lake: HandLake) -> None:
@@ -221,6 +218,48 @@ def test_a_position_is_exact_for_tables_that_nobody_validated_only_up_to_the_epo
     assert ended(lake, 0, requirement=both, validated=False).outcome is Outcome.NOT_VALIDATED
     lower = ended(lake, 0, requirement=Target(0x200, 1, "7", validated=(A,)), validated=False)
     assert lower.to_json()["position"]["lsn"] == "0/200"
+
+
+def test_a_table_that_was_suspended_at_a_validated_epoch_is_not_in_step_there(lake: HandLake) -> None:
+    """Whatever it is now, and though nobody has to validate it: its rows are older than the epoch's position."""
+    validated(lake, A)
+    lake.enter(B, "suspended", "why")
+    lake.succeed(B)
+    lake.publish(0x300, A)
+    validated(lake, A)
+    lake.enter(B, "active")
+    lake.publish(0x400, B)
+    options: dict[str, Any] = {"validated": False, "ignore_suspended": True}
+    late = ended(lake, 0, requirement=Target(0x300, 1, "7", validated=(A,)), **options)
+    assert late.outcome is Outcome.NOT_VALIDATED
+    assert "is of epoch 2 at 0/300, where public.b was suspended" in late.verdict.reason
+    # An older one is handed on if it is enough, and the same one to who does not want that table.
+    assert ended(lake, 0, requirement=Target(0x200, 1, "7", validated=(A,)), **options).to_json()["epoch"] == 1
+    assert ended(lake, 0x300, A).to_json()["epoch"] == 2
+
+
+def test_a_table_that_nobody_validates_counts_as_it_is_loaded_now(lake: HandLake) -> None:
+    validated(lake, A)
+    lake.publish(0x300, A, B)
+    lake.registry.change(B, lambda record: replace(record, incarnation=1, start_lsn=0x280))
+    options: dict[str, Any] = {"requirement": Target(0x200, 1, "7", validated=(A,)), "validated": False}
+    late = ended(lake, 0, **options)
+    assert late.outcome is Outcome.NOT_VALIDATED
+    assert "is of epoch 1 at 0/200, and public.b was loaded again since" in late.verdict.reason
+    validated(lake, A)
+    assert ended(lake, 0, **options).to_json()["epoch"] == 2
+
+
+def test_a_table_that_a_validated_epoch_does_not_hold_is_not_in_step_there(lake: HandLake) -> None:
+    version = lake.versions.pop(B)
+    lake.succeed()
+    lake.publish(0x300, A)
+    validated(lake, A)
+    lake.versions[B] = version
+    lake.publish(0x400, B)
+    late = ended(lake, 0, requirement=Target(0x300, 1, "7", validated=(A,)), validated=False)
+    assert late.outcome is Outcome.NOT_VALIDATED
+    assert "where public.b was missing" in late.verdict.reason
 
 
 def test_a_suspended_table_that_is_left_out_needs_no_validation(lake: HandLake) -> None:
@@ -260,15 +299,14 @@ def test_staleness_is_that_of_the_validated_cut(lake: HandLake) -> None:
     lake.publish(0x300, A, sample=(utc(500), 0x300))
     known = ValidationReader(lake.root).look()
     assert known[0].tables[A].sample == (utc(0), 0x180)
-    shown = LakeReader(lake.root, "shop").look()
+    reader = LakeReader(lake.root, "shop")
+    shown = reader.look()
 
     def outcome(limit: float, known: list[ValidatedEpoch]) -> Outcome | None:
         def judge(look: Look, samples: Sequence[tuple[datetime, int]] = ()) -> Verdict:
             return verdict(Target(max_staleness=limit), look, [A, B], source_now=utc(510), samples=samples)
 
-        judged = judged_by_validation(
-            judge(shown), shown, [A, B], known, {A: 0, B: 0}, judge, lambda epoch: lake.position
-        )
+        judged = judged_by_validation(judge(shown), shown, [A, B], known, lake.registry.tables, judge, reader.epoch)
         assert judged.awaits_validation == (judged.outcome is None)
         return judged.outcome
 
