@@ -102,12 +102,14 @@ def write(path: str, data: bytes) -> None:
     wrote(path)
 
 
-def replace(path: str, data: bytes) -> None:
+def replace(path: str, data: bytes, *, shared: bool = False) -> None:
     """By a name beside it, `<name>.<hex>.tmp`, that takes the old one's place: not of the process's number, which two
     containers share."""
     scratch = f"{path}.{uuid.uuid4().hex}.tmp"
     try:
         write(scratch, data)
+        if shared:
+            _for_whom_the_folder_is(scratch, scratch)
         _files().move(scratch, path)
     except BaseException:
         delete(scratch)
@@ -134,11 +136,12 @@ def append(path: str, data: bytes) -> None:
         os.close(descriptor)
 
 
-def _for_whom_the_folder_is(path: str, descriptor: int) -> None:
+def _for_whom_the_folder_is(path: str, file: int | str) -> None:
+    """`file`: what `path` names, open or by a name."""
     mode = stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode) & 0o666
-    found = os.fstat(descriptor)
+    found = os.stat(file)
     if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != mode:
-        os.fchmod(descriptor, mode)
+        os.chmod(file, mode)
 
 
 def lines(path: str, known: int | None) -> tuple[bytes, int]:

@@ -148,10 +148,14 @@ def write(place: str, data: bytes) -> None:
     (object_store.write if is_remote(path) else disk.write)(path, data)
 
 
-def replace(place: str, data: bytes) -> None:
-    """Write a file, whole: a reader sees the old content or the new one. Of several writers the last one wins."""
+def replace(place: str, data: bytes, *, shared: bool = False) -> None:
+    """Write a file, whole: a reader sees the old content or the new one. Of several writers the last one wins.
+    `shared`: who may read the folder may read the file, whatever the umask of this process."""
     path = path_of(place)
-    (object_store.replace if is_remote(path) else disk.replace)(path, data)
+    if is_remote(path):
+        object_store.replace(path, data)
+    else:
+        disk.replace(path, data, shared=shared)
 
 
 def delete_scratch(folder: str, before: float) -> None:

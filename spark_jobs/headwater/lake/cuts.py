@@ -10,6 +10,7 @@ clean-up until it expires. Neither Spark nor Arrow at import; Spark is the calle
 
 from __future__ import annotations
 
+import contextlib
 import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -123,9 +124,10 @@ def pin_cut(root: str, cut: Cut, owner: str, expiry: datetime) -> Pin:
     pin = Pin(uuid.uuid4().hex, cut, owner, expiry)
     text = json.dumps({"cut": cut, "owner": owner, "expiry": time_text(expiry)})
     try:
-        storage.make_folder(pins_path(root))
+        # One reader's umask must not keep the others from pinning, nor clean-up from knowing what it has to keep.
+        storage.make_shared_folder(pins_path(root))
         # Whole or not at all: maintenance must never meet half a pin and take the cut for free.
-        storage.replace(_pin_path(root, pin.id), text.encode())
+        storage.replace(_pin_path(root, pin.id), text.encode(), shared=True)
         storage.sync_files(_pin_path(root, pin.id))  # what was promised outlives the power of the lake's host
     except OSError as error:
         if is_remote(root) and not isinstance(error, PermissionError):
@@ -159,29 +161,44 @@ def remove_expired(root: str, now: datetime | None = None) -> int:
 
 
 def _pins(root: str) -> Iterator[Pin]:
-    for path in _in_pins(root):
-        try:
+    with _refusing_unread(pins_path(root)):
+        paths = _in_pins(root)
+    for path in paths:
+        with _refusing_unread(path), contextlib.suppress(FileNotFoundError):  # released between listing and reading
             value = json.loads(storage.read_text(path))
             pin_id, expiry = basename(path).removesuffix(".json"), datetime.fromisoformat(value["expiry"])
             yield Pin(pin_id, value["cut"], value["owner"], expiry)
-        except FileNotFoundError:
-            continue  # released between listing and reading
-        except (ValueError, KeyError, TypeError) as error:
-            raise Refused(
-                f"a pin cannot be read ({type(error).__name__}): nobody can tell which versions it keeps",
-                code="damaged_pin",
-                where=path,
-                remedy="remove the file if nobody reads its cut any more",
-            ) from error
+
+
+@contextlib.contextmanager
+def _refusing_unread(place: str) -> Iterator[None]:
+    try:
+        yield
+    except (PermissionError, ValueError, KeyError, TypeError) as error:
+        denied = isinstance(error, PermissionError)
+        if denied and is_remote(place):
+            raise  # the store may let in again
+        raise Refused(
+            f"a pin cannot be read ({type(error).__name__}): nobody can tell which versions it keeps",
+            code="damaged_pin",
+            where=place,
+            remedy=("let this user read it, or " if denied else "")
+            + "remove the file if nobody reads its cut any more",
+        ) from error
 
 
 def remove_torn_pins(root: str) -> None:
-    """Pins that a power cut of the lake's host has left empty or cut short: nobody was told of them."""
-    for path in _in_pins(root):
+    """Pins that a power cut of the lake's host has left empty or cut short: nobody was told of them. Those of users who
+    let nobody read them are passed by: whoever has to know what they keep says so."""
+    with contextlib.suppress(PermissionError):
+        for path in _in_pins(root):
+            _remove_torn(path)
+
+
+def _remove_torn(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError, PermissionError):
         try:
             json.loads(storage.read_text(path))
-        except FileNotFoundError:
-            continue
         except ValueError:
             storage.delete(path)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -11,9 +13,10 @@ import pytest
 
 import headwater
 from fixtures.lakes import HandLake, position_at, utc
+from headwater.delta import storage
 from headwater.delta.row_count import row_count
 from headwater.errors import Refused
-from headwater.lake.cuts import list_pins, pin_cut, read, release_pin, take_cut
+from headwater.lake.cuts import list_pins, pin_cut, read, release_pin, remove_expired, remove_torn_pins, take_cut
 from headwater.lake.position_file import read_position_file, write_position_file
 from headwater.lake.reader import LakeReader
 
@@ -98,6 +101,47 @@ def test_a_pin_is_a_file_of_cut_owner_and_expiry_and_nothing_unfinished_stays(tm
         "owner": "owner",
         "expiry": "2023-11-14T22:13:20Z",
     }
+
+
+def test_who_may_write_to_the_lake_may_pin_and_read_pins_whatever_the_umask_of_who_pinned_first(tmp_path: Path) -> None:
+    control = tmp_path / "_headwater"
+    control.mkdir()
+    control.chmod(0o2775)
+    before = os.umask(0o077)
+    try:
+        pin_cut(str(tmp_path), {}, "carol", utc(0))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((control / "pins").stat().st_mode) == 0o2775
+    assert [stat.S_IMODE(pin.stat().st_mode) for pin in (control / "pins").iterdir()] == [0o664]
+
+
+def test_a_pin_that_its_owner_lets_nobody_read_stops_clean_up_and_no_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = str(tmp_path)
+    hers, torn = pin_cut(root, {}, "carol", utc(0)), pin_cut(root, {}, "dan", utc(0))
+    files = {pin.id: tmp_path / "_headwater" / "pins" / f"{pin.id}.json" for pin in (hers, torn)}
+    files[torn.id].write_text("")
+    read_text = storage.read_text
+
+    def denied(place: str) -> str:
+        if hers.id in place:
+            raise PermissionError(13, f"Failed to open local file '{place}'")
+        return read_text(place)
+
+    monkeypatch.setattr(storage, "read_text", denied)
+    remove_torn_pins(root)
+    assert [pin_id for pin_id, file in files.items() if file.exists()] == [hers.id]
+    for clean_up in (list_pins, remove_expired):
+        with pytest.raises(Refused, match="nobody can tell which versions it keeps") as refused:
+            clean_up(root)
+        assert (refused.value.code, refused.value.where) == ("damaged_pin", str(files[hers.id]))
+        assert refused.value.remedy.startswith("let this user read it, or remove the file")
+    monkeypatch.setattr(storage, "names", lambda folder: denied(hers.id))
+    remove_torn_pins(root)
+    with pytest.raises(Refused, match="a pin cannot be read"):
+        list_pins(root)
 
 
 def test_a_lake_that_cannot_be_written_refuses_the_pin(tmp_path: Path) -> None:
