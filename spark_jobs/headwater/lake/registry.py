@@ -167,8 +167,8 @@ class TableRecord:
 
     def began_above(self, lsn: int) -> bool:
         """Whether a ledger row at `lsn` is of a load before the present one, of which no row lies below its capture
-        point."""
-        return lsn < self.start_lsn
+        point, and none is there before it has ended."""
+        return self.state == "loading" or lsn < self.start_lsn
 
     def app_id(self, pipeline: str) -> str:
         """The Delta `txn` appId under which this table's commits carry their applied position."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from headwater.errors import Refused
 from headwater.lake.cuts import Cut, refuse_behind
-from headwater.lake.ledger import read_epoch
+from headwater.lake.ledger import Epoch, read_epoch
 from headwater.lake.registry import TableRecord
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
@@ -26,7 +26,7 @@ def cut_to_validate(
 
     Refused when `given` is no cut of this lake, when there is no epoch, and when no table is left.
     """
-    cut = newest_cut(pipeline) if given is None else _checked(pipeline, given)
+    cut = newest_cut(pipeline) if given is None else _checked(pipeline, given, records)
     wanted = [str(name) for name in tables] or list(cut["tables"])
     in_step, left_out = {}, {}
     for name in wanted:
@@ -48,9 +48,9 @@ def cut_to_validate(
     return {**kept, "tables": in_step}, left_out
 
 
-def _checked(pipeline: Pipeline, given: Mapping[str, Any]) -> Cut:
+def _checked(pipeline: Pipeline, given: Mapping[str, Any], records: Mapping[str, TableRecord]) -> Cut:
     """`given`, if the ledger says that its versions are what it says they are: what is recorded as validated is handed
-    on to others by its epoch."""
+    on to others by its epoch. Tables that were loaded again since are behind."""
     try:
         owner, number, versions = given["pipeline"], given["epoch"], given["tables"].items()
         refuse_behind(given, allow_behind=True)
@@ -71,7 +71,14 @@ def _checked(pipeline: Pipeline, given: Mapping[str, Any]) -> Cut:
         held = epoch.tables.get(name)
         if state == "in step" and (held is None or held.version != version):
             raise _no_cut(pipeline, f"epoch {number} does not hold version {version} of {name}")
-    return dict(given)
+    return {**given, "tables": {name: _as_loaded_now(table, records.get(name), epoch) for name, table in versions}}
+
+
+def _as_loaded_now(entry: Mapping[str, Any], record: TableRecord | None, epoch: Epoch) -> Mapping[str, Any]:
+    """What is recorded of a table is taken for its present load's, of which an older one may not have the columns."""
+    if entry["state"] != "in step" or record is None or not record.began_above(epoch.position.lsn):
+        return entry
+    return {**entry, "state": "behind", "reason": f"it was loaded again since epoch {epoch.epoch}"}
 
 
 def _no_cut(pipeline: Pipeline, reason: str) -> Refused:

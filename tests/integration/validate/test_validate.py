@@ -285,9 +285,12 @@ def test_a_cut_from_a_wait_is_validated_as_it_is_and_a_foreign_one_refused(
 def test_a_table_that_was_loaded_anew_must_be_validated_anew_and_a_suspended_one_is_left_out(
     shop: Shop, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert shop.wait(PARTED).outcome is Outcome.SATISFIED
+    old = shop.wait(PARTED)
+    assert (old.outcome, old.cut is not None) == (Outcome.SATISFIED, True)
     load_tables(shop.pipeline, PARTED, again=True)
     catch_up(shop.pipeline)
+    with pytest.raises(Refused, match="it was loaded again since epoch"):
+        shop.validate(cut=old.cut)
     late = shop.wait(PARTED)
     assert late.outcome is Outcome.NOT_VALIDATED
     assert "was loaded again since" in late.verdict.reason
