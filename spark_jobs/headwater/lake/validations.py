@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from headwater.delta import storage
 from headwater.delta.small_tables import (
     Bounds,
     LostRace,
@@ -133,7 +134,10 @@ class Earlier:
 
 
 def record(root: str, validation: Validation) -> None:
-    """Append the rows of `validation`, all in one commit, which survives a power cut: who waited for it goes on."""
+    """Append the rows of `validation`, all in one commit, which survives a power cut: who waited for it goes on. Not
+    before its epoch is on disk: a power cut would give the number, and those of the versions, to others that nobody has
+    validated."""
+    storage.sync(root)
     table = create_table(validations_path(root), _SCHEMA)
     rows = [_row(validation, found, suite) for found in validation.tables for suite in found.suites]
     while True:

@@ -15,6 +15,7 @@ import yaml
 
 from fixtures.lake_waits import request, waiter
 from fixtures.lakes import HandLake, position_at, utc
+from headwater.delta import storage
 from headwater.errors import Refused
 from headwater.lake import validations
 from headwater.lake.cuts import list_pins
@@ -142,6 +143,15 @@ def test_a_wait_that_began_before_anybody_had_answered_learns_what_it_is_for(
     result = waiting.look()
     assert (result is not None and result.cut is not None and result.cut["epoch"]) == 1
     assert waiting.target == Target(0x200, 1, "7", validated=(A, B))
+
+
+def test_an_epoch_is_on_disk_before_its_validation_is_recorded(lake: HandLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut that takes the epoch alone would give its number to another, which nobody has validated."""
+    recorded: list[bool] = []
+    monkeypatch.setattr(storage, "sync", lambda root: recorded.append(Path(validations_path(root)).exists()))
+    validated(lake, A, B)
+    assert recorded == [False]
+    assert Path(validations_path(lake.root)).exists()
 
 
 def test_fresh_and_never_validated_is_no_success(lake: HandLake) -> None:
