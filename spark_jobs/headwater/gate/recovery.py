@@ -19,6 +19,7 @@ ledger has above its own, and the files of the last second.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os.path
 import threading
@@ -59,7 +60,7 @@ from headwater.lake.position_file import read_position_file
 from headwater.lake.registry import Registry, TableRecord
 from headwater.lake_root import is_remote
 from headwater.pipeline_file.pipeline import Pipeline
-from headwater.source.connection import Connection
+from headwater.source.connection import Connection, identify
 from headwater.source.slot import SlotState, read_slot
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ log = logging.getLogger(__name__)
 _LOST_SECONDS = 70.0
 """The server's own `wal_sender_timeout` is a minute."""
 _LOOK_SECONDS = 0.5
+_ALL = 1 << 31
 _REPLICATED = ("active", "catching up", "suspended")
 
 
@@ -94,11 +96,20 @@ def mend_lake(connection: Connection, pipeline: Pipeline, registry: Registry) ->
         if not no_driver or _is_read(slot):
             return None
         if slot is None or slot.loss or slot.confirmed_lsn is None:
-            cut_ledger_back(root)
+            if _is_ours(connection, pipeline, registry):
+                cut_ledger_back(root)
             return None
         registry.refresh()  # a driver may have come and gone
         begin = registry.pipeline.start_lsn if registry.pipeline is not None else 0
         return mend(root, pipeline.name, list(registry.tables.values()), slot.confirmed_lsn, begin)
+
+
+def _is_ours(connection: Connection, pipeline: Pipeline, registry: Registry) -> bool:
+    """Whether a slot that is not there is the lake's own, and no other one at another server by a slip of the file."""
+    known = registry.pipeline
+    if known is None or known.slot != pipeline.source.slot:
+        return False
+    return known.system_id == identify(connection).system_id
 
 
 def mended_lake(connection: Connection, pipeline: Pipeline, registry: Registry) -> dict[str, str] | None:
@@ -144,7 +155,11 @@ def mend_control_tables(root: str) -> None:
     if is_remote(root) or not storage.is_folder(control_path(root)):
         return  # a store loses nothing that it has taken
     for folder in (registry_path(root), ledger_path(root), validations_path(root)):
-        drop_torn_checkpoints(folder)
+        if damaged := drop_torn_checkpoints(folder):
+            if folder != validations_path(root):
+                raise DamagedLake(f"{damaged} is not whole, and the entries that it stands for are gone")
+            with storage.exclusive(recovery_lock(root)):
+                set_aside(root, folder)  # nothing stands on what was validated
         if _control_loss(folder) is None:
             continue
         with storage.exclusive(recovery_lock(root)):
@@ -156,11 +171,11 @@ def mend_control_tables(root: str) -> None:
                 raise DamagedLake(f"{loss.what}: what was written behind it is in doubt")
 
 
-def _control_loss(folder: str) -> Loss | None:
+def _control_loss(folder: str, newest_read: int = 2) -> Loss | None:
     """Any job looks: to their ends are read only the newest two. Who wrote them may have been told that the disk did
-    not take them: that ended it, and nobody else knows."""
+    not take them: that ended it, and nobody else knows. OSError where the disk does not give one back."""
     above = base(folder)
-    newest = [version for version in entries_of(storage.names(log_path(folder)))[-2:] if version > above]
+    newest = [version for version in entries_of(storage.names(log_path(folder)))[-newest_read:] if version > above]
     storage.forget(*(log_entry(folder, version) for version in newest))
     return first_loss(folder, above) or unreadable_end(folder, newest)
 
@@ -187,9 +202,7 @@ def mend(
     if newest is not None and newest.position.lsn > confirmed_lsn:
         _drop_void_rows(root, confirmed_lsn, [subject for subject in subjects if subject.name not in damaged])
         newest = read_epoch(root)
-    file = read_position_file(root)
-    if file is not None and file.epoch > (newest.epoch if newest is not None else 0):
-        storage.delete(position_file_path(root))  # it claims what is not there any more
+    _drop_claim(root, newest)
     remove_torn_pins(root)
     return damaged
 
@@ -197,7 +210,8 @@ def mend(
 def cure(root: str, folder: str) -> None:
     """Before a load writes the table in `folder` anew: whatever its files hold, it can. What lies below the damage
     stays for who reads older cuts."""
-    drop_torn_checkpoints(folder)
+    with contextlib.suppress(OSError):  # what the disk does not give back is damaged
+        drop_torn_checkpoints(folder)
     loss = first_loss(folder, base(folder))
     if loss is not None:
         cut_back(folder, loss.version)
@@ -223,7 +237,7 @@ def _is_whole(folder: str) -> bool:
     if not storage.is_folder(log_path(folder)):
         return True
     try:
-        return not is_damaged(folder) and first_loss(folder, base(folder)) is None and not lost_file(folder)
+        return not is_damaged(folder) and _control_loss(folder, _ALL) is None and not lost_file(folder)
     except (OSError, ValueError, pa.ArrowException):
         return False
 
@@ -309,15 +323,27 @@ def _subjects(root: str, pipeline: str, tables: Iterable[TableRecord]) -> Iterat
 def cut_ledger_back(root: str) -> None:
     """Below its first row that is not whole, while no driver lives: where the slot is lost nothing tells what of it was
     durable, and all tables are compared."""
-    loss = first_loss(ledger_path(root), base(ledger_path(root)), read=True)
+    loss = _control_loss(ledger_path(root), _ALL)
     if loss is not None:
         cut_back(ledger_path(root), loss.version)
+        _drop_claim(root, read_epoch(root))
+
+
+def ledger_is_whole(root: str) -> bool:
+    return is_remote(root) or _control_loss(ledger_path(root), _ALL) is None
+
+
+def _drop_claim(root: str, newest: Epoch | None) -> None:
+    """The position file must not claim what is not there any more."""
+    file = read_position_file(root)
+    if file is not None and file.epoch > (newest.epoch if newest is not None else 0):
+        storage.delete(position_file_path(root))
 
 
 def _mend_ledger(root: str, confirmed_lsn: int, start_lsn: int) -> None:
     """From the first row on that is not whole they go, if what is left reaches what the source was told. Behind
     `mend_control_tables`, which has taken what was torn at the top."""
-    loss = first_loss(ledger_path(root), base(ledger_path(root)), read=True)
+    loss = _control_loss(ledger_path(root), _ALL)
     if loss is None:
         return
     left = epoch_at_version(root, loss.version - 1)

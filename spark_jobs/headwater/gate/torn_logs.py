@@ -123,9 +123,10 @@ def cut_back(folder: str, version: int) -> None:
     log.warning("%s: version %d and what follows it had not reached the disk, and is taken away", folder, version)
 
 
-def drop_torn_checkpoints(folder: str) -> None:
+def drop_torn_checkpoints(folder: str) -> str:
     """A checkpoint that is not whole is none, nor is one of a version whose entry is torn: of that the disk had nothing
-    yet. What it stood for is still in the entries below it: these go only when it is on disk.
+    yet. What it stood for is still in the entries below it: these go only when it is on disk. Where they are gone it
+    stays, and is returned; else nothing.
 
     Nothing need point at it: the disk may have the name of the newest, and the pointer as it was before."""
     pointed = _pointed_at(folder)  # before the names: a driver beside may make another one meanwhile
@@ -139,7 +140,12 @@ def drop_torn_checkpoints(folder: str) -> None:
             good += 1
         elif all(map(storage.exists, found[version])):  # clean-up has not taken it meanwhile
             torn.add(version)
-    for version in torn:
+    whole = {-1, *(version for version in found if version not in torn)}
+    there = set(entries_of(names))
+    for version in sorted(torn):
+        begin = max(below for below in whole if below < version)
+        if not there.issuperset(range(begin + 1, version + 1)):
+            return found[version][0]
         for file in found[version]:
             storage.delete(file)
             storage.delete(checksum_of(file))  # of Spark's: the next one there may be another writer's
@@ -148,6 +154,7 @@ def drop_torn_checkpoints(folder: str) -> None:
     now = _pointed_at(folder)
     if _POINTER in names and (now in torn or (now == pointed and now not in found)):
         _drop_pointer(folder)  # who reads looks for the newest
+    return ""
 
 
 def is_damaged(folder: str) -> bool:
@@ -251,6 +258,7 @@ def _size(path: str) -> int:
 
 
 def _is_good(folder: str, version: int, checkpoint: list[str], *, read: bool) -> bool:
+    """OSError where the disk does not give it back, a mount perhaps for a moment: then nobody knows."""
     entry = log_entry(folder, version)
     if read:
         storage.forget(entry)
@@ -258,10 +266,8 @@ def _is_good(folder: str, version: int, checkpoint: list[str], *, read: bool) ->
         return all(_is_parquet(file) and (not read or storage.is_readable(file)) for file in checkpoint) and (
             not storage.exists(entry) or read_actions(folder, version) is not None
         )
-    except OSError as error:
-        if error.errno != errno.EIO:
-            raise
-        return False
+    except FileNotFoundError:
+        return False  # clean-up has just taken it
 
 
 def _is_parquet(file: str) -> bool:

@@ -137,11 +137,11 @@ class Ledger:
         """The tables that the last rows name as changed."""
         return _touched(self._table, (self.newest.epoch if self.newest else 0) - _LATELY)
 
-    def begin_generation(self, position: Position) -> int:
-        """Raise the fence: from this commit on, every driver of an older generation is out."""
+    def begin_generation(self, position: Position, above: int = 0) -> int:
+        """Raise the fence: from this commit on, every driver of an older generation is out, also of `above`."""
         app = self.generation_app
         while True:
-            generation = (self._table.transaction_version(app) or 0) + 1
+            generation = max(self._table.transaction_version(app) or 0, above) + 1
             row = _row("generation", None, generation, position, {}, complete=False)
             try:
                 append_once(self._table, [row], _SCHEMA, {app: generation})

@@ -28,7 +28,7 @@ from headwater.delta.log_entries import log_path
 from headwater.delta.small_tables import write_checkpoint
 from headwater.errors import LostLease, Refused, SourceChanged, Transient
 from headwater.gate import lease
-from headwater.gate.recovery import mended_lake, mended_registry
+from headwater.gate.recovery import ledger_is_whole, mended_lake, mended_registry
 from headwater.lake import wait_log
 from headwater.lake.cuts import history_name, remove_expired
 from headwater.lake.history import history_record, stored_record
@@ -71,7 +71,7 @@ def maintain(
         )
     with contextlib.closing(connect(conninfo, application_name="headwater maintain")) as connection:
         _refuse_other_source(connection, registry.pipeline.system_id)
-        if mended_lake(connection, pipeline, registry) is None and _is_read(connection, pipeline):
+        if mended_lake(connection, pipeline, registry) is None and not ledger_is_whole(root):
             raise _not_mended(pipeline)
         with lease.hold(conninfo, registry, lease.MAINTAIN):
             pins = remove_expired(root)
@@ -226,16 +226,10 @@ def _refuse_other_source(connection: Connection, system_id: str) -> None:
         )
 
 
-def _is_read(connection: Connection, pipeline: Pipeline) -> bool:
-    """Whether the source shows a driver; without a slot nothing will ever tell more than is known now."""
-    slot = read_slot(connection, pipeline.source.slot)
-    return slot is not None and slot.active
-
-
 def _not_mended(pipeline: Pipeline) -> Transient:
-    """What a power cut has left torn would stay for good below a checkpoint, and clean-up would take what mends it."""
+    """What a power cut has left torn would stay for good below a checkpoint."""
     return Transient(
-        "the lake may hold what a power cut has left, and the source still shows a driver that does not work here",
+        "the ledger holds what a power cut has left, and the slot does not yet tell what of it was on disk",
         code="lake_unavailable",
         where=f"replication slot {pipeline.source.slot}",
         remedy="run headwater replicate PIPELINE.yaml, then maintain again",

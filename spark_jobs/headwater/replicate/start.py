@@ -21,7 +21,7 @@ from typing import Any
 
 from headwater.columns.hidden import hiding
 from headwater.columns.log_format import may_be_binary, refuse_late_text
-from headwater.errors import LostLease, Refused
+from headwater.errors import Refused
 from headwater.failpoints import reach
 from headwater.gate import lease
 from headwater.gate.check import APPLICATION_NAME
@@ -65,6 +65,8 @@ from headwater.source.publication.publication import inserts_name
 from headwater.source.samples import emit_marker
 from headwater.source.settings import server_problems
 from headwater.spark.session import JobSpark, SparkOnDemand
+
+_LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,16 +137,10 @@ def _mended(opened: _Opened, held: ExitStack) -> _Opened:
     if opened.damaged is not None:
         return opened
     pipeline, registry = opened.pipeline, opened.registry
-    damaged = mended_lake(opened.connection, pipeline, registry)
-    if damaged is None:
-        assert registry.pipeline is not None
+    assert registry.pipeline is not None
+    while (damaged := mended_lake(opened.connection, pipeline, registry)) is None:
         continuity(opened.connection, pipeline, registry.pipeline, opened.ledger)  # who has the slot, or how it is lost
-        raise LostLease(
-            "the slot came free only while this replicate started",
-            code="already_running",
-            where=f"replication slot {pipeline.source.slot}",
-            remedy="run replicate again",
-        )
+        time.sleep(_LOOK_SECONDS)  # free only since we looked
     held.enter_context(not_mended(opened.root))
     # What was read ahead may be of versions that are gone.
     turn = replace(opened.turn, tables=None)

@@ -111,7 +111,8 @@ def connect(
         return connection
     except psycopg.Error as error:
         failure = _login_failure(error, options, where)
-        wants_password = connection is None and error.pgconn is not None and error.pgconn.used_password
+        asked = error.pgconn is not None and error.pgconn.used_password  # by the last of several hosts
+        wants_password = connection is None and (asked or failure.code == "wrong_password")
     if wants_password and (newer := renewed(conninfo)) is not None:
         return connect(
             newer,

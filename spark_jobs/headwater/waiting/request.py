@@ -74,7 +74,7 @@ class WaitRequest:
         )
 
     def unseen(self) -> WaitRequest | None:
-        """As it goes on in another process before source or lake has answered; None where the lake has to say first
+        """As it goes on in another process before source or lake has answered; None where one of them has to say first
         what is wanted."""
         wanted = self.wanted
         if isinstance(wanted, Now):
@@ -83,7 +83,7 @@ class WaitRequest:
             target = Target(max_staleness=wanted.seconds)
         elif isinstance(wanted, Since):
             target = Target(since=wanted.moment)
-        elif isinstance(wanted, AtPosition):
+        elif isinstance(wanted, AtPosition) and wanted.timeline is not None:
             target = Target(wanted.lsn, wanted.timeline, wanted.system_id)
         else:
             return None

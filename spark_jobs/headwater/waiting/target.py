@@ -59,17 +59,14 @@ class WaitTarget:
         return self._refusal(self.target)
 
     def settle(self, look: Look) -> Verdict | None:
-        """Of which tables, of which partitions, and in which log, where nobody could say when the wait began. A verdict
-        as long as the source has not said which partitions are meant. Refused for partitions of what is not wanted, and
-        for what is no partition."""
+        """Of which tables, and of which partitions. A verdict as long as the source has not said which these are.
+        Refused for partitions of what is not wanted, and for what is no partition."""
         assert self.target is not None
         tables = self._all_tables(look)
         if self._request.partitions:
             refuse_unwanted(self._request.partitions, tables)
         if self._request.validated:
             self.target = replace(self.target, validated=tables)
-        if self.target.lsn is not None and self.target.log is None and look.log is not None:
-            self.target = replace(self.target, system_id=look.log[0], timeline=look.log[1])
         return self._find_parts() if self._request.partitions and not self.target.parts else None
 
     def resolve(self, look: Look) -> None:

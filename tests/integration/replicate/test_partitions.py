@@ -257,6 +257,33 @@ def test_a_partition_that_brought_rows_is_noticed_though_nothing_of_it_ever_chan
     shop.until_equal(WHOLE)
 
 
+@pytest.mark.parametrize("changes", [False, True])
+def test_a_partition_that_takes_the_place_of_another_under_its_name_asks_for_a_load(
+    database: Database, spark: SparkSession, tmp_path: Path, changes: bool
+) -> None:
+    """As one that was dropped and created again: a reload of it would leave the rows of the old one behind."""
+    database.execute(
+        "create table swapped (id int primary key) partition by range (id)",
+        "create table swapped_low partition of swapped for values from (0) to (100)",
+        "insert into swapped values (1), (2)",
+    )
+    pipeline = loaded_pipeline(tmp_path, database, "public.swapped")
+    with following(pipeline) as running:
+        until(lambda: record_of(pipeline, "public.swapped").state == "active" or running.done(), "it is in step")
+        database.execute(
+            "create table other (id int primary key)",
+            "insert into other values (1)",
+            "alter table swapped detach partition swapped_low; alter table swapped_low rename to swapped_old; "
+            "alter table other rename to swapped_low; "
+            "alter table swapped attach partition swapped_low for values from (0) to (100)",
+            *(["insert into swapped values (5)"] if changes else []),
+        )
+        until(lambda: record_of(pipeline, "public.swapped").state == "suspended" or running.done(), "it is suspended")
+    record = record_of(pipeline, "public.swapped")
+    assert record.reason == "the table was dropped and created again at the source"
+    assert record.remedy == "headwater load PIPELINE.yaml --table public.swapped --again"
+
+
 def test_rows_that_come_behind_the_attachment_never_suspend_the_table(shop: Shop) -> None:
     made = "create table whole_{} (id int not null, region text not null, n int, primary key (id, region))"
     for number in range(10):

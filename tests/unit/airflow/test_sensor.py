@@ -440,7 +440,6 @@ def test_an_outage_of_the_store_is_waited_out(lake: HandLake, pipeline: str) -> 
         ({"require": "now"}, {"now": True}),
         ({"require": "2026-03-01T00:00:00Z"}, {"since": "2026-03-01T00:00:00+00:00"}),
         ({"require": "30s", "tables": [B, A], "validated": True}, {"max_staleness": 30.0, "validated": [A, B]}),
-        ({"require": "0/300"}, {"lsn": "0/300"}),
         ({"require": "now", "validated": True}, {"now": True}),
     ],
 )
@@ -456,11 +455,8 @@ def test_an_outage_at_the_first_look_is_for_the_triggerer_to_wait_out(
     assert trigger.serialize()[1]["tables"] == sorted(asked.get("tables", []))
 
 
-@pytest.mark.parametrize("log_is_known", [False, True])
-def test_a_wait_whose_lake_was_away_at_first_is_satisfied_by_what_was_asked_for(
-    lake: HandLake, pipeline: str, log_is_known: bool
-) -> None:
-    task = sensor(pipeline, require=at(lake, 0x300) if log_is_known else "0/300", validated=False)
+def test_a_wait_whose_lake_was_away_at_first_is_satisfied_by_what_was_asked_for(lake: HandLake, pipeline: str) -> None:
+    task = sensor(pipeline, require=at(lake, 0x300), validated=False)
     away = Path(lake.root) / "_headwater" / "position.json"
     kept = away.read_bytes()
     away.unlink()
@@ -495,7 +491,8 @@ def test_keys_and_a_pipeline_file_that_are_away_for_a_moment_are_waited_for(
 
 
 @pytest.mark.parametrize(
-    "asked", [{"require": "default"}, {"require": "default", "validated": True}, {"require": "now", "max_wait": 0}]
+    "asked",
+    [{"require": "default"}, {"require": "0/300"}, {"require": "default", "validated": True}, {"max_wait": 0}],
 )
 def test_where_the_lake_says_what_is_wanted_its_outage_fails_the_try(
     lake: HandLake, pipeline: str, asked: dict[str, Any]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -311,11 +312,11 @@ def test_a_checkpoint_goes_with_the_checksum_that_spark_has_put_beside_it(table:
     assert not checksum.exists()
 
 
-def test_a_checkpoint_that_the_disk_does_not_give_back_is_none(
+def test_a_checkpoint_that_the_disk_does_not_give_back_for_a_moment_stays(
     table: HandTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table.checkpoint()
-    read_range = storage.read_range
+    before, read_range = table.log_files(), storage.read_range
 
     def refuse(place: str, *of: Any) -> bytes:
         if ".checkpoint." in place:
@@ -323,8 +324,50 @@ def test_a_checkpoint_that_the_disk_does_not_give_back_is_none(
         return read_range(place, *of)
 
     monkeypatch.setattr(storage, "read_range", refuse)
-    torn_logs.drop_torn_checkpoints(str(table.folder))
-    assert not [name for name in table.log_files() if "checkpoint" in name]
+    with pytest.raises(OSError, match="Input/output error"):
+        torn_logs.drop_torn_checkpoints(str(table.folder))
+    assert table.log_files() == before
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_checkpoint_whose_entries_are_gone_is_never_taken_away(
+    table: HandTable, damage: Callable[[Path], None]
+) -> None:
+    table.checkpoint()
+    entry(table, 0).unlink()
+    checkpoint = table.folder / "_delta_log" / f"{4:020d}.checkpoint.parquet"
+    damage(checkpoint)
+    assert torn_logs.drop_torn_checkpoints(str(table.folder)) == str(checkpoint)
+    assert checkpoint.exists()
+
+
+def test_of_the_registry_such_a_checkpoint_is_damage_and_of_validations_nothing(lake: HandLake) -> None:
+    validations = lake.root + "/_headwater/validations"
+    shutil.copytree(registry_path(lake.root), validations)
+    for folder in (validations, registry_path(lake.root)):
+        version = write_checkpoint(folder)
+        Path(log_entry(folder, 0)).unlink()
+        zeros_within(Path(log_path(folder, f"{version:020d}.checkpoint.parquet")))
+        if folder == validations:
+            recovery.mend_control_tables(lake.root)
+            assert not Path(validations).exists()
+    with pytest.raises(DamagedLake, match="the entries that it stands for are gone"):
+        recovery.mend_control_tables(lake.root)
+
+
+def test_a_checkpoint_that_clean_up_takes_meanwhile_is_no_error(
+    table: HandTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.checkpoint()
+    read_range = storage.read_range
+
+    def read(place: str, *of: Any) -> bytes:
+        if ".checkpoint." in place:
+            storage.delete(place)
+        return read_range(place, *of)
+
+    monkeypatch.setattr(storage, "read_range", read)
+    assert torn_logs.drop_torn_checkpoints(str(table.folder)) == ""
 
 
 def test_what_cannot_be_looked_at_is_not_taken_for_torn(table: HandTable, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -512,7 +555,7 @@ def test_a_row_that_a_mount_does_not_give_back_for_a_moment_stays(
             recovery.mend_control_tables(lake.root)
     with monkeypatch.context() as away:
         away.setattr(torn_logs, "_is_parquet", lambda file: refuse(file) if "ledger" in file else True)
-        with pytest.raises(DamagedLake):
+        with pytest.raises(OSError, match="Input/output error"):
             recovery.mend(lake.root, "shop", (), 0x1300)
     newest = read_epoch(lake.root)
     assert newest is not None
@@ -560,10 +603,28 @@ def test_in_the_first_second_of_a_lake_nothing_was_told_to_the_source(lake: Hand
     assert read_generation(lake.root, "shop") == 1
 
 
-def lost_slot(lake: HandLake, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A pipeline whose slot the source does not have any more."""
+def lost_slot(lake: HandLake, monkeypatch: pytest.MonkeyPatch, system_id: str = "") -> Any:
+    """A pipeline whose slot the source (of `system_id`, if not the lake's own) does not have any more."""
+    known = lake.registry.pipeline
+    assert known is not None
+    there = ServerIdentity(system_id or known.system_id, 1, 170000, False)
     monkeypatch.setattr(recovery, "read_slot", lambda *_: None)
-    return SimpleNamespace(lake_path=lambda: lake.root, name="shop", source=SimpleNamespace(slot="slot"))
+    monkeypatch.setattr(recovery, "identify", lambda _: there)
+    return SimpleNamespace(lake_path=lambda: lake.root, name="shop", source=SimpleNamespace(slot=known.slot))
+
+
+@pytest.mark.parametrize("other", ["slot", "source"])
+def test_a_slip_of_the_pipeline_file_takes_nothing_of_the_ledger(
+    lake: HandLake, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    pipeline = lost_slot(lake, monkeypatch, "another" if other == "source" else "")
+    if other == "slot":
+        pipeline.source.slot = "another"
+    folder = ledger_path(lake.root)
+    emptied(Path(files_of(folder, entries_of(storage.names(log_path(folder)))[-2])[0]))
+    before = entries_of(storage.names(log_path(folder)))
+    assert recovery.mend_lake(None, pipeline, lake.registry) is None  # type: ignore[arg-type]
+    assert entries_of(storage.names(log_path(folder))) == before
 
 
 @pytest.mark.parametrize("damage", [*DAMAGES, zeros_within])
@@ -586,8 +647,8 @@ def test_a_new_source_goes_on_from_what_is_whole_of_the_ledger(lake: HandLake, w
     assert known is not None
     assert not new_source._is_adopted(lake.registry, known, now, lake.root)
     new_source._mend_tables(lake.root, lake.registry)
-    published = new_source._published(Ledger(lake.root, "shop"), Position("8", 1, 0x10))
-    assert published.epoch == 2
+    published = new_source._published(Ledger(lake.root, "shop"), Position("8", 1, 0x10), 6)
+    assert (published.epoch, published.generation) == (2, 7)
     assert published.tables[A].version == 1
 
 

@@ -226,3 +226,10 @@ def test_a_ledger_of_an_older_headwater_learns_what_is_new_in_a_row(
     write_checkpoint(folder)
     assert [epoch.position.lsn for epoch in read_all(str(tmp_path))] == [110, 120, 130]
     assert pa.schema(open_version(folder).schema()).names == ledger_module._SCHEMA.names
+
+
+def test_a_generation_can_begin_above_one_that_the_ledger_has_lost(tmp_path: Path) -> None:
+    ledger = _driver(tmp_path)
+    assert ledger.begin_generation(START, 7) == 8
+    assert ledger.begin_generation(START) == 9
+    assert read_generation(str(tmp_path), "shop") == 9

@@ -131,13 +131,10 @@ def test_a_validated_cut_at_or_above_the_target_is_handed_on_though_newer_epochs
     assert (plain["epoch"], "validated" in plain) == (2, False)
 
 
-@pytest.mark.parametrize("log_is_known", [False, True])
-def test_a_wait_that_began_before_anybody_had_answered_learns_what_it_is_for(
-    lake: HandLake, log_is_known: bool
-) -> None:
+def test_a_wait_that_began_before_anybody_had_answered_learns_what_it_is_for(lake: HandLake) -> None:
     validated(lake, A, B)
     lake.publish(0x300, A)
-    begun = request(AtPosition(0x200, 1, "7") if log_is_known else AtPosition(0x200), validated=True).unseen()
+    begun = request(AtPosition(0x200, 1, "7"), validated=True).unseen()
     assert begun is not None
     waiting = Waiter(pipeline_of(lake), WaitRequest.from_json(json.loads(json.dumps(begun.to_json()))))
     result = waiting.look()

@@ -88,12 +88,7 @@ class Owners:
             return None  # of the relation that had the name before the table's load
         self._relations.disown(relation.relation_id)
         if self._states.is_followed(again):
-            refused = SchemaChanged(
-                "the table was dropped and created again at the source",
-                where=again,
-                remedy=f"headwater load PIPELINE.yaml --table {again} --again",
-            )
-            self._states.suspend(again, refused)
+            self._states.suspend(again, _recreated(again))
         return None
 
     def _counts(self, name: str, block: Block, transactions: Transactions) -> bool:
@@ -176,6 +171,9 @@ class Owners:
     def _suspend_for(self, name: str, came: Sequence[Leaf]) -> bool:
         """Until these partitions are reloaded, which were attached. Of some tables no part can be."""
         record = self._states.records[name]
+        names = {(leaf.schema, leaf.name) for leaf in record.schema.leaves}
+        if not names.isdisjoint((leaf.schema, leaf.name) for leaf in came):
+            return self._states.suspend(name, _recreated(name))  # its rows of before would stay behind a reload of it
         if record.schema.soft_delete or record.schema.history:
             return self._states.suspend(name, _attached(name, came))
         leaves = [*(known for known in record.schema.leaves if known.relation_id in record.unread), *came]
@@ -240,6 +238,11 @@ def awaiting(record: TableRecord, leaves: Sequence[Leaf]) -> TableRecord:
     reason = f"{_attached_message(leaves)}; the other partitions are followed"
     suspended = record.entered("suspended", reason, remedy)
     return replace(suspended, since=since, unread=tuple(leaf.relation_id for leaf in leaves))
+
+
+def _recreated(name: str) -> SchemaChanged:
+    remedy = f"headwater load PIPELINE.yaml --table {name} --again"
+    return SchemaChanged("the table was dropped and created again at the source", where=name, remedy=remedy)
 
 
 def _attached(name: str, leaves: Sequence[Leaf]) -> SchemaChanged:

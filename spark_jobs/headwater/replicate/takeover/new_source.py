@@ -278,7 +278,8 @@ def _begin_anew(
     assert slot.confirmed_lsn is not None
     reach("adopt.slot")
     ledger = Ledger(root, pipeline.name)
-    epoch = _published(ledger, Position(now.system_id, now.timeline, slot.confirmed_lsn))
+    begin = Position(now.system_id, now.timeline, slot.confirmed_lsn)
+    epoch = _published(ledger, begin, _carried(root, registry, ledger.generation_app))
     take_tables(pipeline, registry, ledger)
     reach("adopt.ledger")
     storage.sync(root)  # before the registry says so
@@ -345,11 +346,18 @@ def _refuse_slot(slot: SlotState | None, database: str, pipeline: Pipeline, *, o
         )
 
 
-def _published(ledger: Ledger, position: Position) -> Epoch:
+def _carried(root: str, registry: Registry, generation_app: str) -> int:
+    """The newest generation that a table carries: the ledger's row of it may have been torn, and gone."""
+    held = [record for record in registry.tables.values() if record.state not in ("new", "removed") and record.schemas]
+    folders = [table_path(root, one.path) for record in held for one in _with_history(record)]
+    return max((stands[1] for folder in folders if (stands := current(folder, generation_app))), default=0)
+
+
+def _published(ledger: Ledger, position: Position, carried: int) -> Epoch:
     """The lake as it is, at `position` of the new log: the rows that follow go on from there, and a driver of the old
-    source is out."""
+    source is out, as is one of the generation `carried`."""
     before = ledger.newest.tables if ledger.newest is not None else {}
-    ledger.begin_generation(position)
+    ledger.begin_generation(position, carried)
     tables = {
         name: replace(version, state="suspended", applied_lsn=0, touched=False) for name, version in before.items()
     }
