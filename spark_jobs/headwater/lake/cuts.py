@@ -249,8 +249,8 @@ def refuse_no_cut(cut: object, where: str = "cut") -> None:
     )
 
 
-def refuse_behind(cut: Mapping[str, Any], *, allow_behind: bool) -> None:
-    """Refused when a table of `cut` is not in step, unless that is allowed; and where the lake has no version of it."""
+def refuse_at_source(cut: Mapping[str, Any]) -> None:
+    """Refused where the lake has no version of the tables."""
     if is_at_source(cut):
         raise Refused(
             "the cut stands for the source and names no versions of the lake",
@@ -258,6 +258,11 @@ def refuse_behind(cut: Mapping[str, Any], *, allow_behind: bool) -> None:
             where=f"cut of pipeline {cut['pipeline']}",
             remedy="read it with headwater.read, or wait for a cut of the lake",
         )
+
+
+def refuse_behind(cut: Mapping[str, Any], *, allow_behind: bool) -> None:
+    """Refused when a table of `cut` is not in step, unless that is allowed; and where the lake has no version of it."""
+    refuse_at_source(cut)
     late = {name: table for name, table in cut["tables"].items() if table["state"] != "in step"}
     if late and not allow_behind:
         names = "; ".join(f"{name} is {table['state']}: {table.get('reason', '')}" for name, table in late.items())

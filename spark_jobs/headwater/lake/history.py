@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.errors import ForeignWrite, Refused, SchemaChanged
 from headwater.history_columns import history_schema
-from headwater.lake.cuts import HISTORY, history_name, read_version, refuse_behind
+from headwater.lake.cuts import HISTORY, history_name, read_version, refuse_at_source, refuse_behind, refuse_no_cut
 from headwater.names import TableName
 from headwater.schema import Column, is_wider
 
@@ -94,6 +94,8 @@ def history(
     Refused when the cut names no history of it, when the table is not in step (but for `allow_behind`), and when the
     version is no longer kept.
     """
+    refuse_no_cut(cut)
+    refuse_at_source(cut)
     name = str(table if isinstance(table, TableName) else TableName.parse(table))
     where = f"cut of pipeline {cut['pipeline']}, epoch {cut['epoch']}"
     entry = cut["tables"].get(name)

@@ -20,7 +20,9 @@ from headwater.lake.cuts import (
     partitions_condition,
     pin_cut,
     read,
+    refuse_at_source,
     refuse_behind,
+    refuse_no_cut,
     release_pin,
     root_of,
 )
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _ODD = re.compile(r"[^A-Za-z0-9_]")
-_PIN, _LAKE = "headwater.pin", "headwater.lake"
+_EPOCH, _PIN, _LAKE = "headwater.epoch", "headwater.pin", "headwater.lake"
 
 
 def publish(
@@ -52,12 +54,14 @@ def publish(
     shown as it last was), when a version is no longer kept, when it cannot be pinned, and when two tables would have
     one view.
     """
+    refuse_no_cut(cut)
     refuse_behind(cut, allow_behind=allow_behind)
     there = [name for name, table in cut["tables"].items() if table["state"] != "absent"]
     named = _names(cut, there, "" if temporary else database)
     if temporary:
         for name, frame in read(spark, cut, allow_behind=allow_behind).items():
             frame.createOrReplaceTempView(named[name])
+            spark.conf.set(_mark(named[name]), str(cut["epoch"]))
         return named
     pins = _pinned(cut, named, keep) if keep else {}
     try:
@@ -83,7 +87,7 @@ def drop(spark: SparkSession, views: Iterable[str]) -> None:
         properties = _properties(spark, view)
         if properties is None:
             continue
-        if "headwater.epoch" not in properties:
+        if _EPOCH not in properties:
             raise Refused(
                 f"{view} is no view that Headwater has made",
                 code="name_taken",
@@ -91,6 +95,7 @@ def drop(spark: SparkSession, views: Iterable[str]) -> None:
                 remedy="drop it there, if nobody needs it",
             )
         spark.sql(f"DROP VIEW IF EXISTS {view}")
+        spark.conf.unset(_mark(view))
         _let_go(_pin_in(properties))
 
 
@@ -118,7 +123,14 @@ def _properties(spark: SparkSession, view: str) -> dict[str, str] | None:
     """None where there is none. A table has properties, too."""
     if not spark.catalog.tableExists(view):
         return None
+    if (epoch := spark.conf.get(_mark(view), None)) and spark.catalog.getTable(view).isTemporary:
+        return {_EPOCH: epoch}
     return {row["key"]: row["value"] for row in spark.sql(f"SHOW TBLPROPERTIES {view}").collect()}
+
+
+def _mark(view: str) -> str:
+    """A setting of the session that says that its temporary view is ours: such a view has no properties."""
+    return f"{_EPOCH}.{view.replace('`', '').lower()}"
 
 
 def _pin_of(spark: SparkSession, view: str) -> _Pin | None:
@@ -140,6 +152,8 @@ def register(spark: SparkSession, cut: Mapping[str, Any], *, database: str | Non
 
     Dropped from the catalog, the folder stays. Refused when a view, or a table of another folder, has the name.
     """
+    refuse_no_cut(cut)
+    refuse_at_source(cut)
     named = _names(cut, [name for name, table in cut["tables"].items() if table["state"] != "absent"], database)
     for folder in sorted({table.rpartition(".")[0] for table in named.values()}):
         spark.sql(f"CREATE DATABASE IF NOT EXISTS {folder}")
@@ -168,25 +182,32 @@ def _names(cut: Mapping[str, Any], tables: list[str], database: str | None) -> d
     for name in tables:
         table = TableName.parse(name)
         folder = table.schema if database is None else database
-        parts = [_ODD.sub("_", part) for part in (folder, table.name) if part]
-        view = ".".join(f"`{part}`" for part in parts) if len(parts) > 1 else parts[0]
+        view = ".".join(f"`{_ODD.sub('_', part)}`" for part in (folder, table.name) if part)
         other = taken.setdefault(view.lower(), name)
         if other != name:
             raise Refused(
                 f"{other} and {name} would both be the view {view}",
                 code="same_view",
                 where=f"cut of pipeline {cut['pipeline']}, epoch {cut['epoch']}",
-                remedy="make views of a cut with one of them, or leave `database` out: then schemas keep them apart",
+                remedy=_apart(TableName.parse(other), table, database),
             )
         named[name] = view
     return named
+
+
+def _apart(one: TableName, other: TableName, database: str | None) -> str:
+    """What to do about two tables that would have one view."""
+    less = "make views of a cut with one of them"
+    if database is None or _ODD.sub("_", one.schema).lower() == _ODD.sub("_", other.schema).lower():
+        return less
+    return f"{less}, or leave `{'database' if database else 'temporary'}` out: then schemas keep them apart"
 
 
 def _statement(cut: Mapping[str, Any], name: str, view: str, pin: _Pin | None) -> str:
     table = cut["tables"][name]
     path = hadoop_place(table["path"]).replace("`", "``")
     said = _quoted(f"{name} at epoch {cut['epoch']} of pipeline {cut['pipeline']}")
-    properties = {"headwater.epoch": str(cut["epoch"]), **({_LAKE: pin[0], _PIN: pin[1]} if pin is not None else {})}
+    properties = {_EPOCH: str(cut["epoch"]), **({_LAKE: pin[0], _PIN: pin[1]} if pin is not None else {})}
     shown = ", ".join(f"{_quoted(key)} = {_quoted(value)}" for key, value in properties.items())
     only = partitions_condition(table, "`")
     return (

@@ -148,12 +148,25 @@ def test_one_database_holds_the_views_of_tables_whose_names_differ(session: Spar
 
 
 def test_temporary_views_are_this_sessions_alone(session: SparkSession, cut: dict[str, Any]) -> None:
-    del cut["tables"]["archive.orders"]
+    cut["tables"]['public."123"'] = cut["tables"].pop("archive.orders")
     views = headwater.views(session, cut, temporary=True)
-    assert list(views.values()) == ["orders", "Order_Lines"]
+    assert list(views.values()) == ["`orders`", "`Order_Lines`", "`123`"]
     more(session, cut)
-    assert counts(session, views) == {name: TABLES[name] for name in views}
+    assert counts(session, views) == {name: TABLES.get(name, TABLES["archive.orders"]) for name in views}
     assert not build_session().newSession().catalog.tableExists("orders")
+
+
+def test_of_temporary_views_those_of_headwater_are_dropped(session: SparkSession, cut: dict[str, Any]) -> None:
+    del cut["tables"]["archive.orders"]
+    headwater.views(session, cut, temporary=True)
+    session.range(1).createOrReplaceTempView("mine")
+    headwater.drop_views(session, ["orders", "`Order_Lines`"])
+    assert not any(session.catalog.tableExists(view) for view in ("orders", "Order_Lines"))
+    session.range(1).createOrReplaceTempView("orders")
+    for view in ("mine", "orders"):
+        with pytest.raises(Refused, match="no view that Headwater has made"):
+            headwater.drop_views(session, [view])
+        assert session.catalog.tableExists(view)
 
 
 def test_a_table_that_is_behind_changes_no_view_unless_it_is_allowed(
