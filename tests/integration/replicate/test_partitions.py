@@ -262,6 +262,7 @@ def test_a_partition_that_takes_the_place_of_another_under_its_name_asks_for_a_l
     database: Database, spark: SparkSession, tmp_path: Path, changes: bool
 ) -> None:
     """As one that was dropped and created again: a reload of it would leave the rows of the old one behind."""
+    database.allow_publishing()
     database.execute(
         "create table swapped (id int primary key) partition by range (id)",
         "create table swapped_low partition of swapped for values from (0) to (100)",
