@@ -13,8 +13,8 @@ A disk that did not take what was written says so once (`storage.watch_disk`), a
 it were there. So what lies above the durable position is read from the disk, to the ends of its files: what is not
 there is treated as behind a power cut (docs/decisions/0047).
 
-Where nothing was lost a start costs a few looks at names for each table, and reading its newest checkpoint, what the
-ledger has above its own, and the files of the last second.
+Where nothing was lost a start costs a few looks at names for each table, and reading what the ledger has above its
+checkpoint, and the files and checkpoints of the last minutes.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ _LOST_SECONDS = 70.0
 """The server's own `wal_sender_timeout` is a minute."""
 _LOOK_SECONDS = 0.5
 _ALL = 1 << 31
+_SYNCED_SECONDS = 120.0
+"""A driver syncs the lake each second or so; a sync that fails, or hangs, ends it."""
 _REPLICATED = ("active", "catching up", "suspended")
 
 
@@ -171,6 +173,12 @@ def mend_control_tables(root: str) -> None:
                 raise DamagedLake(f"{loss.what}: what was written behind it is in doubt")
 
 
+def _last_written(folder: str) -> float:
+    """When the newest entry was: by the lake's own clock, as of other files."""
+    newest = entries_of(storage.names(log_path(folder)))[-1:]
+    return max((storage.info(log_entry(folder, version)).modified for version in newest), default=0.0)
+
+
 def _control_loss(folder: str, newest_read: int = 2) -> Loss | None:
     """Any job looks: to their ends are read only the newest two. Who wrote them may have been told that the disk did
     not take them: that ended it, and nobody else knows. OSError where the disk does not give one back."""
@@ -191,7 +199,8 @@ def mend(
     sync_lake(root)  # what was written and not synced is whole; all that is read below is then on disk
     _mend_ledger(root, confirmed_lsn, start_lsn)
     epoch = read_epoch_up_to(root, confirmed_lsn)
-    subjects = [subject for subject in _subjects(root, pipeline, tables) if subject.can_be_read()]
+    since = _last_written(ledger_path(root)) - _SYNCED_SECONDS
+    subjects = [subject for subject in _subjects(root, pipeline, tables) if subject.can_be_read(since)]
     durable = {subject.name: subject.durable(epoch) for subject in subjects}
     damaged: dict[str, str] = {}
     for subject in subjects:
@@ -279,10 +288,10 @@ class _Subject:
     since: int
     app_id: str
 
-    def can_be_read(self) -> bool:
+    def can_be_read(self, since: float) -> bool:
         """Without checkpoints that are torn. One that cannot be read is its own trouble, and is found in its lane."""
         try:
-            drop_torn_checkpoints(self.folder)
+            drop_torn_checkpoints(self.folder, since)
             storage.names(log_path(self.folder))
         except OSError as error:
             log.warning("%s: it cannot be looked at: %s", self.name, error)

@@ -123,10 +123,10 @@ def cut_back(folder: str, version: int) -> None:
     log.warning("%s: version %d and what follows it had not reached the disk, and is taken away", folder, version)
 
 
-def drop_torn_checkpoints(folder: str) -> str:
+def drop_torn_checkpoints(folder: str, since: float = 0.0) -> str:
     """A checkpoint that is not whole is none, nor is one of a version whose entry is torn: of that the disk had nothing
     yet. What it stood for is still in the entries below it: these go only when it is on disk. Where they are gone it
-    stays, and is returned; else nothing.
+    stays, and is returned; else nothing. `since` (seconds since 1970): what was written before is on disk.
 
     Nothing need point at it: the disk may have the name of the newest, and the pointer as it was before."""
     pointed = _pointed_at(folder)  # before the names: a driver beside may make another one meanwhile
@@ -135,8 +135,9 @@ def drop_torn_checkpoints(folder: str) -> str:
     for version in sorted(found, reverse=True):
         if good >= _LATEST and version != pointed:
             continue
-        # Readers begin at these; all of each is read.
-        if _is_good(folder, version, found[version], read=not good or version == pointed):
+        # Readers begin at these; all of each is read. With thousands of tables that would be most of a start.
+        read = (not good or version == pointed) and any(_modified(file) >= since for file in found[version])
+        if _is_good(folder, version, found[version], read=read):
             good += 1
         elif all(map(storage.exists, found[version])):  # clean-up has not taken it meanwhile
             torn.add(version)
@@ -255,6 +256,13 @@ def _size(path: str) -> int:
         return storage.info(path).size
     except FileNotFoundError:
         return -1
+
+
+def _modified(path: str) -> float:
+    try:
+        return storage.info(path).modified
+    except FileNotFoundError:
+        return 0.0
 
 
 def _is_good(folder: str, version: int, checkpoint: list[str], *, read: bool) -> bool:

@@ -329,6 +329,16 @@ def test_a_checkpoint_that_the_disk_does_not_give_back_for_a_moment_stays(
     assert table.log_files() == before
 
 
+def test_checkpoints_that_the_disk_has_for_sure_are_not_read(table: HandTable) -> None:
+    """With thousands of tables that would be most of a start."""
+    table.checkpoint()
+    checkpoint = table.folder / "_delta_log" / f"{4:020d}.checkpoint.parquet"
+    zeros_within(checkpoint)
+    for since, stays in ((checkpoint.stat().st_mtime + 1, True), (checkpoint.stat().st_mtime, False)):
+        assert torn_logs.drop_torn_checkpoints(str(table.folder), since) == ""
+        assert checkpoint.exists() == stays
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_checkpoint_whose_entries_are_gone_is_never_taken_away(
     table: HandTable, damage: Callable[[Path], None]
