@@ -161,7 +161,8 @@ def mend_control_tables(root: str) -> None:
             if folder != validations_path(root):
                 raise DamagedLake(f"{damaged} is not whole, and the entries that it stands for are gone")
             with storage.exclusive(recovery_lock(root)):
-                set_aside(root, folder)  # nothing stands on what was validated
+                if drop_torn_checkpoints(folder):  # another job may have done it, and somebody validated since
+                    set_aside(root, folder)  # nothing stands on what was validated
         if _control_loss(folder) is None:
             continue
         with storage.exclusive(recovery_lock(root)):

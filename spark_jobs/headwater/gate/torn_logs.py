@@ -141,12 +141,14 @@ def drop_torn_checkpoints(folder: str, since: float = 0.0) -> str:
             good += 1
         elif all(map(storage.exists, found[version])):  # clean-up has not taken it meanwhile
             torn.add(version)
-    whole = {-1, *(version for version in found if version not in torn)}
-    there = set(entries_of(names))
+    whole, there, stays = {-1, *(version for version in found if version not in torn)}, set(entries_of(names)), ""
     for version in sorted(torn):
         begin = max(below for below in whole if below < version)
-        if not there.issuperset(range(begin + 1, version + 1)):
-            return found[version][0]
+        # Below a whole one it stands for nothing that is read.
+        if version > max(whole) and not there.issuperset(range(begin + 1, version + 1)):
+            stays = stays or found[version][0]
+            torn.remove(version)
+            continue
         for file in found[version]:
             storage.delete(file)
             storage.delete(checksum_of(file))  # of Spark's: the next one there may be another writer's
@@ -155,7 +157,7 @@ def drop_torn_checkpoints(folder: str, since: float = 0.0) -> str:
     now = _pointed_at(folder)
     if _POINTER in names and (now in torn or (now == pointed and now not in found)):
         _drop_pointer(folder)  # who reads looks for the newest
-    return ""
+    return stays
 
 
 def is_damaged(folder: str) -> bool:

@@ -351,6 +351,30 @@ def test_a_checkpoint_whose_entries_are_gone_is_never_taken_away(
     assert checkpoint.exists()
 
 
+def test_a_torn_checkpoint_below_a_whole_one_stands_for_nothing_that_is_read(table: HandTable) -> None:
+    table.checkpoint()
+    table.commit(table.write(5))
+    table.checkpoint()
+    entry(table, 0).unlink()
+    emptied(table.folder / "_delta_log" / f"{4:020d}.checkpoint.parquet")
+    assert torn_logs.drop_torn_checkpoints(str(table.folder)) == ""
+    assert [name for name in table.log_files() if "checkpoint." in name] == [f"{5:020d}.checkpoint.parquet"]
+    assert read_snapshot(str(table.folder)).version == 5
+
+
+def test_a_checkpoint_that_may_go_goes_though_another_one_stays(table: HandTable) -> None:
+    for version in (4, 5, 6):
+        if version > 4:
+            table.commit(table.write(version))
+        table.checkpoint()
+    for version in (5, 6):
+        emptied(table.folder / "_delta_log" / f"{version:020d}.checkpoint.parquet")
+    entry(table, 6).unlink()
+    stays = torn_logs.drop_torn_checkpoints(str(table.folder))
+    assert stays.endswith(f"{6:020d}.checkpoint.parquet")
+    assert len([name for name in table.log_files() if "checkpoint." in name]) == 2
+
+
 def test_of_the_registry_such_a_checkpoint_is_damage_and_of_validations_nothing(lake: HandLake) -> None:
     validations = lake.root + "/_headwater/validations"
     shutil.copytree(registry_path(lake.root), validations)
