@@ -98,7 +98,7 @@ soak: setup servers  ## jobs started together and killed (ROUNDS=100), slices in
 	HEADWATER_SOAK=1 HEADWATER_SOAK_SEEDS=$(BAD_DAYS) $(if $(SEED),HEADWATER_SEED=$(SEED)) $(BIN)/python -m pytest --timeout=0 -n 4 --dist load $(PYTEST_ARGS) \
 		$(call named,store_faults)
 	HEADWATER_SOAK=1 HEADWATER_SOAK_SEEDS=$(SEEDS) $(if $(SEED),HEADWATER_SEED=$(SEED)) $(BIN)/python -m pytest --timeout=0 $(PYTEST_ARGS) \
-		$(call named,slices random_operations net_effect marks every_change)
+		$(call named,slices random_operations net_effect marks every_change large_values)
 
 bench: setup  ## the figures of docs/benchmarks.md, each beside its reference: measured, kept, and put into the pages
 	$(BIN)/python tests/benchmarks/run.py

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from psycopg import pq
 
-from headwater.errors import SourceUnreachable
+from headwater.errors import Refused, SourceUnreachable
 from headwater.source.stream import ConnectionLost, LogStream
 
 HEADER = b"w" + bytes(24)
@@ -66,3 +67,21 @@ def test_what_a_new_connection_would_not_meet_again_is_a_lost_connection(state: 
     with pytest.raises(SourceUnreachable) as ended:
         stream.receive([], 1)
     assert isinstance(ended.value, ConnectionLost) == is_lost
+
+
+@pytest.mark.parametrize(
+    ("state", "told"), [("54000", "out of memory"), ("XX000", "invalid memory alloc request size 1090519103")]
+)
+def test_a_row_that_is_too_large_as_text_is_refused_with_its_place(state: str, told: str) -> None:
+    """`tests/integration/log/test_large_values.py` has a server say it."""
+    said = {pq.DiagnosticField.SQLSTATE: state, pq.DiagnosticField.CONTEXT: "slot ..., associated LSN 0/1F2A3B8"}
+    result = SimpleNamespace(get_error_message=lambda: f"ERROR:  {told}", error_field=lambda of: said[of].encode())
+    stand_in: Any = SimpleNamespace(get_copy_data=lambda _: (-2, b""), get_result=lambda: result)
+    stream = object.__new__(LogStream)
+    stream._connection, stream._binary = stand_in, False
+    with pytest.raises(Refused, match="a row in the log at 0/1F2A3B8 is larger") as refused:
+        stream.receive([], 1)
+    assert refused.value.code == "row_too_large"
+    stream._binary = True
+    with pytest.raises(SourceUnreachable):
+        stream.receive([], 1)
