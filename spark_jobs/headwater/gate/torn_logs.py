@@ -7,7 +7,6 @@ file behind a whole entry. What may go is for `headwater.gate.recovery` to say, 
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os.path
 from collections.abc import Mapping, Sequence
@@ -30,7 +29,7 @@ from headwater.delta.log_entries import (
     log_path,
     read_actions,
 )
-from headwater.delta.log_files import UnknownLog, by_version, look
+from headwater.delta.log_files import UnknownLog, by_version, look, pointed_at
 from headwater.delta.whole import lost_file
 
 log = logging.getLogger(__name__)
@@ -116,7 +115,7 @@ def cut_back(folder: str, version: int) -> None:
     for number, name in reversed(by_version(storage.names(log_path(folder)))):
         if number >= version:
             storage.delete(log_path(folder, name))
-    pointed = _pointed_at(folder)
+    pointed = pointed_at(folder)
     if pointed is not None and pointed >= version:
         _drop_pointer(folder)
     entries.forget(folder)
@@ -129,7 +128,7 @@ def drop_torn_checkpoints(folder: str, since: float = 0.0) -> str:
     stays, and is returned; else nothing. `since` (seconds since 1970): what was written before is on disk.
 
     Nothing need point at it: the disk may have the name of the newest, and the pointer as it was before."""
-    pointed = _pointed_at(folder)  # before the names: a driver beside may make another one meanwhile
+    pointed = pointed_at(folder)  # before the names: a driver beside may make another one meanwhile
     names = storage.names(log_path(folder))
     found, good, torn = checkpoints_of(folder, names), 0, set[int]()
     for version in sorted(found, reverse=True):
@@ -154,7 +153,7 @@ def drop_torn_checkpoints(folder: str, since: float = 0.0) -> str:
             storage.delete(checksum_of(file))  # of Spark's: the next one there may be another writer's
     if torn:
         log.warning("%s: a checkpoint had not reached the disk, and is taken away", folder)
-    now = _pointed_at(folder)
+    now = pointed_at(folder)
     if _POINTER in names and (now in torn or (now == pointed and now not in found)):
         _drop_pointer(folder)  # who reads looks for the newest
     return stays
@@ -286,14 +285,6 @@ def _is_parquet(file: str) -> bool:
         return False
     ends = storage.read_range(file, 0, 4), storage.read_range(file, size - 4, 4)
     return ends == (_PARQUET_MAGIC, _PARQUET_MAGIC)
-
-
-def _pointed_at(folder: str) -> int | None:
-    """The checkpoint that readers begin at; None: there is no such file, or it is not whole."""
-    try:
-        return int(json.loads(storage.read_text(log_path(folder, _POINTER)))["version"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return None
 
 
 def _drop_pointer(folder: str) -> None:
