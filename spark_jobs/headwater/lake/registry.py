@@ -285,31 +285,35 @@ class Registry:
     def change(self, name: str, how: Callable[[TableRecord], TableRecord | None]) -> None:
         """Store what `how` makes of the record of table `name`, None: nothing. Neither threads nor jobs that change
         one undo each other: after a lost race `how` is asked again."""
-        self._change(lambda: how(self.tables[name]))
+        self.change_each([name], how)
+
+    def change_each(self, names: Sequence[str], how: Callable[[TableRecord], TableRecord | None]) -> None:
+        """The same of several tables, in one commit: hundreds of them would sync the disk hundreds of times."""
+        self._change(lambda: [record for name in names if (record := how(self.tables[name])) is not None])
 
     def begin(self, name: str, how: Callable[[TableRecord | None], TableRecord]) -> TableRecord:
         """The same for a table that may have none yet (None); what was stored."""
         with self._lock:
-            self._change(lambda: how(self.tables.get(name)))
+            self._change(lambda: [how(self.tables.get(name))])
             return self.tables[name]
 
     def change_lease(self, name: str, how: Callable[[Lease | None], Lease | None]) -> None:
         """The same of the lease `name`; None: nobody has held it yet. What `how` has looked at is what it replaces."""
-        self._change(lambda: how(self.leases.get(name)))
+        self._change(lambda: _some(how(self.leases.get(name))))
 
     def add(self, how: Callable[[], Record]) -> None:
         """Store what `how` makes, which has looked at the registry: after a lost race it is asked, and looks, again."""
-        self._change(how)
+        self._change(lambda: [how()])
 
     def change_keeping(self, name: str, how: Callable[[Keeping | None], Keeping | None]) -> bool:
         """The same of what a driver keeps under `name`; whether it was stored."""
-        return self._change(lambda: how(self.kept.get(name)))
+        return self._change(lambda: _some(how(self.kept.get(name))))
 
-    def _change(self, how: Callable[[], Record | None]) -> bool:
+    def _change(self, how: Callable[[], Sequence[Record]]) -> bool:
         with self._lock:
-            while (record := how()) is not None and not self._stored([record]):
+            while (records := how()) and not self._stored(records):
                 pass
-            return record is not None
+            return bool(records)
 
     def upgrade(self) -> None:
         """Store every record in this Headwater's format, if one is in an older format; each write does so, too."""
@@ -374,9 +378,11 @@ class Registry:
 
     def _row(self, record: Record, revision: int | None = None) -> dict[str, Any]:
         kind, name = _key_of(record)
-        document = {**asdict(record)}
         if isinstance(record, TableRecord):
-            document["schemas"] = [[lsn, schema.to_json()] for lsn, schema in record.schemas]
+            schemas = [[lsn, schema.to_json()] for lsn, schema in record.schemas]
+            document = {**asdict(replace(record, schemas=())), "schemas": schemas}
+        else:
+            document = asdict(record)
         return {
             "format_version": FORMAT_VERSION,
             "pipeline": self._pipeline,
@@ -438,6 +444,10 @@ def _events(name: str, state: str, since: str, loaded: str) -> list[Event]:
 
 def _week_ago() -> datetime:
     return datetime.now(UTC) - TOLD
+
+
+def _some(record: Record | None) -> list[Record]:
+    return [] if record is None else [record]
 
 
 def _key_of(record: Record) -> tuple[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from functools import partial
 
 from headwater.lake.registry import Capture, Registry, TableRecord
 from headwater.source.connection import Connection, Session
@@ -16,16 +15,19 @@ HANDOVER_SECONDS = 5.0
 def finish_handovers(connection: Connection, registry: Registry) -> None:
     """Note where visibility stops to matter, for tables whose concurrent transactions have all ended; the others are
     asked again later."""
+    ended: dict[str, tuple[Capture, Capture]] = {}
     for record in list(registry.tables.values()):
-        if record.capture is not None and record.capture.handover_end is None:
-            end = handover_end(connection, VisibilitySnapshot.parse(record.capture.snapshot))
+        if (asked := record.capture) is not None and asked.handover_end is None:
+            end = handover_end(connection, VisibilitySnapshot.parse(asked.snapshot))
             if end is not None:
-                registry.change(record.name, partial(_ended, asked=record.capture, end=end))
+                ended[record.name] = asked, replace(asked, handover_end=end)
 
+    def noted(record: TableRecord) -> TableRecord | None:
+        asked, now = ended[record.name]
+        # A load may have taken another capture point since that was asked.
+        return replace(record, capture=now) if record.capture == asked else None
 
-def _ended(record: TableRecord, asked: Capture, end: int) -> TableRecord | None:
-    """A load may have taken another capture point since that was asked."""
-    return replace(record, capture=replace(asked, handover_end=end)) if record.capture == asked else None
+    registry.change_each(list(ended), noted)
 
 
 class Handovers:

@@ -59,14 +59,12 @@ def remember_columns(run: Run) -> None:
     """At the end: what was there before any column that the next driver finds."""
     with contextlib.suppress(HeadwaterError):  # a source that shuts down is not waited for
         run.source.ask(run.watch.look)
-    for name in list(run.tables.records):
-        run.tables.columns.remember(name)
+    run.tables.columns.remember(dict.fromkeys(run.tables.records, ()))
 
 
 def _suspend_found(run: Run) -> None:
     """Suspend what the catalog watch has found: the log itself would never say it."""
-    for name, meanings in run.watch.learned().items():
-        run.tables.columns.remember(name, meanings)
+    run.tables.columns.remember(run.watch.learned())
     found = [run.tables.states.suspend(name, error) for name, error in run.watch.take()]
     found += [run.tables.owners.meet_attached(name, leaves) for name, leaves in run.watch.attached().items()]
     if any(found):

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 from headwater.delta import storage
 from headwater.delta.log_entries import files_of
@@ -147,6 +148,23 @@ def test_a_load_begins_a_table_from_what_another_job_has_made_of_it_at_the_same_
     )
     driver.refresh()
     assert begun.phase == driver.record(TABLE.name).phase == (6, "loading")
+
+
+def test_several_tables_change_in_one_commit_and_behind_a_lost_race_each_is_asked_again(tmp_path: Path) -> None:
+    """A driver that ends has something to note of each of its tables, which may be hundreds."""
+    names = ["public.a", "public.b", "public.c"]
+    driver = Registry.create(str(tmp_path), "shop")
+    driver.write(*(replace(TABLE, name=name) for name in names))
+    job = Registry.open(str(tmp_path), "shop")
+    assert job is not None
+    job.write(replace(TABLE, name="public.b", state="suspended"))
+    version = DeltaTable(registry_path(str(tmp_path))).version()
+    driver.change_each(names, lambda record: record.entered("active") if record.state == "catching up" else None)
+    assert DeltaTable(registry_path(str(tmp_path))).version() == version + 1
+    job.refresh()
+    assert [job.tables[name].state for name in names] == ["active", "suspended", "active"]
+    driver.change_each(names, lambda record: None)
+    assert DeltaTable(registry_path(str(tmp_path))).version() == version + 1, "nothing is to be noted"
 
 
 def test_a_second_pipeline_under_the_same_root_is_refused(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_a_load_that_has_taken_the_table_keeps_it(driver: Driver) -> None:
 def test_a_table_that_is_suspended_while_it_is_to_join_the_cuts_does_not_join_them(driver: Driver) -> None:
     driver.states.change(NAME, lambda record: record.entered("catching up"))
     driver.states.suspend(NAME, ERROR)
-    driver.states.activate(NAME)
+    driver.states.activate([NAME])
     assert driver.stored.state == "suspended"
 
 

@@ -243,23 +243,22 @@ class Evolving:
         that has rebuilt the table."""
         return record.incarnation, len(record.schemas), self._foreign.met[record.name]
 
-    def remember(self, name: str, meanings: tuple[tuple[str, str], ...] = ()) -> None:
-        """What is to be compared with the catalog from now on: `files_seen`, `columns_seen`, and `meanings`, if there
-        are new ones."""
+    def remember(self, meanings: Mapping[str, tuple[tuple[str, str], ...]]) -> None:
+        """What is to be compared with the catalog from now on, of these tables: `files_seen`, `columns_seen`, and
+        meanings, if there are new ones."""
 
         def how(record: TableRecord) -> TableRecord | None:
             lsn, schema = record.schemas[-1]
             seen = self._files_seen
             leaves = tuple(replace(leaf, seen=seen.get(leaf.relation_id, leaf.seen)) for leaf in schema.leaves)
-            known = tuple(sorted(dict((*meanings, *schema.meanings)).items()))
+            known = tuple(sorted(dict((*meanings[record.name], *schema.meanings)).items()))
             last = max(schema.last_attnum, self._columns_seen.get(schema.relation_id, 0))
             now = replace(schema, leaves=leaves, meanings=known, last_attnum=last)
             if not record.is_followed or now == schema:
                 return None
             return replace(record, schemas=(*record.schemas[:-1], (lsn, now)))
 
-        if how(self._states.records[name]) is not None:
-            self._states.change(name, how)
+        self._states.change_each([name for name in meanings if how(self._states.records[name]) is not None], how)
 
     def _catalog(
         self, record: TableRecord, relation: Relation, transactions: Transactions

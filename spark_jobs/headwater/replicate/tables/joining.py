@@ -47,10 +47,11 @@ class Joining:
     def join_cuts(self, lsn: int) -> None:
         """Tables whose capture point the position has reached, and that hold all that was kept for them, become
         active: from this row on they are in cuts."""
-        waiting = [record for record in list(self._states.records.values()) if record.state == "catching up"]
-        for record in waiting:
+
+        def may_join(record: TableRecord) -> bool:
             unsettled = record.name in self.catching_up or record.name in self._rejoining
-            if unsettled or not self._states.next_row.is_settled(record.name):
-                continue
-            if record.capture is not None and record.capture.lsn <= lsn:
-                self._states.activate(record.name)
+            if record.state != "catching up" or unsettled or not self._states.next_row.is_settled(record.name):
+                return False
+            return record.capture is not None and record.capture.lsn <= lsn
+
+        self._states.activate([record.name for record in list(self._states.records.values()) if may_join(record)])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from headwater.errors import TableError
@@ -101,42 +101,48 @@ class TableStates:
                 return None  # a load has taken it over since
             return how(record) if how is not None else record.entered("suspended", error.message, error.remedy)
 
-        self._enter(name, suspended)
+        self._enter([name], suspended)
         self.changed(name)
         return True
 
-    def activate(self, name: str) -> None:
-        """The table, which was catching up, is in the cuts from the next row on."""
-        self.check_fence()
-        self._enter(name, lambda record: record.entered("active") if record.state == "catching up" else None)
-        self.changed(name)
+    def activate(self, names: Sequence[str]) -> None:
+        """The tables, which were catching up, are in the cuts from the next row on."""
+        self.change_each(names, lambda record: record.entered("active") if record.state == "catching up" else None)
+        for name in names:
+            self.changed(name)
 
     def remark(self, name: str, reason: str) -> None:
         """Something is to be known of the table, whose state stays what it is."""
-        self._enter(name, lambda record: replace(record, reason=reason))
+        self._enter([name], lambda record: replace(record, reason=reason))
 
     def change(self, name: str, how: Change) -> None:
         """What else the registry says of the table."""
-        self.check_fence()
-        self._enter(name, how)
+        self.change_each([name], how)
+
+    def change_each(self, names: Sequence[str], how: Change) -> None:
+        """The same of several tables, at once."""
+        if names:
+            self.check_fence()
+            self._enter(names, how)
 
     def changed(self, name: str) -> None:
         """The next row says the table's state."""
         self.next_row.state_changed(self.versions.of(name))
 
-    def _enter(self, name: str, how: Change) -> None:
+    def _enter(self, names: Sequence[str], how: Change) -> None:
         """In the registry, and in what this driver goes by. Where another job has entered another state meanwhile,
         which is yet to be followed, in the latter alone: the table is that job's by now."""
         with self._entering:
-            known, ours, overtaken = self._records[name], None, False
+            known = {name: self._records[name] for name in names}
+            ours: dict[str, TableRecord | None] = {}
 
             def unless_overtaken(now: TableRecord) -> TableRecord | None:
-                nonlocal ours, overtaken
-                overtaken = now.phase != known.phase
-                ours = how(known if overtaken else now)
-                return None if overtaken else ours
+                before = known[now.name]
+                overtaken = now.phase != before.phase
+                ours[now.name] = how(before if overtaken else now)
+                return None if overtaken else ours[now.name]
 
-            self._registry.change(name, unless_overtaken)
-            if ours is not None:
-                self._records[name] = ours
-        self.relations.adopt(self._records[name])  # partitions may have come
+            self._registry.change_each(names, unless_overtaken)
+            self._records.update({name: record for name, record in ours.items() if record is not None})
+        for name in names:
+            self.relations.adopt(self._records[name])  # partitions may have come
