@@ -190,7 +190,11 @@ def rewrite(
 
 
 class Upkeep:
-    """One thread for the upkeep of all tables of a driver; `close` ends it."""
+    """One thread for the upkeep of all tables of a driver; `close` ends it.
+
+    Lanes come here side by side. What they share is copied before it is gone through: even `list` of a dictionary's
+    items makes objects, at which Python may collect garbage, and let another thread change it.
+    """
 
     def __init__(self, fence: Fence) -> None:
         self._fence = fence
@@ -248,7 +252,7 @@ class Upkeep:
     def next_idle(self, idle: Collection[str]) -> str | None:
         """Of these folders, to which nothing is written just now, the one that is to have a turn all the same: what was
         made of its files waits to be committed, or none of them has waited longer for its turn."""
-        for folder, one in list(self._running.items()):
+        for folder, one in self._running.copy().items():
             if one.done() and folder in idle:
                 return folder
         due = [folder for folder in list(self._due) if folder in idle] if self._rested else []
@@ -256,12 +260,12 @@ class Upkeep:
 
     @property
     def _rested(self) -> bool:
-        return time.monotonic() >= self._rests_until and all(one.done() for one in list(self._running.values()))
+        return time.monotonic() >= self._rests_until and all(one.done() for one in self._running.copy().values())
 
     def _is_next(self, folder: str, now: float) -> bool:
         """Whether none has waited longer that is written to just now: of tables that are written one behind the other
         it would always be the first one's turn."""
-        waiting = [other for other, at in list(self._due.items()) if at >= now - _LONGEST_REST]
+        waiting = [other for other, at in self._due.copy().items() if at >= now - _LONGEST_REST]
         return min(waiting, key=lambda other: self._begun.get(other, 0.0)) == folder
 
     def rewrite_all(

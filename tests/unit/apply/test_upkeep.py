@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
-from concurrent.futures import wait
+import time
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 import pyarrow as pa
@@ -129,3 +131,31 @@ def test_what_was_rewritten_of_a_table_that_somebody_else_writes_is_discarded(tm
     work.close()
     assert work.next_idle([folder]) is None
     assert {path.name for path in (tmp_path / "t").glob("*.parquet")} == set(state.snapshot.files)
+
+
+def test_a_lane_may_come_while_another_one_looks_whose_turn_it_is() -> None:
+    work = Upkeep(Fence("headwater/shop/generation", 1))
+    numbers = itertools.count()
+
+    def another_lane(phase: str, info: dict[str, int]) -> None:
+        """Wherever Python collects garbage another thread may have its turn."""
+        work._due[f"new {next(numbers)}"] = time.monotonic()
+        work._running[f"new {next(numbers)}"] = Future()
+
+    first = time.monotonic()
+    work._due |= {f"table {number}": first for number in range(2000)}
+    for number in range(2000):
+        work._running[f"table {number}"] = Future()
+        work._running[f"table {number}"].set_result([])
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(another_lane)
+    gc.set_threshold(10)
+    try:
+        assert work.next_idle(["table 1999"]) == "table 1999"
+        assert work._is_next("table 0", first)
+        assert not work._rested, "another lane has begun something"
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(another_lane)
+        work._running.clear()
+        work.close()
