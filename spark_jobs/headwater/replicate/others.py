@@ -63,8 +63,10 @@ def remember_columns(run: Run) -> None:
 
 
 def _suspend_found(run: Run) -> None:
-    """Suspend what the catalog watch has found: the log itself would never say it."""
+    """Suspend what the catalog watch has found, and adopt what it has seen to be empty: the log itself would never say
+    it."""
     run.tables.columns.remember(run.watch.learned())
+    run.tables.owners.meet_empty(run.watch.attached_empty(), run.processed)
     found = [run.tables.states.suspend(name, error) for name, error in run.watch.take()]
     found += [run.tables.owners.meet_attached(name, leaves) for name, leaves in run.watch.attached().items()]
     if any(found):

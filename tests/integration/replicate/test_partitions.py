@@ -298,6 +298,72 @@ def test_rows_that_come_behind_the_attachment_never_suspend_the_table(shop: Shop
     assert record_of(shop.pipeline, WHOLE).state == "active"
 
 
+@pytest.mark.parametrize("option", [None, "soft_delete", "history"])
+def test_a_table_that_was_attached_empty_is_followed_from_its_first_row_on(
+    database: Database, spark: SparkSession, tmp_path: Path, option: str | None
+) -> None:
+    """Also if that comes while no driver runs: it is known from the look on, and not from its first row."""
+    database.allow_publishing()
+    database.execute(
+        "create table whole (id int, region text, n int, primary key (id, region)) partition by list (region)",
+        "create table whole_eu partition of whole for values in ('eu')",
+        "insert into whole values (1, 'eu', 1)",
+    )
+    pipeline = pipeline_in_step(tmp_path, database, {"name": WHOLE, **({option: True} if option else {})})
+    with following(pipeline) as running:
+        for region in ("one", "two"):
+            database.execute(
+                f"create table whole_{region} (like whole including all)",
+                f"alter table whole attach partition whole_{region} for values in ('{region}')",
+            )
+            until(lambda: f"whole_{region}" in _names(pipeline) or running.done(), "it is known")  # noqa: B023
+        database.execute("insert into whole values (2, 'one', 2), (3, 'eu', 3)", "update whole set region = 'one'")
+        until(lambda: len(_rows(pipeline)) == 3 or running.done(), "its rows are there")
+    database.execute("insert into whole values (4, 'two', 4)", "update whole set n = n + 1 where id > 2")
+    catch_up(pipeline)
+    assert (record_of(pipeline, WHOLE).state, record_of(pipeline, WHOLE).reason) == ("active", "")
+    assert _rows(pipeline) == sorted(database.query("select id, region, n, tableoid::bigint from whole"), key=repr)
+
+
+def _names(pipeline: Pipeline) -> set[str]:
+    return {leaf.name for leaf in record_of(pipeline, WHOLE).schema.leaves}
+
+
+def _rows(pipeline: Pipeline) -> Rows:
+    columns = ["id", "region", "n", "_hw_partition"]
+    if not record_of(pipeline, WHOLE).schema.soft_delete:
+        return lake_rows(pipeline, WHOLE, columns)
+    return [row[:-1] for row in lake_rows(pipeline, WHOLE, [*columns, "_hw_deleted"]) if not row[-1]]
+
+
+def test_what_was_done_to_a_table_before_it_was_attached_empty_is_not_its_partitioned_tables(
+    database: Database, spark: SparkSession, tmp_path: Path
+) -> None:
+    """It was published by itself then, and the log still has to bring that when the catalog is looked at."""
+    database.allow_publishing()
+    database.execute(
+        "create table whole (id int, region text, n int, primary key (id, region)) partition by list (region)",
+        "create table whole_eu partition of whole for values in ('eu')",
+        "create table whole_old (like whole including all)",
+    )
+    pipeline = pipeline_in_step(tmp_path, database, WHOLE)
+    publication = pipeline.source.publication
+    with database.superuser() as connection:
+        connection.execute(f'alter publication "{publication}" add table only whole_old'.encode())
+        connection.execute("insert into whole_old values (1, 'old', 1)")
+        connection.execute(f'alter publication "{publication}" drop table only whole_old'.encode())
+    database.execute(
+        "truncate whole_old",
+        "alter table whole attach partition whole_old for values in ('old')",
+        "insert into whole values (2, 'eu', 2)",
+    )
+    catch_up(pipeline)
+    record = record_of(pipeline, WHOLE)
+    assert record.state == "suspended"
+    assert "the partition public.whole_old was attached" in record.reason
+    assert [row[0] for row in _rows(pipeline)] == [2]
+
+
 @pytest.mark.parametrize("failpoint", ["replicate.after_part_commit", "replicate.after_part_answer"])
 def test_a_driver_that_dies_over_the_reload_leaves_the_table_to_the_next_one(
     database: Database, spark: SparkSession, tmp_path: Path, failpoint: str

@@ -10,7 +10,7 @@ import pytest
 
 from fixtures.postgres import Database
 from headwater.source.catalog import partitions
-from headwater.source.catalog.partitions import DISTANCE, attached, attached_leaves, new_leaf
+from headwater.source.catalog.partitions import DISTANCE, attached, attached_leaves, look_at_attached, new_leaf
 from headwater.source.connection import connect
 
 pytestmark = pytest.mark.postgres
@@ -92,6 +92,66 @@ def test_a_partition_that_brought_rows_is_told_from_one_that_did_not(
         assert [one.name for one in attached_leaves(connection, root, [], leaf)] == ["leaf"]
         assert list(attached(connection, [leaf], lambda *_: True)) == ([] if created else [leaf])
         assert attached(connection, [leaf], lambda *_: False) == {}
+
+
+@pytest.mark.parametrize(
+    ("transactions", "brought", "empty"),
+    [
+        ([[MAKE], [ATTACH]], False, True),
+        ([["create table leaf (like sales including all)"], [ATTACH]], False, True),
+        ([[MAKE, ATTACH]], False, True),
+        ([[MAKE], [FILL], ["truncate leaf"], [ATTACH]], False, True),
+        ([[SUBTREE], [BELOW], [ATTACH_TREE]], False, True),
+        ([[MAKE], [ATTACH], ["savepoint a", "alter table leaf set unlogged", "rollback to a"]], False, True),
+        # What was written to may have brought rows, also if none of them can be read any more.
+        ([[MAKE], [FILL], [ATTACH]], True, False),
+        ([[MAKE], [ATTACH], [BEHIND]], True, False),
+        ([[MAKE], [FILL], ["delete from leaf"], [ATTACH]], True, False),
+        ([[MAKE], ["savepoint a", FILL, "rollback to a"], [ATTACH]], True, False),
+        ([[MAKE, ATTACH], [FILL]], False, False),
+        # The log does not bring what comes to it.
+        ([[MAKE.replace("table", "unlogged table")], [ATTACH]], False, False),
+        # It came as a partition: its first change in the log tells of it.
+        ([[CREATE]], False, False),
+    ],
+)
+def test_an_attached_partition_without_file_content_is_seen_to_be_empty_behind_its_attachment(
+    database: Database,
+    owner: psycopg.Connection[tuple[object, ...]],
+    transactions: Sequence[Sequence[str]],
+    brought: bool,
+    empty: bool,
+) -> None:
+    for statements in transactions:
+        with owner.transaction():
+            for statement in statements:
+                owner.execute(statement.encode())
+    found = owner.execute("select 'leaf'::regclass::oid::int, pg_current_wal_insert_lsn() - '0/0'").fetchone()
+    assert found is not None
+    with connect(database.conninfo) as connection:
+        seen = look_at_attached(connection, [found[0]], set())  # type: ignore[list-item]
+        again = look_at_attached(connection, [found[0]], {(leaf.relation_id, leaf.link) for leaf in seen.empty})  # type: ignore[list-item]
+    assert [leaf.name for leaf in seen.brought] == ["leaf"] * brought
+    assert [leaf.name for leaf in seen.empty] == ["leaf"] * empty
+    assert seen.lsn >= found[1]  # type: ignore[operator]
+    assert again.empty == []
+    if empty:
+        link = owner.execute("select max(xmin::text::bigint) from pg_inherits where inhparent = 'sales'::regclass")
+        assert link.fetchone() == (seen.empty[0].link,)
+
+
+def test_a_partition_that_somebody_fills_just_now_is_not_seen_to_be_empty(
+    database: Database, owner: psycopg.Connection[tuple[object, ...]]
+) -> None:
+    """His row is committed above the position of the look, or below: nobody knows."""
+    for statement in (MAKE, ATTACH):
+        owner.execute(statement.encode())
+    row = owner.execute("select 'leaf'::regclass::oid::int").fetchone()
+    assert row is not None
+    with database.connect(autocommit=False) as other, connect(database.conninfo) as connection:
+        other.execute("insert into sales values (2, 'us', 2)")
+        assert look_at_attached(connection, [row[0]], set()).empty == []  # type: ignore[list-item]
+        other.rollback()
 
 
 def test_a_partition_that_cannot_be_read_in_time_is_judged_by_where_rows_that_it_brought_would_be(

@@ -124,3 +124,43 @@ def test_only_changes_that_the_table_lacks_tell_that_it_was_created_again(driver
     assert states.records[NAME].state == "suspended"
     assert "dropped and created again" in states.records[NAME].reason
     assert driver.source.asked == 0
+
+
+@pytest.mark.parametrize(
+    ("end_lsn", "link", "is_adopted"),
+    [
+        (0x260, 7, True),
+        (0x250, 7, False),  # perhaps from before it was attached
+        (0x260, 8, False),  # it was attached once more since
+    ],
+)
+def test_changes_behind_the_look_that_saw_an_attached_partition_empty_are_its_tables(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, end_lsn: int, link: int, is_adopted: bool
+) -> None:
+    """Also before all is read that came below it."""
+    states, leaf = driver.states, Leaf(FOREIGN.relation_id, "public", "b", 5, link=7)
+    states.change(NAME, lambda _: driver.record())
+    answers = iter([((SCHEMA.relation_id, replace(leaf, link=link), False), True), []])
+    monkeypatch.setattr(driver.source, "ask", lambda question: next(answers))
+    driver.owners.meet_empty([(driver.record(), leaf, 0x250)], read_lsn=0x200)
+    assert driver.owners.owner(leaf.relation_id) is None
+    first = np.array([0], dtype=np.int64)
+    transactions = Transactions(first, np.array([end_lsn], dtype=np.int64), first, first)
+    content: Any = SimpleNamespace(size=1, changes=1)
+    content.load = lambda: SimpleNamespace(sequence=first)
+    shares = driver.shares.of(Batch([Chunk(transactions, (Block(FOREIGN, content),), (), 0x400, 20)]))
+    assert list(shares) == [NAME] * is_adopted
+    assert states.records[NAME].state == ("active" if is_adopted else "suspended")
+
+
+def test_a_partition_that_was_attached_empty_belongs_to_its_table_when_all_before_it_is_read(driver: Driver) -> None:
+    leaf, states = Leaf(12, "public", "b", 5, link=7), driver.states
+    states.change(NAME, lambda _: driver.record())
+    another_load = replace(driver.record(), incarnation=driver.record().incarnation - 1)
+    driver.owners.meet_empty([(driver.record(), leaf, 0x250)], read_lsn=0x24F)
+    assert driver.owners.owner(12) is None
+    driver.owners.meet_empty([(another_load, replace(leaf, relation_id=13), 0x250)], read_lsn=0x250)
+    assert (driver.owners.owner(12), driver.owners.owner(13)) == (NAME, None)
+    swapped = replace(leaf, relation_id=14, name="a_1")
+    driver.owners.meet_empty([(driver.record(), swapped, 0x250)], read_lsn=0x250)
+    assert driver.owners.owner(14) is None, "a partition of that name is known"

@@ -1,6 +1,7 @@
-"""Partitions that brought rows, seen in the catalog: the log tells of one by its first change, which may never come.
+"""Partitions that were attached, seen in the catalog: the log tells of one by its first change, which may never come.
 
-They are judged by the same marks as there (`headwater.replicate.tables.owners`), so it does not matter who is first.
+Whether they brought rows is judged by the same marks as there (`headwater.replicate.tables.owners`), so it does not
+matter who is first. That one brought none can be seen here alone, as long as nothing was written to it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from headwater.errors import Transient
 from headwater.lake.registry import TableRecord
 from headwater.replicate.catalog_watch.facts import CatalogFacts
 from headwater.schema import Leaf
-from headwater.source.catalog.partitions import brought_leaves
+from headwater.source.catalog.partitions import look_at_attached
 from headwater.source.connection import Connection
 
 
@@ -23,13 +24,21 @@ class Attached:
         self._judged: set[tuple[int, int]] = set()  # partitions that brought nothing, and who attached them
         self._waiting: set[str] = set()  # tables out of step that have unknown partitions
         self._found: dict[str, list[Leaf]] = {}
+        self._empty: list[tuple[TableRecord, Leaf, int]] = []
         self._lock = threading.Lock()
 
     def take(self) -> dict[str, list[Leaf]]:
-        """By table the partitions that were found since the last call."""
+        """By table the partitions with rows that were found since the last call."""
         with self._lock:
             found, self._found = self._found, {}
         return found
+
+    def take_empty(self) -> list[tuple[TableRecord, Leaf, int]]:
+        """The partitions that were seen empty since the last call: of which table, as it was then, and behind which
+        LSN (`headwater.source.catalog.partitions.Looked`)."""
+        with self._lock:
+            empty, self._empty = self._empty, []
+        return empty
 
     def is_due(self, tables: Mapping[str, TableRecord]) -> bool:
         """Whether a table that could not be judged is in step by now."""
@@ -45,19 +54,20 @@ class Attached:
             if unknown and not _is_in_step(record):
                 self._waiting.add(name)
             elif unknown:
-                is_judged &= self._judge(connection, name, unknown)
+                is_judged &= self._judge(connection, record, unknown)
         return is_judged
 
-    def _judge(self, connection: Connection, name: str, unknown: list[int]) -> bool:
+    def _judge(self, connection: Connection, record: TableRecord, unknown: list[int]) -> bool:
         try:
-            found = brought_leaves(connection, unknown, self._judged)
+            seen = look_at_attached(connection, unknown, self._judged)
         except Transient:
             if connection.closed:
                 raise
             return False
-        if found:
-            with self._lock:
-                self._found[name] = found
+        with self._lock:
+            self._empty += [(record, leaf, seen.lsn) for leaf in seen.empty]
+            if seen.brought:
+                self._found[record.name] = seen.brought
         return True
 
 

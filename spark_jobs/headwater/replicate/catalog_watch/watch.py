@@ -6,7 +6,7 @@ the catalog rows that matter, in one query, and only when it has changed the who
 key leaves the publication here and at once; everything else that was found waits in `take` for the driver's main
 thread, which suspends the tables, also where stored values have another text now (a renamed label of an enum). Changed
 columns are the business of the log's Relation messages, detached partitions of nobody yet. Partitions that brought rows
-wait in `attached`.
+wait in `attached`, those that brought none in `attached_empty`.
 """
 
 from __future__ import annotations
@@ -98,6 +98,10 @@ class CatalogWatch:
     def attached(self) -> dict[str, list[Leaf]]:
         """By table the partitions that brought rows, where some were found since the last call."""
         return self._attached.take()
+
+    def attached_empty(self) -> list[tuple[TableRecord, Leaf, int]]:
+        """The attached partitions that were seen empty since the last call: of which table, and behind which LSN."""
+        return self._attached.take_empty()
 
     def learned(self) -> dict[str, tuple[tuple[str, str], ...]]:
         """By table all its meanings, where some came since the last call, or a virtual column did; a driver that was

@@ -38,6 +38,7 @@ class Owners:
         self._states, self._relations, self._session = states, states.relations, session
         self._answers: dict[int, tuple[Relation, _Found | None]] = {}  # by the source, of unknown ones; lanes clear it
         self._told_of: set[int] = set()
+        self._empty: dict[int, tuple[TableRecord, Leaf, int]] = {}  # by relation, until it is adopted: see `meet_empty`
 
     def adopt(self, record: TableRecord) -> None:
         """The changes of the table's relations belong to it from now on."""
@@ -83,7 +84,7 @@ class Owners:
             return None
         again = self._relations.owner_by_name(relation)
         if again is None:
-            return self._partition_of(relation, transactions())
+            return self._partition_of(block, transactions())
         if self._states.is_followed(again) and not self._counts(again, block, transactions()):
             return None  # of the relation that had the name before the table's load
         self._relations.disown(relation.relation_id)
@@ -102,8 +103,9 @@ class Owners:
         asked_as, found = self._answers.get(relation.relation_id, (None, None))
         return found if asked_as == relation else _UNASKED
 
-    def _partition_of(self, relation: Relation, transactions: Transactions) -> str | None:
-        """The table of which the unknown relation is a partition."""
+    def _partition_of(self, block: Block, transactions: Transactions) -> str | None:
+        """The table of which the unknown relation of `block` is a partition."""
+        relation = block.relation
         found = self._answer(relation)
         if found is _UNASKED:
             found, is_sure = self._session.ask(partial(_leaf_of, relation=relation, transactions=transactions))
@@ -113,6 +115,8 @@ class Owners:
                     self._tell_of_gone(relation)
         root, leaf, created = found or (0, None, True)
         name = self._relations.owner(root)
+        if name is not None and leaf is not None and not created:
+            created = self._was_empty_before(name, leaf, block, transactions)
         if name is None or leaf is None or not (created or self._awaits(name, leaf)):
             self._relations.disown(relation.relation_id)
             return None
@@ -152,8 +156,8 @@ class Owners:
         record = self._states.records[name]
         if not record.is_followed:
             return False
-        known = [other.relation_id for other in record.schema.leaves]
         root, attached = record.schema.relation_id, leaf.relation_id
+        known = [*(other.relation_id for other in record.schema.leaves), *(self._empty.keys() - {attached})]
         came = self._session.ask(partial(attached_leaves, root=root, known=known, brought=attached))
         if leaf.relation_id not in [other.relation_id for other in came]:
             self._states.suspend(name, _attached(name, [leaf]))
@@ -167,6 +171,32 @@ class Owners:
         known = {leaf.relation_id for leaf in self._states.records[name].schema.leaves}
         came = [leaf for leaf in leaves if leaf.relation_id not in known]
         return bool(came) and self._suspend_for(name, came)
+
+    def meet_empty(self, seen: Iterable[tuple[TableRecord, Leaf, int]], read_lsn: int) -> None:
+        """Partitions that were attached, and seen empty behind an LSN; each with its table as it was then. `read_lsn`:
+        up to where the log has been met.
+
+        Up to that LSN the log may still bring what was done to one before it was the table's. So it becomes the table's
+        when all of that has been met, and no restart forgets it from then on: its first row may come in a month.
+        """
+        self._empty |= {leaf.relation_id: (record, leaf, lsn) for record, leaf, lsn in seen}
+        for record, leaf, _ in [one for one in self._empty.values() if one[2] <= read_lsn]:
+            del self._empty[leaf.relation_id]
+            # One that has the name of another one has taken its place: its first change tells what becomes of that.
+            if self._is_same_load(record) and self._relations.owner_by_name(leaf) is None:
+                self.meet_leaves(record.name, [leaf])
+
+    def _was_empty_before(self, name: str, leaf: Leaf, block: Block, transactions: Transactions) -> bool:
+        """Whether `leaf`, which was attached, brought no row: it was empty before any of these changes, and nobody has
+        attached it once more since."""
+        record, seen, lsn = self._empty.get(leaf.relation_id, (None, leaf, 0))
+        if record is None or record.name != name or seen.link != leaf.link or not self._is_same_load(record):
+            return False
+        return bool((transactions.end_lsn[transactions.index_of(block.sequence)] > lsn).all())
+
+    def _is_same_load(self, record: TableRecord) -> bool:
+        now = self._states.records.get(record.name)
+        return now is not None and now.incarnation == record.incarnation
 
     def _suspend_for(self, name: str, came: Sequence[Leaf]) -> bool:
         """Until these partitions are reloaded, which were attached. Of some tables no part can be."""

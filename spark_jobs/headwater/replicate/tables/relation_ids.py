@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from headwater.lake.registry import TableRecord
 from headwater.log.blocks import Relation
+from headwater.schema import Leaf
 
 
 class RelationIds:
@@ -53,7 +54,7 @@ class RelationIds:
         """The relation was looked up, and is none of ours: the publication holds more than this pipeline."""
         self._foreign.add(relation_id)
 
-    def owner_by_name(self, relation: Relation) -> str | None:
+    def owner_by_name(self, relation: Relation | Leaf) -> str | None:
         """A table of ours with the name of an unknown relation: it was dropped and made again."""
         for name, record in self._tables.items():
             if record.schemas and any(

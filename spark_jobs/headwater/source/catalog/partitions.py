@@ -18,6 +18,7 @@ import psycopg
 from psycopg import sql
 
 from headwater.names import TableName
+from headwater.position import parse_lsn
 from headwater.schema import Leaf
 from headwater.source.connection import Connection, errors_named
 
@@ -121,7 +122,7 @@ def read_leaves(connection: Connection, parts: Iterable[NamedPart]) -> Leaves:
 
 def new_leaf(connection: Connection, relation_id: int) -> tuple[int, Leaf, bool] | None:
     """(root's relation id, leaf, whether it was created as a partition, or attached without a row) of an unknown
-    relation; None: it is no partition."""
+    relation; None: it is no partition. The leaf's link is that of now, whatever it brought."""
     with errors_named("source"):
         row = connection.execute(
             f"select pg_partition_root(c.oid)::oid::bigint, {_LEAF} and c.oid = %s", [relation_id]
@@ -129,9 +130,7 @@ def new_leaf(connection: Connection, relation_id: int) -> tuple[int, Leaf, bool]
         if row is None:
             return None
         came = _Came.of(row[1:])
-        if came.brought_rows(connection):
-            return int(row[0]), came.leaf, False
-    return int(row[0]), replace(came.leaf, link=came.link or 0), True
+        return int(row[0]), replace(came.leaf, link=came.link or 0), not came.brought_rows(connection)
 
 
 @errors_named("source")
@@ -162,7 +161,7 @@ def attached_leaves(connection: Connection, root: int, known: Sequence[int], bro
             is_patient = time.monotonic() < deadline
             if came.leaf.relation_id == brought or came.brought_rows(connection, is_patient=is_patient):
                 found.append(came.leaf)
-    return sorted(found, key=lambda leaf: (leaf.schema, leaf.name))
+    return sorted(found, key=_by_name)
 
 
 def attached(connection: Connection, relation_ids: Sequence[int], may_be: Callable[[int, int], bool]) -> dict[int, int]:
@@ -179,33 +178,67 @@ def attached(connection: Connection, relation_ids: Sequence[int], may_be: Callab
     return found
 
 
-def brought_leaves(connection: Connection, relation_ids: Sequence[int], judged: set[tuple[int, int]]) -> list[Leaf]:
-    """Those of the partitions that brought rows and are not empty now: of one that is, the log carries all that comes.
-    `judged`: which have brought none, each with the transaction that attached it; they are not looked at again.
-    Transient while one is locked.
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What was seen of attached partitions that nobody knows. `brought`: they brought rows. `empty`: they are attached,
+    and have no file content at all, behind the position `lsn` of the log: no row that they brought can be left, and
+    whatever a transaction that ends above it does to them, it does to a partition.
+
+    ATTACH PARTITION locks the table against everybody. So what another transaction changes there is either all before
+    it, and committed below it in the log, or all behind it.
+    """
+
+    brought: list[Leaf]
+    empty: list[Leaf]
+    lsn: int
+
+
+def look_at_attached(connection: Connection, relation_ids: Sequence[int], judged: set[tuple[int, int]]) -> Looked:
+    """Of the partitions those that brought rows, and those that are empty now. `judged`: which have brought none, each
+    with the transaction that attached it; they are not looked at again. Transient while one is locked.
 
     Read are first blocks alone: rows that were brought and are not there any more, the log has told of.
     """
-    found = []
+    brought, empty = [], []
     with errors_named("source"):
         rows = connection.execute(f"select {_LEAF} and c.oid = any(%s)", [list(relation_ids)]).fetchall()
+        # Behind the query that shows the ATTACH, and before any size: a row that is not seen there is committed above.
+        lsn = _insert_position(connection)
         for came in map(_Came.of, rows):
             relation, link = came.leaf.relation_id, came.link
             if link is None or (relation, link) in judged:
                 continue
-            if _is_empty(connection, relation) or not came.brought_rows(connection, is_patient=False):
+            if is_empty := _is_empty(connection, relation):
+                empty.append(replace(came.leaf, link=link))
+            if is_empty is not False or not came.brought_rows(connection, is_patient=False):
                 judged.add((relation, link))
             else:
-                found.append(came.leaf)
-    return sorted(found, key=lambda leaf: (leaf.schema, leaf.name))
+                brought.append(came.leaf)
+    return Looked(sorted(brought, key=_by_name), sorted(empty, key=_by_name), lsn)
 
 
-def _is_empty(connection: Connection, relation_id: int) -> bool:
+def _by_name(leaf: Leaf) -> tuple[str, str]:
+    return leaf.schema, leaf.name
+
+
+def _insert_position(connection: Connection) -> int:
+    row = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()
+    assert row is not None
+    return parse_lsn(row[0])
+
+
+def _is_empty(connection: Connection, relation_id: int) -> bool | None:
+    """Whether its file is; None: nothing tells what it holds, since it is gone or its changes are not in the log."""
     with connection.transaction():
         connection.execute("set local lock_timeout = '1s'")
-        row = connection.execute("select coalesce(pg_relation_size(%s::oid), 0) = 0", [relation_id]).fetchone()
-    assert row is not None
-    return bool(row[0])
+        row = connection.execute(
+            "select pg_relation_size(oid) = 0, relpersistence = 'p' from pg_catalog.pg_class where oid = %s",
+            [relation_id],
+        ).fetchone()
+    if row is None or row[0] is None:
+        return None
+    is_empty, is_logged = row
+    return None if is_empty and not is_logged else bool(is_empty)
 
 
 @dataclass(frozen=True, slots=True)
