@@ -9,7 +9,7 @@ table is suspended, because a guess would put values under the wrong column.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
@@ -58,8 +58,11 @@ def has_columns(schema: TableSchema, relation: Relation) -> bool:
     return known == seen if not schema.partitioned else sorted(known) == sorted(seen)
 
 
-def refuse_other_table(record: TableRecord, relation: Relation) -> None:
-    """SchemaChanged unless `relation` is, by id and name, the table or a leaf of it."""
+def refuse_other_table(
+    record: TableRecord, relation: Relation, is_partition: Callable[[int], bool] = lambda _: False
+) -> None:
+    """SchemaChanged unless `relation` is, by id and name, the table or a leaf of it. `is_partition`: of a leaf under
+    another name, whether it is one still: then it was renamed, and no more."""
     schema = record.schema
     leaf = next((leaf for leaf in schema.leaves if leaf.relation_id == relation.relation_id), None)
     if leaf is None:
@@ -67,6 +70,8 @@ def refuse_other_table(record: TableRecord, relation: Relation) -> None:
     if (leaf.schema, leaf.name) != (relation.schema, relation.name):
         now = TableName(relation.schema, relation.name)
         what = f"{TableName(leaf.schema, leaf.name)} was renamed to {now} at the source"
+        if schema.partitioned and is_partition(relation.relation_id):
+            return
         if schema.partitioned:
             raise changed(record, what)
         raise changed(record, what, f"name {now} in the pipeline file, then headwater load PIPELINE.yaml")

@@ -63,9 +63,11 @@ def remember_columns(run: Run) -> None:
 
 
 def _suspend_found(run: Run) -> None:
-    """Suspend what the catalog watch has found, and adopt what it has seen to be empty: the log itself would never say
+    """Suspend what the catalog watch has found, and note what it has seen of partitions: the log itself would never say
     it."""
     run.tables.columns.remember(run.watch.learned())
+    for name, names in run.watch.renamed().items():
+        run.tables.owners.meet_names(name, names)
     run.tables.owners.meet_empty(run.watch.attached_empty(), run.processed)
     found = [run.tables.states.suspend(name, error) for name, error in run.watch.take()]
     found += [run.tables.owners.meet_attached(name, leaves) for name, leaves in run.watch.attached().items()]

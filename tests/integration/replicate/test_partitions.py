@@ -261,7 +261,7 @@ def test_a_partition_that_brought_rows_is_noticed_though_nothing_of_it_ever_chan
 def test_a_partition_that_takes_the_place_of_another_under_its_name_asks_for_a_load(
     database: Database, spark: SparkSession, tmp_path: Path, changes: bool
 ) -> None:
-    """As one that was dropped and created again: a reload of it would leave the rows of the old one behind."""
+    """A reload of it would leave the rows of the old one behind."""
     database.allow_publishing()
     database.execute(
         "create table swapped (id int primary key) partition by range (id)",
@@ -281,8 +281,108 @@ def test_a_partition_that_takes_the_place_of_another_under_its_name_asks_for_a_l
         )
         until(lambda: record_of(pipeline, "public.swapped").state == "suspended" or running.done(), "it is suspended")
     record = record_of(pipeline, "public.swapped")
-    assert record.reason == "the table was dropped and created again at the source"
+    assert record.reason == (
+        "the partition public.swapped_low was replaced by another one of that name: "
+        "the lake still holds the rows of the former one"
+    )
     assert record.remedy == "headwater load PIPELINE.yaml --table public.swapped --again"
+
+
+def test_a_partition_that_is_dropped_and_created_again_asks_for_a_load(
+    database: Database, spark: SparkSession, tmp_path: Path
+) -> None:
+    pipeline = _rotated(database, tmp_path)
+    again = "create table whole_now partition of whole for values in ('eu')"
+    database.execute("drop table whole_now", again, "insert into whole values (1, 'eu', 1)")
+    catch_up(pipeline)
+    record = record_of(pipeline, WHOLE)
+    assert record.state == "suspended"
+    assert record.reason.startswith("the partition public.whole_now was replaced by another one of that name")
+    assert record.remedy == f"headwater load PIPELINE.yaml --table {WHOLE} --again"
+
+
+def test_a_partition_under_the_name_of_one_that_another_table_had_is_not_passed_by(
+    database: Database, spark: SparkSession, tmp_path: Path
+) -> None:
+    database.allow_publishing()
+    for name in ("whole", "nested"):
+        database.execute(
+            f"create table {name} (id int, region text, n int, primary key (id, region)) partition by list (region)",
+            f"create table {name}_eu partition of {name} for values in ('eu')",
+            f"insert into {name} values (1, 'eu', 1)",
+        )
+    pipeline = pipeline_in_step(tmp_path, database, WHOLE, NESTED)
+    database.execute(
+        "drop table whole_eu",
+        "create table whole_eu partition of nested for values in ('us')",
+        "insert into nested values (2, 'us', 2)",
+    )
+    catch_up(pipeline)
+    assert record_of(pipeline, WHOLE).state == "suspended"
+    assert record_of(pipeline, WHOLE).reason.startswith("the partition public.whole_eu was replaced")
+    assert record_of(pipeline, NESTED).state == "active"
+    assert_equal(database, pipeline, NESTED)
+
+
+def _rotated(database: Database, folder: Path) -> Pipeline:
+    database.allow_publishing()
+    database.execute(
+        "create table whole (id int, region text, n int, primary key (id, region)) partition by list (region)",
+        "create table whole_now partition of whole for values in ('eu')",
+        "insert into whole values (1, 'eu', 1), (2, 'eu', 2)",
+    )
+    return pipeline_in_step(folder, database, WHOLE)
+
+
+def _rotate(former: str, region: str) -> list[str]:
+    """`whole_now` gets the name `former`, and another one gets that of `whole_now`."""
+    return [
+        f"alter table whole_now rename to {former}",
+        f"create table whole_now partition of whole for values in ('{region}')",
+        f"insert into whole values (3, '{region}', 3), (4, '{region}', 4)",
+        "update whole set n = n + 1",
+        "delete from whole where id = 4",
+    ]
+
+
+def _is_as_at_the_source(database: Database, pipeline: Pipeline) -> bool:
+    return _rows(pipeline) == sorted(database.query("select id, region, n, tableoid::bigint from whole"), key=repr)
+
+
+def test_a_partition_that_gets_another_name_is_followed_and_so_is_the_one_that_gets_its_name(
+    database: Database, spark: SparkSession, tmp_path: Path
+) -> None:
+    pipeline = _rotated(database, tmp_path)
+    with following(pipeline) as running:
+        for former, region in (("whole_1", "us"), ("whole_2", "ca")):
+            database.execute(*_rotate(former, region))
+            until(lambda: _is_as_at_the_source(database, pipeline) or running.done(), "the lake has it all")
+            assert record_of(pipeline, WHOLE).state == "active"
+        until(lambda: _names(pipeline) == {"whole_1", "whole_2", "whole_now"} or running.done(), "names are followed")
+        database.execute(
+            "create table other (like whole including all)",
+            "insert into other values (9, 'old', 9)",
+            "begin; alter table whole_now rename to whole_3; alter table other rename to whole_now; "
+            "alter table whole attach partition whole_now for values in ('old'); commit",
+        )
+        until(lambda: record_of(pipeline, WHOLE).state == "suspended" or running.done(), "it is suspended")
+        assert record_of(pipeline, WHOLE).reason.startswith("the partition public.whole_now was attached")
+        done = reload(pipeline, TableName.parse(WHOLE), [TableName.parse("public.whole_now")])
+        assert done["tables"][WHOLE]["state"] == "active"
+        until(lambda: _is_as_at_the_source(database, pipeline) or running.done(), "the lake has it all")
+    assert _names(pipeline) == {"whole_1", "whole_2", "whole_3", "whole_now"}
+
+
+def test_names_that_partitions_had_while_no_driver_ran_are_told_from_those_of_now(
+    database: Database, spark: SparkSession, tmp_path: Path
+) -> None:
+    """The log shows them under names that others have by now, or nobody."""
+    pipeline = _rotated(database, tmp_path)
+    database.execute(*_rotate("whole_1", "us"), *_rotate("whole_2", "ca"), *_rotate("whole_3", "mx"))
+    catch_up(pipeline)
+    assert (record_of(pipeline, WHOLE).state, record_of(pipeline, WHOLE).reason) == ("active", "")
+    assert _is_as_at_the_source(database, pipeline)
+    assert _names(pipeline) == {"whole_1", "whole_2", "whole_3", "whole_now"}
 
 
 def test_rows_that_come_behind_the_attachment_never_suspend_the_table(shop: Shop) -> None:

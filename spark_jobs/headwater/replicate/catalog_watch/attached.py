@@ -1,4 +1,5 @@
-"""Partitions that were attached, seen in the catalog: the log tells of one by its first change, which may never come.
+"""Partitions that were attached or renamed, seen in the catalog: the log tells of one by its first change, which may
+never come.
 
 Whether they brought rows is judged by the same marks as there (`headwater.replicate.tables.owners`), so it does not
 matter who is first. That one brought none can be seen here alone, as long as nothing was written to it.
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 
 from headwater.errors import Transient
 from headwater.lake.registry import TableRecord
+from headwater.names import TableName
 from headwater.replicate.catalog_watch.facts import CatalogFacts
 from headwater.schema import Leaf
 from headwater.source.catalog.partitions import look_at_attached
@@ -25,6 +27,7 @@ class Attached:
         self._waiting: set[str] = set()  # tables out of step that have unknown partitions
         self._found: dict[str, list[Leaf]] = {}
         self._empty: list[tuple[TableRecord, Leaf, int]] = []
+        self._renamed: dict[str, dict[int, TableName]] = {}
         self._lock = threading.Lock()
 
     def take(self) -> dict[str, list[Leaf]]:
@@ -40,6 +43,12 @@ class Attached:
             empty, self._empty = self._empty, []
         return empty
 
+    def take_renamed(self) -> dict[str, dict[int, TableName]]:
+        """By table the names of partitions that have other ones since they were registered, by relation id."""
+        with self._lock:
+            renamed, self._renamed = self._renamed, {}
+        return renamed
+
     def is_due(self, tables: Mapping[str, TableRecord]) -> bool:
         """Whether a table that could not be judged is in step by now."""
         return any(name in tables and _is_in_step(tables[name]) for name in self._waiting)
@@ -49,6 +58,7 @@ class Attached:
         known = {leaf.relation_id for record in tables.values() for leaf in record.schema.leaves}
         self._waiting, is_judged = set(), True
         for name, record in tables.items():
+            self._note_names(record, facts)
             root = facts.relations.get(record.schema.relation_id)
             unknown = [h.relation_id for h in facts.holders(root) if h.relation_id not in known] if root else []
             if unknown and not _is_in_step(record):
@@ -56,6 +66,18 @@ class Attached:
             elif unknown:
                 is_judged &= self._judge(connection, record, unknown)
         return is_judged
+
+    def _note_names(self, record: TableRecord, facts: CatalogFacts) -> None:
+        """Of partitions, not of what was one: whatever takes its name has taken its place."""
+        below = set(facts.below.get(record.schema.relation_id, ()))
+        renamed = {}
+        for leaf in record.schema.leaves:
+            now = facts.relations.get(leaf.relation_id) if leaf.relation_id in below else None
+            if now is not None and now.name != TableName(leaf.schema, leaf.name):
+                renamed[leaf.relation_id] = now.name
+        if renamed and record.state != "loading":
+            with self._lock:
+                self._renamed[record.name] = renamed
 
     def _judge(self, connection: Connection, record: TableRecord, unknown: list[int]) -> bool:
         try:

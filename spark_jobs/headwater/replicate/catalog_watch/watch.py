@@ -6,7 +6,7 @@ the catalog rows that matter, in one query, and only when it has changed the who
 key leaves the publication here and at once; everything else that was found waits in `take` for the driver's main
 thread, which suspends the tables, also where stored values have another text now (a renamed label of an enum). Changed
 columns are the business of the log's Relation messages, detached partitions of nobody yet. Partitions that brought rows
-wait in `attached`, those that brought none in `attached_empty`.
+wait in `attached`, those that brought none in `attached_empty`, names that partitions have since in `renamed`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Mapping
 from headwater.errors import SchemaChanged
 from headwater.lake.registry import TableRecord
 from headwater.log.blocks import Ddl
+from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.replicate.catalog_watch.attached import Attached
 from headwater.replicate.catalog_watch.facts import CatalogFacts, read_digest, read_facts
@@ -102,6 +103,10 @@ class CatalogWatch:
     def attached_empty(self) -> list[tuple[TableRecord, Leaf, int]]:
         """The attached partitions that were seen empty since the last call: of which table, and behind which LSN."""
         return self._attached.take_empty()
+
+    def renamed(self) -> dict[str, dict[int, TableName]]:
+        """By table the names of partitions that have other ones since, by relation id."""
+        return self._attached.take_renamed()
 
     def learned(self) -> dict[str, tuple[tuple[str, str], ...]]:
         """By table all its meanings, where some came since the last call, or a virtual column did; a driver that was

@@ -51,6 +51,7 @@ from headwater.replicate.tables.states import TableStates
 from headwater.schema import TableSchema
 from headwater.source.catalog.catalog import read_catalog
 from headwater.source.catalog.column_facts import ColumnFacts, read_column_facts
+from headwater.source.catalog.partitions import attached_names
 from headwater.source.catalog.relations import one_snapshot
 from headwater.source.connection import connect
 from headwater.source.snapshots import require_visible
@@ -92,7 +93,7 @@ class Evolving:
         # Behind a load the log may bring older changes, from before the very trouble that the load has cured.
         relations = self._relations_that_count(name, share, transactions)
         for relation in relations:
-            refuse_other_table(record, relation)
+            refuse_other_table(record, relation, partial(self._is_partition, record, transactions))
         self.finish(name, still_alive)
         if not all(has_columns(record.schema, relation) for relation in relations):
             self._follow(name, share, transactions, still_alive)
@@ -102,6 +103,12 @@ class Evolving:
         for relation in relations:
             refuse_lost_key(self._states.records[name], relation)
         return share
+
+    def _is_partition(self, record: TableRecord, transactions: Transactions, relation_id: int) -> bool:
+        """Of the table, for the catalog, whatever its name is."""
+        with contextlib.closing(connect(self._pipeline.conninfo(), application_name="headwater columns")) as connection:
+            require_visible(connection, transactions.xid.tolist(), record.name)
+            return relation_id in attached_names(connection, record.schema.relation_id, [relation_id])
 
     def _relations_that_count(self, name: str, share: Share, transactions: Transactions) -> set[Relation]:
         """Those with changes that count. Where all transactions do, no change is looked at: they may be on disk."""

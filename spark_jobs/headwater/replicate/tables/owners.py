@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -22,7 +22,7 @@ from headwater.replicate.preapply.process import StagingTarget
 from headwater.replicate.tables.planning import transactions_that_count
 from headwater.replicate.tables.states import TableStates
 from headwater.schema import Leaf, TableSchema
-from headwater.source.catalog.partitions import attached_leaves, new_leaf, was_partition
+from headwater.source.catalog.partitions import attached_leaves, attached_names, new_leaf, was_partition
 from headwater.source.connection import Connection, Session
 from headwater.source.snapshots import all_visible, require_visible
 
@@ -82,15 +82,14 @@ class Owners:
             return name
         if self._answer(relation) is None:
             return None
-        again = self._relations.owner_by_name(relation)
-        if again is None:
-            return self._partition_of(block, transactions())
-        if self._states.is_followed(again) and not self._counts(again, block, transactions()):
-            return None  # of the relation that had the name before the table's load
-        self._relations.disown(relation.relation_id)
-        if self._states.is_followed(again):
-            self._states.suspend(again, _recreated(again))
-        return None
+        for again, former in self._relations.named_as(relation):
+            if not self._states.is_followed(again) or self._is_attached(again, former, transactions()):
+                continue
+            if not self._counts(again, block, transactions()):
+                return None  # of the relation that had the name before the table's load
+            self._states.suspend(again, _replaced(self._states.records[again], former))
+        # Whoever has lost the name: it may be a partition of another table.
+        return self._partition_of(block, transactions())
 
     def _counts(self, name: str, block: Block, transactions: Transactions) -> bool:
         """Whether the table lacks any of these changes, if they are its own."""
@@ -98,6 +97,33 @@ class Owners:
         applied_lsn = version.applied_lsn if version is not None else 0
         counts = transactions_that_count(self._states.records[name], transactions, applied_lsn)
         return bool(counts[transactions.index_of(block.sequence)].any())
+
+    def _is_attached(self, name: str, leaf: Leaf, transactions: Transactions | None = None) -> bool:
+        """Whether the known `leaf`, whose name another relation has (in these transactions), still is a partition of
+        the table: then it was renamed, which the record follows."""
+        root, where = self._states.records[name].schema, f"{leaf.schema}.{leaf.name}"
+        if not root.partitioned:
+            return False
+
+        def names_now(connection: Connection) -> dict[int, TableName]:
+            if transactions is not None:
+                require_visible(connection, transactions.xid.tolist(), where)
+            return attached_names(connection, root.relation_id, [leaf.relation_id])
+
+        now: dict[int, TableName] = self._session.ask(names_now)
+        self.meet_names(name, now)
+        return leaf.relation_id in now
+
+    def meet_names(self, name: str, now: Mapping[int, TableName]) -> None:
+        """Partitions of the table have these names by now, by relation id."""
+        known = {
+            leaf.relation_id: TableName(leaf.schema, leaf.name) for leaf in self._states.records[name].schema.leaves
+        }
+        renamed = {i: to for i, to in now.items() if known.get(i, to) != to}
+        if renamed:
+            self._states.change(name, lambda record: _with_names(record, renamed))
+            for relation_id, to in renamed.items():
+                log.info("%s: partition %s was renamed to %s", name, known[relation_id], to)
 
     def _answer(self, relation: Relation) -> _Found | tuple[int, None, bool] | None:
         asked_as, found = self._answers.get(relation.relation_id, (None, None))
@@ -182,8 +208,8 @@ class Owners:
         self._empty |= {leaf.relation_id: (record, leaf, lsn) for record, leaf, lsn in seen}
         for record, leaf, _ in [one for one in self._empty.values() if one[2] <= read_lsn]:
             del self._empty[leaf.relation_id]
-            # One that has the name of another one has taken its place: its first change tells what becomes of that.
-            if self._is_same_load(record) and self._relations.owner_by_name(leaf) is None:
+            # One that took the place of another one under its name: its first change tells what becomes of that.
+            if self._is_same_load(record) and all(self._is_attached(*one) for one in self._relations.named_as(leaf)):
                 self.meet_leaves(record.name, [leaf])
 
     def _was_empty_before(self, name: str, leaf: Leaf, block: Block, transactions: Transactions) -> bool:
@@ -200,10 +226,11 @@ class Owners:
 
     def _suspend_for(self, name: str, came: Sequence[Leaf]) -> bool:
         """Until these partitions are reloaded, which were attached. Of some tables no part can be."""
+        for owner, former in [one for leaf in came for one in self._relations.named_as(leaf)]:
+            if owner == name and not self._is_attached(name, former):
+                # Its rows would stay behind a reload of the one that came.
+                return self._states.suspend(name, _replaced(self._states.records[name], former))
         record = self._states.records[name]
-        names = {(leaf.schema, leaf.name) for leaf in record.schema.leaves}
-        if not names.isdisjoint((leaf.schema, leaf.name) for leaf in came):
-            return self._states.suspend(name, _recreated(name))  # its rows of before would stay behind a reload of it
         if record.schema.soft_delete or record.schema.history:
             return self._states.suspend(name, _attached(name, came))
         leaves = [*(known for known in record.schema.leaves if known.relation_id in record.unread), *came]
@@ -270,9 +297,16 @@ def awaiting(record: TableRecord, leaves: Sequence[Leaf]) -> TableRecord:
     return replace(suspended, since=since, unread=tuple(leaf.relation_id for leaf in leaves))
 
 
-def _recreated(name: str) -> SchemaChanged:
-    remedy = f"headwater load PIPELINE.yaml --table {name} --again"
-    return SchemaChanged("the table was dropped and created again at the source", where=name, remedy=remedy)
+def _replaced(record: TableRecord, former: Leaf) -> SchemaChanged:
+    """Another relation has the name of `former`, which is the table itself, or was a partition of it."""
+    remedy = f"headwater load PIPELINE.yaml --table {record.name} --again"
+    message = "the table was dropped and created again at the source"
+    if record.schema.partitioned:
+        message = (
+            f"the partition {TableName(former.schema, former.name)} was replaced by another one of that name: the lake "
+            "still holds the rows of the former one"
+        )
+    return SchemaChanged(message, where=record.name, remedy=remedy)
 
 
 def _attached(name: str, leaves: Sequence[Leaf]) -> SchemaChanged:
@@ -285,6 +319,16 @@ def _attached_message(leaves: Sequence[Leaf]) -> str:
     names = ", ".join(str(TableName(leaf.schema, leaf.name)) for leaf in leaves)
     what, whose = ("partition {} was", "it") if len(leaves) == 1 else ("partitions {} were", "they")
     return f"the {what.format(names)} attached: the log does not carry the rows {whose} brought"
+
+
+def _with_names(record: TableRecord, names: Mapping[int, TableName]) -> TableRecord:
+    lsn, schema = record.schemas[-1]
+
+    def named(leaf: Leaf) -> Leaf:
+        now = names.get(leaf.relation_id)
+        return replace(leaf, schema=now.schema, name=now.name) if now is not None else leaf
+
+    return replace(record, schemas=(*record.schemas[:-1], (lsn, schema.with_leaves(tuple(map(named, schema.leaves))))))
 
 
 def _with_leaf(record: TableRecord, leaf: Leaf) -> TableRecord:

@@ -54,11 +54,13 @@ class RelationIds:
         """The relation was looked up, and is none of ours: the publication holds more than this pipeline."""
         self._foreign.add(relation_id)
 
-    def owner_by_name(self, relation: Relation | Leaf) -> str | None:
-        """A table of ours with the name of an unknown relation: it was dropped and made again."""
-        for name, record in self._tables.items():
-            if record.schemas and any(
-                (leaf.schema, leaf.name) == (relation.schema, relation.name) for leaf in record.schema.leaves
-            ):
-                return name
-        return None
+    def named_as(self, relation: Relation | Leaf) -> list[tuple[str, Leaf]]:
+        """The relations of ours that have the name of another one, as far as is known, each with its table: one that
+        was dropped or renamed."""
+        return [
+            (name, leaf)
+            for name, record in list(self._tables.items())
+            if record.schemas
+            for leaf in record.schema.leaves
+            if (leaf.schema, leaf.name) == (relation.schema, relation.name) and leaf.relation_id != relation.relation_id
+        ]

@@ -134,6 +134,19 @@ def new_leaf(connection: Connection, relation_id: int) -> tuple[int, Leaf, bool]
 
 
 @errors_named("source")
+def attached_names(connection: Connection, root: int, relation_ids: Sequence[int]) -> dict[int, TableName]:
+    """Those of the relations that the partitioned table `root` has as partitions now, at any level, with their names of
+    now."""
+    rows = connection.execute(
+        "select c.oid::bigint, n.nspname::text, c.relname::text from pg_catalog.pg_class c "
+        "join pg_catalog.pg_namespace n on n.oid = c.relnamespace "
+        "where c.oid = any(%s) and c.relispartition and pg_partition_root(c.oid) = %s::oid",
+        [list(relation_ids), root],
+    )
+    return {relation_id: TableName(schema, name) for relation_id, schema, name in rows}
+
+
+@errors_named("source")
 def was_partition(connection: Connection, relation_id: int) -> bool:
     """Of a relation that is in the log, and no partition as far as the catalog shows: whether it must have been one all
     the same, as no publication has it by itself; or it is not there at all."""
