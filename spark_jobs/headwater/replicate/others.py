@@ -70,6 +70,10 @@ def _suspend_found(run: Run) -> None:
         run.tables.owners.meet_names(name, names)
     run.tables.owners.meet_empty(run.watch.attached_empty(), run.processed)
     found = [run.tables.states.suspend(name, error) for name, error in run.watch.take()]
+    if any(moved := [run.tables.owners.meet_moved(*one) for one in run.watch.moved()]):
+        with contextlib.suppress(HeadwaterError):  # a later look does the same
+            run.source.ask(run.watch.look)  # what they brought to where they are now
+    found += moved
     found += [run.tables.owners.meet_attached(name, leaves) for name, leaves in run.watch.attached().items()]
     if any(found):
         run.publisher.states(run.tables.records)

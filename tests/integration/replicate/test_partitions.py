@@ -24,6 +24,7 @@ from fixtures.jobs import (
     following,
     in_thread,
     lake_rows,
+    load_tables,
     record_of,
     until,
 )
@@ -36,6 +37,7 @@ from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.reload.reload import reload
 from headwater.replicate.pausing import pause, resume
+from headwater.verify.verify import verify
 from headwater.waiting.result import NotFresh
 
 if TYPE_CHECKING:
@@ -542,3 +544,140 @@ def test_a_partition_that_came_and_went_before_its_rows_were_read_is_told_of(
     record = record_of(pipeline, SALES)
     assert (record.state, record_of(pipeline, "public.other").reason) == ("active", "")
     assert record.reason.startswith("if public.sales_us was a partition of it until it was detached or dropped")
+
+
+def _two_tables(database: Database, folder: Path) -> Pipeline:
+    """Two partitioned tables and an ordinary one. Of `whole` the partition `moving` is to become one of `nested`."""
+    database.allow_publishing()
+    for name, region in (("whole", "eu"), ("nested", "us")):
+        database.execute(
+            f"create table {name} (id int, region text, n int, primary key (id, region)) partition by list (region)",
+            f"create table {name}_{region} partition of {name} for values in ('{region}')",
+            f"insert into {name} values (1, '{region}', 1)",
+        )
+    database.execute(
+        "create table moving partition of whole for values in ('ca')",
+        "insert into whole values (2, 'ca', 2), (3, 'ca', 3)",
+        "create table alone (like whole including all)",
+        "insert into alone values (8, 'mx', 8)",
+    )
+    return pipeline_in_step(folder, database, WHOLE, NESTED, "public.alone")
+
+
+MOVE = (
+    "begin; alter table whole detach partition moving; "
+    "alter table nested attach partition moving for values in ('ca'); commit"
+)
+CHANGES = ("insert into nested values (4, 'ca', 4)", "update nested set n = n + 1", "delete from nested where id = 2")
+
+
+def _assert_moved(pipeline: Pipeline) -> None:
+    record = record_of(pipeline, WHOLE)
+    assert (record.state, record.unread) == ("suspended", ())
+    assert (
+        record.reason == f"the partition public.moving was moved to {NESTED}: the lake still holds its rows here, too"
+    )
+    assert record.remedy == f"headwater load PIPELINE.yaml --table {WHOLE} --again"
+    assert "moving" not in _names(pipeline)
+
+
+def _assert_to_be_reloaded(pipeline: Pipeline, partition: str) -> None:
+    record = record_of(pipeline, NESTED)
+    assert record.state == "suspended"
+    assert f"the partition {partition} was attached" in record.reason
+    assert record.remedy == f"headwater reload PIPELINE.yaml --table {NESTED} --partition {partition}"
+
+
+def _cure(database: Database, pipeline: Pipeline, partition: str) -> None:
+    reload(pipeline, TableName.parse(NESTED), [TableName.parse(partition)])
+    load_tables(pipeline, WHOLE, again=True)
+    database.execute(f"insert into {partition} select 5, region, 5 from {partition} limit 1")
+    database.execute("update nested set n = n + 1", "update whole set n = n + 1", "delete from nested where id = 3")
+    catch_up(pipeline)
+    assert {record_of(pipeline, name).state for name in (WHOLE, NESTED)} == {"active"}
+    assert_equal(database, pipeline, WHOLE, NESTED)
+
+
+@pytest.mark.parametrize("changes", [CHANGES, ()])
+def test_a_partition_that_moves_to_another_table_suspends_both_until_each_is_read_again(
+    database: Database, spark: SparkSession, tmp_path: Path, changes: Sequence[str]
+) -> None:
+    """Also if nothing is changed in it: nobody else would tell."""
+    pipeline = _two_tables(database, tmp_path)
+    with following(pipeline) as running:
+        database.execute(MOVE, *changes)
+        until(
+            lambda: {record_of(pipeline, name).state for name in (WHOLE, NESTED)} == {"suspended"} or running.done(),
+            "both are suspended",
+        )
+    _assert_moved(pipeline)
+    _assert_to_be_reloaded(pipeline, "public.moving")
+    _cure(database, pipeline, "public.moving")
+
+
+@pytest.mark.parametrize("changes", [CHANGES, ()])
+def test_a_partition_that_has_moved_while_no_driver_ran_is_found_by_the_first_look(
+    database: Database, spark: SparkSession, tmp_path: Path, changes: Sequence[str]
+) -> None:
+    pipeline = _two_tables(database, tmp_path)
+    database.execute(MOVE, *changes)
+    catch_up(pipeline)
+    _assert_moved(pipeline)
+    _assert_to_be_reloaded(pipeline, "public.moving")
+    _cure(database, pipeline, "public.moving")
+
+
+def test_a_partition_that_moves_without_rows_is_followed_where_it_is_now(
+    database: Database, spark: SparkSession, tmp_path: Path
+) -> None:
+    pipeline = _two_tables(database, tmp_path)
+    with following(pipeline) as running:
+        database.execute("truncate moving", MOVE)
+
+        def is_known() -> bool:
+            return "moving" in {leaf.name for leaf in record_of(pipeline, NESTED).schema.leaves}
+
+        until(lambda: is_known() or running.done(), "it is known where it is now")
+        _assert_moved(pipeline)
+        database.execute(*CHANGES)
+    catch_up(pipeline)
+    assert record_of(pipeline, NESTED).state == "active"
+    assert_equal(database, pipeline, NESTED)
+
+
+def test_a_table_that_was_loaded_with_a_partition_which_still_counts_as_another_tables_reads_it_again(
+    database: Database, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Changes of it that came in between may have gone to the other one."""
+    pipeline = _two_tables(database, tmp_path)
+    database.execute(MOVE)
+    load_tables(pipeline, NESTED, again=True)
+    database.execute(*CHANGES)
+    with following(pipeline) as running:
+        until(lambda: record_of(pipeline, NESTED).state == "suspended" or running.done(), "it is suspended")
+    _assert_moved(pipeline)
+    _assert_to_be_reloaded(pipeline, "public.moving")
+    _cure(database, pipeline, "public.moving")
+
+
+def test_a_replicated_table_that_is_attached_to_another_one_is_replicated_there(
+    database: Database, spark: SparkSession, tmp_path: Path
+) -> None:
+    pipeline = _two_tables(database, tmp_path)
+    with following(pipeline) as running:
+        database.execute("alter table nested attach partition alone for values in ('mx')")
+        until(
+            lambda: (
+                {record_of(pipeline, name).state for name in ("public.alone", NESTED)} == {"suspended"}
+                or running.done()
+            ),
+            "both are suspended",
+        )
+    record = record_of(pipeline, "public.alone")
+    assert record.reason == f"it was attached to {NESTED}, and is replicated there"
+    assert record.remedy.startswith("take public.alone out of the pipeline file")
+    _assert_to_be_reloaded(pipeline, "public.alone")
+    verify(pipeline, [TableName.parse("public.alone")], repair=True)
+    catch_up(pipeline)
+    assert record_of(pipeline, "public.alone").state == "suspended", "whatever has put it in step again"
+    _cure(database, pipeline, "public.alone")

@@ -102,6 +102,18 @@ def test_it_is_asked_again_while_the_catalog_does_not_show_what_is_in_the_log(dr
     assert driver.share(FOREIGN) == 4
 
 
+def test_what_a_load_has_taken_over_stays_with_its_table_whatever_is_entered_of_the_former_one(driver: Driver) -> None:
+    """Until the catalog watch finds it with both of them."""
+    relations, former = driver.states.relations, driver.record()
+    relations.adopt(former)
+    relations.adopt(replace(former, name="public.loaded", schemas=((0, replace(SCHEMA, relation_id=2)),)))
+    relations.adopt(former.entered("suspended"), former)
+    assert relations.owner(11) == "public.loaded"
+    came = SCHEMA.with_leaves((*SCHEMA.leaves, Leaf(14, "public", "a_2", 1)))
+    relations.adopt(replace(former, schemas=((0, came),)), former)
+    assert (relations.owner(11), relations.owner(14), relations.owner(1)) == ("public.loaded", NAME, NAME)
+
+
 def test_only_changes_that_the_table_lacks_tell_that_it_was_created_again(driver: Driver) -> None:
     """Its load has read it as it is: the log still brings what was done to the one before."""
     states = driver.states

@@ -1,5 +1,5 @@
-"""Partitions that were attached or renamed, seen in the catalog: the log tells of one by its first change, which may
-never come.
+"""Partitions that were attached, moved or renamed, seen in the catalog: the log tells of one by its first change, which
+may never come, and of one that is another table's by now it tells nothing.
 
 Whether they brought rows is judged by the same marks as there (`headwater.replicate.tables.owners`), so it does not
 matter who is first. That one brought none can be seen here alone, as long as nothing was written to it.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from headwater.errors import Transient
 from headwater.lake.registry import TableRecord
@@ -17,6 +18,14 @@ from headwater.replicate.catalog_watch.facts import CatalogFacts
 from headwater.schema import Leaf
 from headwater.source.catalog.partitions import look_at_attached
 from headwater.source.connection import Connection
+
+
+class Moved(NamedTuple):
+    """The relation belongs to the table `former`, for the registry, and to the table `to` for the catalog."""
+
+    relation_id: int
+    former: str
+    to: str
 
 
 class Attached:
@@ -28,6 +37,7 @@ class Attached:
         self._found: dict[str, list[Leaf]] = {}
         self._empty: list[tuple[TableRecord, Leaf, int]] = []
         self._renamed: dict[str, dict[int, TableName]] = {}
+        self._moved: list[Moved] = []
         self._lock = threading.Lock()
 
     def take(self) -> dict[str, list[Leaf]]:
@@ -49,6 +59,12 @@ class Attached:
             renamed, self._renamed = self._renamed, {}
         return renamed
 
+    def take_moved(self) -> list[Moved]:
+        """What the last look found to be another table's by now."""
+        with self._lock:
+            moved, self._moved = self._moved, []
+        return moved
+
     def is_due(self, tables: Mapping[str, TableRecord]) -> bool:
         """Whether a table that could not be judged is in step by now."""
         return any(name in tables and _is_in_step(tables[name]) for name in self._waiting)
@@ -56,7 +72,8 @@ class Attached:
     def look(self, connection: Connection, tables: Mapping[str, TableRecord], facts: CatalogFacts) -> bool:
         """Whether all could be judged."""
         known = {leaf.relation_id for record in tables.values() for leaf in record.schema.leaves}
-        self._waiting, is_judged = set(), True
+        self._waiting = set()
+        is_judged = not self._note_moved(tables, facts)
         for name, record in tables.items():
             self._note_names(record, facts)
             root = facts.relations.get(record.schema.relation_id)
@@ -66,6 +83,28 @@ class Attached:
             elif unknown:
                 is_judged &= self._judge(connection, record, unknown)
         return is_judged
+
+    def _note_moved(self, tables: Mapping[str, TableRecord], facts: CatalogFacts) -> bool:
+        """Relations that one table is registered with and that lie below another one now, and tables that do so
+        themselves. Whether some of these can change hands now: then the next look judges what they brought there."""
+        roots = {r.schema.relation_id: name for name, r in tables.items() if r.state != "removed"}
+        inner = {i for root in roots for i in facts.below.get(root, ())}
+        owners = {i: name for root, name in roots.items() if root not in inner for i in facts.below.get(root, ())}
+        moved = []
+        for name, record in tables.items():
+            root, state = record.schema.relation_id, record.state
+            ids = [leaf.relation_id for leaf in record.schema.leaves if owners.get(leaf.relation_id, name) != name]
+            if root in owners and state != "removed":
+                self._waiting.add(name)  # whatever puts it in step again, it is not a table of its own
+                if record.is_followed and root not in ids:
+                    ids.insert(0, root)  # all of it, and not this or that partition
+            moved += [Moved(i, name, owners[i]) for i in ids if state != "loading"]
+            self._waiting |= {name} if ids and state == "loading" else set()
+        held = {one.to for one in moved if tables[one.to].state in ("loading", "catching up")}
+        self._waiting |= held
+        with self._lock:
+            self._moved = moved
+        return any(one.to not in held for one in moved)
 
     def _note_names(self, record: TableRecord, facts: CatalogFacts) -> None:
         """Of partitions, not of what was one: whatever takes its name has taken its place."""

@@ -6,7 +6,8 @@ the catalog rows that matter, in one query, and only when it has changed the who
 key leaves the publication here and at once; everything else that was found waits in `take` for the driver's main
 thread, which suspends the tables, also where stored values have another text now (a renamed label of an enum). Changed
 columns are the business of the log's Relation messages, detached partitions of nobody yet. Partitions that brought rows
-wait in `attached`, those that brought none in `attached_empty`, names that partitions have since in `renamed`.
+wait in `attached`, those that brought none in `attached_empty`, those that another table of ours has by now in `moved`,
+names that partitions have since in `renamed`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from headwater.lake.registry import TableRecord
 from headwater.log.blocks import Ddl
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
-from headwater.replicate.catalog_watch.attached import Attached
+from headwater.replicate.catalog_watch.attached import Attached, Moved
 from headwater.replicate.catalog_watch.facts import CatalogFacts, read_digest, read_facts
 from headwater.replicate.catalog_watch.judge import key_problem, silence
 from headwater.replicate.catalog_watch.learned import Learned
@@ -103,6 +104,10 @@ class CatalogWatch:
     def attached_empty(self) -> list[tuple[TableRecord, Leaf, int]]:
         """The attached partitions that were seen empty since the last call: of which table, and behind which LSN."""
         return self._attached.take_empty()
+
+    def moved(self) -> list[Moved]:
+        """What the last look found to be another table's by now."""
+        return self._attached.take_moved()
 
     def renamed(self) -> dict[str, dict[int, TableName]]:
         """By table the names of partitions that have other ones since, by relation id."""

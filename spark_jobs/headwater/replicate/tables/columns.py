@@ -192,10 +192,12 @@ class Evolving:
         def followed(old: TableRecord) -> TableRecord | None:
             if (old.incarnation, len(old.schemas)) != (record.incarnation, len(record.schemas)):
                 return None
-            # Leaves may have come meanwhile.
-            known = {leaf.relation_id for leaf in schema.leaves}
-            came = tuple(leaf for leaf in old.schema.leaves if leaf.relation_id not in known)
-            return replace(old, schemas=(*old.schemas, (lsn, schema.with_leaves((*schema.leaves, *came)))))
+            # Meanwhile leaves may have come, gone to another table, or got other names: only files are news here.
+            files = {leaf.relation_id: leaf.relfilenode for leaf in schema.leaves}
+            leaves = [
+                replace(one, relfilenode=files.get(one.relation_id, one.relfilenode)) for one in old.schema.leaves
+            ]
+            return replace(old, schemas=(*old.schemas, (lsn, schema.with_leaves(tuple(leaves)))))
 
         self._states.change(record.name, followed)
         if self._states.records[record.name].incarnation != record.incarnation:

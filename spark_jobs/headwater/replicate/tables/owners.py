@@ -198,6 +198,32 @@ class Owners:
         came = [leaf for leaf in leaves if leaf.relation_id not in known]
         return bool(came) and self._suspend_for(name, came)
 
+    def meet_moved(self, relation_id: int, former: str, to: str) -> bool:
+        """The relation, which was the table `former` or a partition of it, is a partition of the table `to` now.
+        Whether that was news.
+
+        Whatever has been applied of it since went to the wrong table, and its rows of before are still there: so that
+        one is suspended. It no longer has the relation, which the catalog watch then judges as any that was attached:
+        not before, since the changes that come behind its look must come to `to`. A table that is being loaded may
+        already have read it, without the changes that `former` got: it takes it over when it is in step.
+        """
+        if self._states.records[former].state == "loading":
+            return False
+        is_news = self._states.suspend(former, _moved(self._states.records[former], relation_id, to))
+        record = self._states.records[to]
+        if record.state in ("loading", "catching up"):
+            return is_news
+        if any(leaf.relation_id == relation_id for leaf in self._states.records[former].schema.leaves):
+            is_news = True
+            self._states.change(former, lambda now: _without_leaf(now, relation_id))
+            self._relations.leave(relation_id)
+            self._answers.pop(relation_id, None)  # from before it was a partition of ours
+            self._relations.adopt(record)
+            read = [leaf for leaf in record.schema.leaves if leaf.relation_id == relation_id]
+            if read and relation_id not in record.unread and record.is_followed:
+                self._suspend_for(to, read)
+        return is_news
+
     def meet_empty(self, seen: Iterable[tuple[TableRecord, Leaf, int]], read_lsn: int) -> None:
         """Partitions that were attached, and seen empty behind an LSN; each with its table as it was then. `read_lsn`:
         up to where the log has been met.
@@ -309,6 +335,19 @@ def _replaced(record: TableRecord, former: Leaf) -> SchemaChanged:
     return SchemaChanged(message, where=record.name, remedy=remedy)
 
 
+def _moved(record: TableRecord, relation_id: int, to: str) -> SchemaChanged:
+    names = {leaf.relation_id: TableName(leaf.schema, leaf.name) for leaf in record.schema.leaves}
+    if record.schema.partitioned and relation_id in names:
+        message = f"the partition {names[relation_id]} was moved to {to}: the lake still holds its rows here, too"
+        return SchemaChanged(
+            message, where=record.name, remedy=f"headwater load PIPELINE.yaml --table {record.name} --again"
+        )
+    remedy = (
+        f"take {record.name} out of the pipeline file (of a pattern: exclude it), then headwater load PIPELINE.yaml"
+    )
+    return SchemaChanged(f"it was attached to {to}, and is replicated there", where=record.name, remedy=remedy)
+
+
 def _attached(name: str, leaves: Sequence[Leaf]) -> SchemaChanged:
     remedy = f"headwater load PIPELINE.yaml --table {name} --again"
     return SchemaChanged(_attached_message(leaves), where=name, remedy=remedy)
@@ -329,6 +368,12 @@ def _with_names(record: TableRecord, names: Mapping[int, TableName]) -> TableRec
         return replace(leaf, schema=now.schema, name=now.name) if now is not None else leaf
 
     return replace(record, schemas=(*record.schemas[:-1], (lsn, schema.with_leaves(tuple(map(named, schema.leaves))))))
+
+
+def _without_leaf(record: TableRecord, relation_id: int) -> TableRecord:
+    lsn, schema = record.schemas[-1]
+    left = tuple(leaf for leaf in schema.leaves if leaf.relation_id != relation_id)
+    return replace(record, schemas=(*record.schemas[:-1], (lsn, schema.with_leaves(left))))
 
 
 def _with_leaf(record: TableRecord, leaf: Leaf) -> TableRecord:

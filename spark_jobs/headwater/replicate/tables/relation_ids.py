@@ -23,17 +23,27 @@ class RelationIds:
         for record in tables.values():
             self.adopt(record)
 
-    def adopt(self, record: TableRecord) -> None:
-        """The changes of the table belong to it from now on."""
+    def adopt(self, record: TableRecord, before: TableRecord | None = None) -> None:
+        """The changes of the table belong to it from now on. `before`: the record as it was; what it had then and is
+        another table's by now stays that one's."""
         if record.schemas and record.state != "removed":
+            had = (
+                {leaf.relation_id for leaf in before.schema.leaves} if before is not None and before.schemas else set()
+            )
             for leaf in record.schema.leaves:
-                self.own(leaf.relation_id, record.name)
-            self.own(record.schema.relation_id, record.name)
+                if leaf.relation_id not in had or leaf.relation_id not in self._owner:
+                    self.own(leaf.relation_id, record.name)
+            if record.schema.partitioned:  # else it is its own leaf, or that of another table by now
+                self.own(record.schema.relation_id, record.name)
 
     def own(self, relation_id: int, name: str) -> None:
         """The relation belongs to the table from now on."""
         self._owner[relation_id] = name
         self._foreign.discard(relation_id)
+
+    def leave(self, relation_id: int) -> None:
+        """The relation belongs to nobody, as far as is known."""
+        self._owner.pop(relation_id, None)
 
     def owner(self, relation_id: int) -> str | None:
         """The table that the relation belongs to; None: none of ours, or not known yet."""

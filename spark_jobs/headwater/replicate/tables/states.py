@@ -144,5 +144,5 @@ class TableStates:
 
             self._registry.change_each(names, unless_overtaken)
             self._records.update({name: record for name, record in ours.items() if record is not None})
-        for name in names:
-            self.relations.adopt(self._records[name])  # partitions may have come
+            for name in names:
+                self.relations.adopt(self._records[name], known[name])  # partitions may have come
