@@ -1,7 +1,7 @@
 """The watcher behind `headwater_airflow.assets.late`: an event when a table has become later than its pipeline allows.
 
-One look every few seconds serves every watcher of a pipeline in a triggerer. Which tables were told of is kept in the
-asset's store, so a triggerer that restarts says nothing twice; a table that is in time again may be late anew.
+One look every few seconds serves every watcher of a pipeline in a triggerer. Which tables were surely told of is kept
+in the asset's store, for a triggerer that restarts; a table that is in time again may be late anew.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from headwater_airflow.hooks.source import async_connection_environment
 from headwater_airflow.hooks.store import fetch_in_triggerer
+from headwater_airflow.triggers import movement
 from headwater_airflow.triggers.threads import in_thread
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class LatenessTrigger(BaseEventTrigger):
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def filter_shared_stream(self, shared_stream: AsyncIterator[Late]) -> AsyncIterator[TriggerEvent]:
-        told = await self._told()
+        kept = told = await self._told()
         async for every in shared_stream:
             late = {name: every[name] for name in every if not self.tables or name in self.tables}
             now = datetime.now(UTC).timestamp()
@@ -86,12 +87,14 @@ class LatenessTrigger(BaseEventTrigger):
             if new or due:
                 payload = {"pipeline": os.path.basename(self.pipeline), "late": late, "new": new}
                 yield TriggerEvent(payload)  # type: ignore[no-untyped-call]
-            # Told twice rather than never: a triggerer may die between the two.
-            now_told = {name: now if new or due else told[name] for name in late}
-            if now_told != told:
-                told = now_told
+            told = {name: now if new or due else told[name] for name in late}
+            sure = {name: at for name, at in told.items() if now - at >= movement.SURE_SECONDS}
+            # Until then the event before counts; a table that is in time again goes at once.
+            sure |= {name: at for name, at in kept.items() if name in told and name not in sure}
+            if sure != kept:
+                kept = sure
                 if self.asset_state_store is not None:
-                    await self.asset_state_store.aset(_TOLD, dict(told))
+                    await self.asset_state_store.aset(_TOLD, dict(kept))
 
     async def _told(self) -> dict[str, float]:
         """The late tables that were told of, and when last."""

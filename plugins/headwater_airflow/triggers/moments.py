@@ -8,6 +8,8 @@ The moment of the last event is kept in the asset's store, so a triggerer that r
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import AsyncIterator, Hashable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -17,7 +19,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from croniter import croniter
 
-from headwater_airflow.triggers.movement import MovementTrigger, pinned
+from headwater_airflow.triggers.movement import MovementTrigger, keep_sure, pinned
 from headwater_airflow.triggers.threads import in_thread
 
 if TYPE_CHECKING:
@@ -82,7 +84,9 @@ class MomentTrigger(BaseEventTrigger):
         from headwater.errors import HeadwaterError
 
         told, said = await self._told(), ""
+        unsure: deque[tuple[float, Any]] = deque()
         async for sight in shared_stream:
+            await keep_sure(self.asset_state_store, _TOLD, unsure)
             tables = sight.tables(self.tables)
             why_not = sight.why_not(tables)
             complete = None if why_not else sight.complete_until(tables)
@@ -103,9 +107,8 @@ class MomentTrigger(BaseEventTrigger):
             if payload is None:
                 continue
             yield TriggerEvent(payload)  # type: ignore[no-untyped-call]
-            # Told twice rather than never: a triggerer may die between the two.
             told = due
-            await self._keep(told)
+            unsure.append((time.monotonic(), told.isoformat()))
 
     def _last_before(self, moment: datetime) -> datetime:
         """In UTC. At a named hour the zone's clock decides: an hour that it shows twice has its moments in the first of
@@ -129,9 +132,6 @@ class MomentTrigger(BaseEventTrigger):
         if isinstance(found, str):
             return datetime.fromisoformat(found)
         now = datetime.now(UTC)
-        await self._keep(now)
-        return now
-
-    async def _keep(self, moment: datetime) -> None:
         if self.asset_state_store is not None:
-            await self.asset_state_store.aset(_TOLD, moment.isoformat())
+            await self.asset_state_store.aset(_TOLD, now.isoformat())
+        return now

@@ -1,8 +1,8 @@
 """The watcher behind an asset of `headwater_airflow.assets`: an event each time that tables of a lake have moved.
 
 One poll of a lake's small files serves every watcher of its pipeline in a triggerer; the source is asked nothing. The
-position up to which the last event told is kept in the asset's store, so a triggerer that restarts goes on there:
-what moved meanwhile is told by one event. Outages are waited out and logged.
+position up to which events have told is kept in the asset's store, so a triggerer that restarts goes on there: what
+moved meanwhile is told by one event. Outages are waited out and logged.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ from headwater_airflow.triggers.threads import in_thread
 from headwater_airflow.triggers.waits import stamp_of
 
 if TYPE_CHECKING:
+    from airflow.sdk.execution_time.context import AssetStateStoreAccessors
+
     from headwater.waiting.movements import Movements, Sight
 
 log = logging.getLogger(__name__)
@@ -28,6 +31,9 @@ _LOOK_SECONDS = 1.0
 _ANEW_SECONDS = 600.0
 """Whatever is kept is read again then: a lake that was made anew has lower positions than the one before."""
 _CURSOR = "headwater_positions"
+SURE_SECONDS = 10.0
+"""A triggerer keeps an event in memory for about a second, and loses it if it stops. Only after this time does a store
+say that it was told: twice rather than never. Airflow does not tell a watcher which of its events it has stored."""
 
 
 class MovementTrigger(BaseEventTrigger):
@@ -96,7 +102,9 @@ class MovementTrigger(BaseEventTrigger):
 
         since = await self._told()
         not_before, said = 0.0, ""
+        unsure: deque[tuple[float, Any]] = deque()
         async for sight in shared_stream:
+            await keep_sure(self.asset_state_store, _CURSOR, unsure)
             if time.monotonic() < not_before:
                 continue
             tables = sight.tables(self.tables)
@@ -115,15 +123,22 @@ class MovementTrigger(BaseEventTrigger):
             if why_not or payload is None:
                 continue
             yield TriggerEvent(payload)  # type: ignore[no-untyped-call]
-            # Told twice rather than never: a triggerer may die between the two.
             since, not_before = sight.positions(tables), time.monotonic() + self.at_most_every
-            if self.asset_state_store is not None:
-                await self.asset_state_store.aset(_CURSOR, dict(since))
+            unsure.append((time.monotonic(), dict(since)))
 
     async def _told(self) -> Mapping[str, int]:
         """Up to where the last event told; nothing when there was none."""
         told = await self.asset_state_store.aget(_CURSOR) if self.asset_state_store is not None else None
         return {name: lsn for name, lsn in told.items() if isinstance(lsn, int)} if isinstance(told, dict) else {}
+
+
+async def keep_sure(store: AssetStateStoreAccessors | None, key: str, unsure: deque[tuple[float, Any]]) -> None:
+    """Takes from `unsure` what was told `SURE_SECONDS` ago, each with when it was, and keeps the last of it."""
+    sure = None
+    while unsure and time.monotonic() - unsure[0][0] >= SURE_SECONDS:
+        _, sure = unsure.popleft()
+    if sure is not None and store is not None:
+        await store.aset(key, sure)
 
 
 def pinned(sight: Sight, tables: Sequence[str], wanted: Sequence[str], keep_seconds: float) -> dict[str, Any]:

@@ -50,6 +50,12 @@ class Store:
         self.values[key] = value
 
 
+@pytest.fixture(autouse=True)
+def surely_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Airflow has every event at the next look."""
+    monkeypatch.setattr("headwater_airflow.triggers.movement.SURE_SECONDS", 0.0)
+
+
 @pytest.fixture
 def pipeline(database: Database, spark: SparkSession, tmp_path: Path) -> Pipeline:
     database.allow_publishing()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import shutil
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -224,6 +226,86 @@ def test_a_triggerer_without_a_time_zone_says_so_and_goes_on(
     assert asyncio.run(scenario()) == []
     (said,) = [record.getMessage() for record in caplog.records if record.name == "a watcher"]
     assert "knows no time zone 'Mars/Base'" in said
+
+
+class Store:
+    """Of an asset, in Airflow's database."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+
+    async def aget(self, key: str) -> Any:
+        return self.values.get(key)
+
+    async def aset(self, key: str, value: Any) -> None:
+        self.values[key] = json.loads(json.dumps(value))
+
+
+def watcher(kind: str, file: Path, store: Store) -> Any:
+    from headwater_airflow.triggers.lateness import LatenessTrigger
+    from headwater_airflow.triggers.moments import MomentTrigger
+    from headwater_airflow.triggers.movement import MovementTrigger
+
+    every_second = {"cron": "* * * * * *", "timezone": "UTC"}
+    kinds: dict[str, Any] = {
+        "moved": partial(MovementTrigger, at_most_every=0, keep_seconds=60),
+        "fresh": partial(MomentTrigger, keep_seconds=60, **every_second),
+        "late": partial(LatenessTrigger, remind_every=0),
+    }
+    found = kinds[kind](pipeline=str(file), tables=[])
+    found.asset_state_store = store
+    return found
+
+
+@pytest.mark.parametrize("kind", ["moved", "fresh", "late"])
+def test_an_event_that_goes_with_a_triggerer_that_stops_is_told_by_the_next_one(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Airflow keeps it in memory until its next round, and resumes the watcher at once."""
+    from headwater.pipeline_file.pipeline import load_pipeline
+    from headwater.waiting.movements import Movements
+    from headwater_airflow.triggers import movement
+
+    _, file = made(tmp_path, "lake")
+    store, complete = Store(), datetime.now(UTC) + timedelta(hours=1)
+    monkeypatch.setattr(Sight, "complete_until", lambda self, tables: complete)
+    seen: Any = {A: {"lag_seconds": 9.0}} if kind == "late" else Movements(load_pipeline(file)).look()
+
+    async def told() -> int:
+        async def looks() -> AsyncIterator[Any]:
+            for _ in range(3):  # and then the triggerer stops
+                yield seen
+
+        return len([event async for event in watcher(kind, file, store).filter_shared_stream(looks())])
+
+    assert asyncio.run(told()) == 1
+    assert asyncio.run(told()) == 1, "the first one is lost: twice rather than never"
+    monkeypatch.setattr(movement, "SURE_SECONDS", 0.0)
+    assert asyncio.run(told()) == 1
+    assert asyncio.run(told()) == 0, "the one before stopped when Airflow had its event"
+
+
+def test_a_table_that_is_late_anew_is_told_of_by_the_next_triggerer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headwater_airflow.triggers import movement
+
+    _, file = made(tmp_path, "lake")
+    store, late = Store(), {A: {"lag_seconds": 9.0}}
+
+    async def told(*looks: Any) -> list[Any]:
+        async def stream() -> AsyncIterator[Any]:
+            for look in looks:
+                yield look
+
+        found = watcher("late", file, store).filter_shared_stream(stream())
+        return [event.payload["new"] async for event in found]
+
+    monkeypatch.setattr(movement, "SURE_SECONDS", 0.0)
+    assert asyncio.run(told(late, late)) == [[A]]
+    monkeypatch.setattr(movement, "SURE_SECONDS", 10.0)
+    assert asyncio.run(told(late, {})) == []
+    assert asyncio.run(told(late)) == [[A]]
 
 
 @pytest.mark.parametrize("change", [{"deadline": "soon"}, {"tables": ["a.b.c.d"]}, {"target": None}, {"owner": ...}])
