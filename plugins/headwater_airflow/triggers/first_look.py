@@ -15,15 +15,12 @@ from airflow.triggers.base import TriggerEvent
 
 from headwater_airflow.sensors.freshness import needs_no_worker
 from headwater_airflow.sensors.settings import Settings, for_run, request_of
-from headwater_airflow.triggers.freshness import WaitTrigger
+from headwater_airflow.triggers.freshness import ANSWER_SECONDS, WaitTrigger
 
 if TYPE_CHECKING:
     from headwater.waiting.waiter import Waiter
 
 _KEPT = "headwater_wait"
-_ANSWER_SECONDS = 300.0
-"""A triggerer's first question of all makes its supervisor start an API of its own, for 10 CPU-seconds: on a busy
-machine the answer has taken 110 s. What takes longer has hung."""
 
 
 class SensorTrigger(WaitTrigger):
@@ -81,9 +78,9 @@ class SensorTrigger(WaitTrigger):
         # In a thread: templates may ask the API server, by way of this thread's event loop.
         rendering = asyncio.to_thread(self.render_template, self.templates, context, self.get_template_env())
         try:
-            asked: dict[str, Any] = await asyncio.wait_for(rendering, _ANSWER_SECONDS)
+            asked: dict[str, Any] = await asyncio.wait_for(rendering, ANSWER_SECONDS)
         except TimeoutError:
-            raise Transient(f"its templates were not rendered within {_ANSWER_SECONDS:g} s: {self.templates}") from None
+            raise Transient(f"its templates were not rendered within {ANSWER_SECONDS:g} s: {self.templates}") from None
         return asked
 
     async def _kept(self) -> Mapping[str, Any] | None:
@@ -103,7 +100,9 @@ class SensorTrigger(WaitTrigger):
         from airflow.sdk.execution_time.xcom import XCom
 
         try:
-            await asyncio.wait_for(asyncio.to_thread(XCom.delete, key="return_value", **self._place), _ANSWER_SECONDS)
+            if await self._is_waiting():
+                deleting = asyncio.to_thread(XCom.delete, key="return_value", **self._place)
+                await asyncio.wait_for(deleting, ANSWER_SECONDS)
         except Exception as error:
             self.log.warning("the XCom of an earlier run could not be removed: %s", error)
 

@@ -8,7 +8,9 @@ together (`waits`); outages of source, store and Airflow's own connection servic
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
     from headwater.waiting.lookout import SharedLookout
     from headwater.waiting.request import WaitRequest
     from headwater.waiting.waiter import Waiter
+
+ANSWER_SECONDS = 300.0
+"""A triggerer's first question of all makes its supervisor start an API of its own, for 10 CPU-seconds: on a busy
+machine the answer has taken 110 s. What takes longer has hung."""
 
 
 class WaitTrigger(BaseTrigger):
@@ -92,13 +98,17 @@ class WaitTrigger(BaseTrigger):
     async def _has_handed_on(self, cut: dict[str, Any]) -> bool:
         """Whether the task's XCom is `cut` now, so that it needs no worker any more.
 
-        As a worker would have stored it: an XCom that goes with the event is encoded once more, and comes as text.
+        As a worker would have stored it: an XCom that goes with the event is encoded once more, and comes as text. Not
+        where the task has ended: this triggerer hung, another one took over, and its cut has been read by others.
         """
         from airflow.sdk.execution_time.xcom import XCom
 
         if not self.ends_task or self.task_instance is None:
             return False
         try:
+            if not await self._is_waiting():
+                self.log.warning("the task no longer waits: the cut is not handed on")
+                return False
             await XCom.aset("return_value", cut, **self._place)
         except Exception as error:  # a wait that was satisfied is not to fail by the way it is told
             self.log.warning("the cut is handed on by a worker: %s", error)
@@ -106,6 +116,15 @@ class WaitTrigger(BaseTrigger):
         self.log.info("%s", fresh(cut))
         count_wait(self.pipeline, cut, in_trigger=True)
         return True
+
+    async def _is_waiting(self) -> bool:
+        """Whether the task waits for a triggerer, by what Airflow says now."""
+        from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+        one: Any = self.task_instance
+        ask = partial(RuntimeTaskInstance.get_task_states, one.dag_id, one.map_index, [one.task_id])
+        states = await asyncio.wait_for(asyncio.to_thread(ask, run_ids=[one.run_id]), ANSWER_SECONDS)
+        return "deferred" in states.get(one.run_id, {}).values()
 
     def _begun(self, pipeline: Pipeline, lookout: SharedLookout) -> Waiter:
         from headwater.waiting.waiter import Waiter

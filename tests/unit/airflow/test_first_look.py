@@ -13,13 +13,13 @@ import pytest
 
 from fixtures.lakes import HandLake, utc
 from headwater.lake.cuts import list_pins
-from unit.airflow.test_sensor import A, B, in_run, lake, pipeline, sensor
+from unit.airflow.test_sensor import A, B, in_run, lake, pipeline, sensor, task_states
 
 if TYPE_CHECKING:
     from headwater_airflow.triggers.first_look import SensorTrigger
 
 pytestmark = pytest.mark.usefixtures("airflow_home")
-__all__ = ["lake", "pipeline"]
+__all__ = ["lake", "pipeline", "task_states"]
 
 XComs = dict[str, Any]
 
@@ -138,6 +138,37 @@ def test_a_wait_that_is_resumed_is_for_the_tables_that_it_began_with(
 
     assert is_success(asyncio.run(scenario()))
     assert set(xcoms["return_value"]["tables"]) == {A, B}
+
+
+def test_a_triggerer_that_hung_while_another_one_ended_the_task_leaves_its_cut_alone(
+    lake: HandLake, pipeline: str, xcoms: XComs, task_states: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is downstream has read that cut. Nor is it taken for one of an earlier run."""
+    hung, rendered, looks = started(pipeline, require="0/180"), asyncio.Event(), asyncio.Event()
+    begin = type(hung)._rendered
+
+    async def rendering(self: SensorTrigger, context: Any) -> Any:
+        found = await begin(self, context)
+        if self is hung:
+            rendered.set()
+            await looks.wait()
+        return found
+
+    monkeypatch.setattr(type(hung), "_rendered", rendering)
+
+    async def scenario() -> Any:
+        waiting = asyncio.create_task(last_event(hung))
+        await rendered.wait()
+        assert is_success(await last_event(started(pipeline, require="0/180")))
+        first = dict(xcoms)
+        task_states["fresh"] = "success"
+        await asyncio.to_thread(lake.publish, 0x300, A)
+        looks.set()
+        event = await asyncio.wait_for(waiting, 20)
+        assert xcoms == first
+        return event
+
+    assert asyncio.run(scenario()).payload["epoch"] == 2, "Airflow knows no task that this event is for"
 
 
 def test_the_runs_conf_goes_over_the_arguments_there_too(lake: HandLake, pipeline: str, xcoms: XComs) -> None:

@@ -40,6 +40,21 @@ CONTEXT: Any = {"ti": SimpleNamespace(dag_id="dag", run_id="run", task_id="fresh
 pytestmark = pytest.mark.usefixtures("airflow_home")
 
 
+@pytest.fixture(autouse=True)
+def task_states(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What Airflow's API says of the task `fresh` in the run `run`."""
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+    found = {"fresh": "deferred"}
+
+    def states(dag_id: str, map_index: int, task_ids: list[str], *, run_ids: list[str]) -> dict[str, Any]:
+        assert (dag_id, task_ids, run_ids) == ("dag", ["fresh"], ["run"])
+        return {"run": {task if map_index < 0 else f"{task}_{map_index}": state for task, state in found.items()}}
+
+    monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", states)
+    return found
+
+
 @pytest.fixture
 def lake(tmp_path: Path) -> HandLake:
     lake = HandLake(tmp_path / "lake", position_at(lsn=0x100), [A, B])
