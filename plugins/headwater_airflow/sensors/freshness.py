@@ -14,7 +14,7 @@ from dataclasses import fields
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from airflow.sdk import BaseSensorOperator
+from airflow.sdk import BaseSensorOperator, Param
 from airflow.sdk.exceptions import (
     AirflowException,
     AirflowFailException,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 # A trigger enforces the deadline itself: Airflow's own, looked at every 15 s, is only for a triggerer that is gone.
 _GRACE = timedelta(minutes=2)
 _STORE_SECONDS, _LOOK_SECONDS = 60.0, 2.0
+_NOT_SET = type(Param().value)
 _SHOWN = 3
 """Of a cut's tables so many are named in the log."""
 _SKIPPED_ON_TIMEOUT = frozenset({"timed_out", "not_running", "paused", "source_unreachable", "not_validated"})
@@ -125,6 +126,13 @@ class FreshnessSensor(BaseSensorOperator):
             raise ValueError(
                 "start_from_trigger: xcom_pull needs map_indexes=-1, or the index meant; a triggerer gets no answer "
                 "to the question for all of them"
+            )
+        params: Any = self.params
+        if unset := [name for name in params if isinstance(params.get_param(name).value, _NOT_SET)]:
+            # Airflow builds the context of such a task where an error ends the whole triggerer, whatever the conf says.
+            raise ValueError(
+                f"start_from_trigger: the param {unset[0]} has no value, and this would end Airflow's triggerer; give "
+                "it one (None, for example), or leave start_from_trigger out"
             )
         arguments = {
             # Under other names than the sensor's: Airflow would render them in the triggerer's event loop, and a

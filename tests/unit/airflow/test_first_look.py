@@ -236,6 +236,21 @@ def test_what_a_worker_must_resolve_is_refused_when_the_dag_is_read(pipeline: st
         sensor(pipeline, require="{{ ti.xcom_pull('write') }}", start_from_trigger=True)
 
 
+def test_a_param_without_a_value_is_refused_since_it_would_end_the_triggerer(pipeline: str) -> None:
+    from airflow.sdk import DAG, Param
+
+    arguments = {"start_from_trigger": True, "require": "{{ params.since }}"}
+    refused = pytest.raises(ValueError, match="the param since has no value")
+    with DAG("dag", params={"since": Param(type="string")}), refused:
+        sensor(pipeline, **arguments)
+    with refused:
+        sensor(pipeline, params={"since": Param(type="string")}, **arguments)
+    with DAG("dag", params={"since": Param(None, type=["null", "string"])}):
+        sensor(pipeline, **arguments)
+    with DAG("dag", params={"since": Param(type="string")}):
+        sensor(pipeline, require="{{ params.since }}")
+
+
 def test_what_only_a_worker_does_at_the_end_is_left_to_one(pipeline: str) -> None:
     from headwater_airflow.operators.branch import FreshnessBranchOperator
     from headwater_airflow.sensors.freshness import FreshnessSensor
