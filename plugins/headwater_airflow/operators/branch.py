@@ -33,7 +33,8 @@ class FreshnessBranchOperator(FreshnessSensor, BranchMixIn):
     ) -> None:
         if "on_timeout" in arguments:
             raise ValueError("on_timeout: what happens when the lake is not fresh is `if_not_fresh` here")
-        super().__init__(pipeline=pipeline, max_wait=max_wait, **arguments)
+        # Said here, or a DAG's default_args would say it.
+        super().__init__(pipeline=pipeline, max_wait=max_wait, on_timeout="fail", **arguments)
         self.if_fresh = if_fresh
         self.if_not_fresh = if_not_fresh
 

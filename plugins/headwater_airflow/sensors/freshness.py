@@ -86,8 +86,11 @@ class FreshnessSensor(BaseSensorOperator):
         **arguments: Any,
     ) -> None:
         wait = duration(max_wait, "max_wait")
-        _refuse_unmeant(arguments)
-        super().__init__(timeout=wait, **arguments)
+        if (mode := arguments.get("mode", "poke")) != "poke":
+            raise ValueError(f"mode={mode!r}: leave it out, the wait goes on in the triggerer and takes no worker slot")
+        # Airflow's sensors have a max_wait of another kind, which they would take from default_args.
+        super().__init__(timeout=wait, max_wait=None, **arguments)
+        self._refuse_unmeant()
         self.pipeline = pipeline
         self.tables = list(tables) if isinstance(tables, Sequence) else tables
         self.require = require
@@ -101,6 +104,16 @@ class FreshnessSensor(BaseSensorOperator):
         self.start_from_trigger = start_from_trigger
         if start_from_trigger:
             self.start_trigger_args = self._trigger_arguments()
+
+    def _refuse_unmeant(self) -> None:
+        """ValueError for what Airflow's sensors take, also from default_args, and this one would not keep to."""
+        for name in ("soft_fail", "never_fail"):
+            if getattr(self, name):
+                raise ValueError(
+                    f"{name}: what becomes of a wait that was not satisfied, on_timeout says (of a branch, "
+                    f"if_not_fresh); if the DAG's default_args set it, give this task {name}=False"
+                )
+        self.mode = "poke"  # default_args are for all sensors of a DAG, and mode changes nothing here
 
     def _trigger_arguments(self) -> StartTriggerArgs:
         """What the scheduler makes the trigger of. Its deadline is the trigger's: the run's conf may move it."""
@@ -316,17 +329,6 @@ def _first_look(waiter: Waiter, root: str, remaining: Callable[[], float]) -> Wa
             if not is_remote(root) or isinstance(error, PermissionError) or time.monotonic() > until:
                 raise
             time.sleep(_LOOK_SECONDS)
-
-
-def _refuse_unmeant(arguments: Mapping[str, Any]) -> None:
-    """ValueError for what Airflow's sensors take and this one would not keep to."""
-    for name in ("soft_fail", "never_fail"):
-        if arguments.get(name):
-            raise ValueError(
-                f"{name}: what becomes of a wait that was not satisfied, on_timeout says (of a branch, if_not_fresh)"
-            )
-    if (mode := arguments.get("mode", "poke")) != "poke":
-        raise ValueError(f"mode={mode!r}: leave it out, the wait goes on in the triggerer and takes no worker slot")
 
 
 def _failure(event: dict[str, Any], *, may_pass: bool = False) -> AirflowException:

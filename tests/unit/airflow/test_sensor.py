@@ -558,6 +558,28 @@ def test_arguments_that_cannot_work_are_refused_when_the_dag_is_read(pipeline: s
         sensor(pipeline, **arguments)
 
 
+@pytest.mark.parametrize("name", ["soft_fail", "never_fail"])
+def test_a_dag_s_default_args_are_refused_where_the_arguments_are(pipeline: str, name: str) -> None:
+    from airflow.sdk import DAG
+
+    with DAG("dag", default_args={name: True}), pytest.raises(ValueError, match=f"give this task {name}=False"):
+        sensor(pipeline)
+    with DAG("dag", default_args={name: True}):
+        sensor(pipeline, **{name: False})
+
+
+def test_a_dag_s_default_args_change_no_mode_and_no_branch(pipeline: str) -> None:
+    from airflow.sdk import DAG
+
+    from headwater_airflow.operators.branch import FreshnessBranchOperator
+
+    with DAG("dag", default_args={"mode": "reschedule", "max_wait": "5m", "on_timeout": "fallback"}):
+        task = sensor(pipeline)
+        branch = FreshnessBranchOperator(task_id="branch", pipeline=pipeline, if_fresh=None, if_not_fresh=None)
+    assert (task.mode, task.max_wait, task.on_timeout) == ("poke", timedelta(minutes=5), "fallback")
+    assert (branch.mode, branch.on_timeout) == ("poke", "fail")
+
+
 @pytest.mark.parametrize("arguments", [{"require": "soon"}, {"tables": ["no.such.name"]}])
 def test_arguments_that_come_from_templates_are_refused_when_the_task_runs(
     pipeline: str, arguments: dict[str, Any]
