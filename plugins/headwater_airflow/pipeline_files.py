@@ -6,22 +6,33 @@ The same for the DAG factory and the pages: what has DAGs has a page, and a faul
 from __future__ import annotations
 
 import glob
+from pathlib import Path
 
 from headwater.errors import BadConfiguration, HeadwaterError
 from headwater.pipeline_file.pipeline import Pipeline, load_pipeline
 
 
 def read_pipelines(pattern: str) -> tuple[list[Pipeline], list[HeadwaterError]]:
-    """The pipelines of the usable files, and what is wrong with the others; `where` of each fault names its file."""
-    pipelines: dict[str, Pipeline] = {}
+    """The pipelines of the usable files, and what is wrong with the others; `where` of each fault names its file.
+
+    Of several files of one pipeline the one counts that is named after it, also if it is faulty, else the first: a copy
+    that somebody has put beside it (`shop (copy).yaml`) is not to take the pipeline over.
+    """
+    found: list[Pipeline] = []
     faults: list[HeadwaterError] = []
+    instead: dict[str, str] = {}
     for file in sorted(glob.glob(pattern)):
         try:
-            pipeline = load_pipeline(file)
+            found.append(load_pipeline(file))
         except HeadwaterError as error:
             faults.append(error)
-            continue
-        if (first := pipelines.setdefault(pipeline.name, pipeline)) is not pipeline:
-            message = f"{first.file} has the same pipeline name, {pipeline.name}"
-            faults.append(BadConfiguration(message, where=file, remedy="rename one of the two"))
-    return list(pipelines.values()), faults
+            instead[Path(file).stem] = f"{file} is named after the pipeline {Path(file).stem}, and is faulty"
+    used: list[Pipeline] = []
+    for pipeline in sorted(found, key=lambda one: Path(one.file).stem != one.name):
+        if why := instead.get(pipeline.name):
+            remedy = "remove one of the two, or give it another pipeline name"
+            faults.append(BadConfiguration(why, where=pipeline.file, remedy=remedy))
+        else:
+            used.append(pipeline)
+            instead[pipeline.name] = f"{pipeline.file} has the same pipeline name, {pipeline.name}"
+    return sorted(used, key=lambda one: one.file), faults

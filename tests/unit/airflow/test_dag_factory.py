@@ -321,6 +321,22 @@ def test_of_two_files_with_the_same_pipeline_name_the_second_is_faulty(tmp_path:
         report_faults(tmp_path / "*.yaml")
 
 
+@pytest.mark.parametrize("copy", ["shop (copy)", "shop-old", "a"])
+def test_a_copy_of_a_pipeline_file_does_not_take_the_pipeline_over(tmp_path: Path, copy: str) -> None:
+    """It often sorts before the file. Nor does it where the file is faulty for a moment."""
+    from headwater_airflow.pipeline_files import read_pipelines
+
+    file, other = write_pipeline(tmp_path, "shop"), tmp_path / f"{copy}.yaml"
+    other.write_text(file.read_text())
+    (pipeline,), (fault,) = read_pipelines(str(tmp_path / "*.yaml"))
+    assert (pipeline.file, fault.where) == (str(file), str(other))
+    assert f"{file} has the same pipeline name" in str(fault)
+    file.write_text("pipeline: [shop")
+    used, faults = read_pipelines(str(tmp_path / "*.yaml"))
+    assert not used
+    assert f"{file} is named after the pipeline shop, and is faulty" in str(faults[-1])
+
+
 def test_the_documentation_of_a_dag_names_lake_and_tables_of_the_file(tmp_path: Path) -> None:
     file = write_pipeline(tmp_path, "shop")
     for dag in headwater_dags(file).values():
