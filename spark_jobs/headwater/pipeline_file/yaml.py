@@ -21,6 +21,8 @@ Path = tuple[str | int, ...]
 _VARIABLE = re.compile(r"\$(?:\$\{|\{([^}]*)(\}?))")
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _MAX_VALUES = 100_000  # aliases of aliases can name more values than memory holds
+_MAX_DEPTH = 50
+_TOO_DEEP = f"nests more than {_MAX_DEPTH} levels deep"
 _TAG = "tag:yaml.org,2002:"
 
 
@@ -89,6 +91,9 @@ def parse(content: bytes, environ: Mapping[str, str]) -> Document:
     """The document in `content`. When it is no YAML at all, `data` is None and the one problem says so."""
     document = Document()
     try:
+        if deep := _too_deep(content):
+            document.problems.append(deep)
+            return document
         node = yaml.compose(content, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -104,6 +109,18 @@ def parse(content: bytes, environ: Mapping[str, str]) -> Document:
     if node is not None:
         document.data = _Reader(document, environ).value(node, (), ())
     return document
+
+
+def _too_deep(content: bytes) -> FileProblem | None:
+    """Where it nests deeper than anything that is meant. libyaml composes by recursion in C: enough levels end the
+    process."""
+    depth = 0
+    for event in yaml.parse(content, Loader=_Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MAX_DEPTH:
+            mark = event.start_mark
+            return FileProblem("", mark.line + 1 if mark else None, _TOO_DEEP)
+    return None
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -137,6 +154,10 @@ class _Reader:
         if self._count > _MAX_VALUES or id(node) in around:
             if self._count <= _MAX_VALUES + 1:
                 self._document.report(path, "holds itself, or too many values, by YAML aliases")
+            return None
+        if len(around) > _MAX_DEPTH:  # by aliases
+            self._document.report(path[:1], _TOO_DEEP)
+            self._count = _MAX_VALUES + 1
             return None
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path, (*around, id(node)))

@@ -186,6 +186,12 @@ load: {connections: many}
         (HEAD + "tables: public.a\n", "tables: expected a list; got 'public.a' (line 4)"),
         (HEAD + "tables: [7]\n", "tables[0]: expected a mapping with the keys name"),
         (HEAD + "tables: &t [public.a, *t]\n", "tables[1]: holds itself"),
+        (HEAD + f"tables: {'[' * 2_000}", "nests more than 50 levels deep (line 4)"),
+        (HEAD + f"tables: {'[' * 60_000}{']' * 60_000}\n", "nests more than 50 levels deep (line 4)"),
+        (
+            "a0: &a0 []\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 2_000)),
+            "nests more than 50 levels deep",
+        ),
         (HEAD + "tables: [{name: public.a, on_bad_value: {x: nope}}]\n", "tables[0].on_bad_value.x: expected one of"),
         (HEAD + "tables: [{name: public.a, types: {A: int, a: int}}]\n", "tables[0].types.a: the same column"),
         (HEAD + "tables: [{name: public.a, key: [a b]}]\n", "tables[0].key[0]: a blank needs double quotes"),
