@@ -14,6 +14,10 @@ from headwater_airflow.hooks.source import connection_uri
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from headwater.source.connection import Connection
+
+_CANCEL_SECONDS = 5.0
+
 
 class CommitAtSourceOperator(BaseOperator):
     """Runs `sql` (one text or several) at the source in one transaction. XCom: the position of its commit.
@@ -21,7 +25,7 @@ class CommitAtSourceOperator(BaseOperator):
     Hand it to a sensor (`require=write.output`): the sensor's cut then holds what was written here, and reads wait for
     nothing that was committed later. `conn_id`: an Airflow connection of the role that writes, which need not be the
     pipeline's own. `parameters` for psycopg's placeholders, the same for every statement. When a try fails after the
-    commit, the next one runs the statements again.
+    commit, the next one runs the statements again. A task that is killed or times out ends the statement that runs.
     """
 
     template_fields: Sequence[str] = ("sql", "parameters", "conn_id")
@@ -40,6 +44,7 @@ class CommitAtSourceOperator(BaseOperator):
         self.conn_id = conn_id
         self.sql = sql
         self.parameters = parameters
+        self._session: Connection | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
         from headwater.errors import HeadwaterError, Refused
@@ -50,14 +55,27 @@ class CommitAtSourceOperator(BaseOperator):
         try:
             connection = connect(connection_uri(self.conn_id), application_name="headwater commit")
             with contextlib.closing(connection) as session:
-                # The role's own settings: those of a connection that copies values are not a writer's.
-                session.execute("reset all")
-                with session.transaction():
-                    for statement in statements:
-                        cursor = session.execute(statement.encode(), self.parameters)
-                        self.log.info("%s", cursor.statusmessage)
-                position = commit_position(session)
+                self._session = session
+                try:
+                    # The role's own settings: those of a connection that copies values are not a writer's.
+                    session.execute("reset all")
+                    with session.transaction():
+                        for statement in statements:
+                            cursor = session.execute(statement.encode(), self.parameters)
+                            self.log.info("%s", cursor.statusmessage)
+                    position = commit_position(session)
+                finally:
+                    self.on_kill()  # Airflow's time-out is an exception, raised while the statement runs
         except HeadwaterError as error:
             raise (AirflowFailException if isinstance(error, Refused) else AirflowException)(str(error)) from None
         self.log.info("committed at or before %s", position)
         return position.to_json()
+
+    def on_kill(self) -> None:
+        """Ends the statement that runs: if its connection is merely closed, the server goes on with it to its end."""
+        import psycopg
+
+        session = self._session
+        if session is not None and session.info.transaction_status is psycopg.pq.TransactionStatus.ACTIVE:
+            with contextlib.suppress(psycopg.Error):
+                session.cancel_safe(timeout=_CANCEL_SECONDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -549,6 +550,47 @@ def test_the_commit_of_an_operator_is_what_its_reader_waits_for(shop: Shop, monk
     with pytest.raises(AirflowException, match="check that the server runs") as failed:
         write.execute({})
     assert "s3cr3t" not in str(failed.value)
+
+
+@pytest.mark.usefixtures("airflow_home")
+@pytest.mark.parametrize("end", ["time-out", "kill"])
+def test_a_statement_of_an_operator_ends_with_its_task(
+    database: Database, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """A connection that is closed would not end it before the server has something to send."""
+    from airflow.sdk.exceptions import AirflowTaskTimeout
+
+    from headwater_airflow.operators.source import CommitAtSourceOperator
+
+    def timed_out(*of_signal: object) -> None:
+        raise AirflowTaskTimeout
+
+    database.execute("create table slow (id int)")
+    monkeypatch.setenv("AIRFLOW_CONN_WRITER", database.owner.replace("postgresql:", "postgres:", 1))
+    slow = "insert into slow select 1 from pg_sleep(70)"
+    write = CommitAtSourceOperator(task_id="write", conn_id="writer", sql=slow)
+
+    def running() -> bool:
+        return (slow,) in database.query("select query from pg_stat_activity where state = 'active'")
+
+    def end_it() -> None:
+        until(running, "the statement runs", seconds=30)
+        if end == "kill":
+            write.on_kill()
+        else:
+            signal.raise_signal(signal.SIGALRM)
+
+    before = signal.signal(signal.SIGALRM, timed_out)
+    ending = threading.Thread(target=end_it)
+    ending.start()
+    try:
+        with pytest.raises(AirflowTaskTimeout if end == "time-out" else psycopg.errors.QueryCanceled):
+            write.execute({})
+    finally:
+        ending.join()
+        signal.signal(signal.SIGALRM, before)
+    until(lambda: not running(), "the statement has ended at the source", seconds=60)
+    assert database.query("select count(*) from slow") == [(0,)]
 
 
 def test_a_loaded_lake_without_any_epoch_is_waited_for(database: Database, tmp_path: Path) -> None:
