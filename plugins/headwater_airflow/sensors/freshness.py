@@ -208,13 +208,19 @@ class FreshnessSensor(BaseSensorOperator):
         except AirflowSensorTimeout:
             if next_method == "execute_complete":
                 raise
+            reason, remedy = "no triggerer has looked at the end of the wait", "see whether Airflow's triggerer runs"
+            limit = self.execution_timeout
+            # Of a wait that began in the triggerer this is Airflow's only limit.
+            if self.start_from_trigger and limit is not None and limit < self._settings(context).max_wait:
+                reason = f"the task's execution_timeout of {limit.total_seconds():g} s is shorter than its max_wait"
+                remedy = "give a longer execution_timeout, or none"
             event = {
                 "outcome": "timed_out",
                 "exit_status": EXIT_NOT_FRESH,
                 "target": None,
                 "waited_seconds": None,
-                "reason": "no triggerer has looked at the end of the wait",
-                "remedy": "see whether Airflow's triggerer runs",
+                "reason": reason,
+                "remedy": remedy,
                 "tables": {},
             }
             return self.execute_complete(context, event)

@@ -767,6 +767,22 @@ def test_without_a_triggerer_the_wait_has_timed_out_as_any_other(
     assert not isinstance(end.value, AirflowSensorTimeout | AirflowFailException), "which are not tried again"
 
 
+def test_a_wait_that_its_execution_timeout_has_ended_says_so(lake: HandLake, pipeline: str) -> None:
+    from airflow.sdk.bases.operator import TRIGGER_FAIL_REPR, TriggerFailureReason
+    from airflow.sdk.exceptions import AirflowException
+
+    def end(execution_timeout: timedelta, **arguments: Any) -> str:
+        task = sensor(pipeline, max_wait="2m", execution_timeout=execution_timeout, **arguments)
+        with pytest.raises(AirflowException) as found:
+            task.resume_execution(TRIGGER_FAIL_REPR, {"error": TriggerFailureReason.TRIGGER_TIMEOUT}, CONTEXT)
+        return str(found.value)
+
+    short, long = timedelta(minutes=1), timedelta(minutes=3)
+    assert "execution_timeout of 60 s is shorter than its max_wait" in end(short, start_from_trigger=True)
+    assert "no triggerer has looked" in end(long, start_from_trigger=True)
+    assert "no triggerer has looked" in end(short), "it counts only while a worker runs"
+
+
 def test_a_branch_without_a_triggerer_is_the_one_for_what_is_not_fresh(lake: HandLake, pipeline: str) -> None:
     from airflow.sdk.bases.operator import TRIGGER_FAIL_REPR, TriggerFailureReason
 
