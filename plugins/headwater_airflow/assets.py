@@ -177,6 +177,8 @@ def _wanted(pipeline: Pipeline, tables: Sequence[str] | None) -> list[str]:
     """The tables by name. ValueError for one that the pipeline does not have: its event would never come."""
     from headwater.names import TableName
 
+    if isinstance(tables, str):  # which would be taken for its letters
+        raise ValueError(f"tables={tables!r}: expected a list of names, [{tables!r}]")
     wanted = sorted(str(TableName.parse(table)) for table in tables or ())
     for name in wanted:
         if pipeline.entry_for(TableName.parse(name)) is None:

@@ -92,6 +92,8 @@ class FreshnessSensor(BaseSensorOperator):
         super().__init__(timeout=wait, max_wait=None, **arguments)
         self._refuse_unmeant()
         self.pipeline = pipeline
+        if isinstance(tables, str):  # which would be taken for its letters
+            raise ValueError(f"tables={tables!r}: expected a list of names, [{tables!r}]")
         self.tables = list(tables) if isinstance(tables, Sequence) else tables
         self.require = require
         self.max_wait = wait

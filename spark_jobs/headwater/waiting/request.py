@@ -179,6 +179,13 @@ def parse_table(name: str | TableName) -> TableName:
 
 
 def parse_tables(names: Iterable[str | TableName] | None) -> tuple[TableName, ...]:
+    if isinstance(names, str):  # which would be taken for its letters
+        raise Refused(
+            f"tables={names!r}: expected a list of names",
+            code="bad_argument",
+            where="tables",
+            remedy=f"write [{names!r}]",
+        )
     return tuple(map(parse_table, names or ()))
 
 

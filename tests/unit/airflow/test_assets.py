@@ -36,6 +36,12 @@ def test_an_event_of_a_table_that_the_file_does_not_replicate_is_refused(kind: s
         asset_of(kind, file, tables=["public.a", name])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_table_as_a_text_is_refused_and_not_taken_for_its_letters(kind: str, file: Path) -> None:
+    with pytest.raises(ValueError, match=r"tables='public\.a': expected a list of names"):
+        asset_of(kind, file, tables="public.a")
+
+
 def test_readers_that_want_different_things_have_different_assets(file: Path) -> None:
     """Of two assets of one name a reader would get the other one's events and cuts."""
     from headwater_airflow.assets import fresh, late, moved

@@ -146,6 +146,26 @@ def test_a_deferred_sensor_ends_when_the_lake_gets_there_and_not_before(lake: Ha
     assert [pin.cut["epoch"] for pin in list_pins(lake.root)] == [2]
 
 
+def test_tables_may_come_by_xcom_and_be_templates_one_by_one(lake: HandLake, pipeline: str) -> None:
+    from airflow.sdk import DAG, task
+    from airflow.sdk.exceptions import AirflowFailException
+
+    @task
+    def names() -> list[str]:
+        return []
+
+    with DAG("dag"):
+        late = sensor(pipeline, tables=cast("Any", names()), require=at(lake, 0x180))
+    late.tables = [A]
+    assert set(late.execute(CONTEXT)["tables"]) == {A}
+    late.tables = cast("Any", "public.a")
+    with pytest.raises(AirflowFailException, match="expected a list of names"):
+        late.execute(CONTEXT)
+    one = sensor(pipeline, tables=["{{ name }}"], require=at(lake, 0x180))
+    one.render_template_fields(CONTEXT | {"name": B})
+    assert set(one.execute(CONTEXT)["tables"]) == {B}
+
+
 def test_the_position_of_a_writer_comes_by_xcom_also_rendered_as_text(lake: HandLake, pipeline: str) -> None:
     position = Position.from_json(at(lake, 0x180))
     for require in (position, str(position.to_json()), json.dumps(position.to_json())):
@@ -543,6 +563,7 @@ def test_now_without_the_source_is_waited_for_then_fails_the_try_and_shows_no_se
 @pytest.mark.parametrize(
     "arguments",
     [
+        {"tables": "public.a"},
         {"on_timeout": "wait"},
         {"ignore_suspended": "no"},
         {"max_wait": "soon"},

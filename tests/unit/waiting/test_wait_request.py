@@ -31,6 +31,11 @@ def test_names_and_requirements_are_taken_as_a_person_writes_them() -> None:
         asked("now", 60, [B], {str(A): "a_1"}, keep=5, owner="me")
 
 
+def test_one_table_as_a_text_is_refused_and_not_taken_for_its_letters() -> None:
+    with pytest.raises(Refused, match=r"tables='public\.a': expected a list of names"):
+        asked("now", 60, "public.a", keep=5, owner="me")
+
+
 def test_a_wait_without_an_end_has_the_last_moment_there_is_as_its_deadline() -> None:
     assert asked("now", 1e15, keep=5, owner="me").remaining() > 1e11
 
