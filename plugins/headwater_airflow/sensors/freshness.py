@@ -69,6 +69,7 @@ class FreshnessSensor(BaseSensorOperator):
 
     template_fields: Sequence[str] = ("pipeline", "tables", "require", "partitions")
     ui_color = "#d8ecf3"
+    _is_dag_result = False
 
     def __init__(
         self,
@@ -105,6 +106,18 @@ class FreshnessSensor(BaseSensorOperator):
         self._own_settings().check()
         self.start_from_trigger = start_from_trigger
         if start_from_trigger:
+            self.start_trigger_args = self._trigger_arguments()
+
+    @property
+    def returns_dag_result(self) -> bool:
+        """Whether its XCom is the result of the DAG run, which only a worker stores as one."""
+        return self._is_dag_result
+
+    @returns_dag_result.setter
+    def returns_dag_result(self, value: bool) -> None:
+        # By `dag.add_result`, when the sensor has been made. Airflow does not store it with the DAG.
+        self._is_dag_result = value
+        if value and self.start_from_trigger:
             self.start_trigger_args = self._trigger_arguments()
 
     def _refuse_unmeant(self) -> None:
@@ -274,7 +287,7 @@ class FreshnessSensor(BaseSensorOperator):
         same = all(
             getattr(own, name) is getattr(plain, name) for name in ("execute_complete", "_ended", "post_execute")
         )
-        return not self._post_execute_hook and same
+        return not (self._post_execute_hook or self.returns_dag_result) and same
 
     def _ended(self, event: dict[str, Any], context: Context) -> dict[str, Any]:
         """The cut, or what `on_timeout` makes of a wait that ended otherwise, or the exception that fits."""

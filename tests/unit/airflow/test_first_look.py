@@ -252,6 +252,8 @@ def test_a_param_without_a_value_is_refused_since_it_would_end_the_triggerer(pip
 
 
 def test_what_only_a_worker_does_at_the_end_is_left_to_one(pipeline: str) -> None:
+    from airflow.sdk import DAG
+
     from headwater_airflow.operators.branch import FreshnessBranchOperator
     from headwater_airflow.sensors.freshness import FreshnessSensor
 
@@ -260,7 +262,11 @@ def test_what_only_a_worker_does_at_the_end_is_left_to_one(pipeline: str) -> Non
             return {}
 
     arguments: dict[str, Any] = {"task_id": "fresh", "pipeline": pipeline, "start_from_trigger": True}
+    with DAG("dag") as dag:
+        result = FreshnessSensor(**arguments)
+        dag.add_result(result.output)
     sensors = [
+        result,
         FreshnessBranchOperator(if_fresh=None, if_not_fresh=None, **arguments),
         Own(**arguments),
         FreshnessSensor(on_execute_callback=lambda context: None, **arguments),

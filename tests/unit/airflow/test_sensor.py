@@ -224,7 +224,16 @@ def test_each_wait_is_in_the_log_of_waits_with_the_time_since_the_task_began(lak
 
 
 @pytest.mark.parametrize(
-    "left", ["nothing", "an asset", "a task mapped over it", "no XCom", "a callback", "an API server that answers"]
+    "left",
+    [
+        "nothing",
+        "an asset",
+        "a task mapped over it",
+        "no XCom",
+        "a callback",
+        "an API server that answers",
+        "the result of the DAG",
+    ],
 )
 def test_a_satisfied_wait_needs_no_worker_unless_something_is_left_for_one(
     lake: HandLake, pipeline: str, left: str, monkeypatch: pytest.MonkeyPatch
@@ -248,11 +257,13 @@ def test_a_satisfied_wait_needs_no_worker_unless_something_is_left_for_one(
     def read(cut: dict[str, Any]) -> None:
         pass
 
-    with DAG("dag"):
+    with DAG("dag") as dag:
         outlets = [Asset("orders")] if left == "an asset" else []
         callback = (lambda context: None) if left == "a callback" else None
         arguments = {"outlets": outlets, "on_success_callback": callback, "do_xcom_push": left != "no XCom"}
         waiting = sensor(pipeline, require=at(lake, 0x300), **arguments)
+        if left == "the result of the DAG":
+            dag.add_result(waiting.output)
         if left == "a task mapped over it":
             read.expand(cut=waiting.output)
         else:
