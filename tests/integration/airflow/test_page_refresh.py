@@ -82,6 +82,36 @@ def test_what_has_the_focus_keeps_it_when_others_come_go_or_move(
     assert found == {"same": True, "value": typed, "shown": True}
 
 
+# Airflow's API, of whose DAGs at most 50 come at once; a prefix counts up to its last letter or digit.
+DAGS = """
+const [ids] = arguments;
+const base = document.createElement("base");
+base.href = location.href;
+base.dataset.airflow = new URL("/", location.href).href;
+document.head.append(base);
+window.fetch = async (address) => {
+  const { pathname, searchParams } = new URL(address);
+  if (!pathname.endsWith("/dags")) return Response.json({ dag_runs: [] });
+  const holds = searchParams.get("dag_id_pattern") ?? "", begins = searchParams.get("dag_id_prefix_pattern") ?? "";
+  const dags = ids.filter((id) => id.includes(holds) && id.startsWith(begins.replace(/[^a-z0-9]+$/, "")));
+  const first = Number(searchParams.get("offset") ?? 0);
+  const some = dags.slice(first, first + Math.min(50, Number(searchParams.get("limit"))));
+  return Response.json({ dags: some.map((dag_id) => ({ dag_id })), total_entries: dags.length });
+};
+const { dagsOf } = await import(new URL("airflow.js", location.href));
+return Object.keys(await dagsOf("shop"));
+"""
+
+
+def test_a_pipeline_s_dags_are_found_among_those_of_many_with_a_similar_name(browser: Browser, files: str) -> None:
+    ids = [f"{name}.{dag}" for number in range(60) for name in (f"a{number}_shop", f"shop{number}") for dag in "xyz"]
+    browser.open(files)
+    found = browser.script(
+        f"return (async function () {{{DAGS}}})(...arguments)", [*ids, "shop.load", "shop.replicate"]
+    )
+    assert found == ["load", "replicate"]
+
+
 # Airflow's API, of whose deferred tasks at most 50 come at once; task `n` has the trigger and the file of `tasks[n]`.
 SENSORS = """
 const [tasks] = arguments;

@@ -38,10 +38,21 @@ const api = (path, options) => request(`${ROOT}api/v2/${path}`, options);
 const send = (method, path, body) =>
   api(path, { method, body: JSON.stringify(body), headers: { "Content-Type": "application/json" } });
 
+/** Everything in a list. However many entries are asked for, Airflow gives its `maximum_page_limit` at once. */
+async function all(path, name) {
+  const found = [];
+  for (;;) {
+    const page = await api(`${path}&limit=100&offset=${found.length}`);
+    found.push(...page[name]);
+    if (!page[name].length || found.length >= page.total_entries) return found;
+  }
+}
+
 /** The pipeline's DAGs that this user may read, by the part of their id behind the dot, with their newest runs. */
 export async function dagsOf(pipeline) {
-  const found = await api(`dags?dag_id_pattern=${encodeURIComponent(`${pipeline}.`)}&limit=100`);
-  const dags = found.dags.filter((dag) => dag.dag_id.startsWith(`${pipeline}.`));
+  // Airflow leaves the dot out, so DAGs of `shop_eu` come as well as those of `shop`.
+  const found = await all(`dags?order_by=dag_id&dag_id_prefix_pattern=${encodeURIComponent(`${pipeline}.`)}`, "dags");
+  const dags = found.filter((dag) => dag.dag_id.startsWith(`${pipeline}.`));
   const runs = await Promise.all(
     dags.map((dag) => api(`dags/${encodeURIComponent(dag.dag_id)}/dagRuns?limit=1&order_by=-run_after`).catch(() => null)));
   return Object.fromEntries(
@@ -55,23 +66,13 @@ export async function failedRuns() {
 
 /** Sensors that wait for the lake of the pipeline file `file`, as far as this user may read their DAGs. */
 export async function waitingSensors(file) {
-  const deferred = await deferredTasks();
+  const deferred = await all("dags/~/dagRuns/~/taskInstances?state=deferred&order_by=id", "task_instances");
   const ids = new Set(deferred.map((task) => task.id));
   for (const id of requests.keys()) if (!ids.has(id)) requests.delete(id);
   const asked = await Promise.all(deferred.map(withRequest));
   // Workers may name the file by a relative path, or see it at another mount. The pages' files are in one folder.
   const nameOf = (path) => String(path ?? "").split("/").at(-1);
   return asked.filter((task) => nameOf(task?.rendered_fields?.pipeline) === nameOf(file));
-}
-
-/** All of them. However many are asked for, Airflow gives its `maximum_page_limit` at once. */
-async function deferredTasks() {
-  const tasks = [];
-  for (;;) {
-    const found = await api(`dags/~/dagRuns/~/taskInstances?state=deferred&order_by=id&limit=100&offset=${tasks.length}`);
-    tasks.push(...found.task_instances);
-    if (!found.task_instances.length || tasks.length >= found.total_entries) return tasks;
-  }
 }
 
 // What the XComs of waiting tasks say, by the task's try. It does not change, and a page looks every few seconds.
