@@ -133,11 +133,23 @@ window.fetch = async (address) => {
     return Response.json({ task_instances: some, total_entries: all.length });
   }
   const [, n] = pathname.match(/t(\\d+)\\/xcomEntries/);
-  return Response.json({ value: { pipeline: tasks[n][1] } });
+  most = Math.max(most, ++open);
+  await new Promise((resolve) => setTimeout(resolve));
+  open--;
+  return tasks[n][1] ? Response.json({ value: { pipeline: tasks[n][1] } }) : new Response("{}", { status: 404 });
 };
+let now = Date.now(), open = 0, most = 0;
+Date.now = () => now;
 const { waitingSensors } = await import(new URL("airflow.js", location.href));
 const found = async () => (await waitingSensors("/etc/headwater/shop.yaml")).map((task) => Number(task.id.slice(2)));
-return { first: await found(), again: await found(), xcoms: asked.filter((path) => path.includes("xcom")).length };
+const count = (part) => asked.filter((path) => path.includes(part)).length;
+const first = await found(), again = await found(), xcoms = count("xcom"), lists = count("/~/taskInstances");
+now += 40e3;
+await found();
+const later = count("xcom");
+now += 100e3;
+await found();
+return { first, again, xcoms, lists, later, last: count("xcom"), lists_then: count("/~/taskInstances"), most };
 """
 
 
@@ -149,4 +161,13 @@ def test_every_sensor_that_waits_is_found_wherever_its_worker_has_the_file(brows
     browser.open(files)
     found = browser.script(f"return (async function () {{{SENSORS}}})(...arguments)", tasks)
     of_shop = list(range(120, 128))
-    assert found == {"first": of_shop, "again": of_shop, "xcoms": 5}
+    assert (found["first"], found["again"], found["xcoms"]) == (of_shop, of_shop, 5)
+    assert (found["lists"], found["lists_then"]) == (3, 9), "not read again at each refresh"
+
+
+def test_a_sensor_whose_lake_was_not_looked_at_yet_is_asked_for_seldom(browser: Browser, files: str) -> None:
+    """It has nothing to show. Many of them are asked a few at a time: the page's other requests go by the same way."""
+    browser.open(files)
+    found = browser.script(f"return (async function () {{{SENSORS}}})(...arguments)", [["SensorTrigger", ""]] * 40)
+    assert (found["first"], found["xcoms"], found["later"], found["last"]) == ([], 40, 40, 80)
+    assert found["most"] <= 6

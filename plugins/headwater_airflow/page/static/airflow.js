@@ -4,6 +4,9 @@ import { h } from "./dom.js";
 
 const ROOT = document.querySelector("base").dataset.airflow;
 const TIMEOUT_MS = 20000;
+const SENSORS_MS = 30000;
+const NONE_MS = 60000;
+const AT_ONCE = 4;
 
 /** Why a request failed, in words for a person. `status` 0: nobody answered. */
 export class RequestError extends Error {
@@ -64,31 +67,49 @@ export async function failedRuns() {
   return (await api("dags/~/dagRuns?state=failed&order_by=-run_after&limit=50")).dag_runs;
 }
 
-/** Sensors that wait for the lake of the pipeline file `file`, as far as this user may read their DAGs. */
+/** Sensors that wait for the lake of the pipeline file `file`, as far as this user may read their DAGs. They are found
+ * among everything that is deferred, of any class and DAG, and therefore not at each refresh. */
 export async function waitingSensors(file) {
+  if (Date.now() - looked > SENSORS_MS) {
+    looked = Date.now();
+    sensors = deferredSensors();
+  }
+  // Workers may name the file by a relative path, or see it at another mount. The pages' files are in one folder.
+  const nameOf = (path) => String(path ?? "").split("/").at(-1);
+  return (await sensors).filter((task) => nameOf(task.rendered_fields?.pipeline) === nameOf(file));
+}
+
+let looked = 0;
+let sensors;
+
+async function deferredSensors() {
   const deferred = await all("dags/~/dagRuns/~/taskInstances?state=deferred&order_by=id", "task_instances");
   const ids = new Set(deferred.map((task) => task.id));
   for (const id of requests.keys()) if (!ids.has(id)) requests.delete(id);
-  const asked = await Promise.all(deferred.map(withRequest));
-  // Workers may name the file by a relative path, or see it at another mount. The pages' files are in one folder.
-  const nameOf = (path) => String(path ?? "").split("/").at(-1);
-  return asked.filter((task) => nameOf(task?.rendered_fields?.pipeline) === nameOf(file));
+  const found = deferred.filter((task) => ["FreshnessTrigger", "SensorTrigger"].includes(kindOf(task)));
+  const left = found.entries();
+  const some = async () => {
+    for (const [index, task] of left) found[index] = await withRequest(task);
+  };
+  await Promise.all(Array.from({ length: AT_ONCE }, some));
+  return found;
 }
 
-// What the XComs of waiting tasks say, by the task's try. It does not change, and a page looks every few seconds.
+const kindOf = (task) => task.trigger?.classpath.split(".").at(-1);
+
+// What the XComs of waiting tasks say, by the task's try: it does not change. A task that has none, since its lake could
+// not be looked at yet, is asked again after a while.
 const requests = new Map();
 
 /** A sensor with what it asks for. Of one that began in the triggerer nothing is rendered: there its XCom says it. */
 async function withRequest(task) {
-  const kind = task.trigger?.classpath.split(".").at(-1);
-  if (kind === "FreshnessTrigger") return task;
-  if (kind !== "SensorTrigger") return null;
-  if (!requests.has(task.id)) {
+  if (kindOf(task) === "FreshnessTrigger") return task;
+  if (!(requests.get(task.id)?.until > Date.now())) {
     const place = `dags/${encodeURIComponent(task.dag_id)}/dagRuns/${encodeURIComponent(task.dag_run_id)}`;
     const kept = await api(`${place}/taskInstances/${encodeURIComponent(task.task_id)}/xcomEntries/headwater_wait?deserialize=true&map_index=${task.map_index}`).catch(() => null);
-    if (kept?.value) requests.set(task.id, kept.value);
+    requests.set(task.id, { fields: kept?.value ?? {}, until: kept?.value ? Infinity : Date.now() + NONE_MS });
   }
-  return { ...task, rendered_fields: requests.get(task.id) ?? {} };
+  return { ...task, rendered_fields: requests.get(task.id).fields };
 }
 
 export const trigger = (dag, conf) =>
