@@ -25,7 +25,7 @@ from zoneinfo import available_timezones
 
 from airflow.sdk import Asset, AssetWatcher
 from airflow.triggers.base import BaseEventTrigger
-from croniter import croniter
+from croniter import CroniterError, croniter
 
 from headwater_airflow.sensors.settings import duration
 from headwater_airflow.triggers.lateness import LatenessTrigger
@@ -86,14 +86,18 @@ def fresh(
     nothing is replicated. `keep_cut`: for how long the versions of an event's cut are kept. `name`: the asset's; else
     the other arguments make it.
 
-    ValueError for what is no cron expression, no time zone and no table of the file.
+    ValueError for what is no cron expression, or one that never comes, no time zone and no table of the file.
     """
     from headwater.pipeline_file.pipeline import load_pipeline
 
     known = load_pipeline(pipeline)
     wanted = _wanted(known, tables)
-    if not croniter.is_valid(cron):
+    if not croniter.is_valid(cron) or any(part.lower().startswith("r") for part in cron.split()):  # croniter's random
         raise ValueError(f"{cron!r} is no cron expression: give five fields like '0 6 * * *'")
+    try:
+        croniter(cron).get_next()
+    except CroniterError:
+        raise ValueError(f"{cron!r} never comes: give moments like '0 6 * * *'") from None
     if timezone not in available_timezones():
         raise ValueError(f"{timezone!r} is no time zone: give a name like 'Europe/Berlin'")
     keep = duration(keep_cut, "keep_cut")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
-from croniter import croniter
+from croniter import CroniterError, croniter
 
 from headwater_airflow.triggers.movement import MovementTrigger, keep_sure, pinned
 from headwater_airflow.triggers.threads import in_thread
@@ -97,6 +97,8 @@ class MomentTrigger(BaseEventTrigger):
                 if due > told:
                     cut = await in_thread(self.pipeline, pinned, sight, tables, self.tables, self.keep_seconds)
                     payload = {"cut": cut, "moment": due.astimezone(self._zone).isoformat()}
+            except CroniterError as error:
+                why_not = f"no moment of {self.cron!r} is known: {error}"
             except ZoneInfoNotFoundError:
                 why_not = f"the triggerer knows no time zone {self.timezone!r}: install the package tzdata there"
             except (HeadwaterError, OSError) as error:

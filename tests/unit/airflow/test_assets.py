@@ -42,6 +42,25 @@ def test_one_table_as_a_text_is_refused_and_not_taken_for_its_letters(kind: str,
         asset_of(kind, file, tables="public.a")
 
 
+@pytest.mark.parametrize(
+    ("cron", "why"),
+    [
+        ("every day", "is no cron expression"),
+        ("H 6 * * *", "is no cron expression"),
+        ("R(0-30) 6 * * *", "is no cron expression"),  # other moments at each look
+        ("0 0 30 2 *", "never comes"),
+        ("0 0 31 4,6 *", "never comes"),
+    ],
+)
+def test_moments_that_never_come_or_are_none_are_refused(file: Path, cron: str, why: str) -> None:
+    from headwater_airflow.assets import fresh
+
+    with pytest.raises(ValueError, match=why):
+        fresh(file, cron)
+    for known in ("0 0 29 2 *", "*/5 * * * * *", "0 6 1 mar-apr fri", "@hourly"):
+        fresh(file, known)
+
+
 def test_readers_that_want_different_things_have_different_assets(file: Path) -> None:
     """Of two assets of one name a reader would get the other one's events and cuts."""
     from headwater_airflow.assets import fresh, late, moved

@@ -202,15 +202,26 @@ def test_a_pipeline_file_that_names_another_lake_is_followed(tmp_path: Path) -> 
     asyncio.run(scenario())
 
 
-def test_a_triggerer_without_a_time_zone_says_so_and_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        ({"cron": "* * * * *", "timezone": "Mars/Base"}, "knows no time zone 'Mars/Base'"),
+        ({"cron": "0 0 30 2 *", "timezone": "UTC"}, "no moment of '0 0 30 2 *' is known"),
+    ],
+)
+def test_a_triggerer_that_cannot_know_the_moments_says_so_and_goes_on(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: dict[str, str],
+    what: str,
 ) -> None:
     """An exception from a trigger's constructor would end the triggerer, and all that wait in it."""
     from headwater_airflow.triggers.moments import MomentTrigger
 
     _, file = made(tmp_path, "lake")
     monkeypatch.setattr(Sight, "complete_until", lambda self, tables: datetime.now(UTC))
-    watcher = MomentTrigger(pipeline=str(file), tables=[], cron="* * * * *", timezone="Mars/Base", keep_seconds=60)
+    watcher = MomentTrigger(pipeline=str(file), tables=[], keep_seconds=60, **arguments)
     monkeypatch.setattr(MomentTrigger, "log", logging.getLogger("a watcher"))
 
     async def scenario() -> list[Any]:
@@ -225,7 +236,7 @@ def test_a_triggerer_without_a_time_zone_says_so_and_goes_on(
 
     assert asyncio.run(scenario()) == []
     (said,) = [record.getMessage() for record in caplog.records if record.name == "a watcher"]
-    assert "knows no time zone 'Mars/Base'" in said
+    assert what in said
 
 
 class Store:
