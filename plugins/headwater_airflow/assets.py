@@ -21,6 +21,7 @@ import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit
 from zoneinfo import available_timezones
 
 from airflow.sdk import Asset, AssetWatcher
@@ -194,7 +195,7 @@ def _wanted(pipeline: Pipeline, tables: Sequence[str] | None) -> list[str]:
 def _named(pipeline: str, tables: Sequence[str], what: str, *, of_all: str = "all tables") -> str:
     """What an asset is called. Where that is longer than Airflow takes, a digest tells which tables they are."""
     told = f"{pipeline}: {', '.join(tables) or of_all}{what}"
-    if len(_SCHEME + told) <= _LONGEST:
+    if len(_address(told)) <= _LONGEST:
         return told
     digest = hashlib.sha256("\n".join(tables).encode()).hexdigest()[:16]
     return f"{pipeline}: {len(tables)} tables ({digest}){what}"
@@ -209,7 +210,17 @@ def _kept(keep: timedelta) -> str:
 
 def _asset(name: str, trigger: BaseEventTrigger) -> Asset:
     """An asset has one watcher: a name for what each reader wants to know, and the same for readers of the same."""
-    return Asset(name=name, uri=_SCHEME + name, watchers=[AssetWatcher(name=name, trigger=trigger)])
+    return Asset(name=name, uri=_address(name), watchers=[AssetWatcher(name=name, trigger=trigger)])
+
+
+def _address(name: str) -> str:
+    """Of the asset `name`: the name as it is, or an asset that others have stored would be another one. What a URI
+    cannot hold is encoded, where it cannot: a table's brackets would be an address of IP version 6."""
+    try:
+        urlsplit(_SCHEME + name)
+    except ValueError:
+        name = "".join(quote(one) if one in "[]" or not one.isascii() else one for one in name)
+    return _SCHEME + name
 
 
 def _payloads(

@@ -74,6 +74,15 @@ def test_readers_that_want_different_things_have_different_assets(file: Path) ->
     assert late(file, remind_every="1h").name == "shop: a table late, again every 3600 s"
 
 
+def test_a_table_s_name_may_hold_what_no_uri_does(tmp_path: Path) -> None:
+    file = page_pipeline(tmp_path, "shop", 'public."a[1]"', 'public."a／b"', 'public."é"')
+    made = asset_of("moved", file, tables=['public."a[1]"'])
+    assert made.name == 'shop: public."a[1]" (every 60 s)'
+    assert made.uri == 'x-headwater://shop: public."a%5B1%5D" (every 60 s)'
+    assert asset_of("moved", file, tables=['public."a／b"']).uri.isascii()
+    assert asset_of("moved", file, tables=['public."é"']).uri == 'x-headwater://shop: public."é" (every 60 s)'
+
+
 def test_assets_of_many_tables_have_names_that_airflow_takes(file: Path) -> None:
     from headwater_airflow.assets import fresh, late, moved
 
