@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ class FreshnessBranchOperator(FreshnessSensor, BranchMixIn):
     def __init__(
         self,
         *,
-        pipeline: str,
+        pipeline: str | os.PathLike[str],
         if_fresh: str | Sequence[str] | None,
         if_not_fresh: str | Sequence[str] | None,
         max_wait: Any = 0,

@@ -74,7 +74,7 @@ class FreshnessSensor(BaseSensorOperator):
     def __init__(
         self,
         *,
-        pipeline: str,
+        pipeline: str | os.PathLike[str],
         tables: Sequence[str] | None = None,
         require: Any = "now",
         max_wait: float | str | timedelta = 300,
@@ -92,7 +92,8 @@ class FreshnessSensor(BaseSensorOperator):
         # Airflow's sensors have a max_wait of another kind, which they would take from default_args.
         super().__init__(timeout=wait, max_wait=None, **arguments)
         self._refuse_unmeant()
-        self.pipeline = pipeline
+        # As it is otherwise: a task's result, say, which a worker resolves.
+        self.pipeline: str = os.fspath(pipeline) if isinstance(pipeline, os.PathLike) else pipeline
         if isinstance(tables, str):  # which would be taken for its letters
             raise ValueError(f"tables={tables!r}: expected a list of names, [{tables!r}]")
         self.tables = list(tables) if isinstance(tables, Sequence) else tables
@@ -138,19 +139,20 @@ class FreshnessSensor(BaseSensorOperator):
         if isinstance(require, timedelta):
             require = f"{require.total_seconds():f}s"
         before = self._pre_execute_hook or self.on_execute_callback  # a deferred sensor has had its worker by then
-        if not isinstance(self.tables, list | None):
-            raise ValueError(f"start_from_trigger with tables={self.tables!r}: no worker is there to resolve it")
-        if not isinstance(require, str):
-            raise ValueError(
-                f"start_from_trigger with require={require!r}: no worker is there to resolve it; give a text, or a "
-                "template of one"
-            )
-        if not isinstance(self.partitions, Mapping | None):
-            raise ValueError(
-                f"start_from_trigger with partitions={self.partitions!r}: no worker is there to resolve it"
-            )
-        texts = " ".join([self.pipeline, require, *(self.tables or ()), str(self.partitions or "")])
-        if "xcom_pull" in texts and "map_indexes" not in texts:
+        texts = isinstance(self.tables, list | None) and all(isinstance(one, str) for one in self.tables or ())
+        for name, value, is_known in (
+            ("pipeline", self.pipeline, isinstance(self.pipeline, str)),
+            ("tables", self.tables, texts),
+            ("require", require, isinstance(require, str)),
+            ("partitions", self.partitions, isinstance(self.partitions, Mapping | None)),
+        ):
+            if not is_known:
+                raise ValueError(
+                    f"start_from_trigger with {name}={value!r}: no worker is there to resolve it; give a text, or a "
+                    "template of one"
+                )
+        asked = " ".join([self.pipeline, require, *(self.tables or ()), str(self.partitions or "")])
+        if "xcom_pull" in asked and "map_indexes" not in asked:
             raise ValueError(
                 "start_from_trigger: xcom_pull needs map_indexes=-1, or the index meant; a triggerer gets no answer "
                 "to the question for all of them"

@@ -6,6 +6,7 @@ import asyncio
 import json
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -171,6 +172,10 @@ def test_a_triggerer_that_hung_while_another_one_ended_the_task_leaves_its_cut_a
     assert asyncio.run(scenario()).payload["epoch"] == 2, "Airflow knows no task that this event is for"
 
 
+def test_the_pipeline_file_may_be_given_as_a_path(lake: HandLake, pipeline: str, xcoms: XComs) -> None:
+    assert is_success(asyncio.run(last_event(started(cast("Any", Path(pipeline)), require="0/180"))))
+
+
 def test_the_runs_conf_goes_over_the_arguments_there_too(lake: HandLake, pipeline: str, xcoms: XComs) -> None:
     conf = {"headwater": {"require": "0/180", "tables": [B], "max_wait": "2h"}}
     trigger = started(pipeline, in_run(conf), require="0/400")
@@ -232,6 +237,10 @@ def test_what_a_worker_must_resolve_is_refused_when_the_dag_is_read(pipeline: st
         sensor(pipeline, require=position(), start_from_trigger=True)
     with DAG("dag"), pytest.raises(ValueError, match="no worker is there to resolve it"):
         sensor(pipeline, tables=position(), start_from_trigger=True)
+    with DAG("dag"), pytest.raises(ValueError, match=r"tables=.*no worker is there to resolve it"):
+        sensor(pipeline, tables=[A, position()], start_from_trigger=True)
+    with DAG("dag"), pytest.raises(ValueError, match=r"pipeline=.*no worker is there to resolve it"):
+        sensor(cast("Any", position()), start_from_trigger=True)
     with pytest.raises(ValueError, match="xcom_pull needs map_indexes=-1"):
         sensor(pipeline, require="{{ ti.xcom_pull('write') }}", start_from_trigger=True)
 
