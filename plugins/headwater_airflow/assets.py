@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
-from zoneinfo import available_timezones
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from airflow.sdk import Asset, AssetWatcher
 from airflow.triggers.base import BaseEventTrigger
@@ -99,8 +99,10 @@ def fresh(
         croniter(cron).get_next()
     except CroniterError:
         raise ValueError(f"{cron!r} never comes: give moments like '0 6 * * *'") from None
-    if timezone not in available_timezones():
-        raise ValueError(f"{timezone!r} is no time zone: give a name like 'Europe/Berlin'")
+    try:
+        ZoneInfo(timezone)
+    except (ZoneInfoNotFoundError, ValueError, OSError):  # OSError: a folder of time zones
+        raise ValueError(f"{timezone!r} is no time zone: give a name like 'Europe/Berlin'") from None
     keep = duration(keep_cut, "keep_cut")
     told = name or _named(known.name, wanted, f" fresh at {cron} {timezone}{_kept(keep)}")
     trigger = MomentTrigger(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,17 @@ def test_moments_that_never_come_or_are_none_are_refused(file: Path, cron: str, 
         fresh(file, cron)
     for known in ("0 0 29 2 *", "*/5 * * * * *", "0 6 1 mar-apr fri", "@hourly"):
         fresh(file, known)
+
+
+def test_a_time_zone_is_looked_up_and_not_searched_for_among_all(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Airflow reads a DAG file again and again, and there are six hundred of them."""
+    from headwater_airflow.assets import fresh
+
+    monkeypatch.setattr(os, "walk", None)
+    for unknown in ("Mars/Base", "Europe", "../UTC", "/etc/localtime", "", "a\0b"):
+        with pytest.raises(ValueError, match="is no time zone"):
+            fresh(file, "0 6 * * *", timezone=unknown)
+    fresh(file, "0 6 * * *", timezone="Europe/Berlin")
 
 
 def test_readers_that_want_different_things_have_different_assets(file: Path) -> None:
