@@ -74,7 +74,7 @@ class MomentTrigger(BaseEventTrigger):
             yield event
 
     def shared_stream_key(self) -> Hashable:
-        return ("headwater moments", self.pipeline)
+        return ("headwater", self.pipeline)  # as of a MovementTrigger: one look serves both
 
     @classmethod
     def open_shared_stream(cls, kwargs: dict[str, Any]) -> AsyncIterator[Sight]:

@@ -143,6 +143,12 @@ def test_two_names_for_the_same_tables_are_two_watchers(kind: str, file: Path) -
     assert watcher_of(one).shared_stream_key() == watcher_of(other).shared_stream_key(), "they look together"
 
 
+def test_one_look_at_a_lake_serves_what_has_moved_and_what_is_fresh(file: Path) -> None:
+    one, other, alarm = (watcher_of(asset_of(kind, file)).shared_stream_key() for kind in KINDS)
+    assert one == other
+    assert alarm != one, "which asks the source as well, and seldom"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_watcher_is_made_again_of_what_is_stored_also_by_an_older_version(kind: str, file: Path) -> None:
     path, arguments = watcher_of(asset_of(kind, file)).serialize()
