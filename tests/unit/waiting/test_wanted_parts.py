@@ -34,10 +34,11 @@ from unit.airflow.test_sensor import (
     pipeline,
     sensor,
     stored_and_restored,
+    task_states,
 )
 
 pytestmark = pytest.mark.usefixtures("airflow_home")
-__all__ = ["lake", "pipeline", "xcoms"]
+__all__ = ["lake", "pipeline", "task_states", "xcoms"]
 
 COLUMN = Column("id", 1, 0, -1, ValueType("int8", "bigint"))
 LEAVES = (Leaf(11, "public", "a_1", 1), Leaf(12, "public", "a_2", 2))
