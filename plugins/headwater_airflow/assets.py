@@ -96,9 +96,12 @@ def fresh(
     if not croniter.is_valid(cron) or any(part.lower().startswith("r") for part in cron.split()):  # croniter's random
         raise ValueError(f"{cron!r} is no cron expression: give five fields like '0 6 * * *'")
     try:
-        croniter(cron).get_next()
+        croniter(cron).get_prev()  # what is looked for; the last moment of a year that is named may be over
     except CroniterError:
-        raise ValueError(f"{cron!r} never comes: give moments like '0 6 * * *'") from None
+        try:
+            croniter(cron).get_next()
+        except CroniterError:
+            raise ValueError(f"{cron!r} never comes: give moments like '0 6 * * *'") from None
     try:
         ZoneInfo(timezone)
     except (ZoneInfoNotFoundError, ValueError, OSError):  # OSError: a folder of time zones

@@ -15,24 +15,26 @@ from headwater.pipeline_file.pipeline import Pipeline, load_pipeline
 def read_pipelines(pattern: str) -> tuple[list[Pipeline], list[HeadwaterError]]:
     """The pipelines of the usable files, and what is wrong with the others; `where` of each fault names its file.
 
-    Of several files of one pipeline the one counts that is named after it, also if it is faulty, else the first: a copy
-    that somebody has put beside it (`shop (copy).yaml`) is not to take the pipeline over.
+    Of several files of one pipeline the one counts that is named after it, else the first: a copy that somebody has put
+    beside it (`shop (copy).yaml`) is not to take the pipeline over, also while the file itself is faulty.
     """
     found: list[Pipeline] = []
     faults: list[HeadwaterError] = []
-    instead: dict[str, str] = {}
+    faulty: dict[str, str] = {}
     for file in sorted(glob.glob(pattern)):
         try:
             found.append(load_pipeline(file))
         except HeadwaterError as error:
             faults.append(error)
-            instead[Path(file).stem] = f"{file} is named after the pipeline {Path(file).stem}, and is faulty"
+            faulty[Path(file).stem] = f"{file} is named after the pipeline {Path(file).stem}, and is faulty"
     used: list[Pipeline] = []
+    taken: dict[str, str] = {}
     for pipeline in sorted(found, key=lambda one: Path(one.file).stem != one.name):
-        if why := instead.get(pipeline.name):
+        is_copy = Path(pipeline.file).stem != pipeline.name
+        if why := taken.get(pipeline.name) or (faulty.get(pipeline.name) if is_copy else None):
             remedy = "remove one of the two, or give it another pipeline name"
             faults.append(BadConfiguration(why, where=pipeline.file, remedy=remedy))
         else:
             used.append(pipeline)
-            instead[pipeline.name] = f"{pipeline.file} has the same pipeline name, {pipeline.name}"
+            taken[pipeline.name] = f"{pipeline.file} has the same pipeline name, {pipeline.name}"
     return sorted(used, key=lambda one: one.file), faults

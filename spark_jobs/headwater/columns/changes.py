@@ -59,10 +59,10 @@ def has_columns(schema: TableSchema, relation: Relation) -> bool:
 
 
 def refuse_other_table(
-    record: TableRecord, relation: Relation, is_partition: Callable[[int], bool] = lambda _: False
+    record: TableRecord, relation: Relation, is_partition: Callable[[Relation], bool] = lambda _: False
 ) -> None:
     """SchemaChanged unless `relation` is, by id and name, the table or a leaf of it. `is_partition`: of a leaf under
-    another name, whether it is one still: then it was renamed, and no more."""
+    another name, whether it is that one all the same: then it was renamed, and no more."""
     schema = record.schema
     leaf = next((leaf for leaf in schema.leaves if leaf.relation_id == relation.relation_id), None)
     if leaf is None:
@@ -70,7 +70,7 @@ def refuse_other_table(
     if (leaf.schema, leaf.name) != (relation.schema, relation.name):
         now = TableName(relation.schema, relation.name)
         what = f"{TableName(leaf.schema, leaf.name)} was renamed to {now} at the source"
-        if schema.partitioned and is_partition(relation.relation_id):
+        if schema.partitioned and is_partition(relation):
             return
         if schema.partitioned:
             raise changed(record, what)

@@ -68,13 +68,15 @@ def _suspend_found(run: Run) -> None:
     run.tables.columns.remember(run.watch.learned())
     for name, names in run.watch.renamed().items():
         run.tables.owners.meet_names(name, names)
-    run.tables.owners.meet_empty(run.watch.attached_empty(), run.processed)
     found = [run.tables.states.suspend(name, error) for name, error in run.watch.take()]
     if any(moved := [run.tables.owners.meet_moved(*one) for one in run.watch.moved()]):
         with contextlib.suppress(HeadwaterError):  # a later look does the same
             run.source.ask(run.watch.look)  # what they brought to where they are now
     found += moved
-    found += [run.tables.owners.meet_attached(name, leaves) for name, leaves in run.watch.attached().items()]
+    run.tables.owners.saw_empty(run.watch.attached_empty())
+    with contextlib.suppress(Transient):  # a source that is away is asked at the next turn
+        found.append(run.tables.owners.meet_attached(run.watch.attached()))
+        run.tables.owners.meet_empty(run.processed)
     if any(found):
         run.publisher.states(run.tables.records)
         run.publisher.write()

@@ -335,6 +335,13 @@ def test_a_copy_of_a_pipeline_file_does_not_take_the_pipeline_over(tmp_path: Pat
     used, faults = read_pipelines(str(tmp_path / "*.yaml"))
     assert not used
     assert f"{file} is named after the pipeline shop, and is faulty" in str(faults[-1])
+    # Somebody else's of that name, which another pattern would not even match.
+    (tmp_path / "elsewhere").mkdir()
+    elsewhere = write_pipeline(tmp_path / "elsewhere", "shop")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "shop.yaml").write_text("pipeline: [shop")
+    (pipeline,), _ = read_pipelines(str(tmp_path / "*" / "shop.yaml"))
+    assert pipeline.file == str(elsewhere)
 
 
 def test_the_documentation_of_a_dag_names_lake_and_tables_of_the_file(tmp_path: Path) -> None:

@@ -9,11 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from deltalake import DeltaTable
 
 from fixtures.lakes import HandLake
+from headwater.errors import SourceUnreachable
 from headwater.lake.ledger import TableVersion
+from headwater.lake.paths import registry_path
 from headwater.lake.registry import TableRecord
 from headwater.log.blocks import Block, Chunk, Ddl, Relation, RelationColumn, Transactions
+from headwater.names import TableName
 from headwater.position import Position
 from headwater.replicate.batches.batch import Batch
 from headwater.replicate.tables.owners import Owners
@@ -43,8 +47,9 @@ class Source:
 
 
 class Driver:
-    def __init__(self, folder: Path) -> None:
-        lake = HandLake(folder, Position("7", 1, 0x100), [NAME])
+    def __init__(self, folder: Path, *more: str) -> None:
+        lake = HandLake(folder, Position("7", 1, 0x100), [NAME, *more])
+        self.root = lake.root
         self.states = TableStates(lake.root, lake.registry, lake.ledger)
         self.source = Source()
         session: Any = self.source
@@ -156,7 +161,8 @@ def test_changes_behind_the_look_that_saw_an_attached_partition_empty_are_its_ta
     states.change(NAME, lambda _: driver.record())
     answers = iter([((SCHEMA.relation_id, replace(leaf, link=link), False), True), []])
     monkeypatch.setattr(driver.source, "ask", lambda question: next(answers))
-    driver.owners.meet_empty([(driver.record(), leaf, 0x250)], read_lsn=0x200)
+    driver.owners.saw_empty([(driver.record(), leaf, 0x250)])
+    driver.owners.meet_empty(0x200)
     assert driver.owners.owner(leaf.relation_id) is None
     first = np.array([0], dtype=np.int64)
     transactions = Transactions(first, np.array([end_lsn], dtype=np.int64), first, first)
@@ -173,11 +179,101 @@ def test_a_partition_that_was_attached_empty_belongs_to_its_table_when_all_befor
     leaf, states = Leaf(12, "public", "b", 5, link=7), driver.states
     states.change(NAME, lambda _: driver.record())
     another_load = replace(driver.record(), incarnation=driver.record().incarnation - 1)
-    driver.owners.meet_empty([(driver.record(), leaf, 0x250)], read_lsn=0x24F)
+    driver.owners.saw_empty([(driver.record(), leaf, 0x250)])
+    driver.owners.meet_empty(0x24F)
     assert driver.owners.owner(12) is None
-    driver.owners.meet_empty([(another_load, replace(leaf, relation_id=13), 0x250)], read_lsn=0x250)
+    driver.owners.saw_empty([(another_load, replace(leaf, relation_id=13), 0x250)])
+    driver.owners.meet_empty(0x250)
     assert (driver.owners.owner(12), driver.owners.owner(13)) == (NAME, None)
     swapped = replace(leaf, relation_id=14, name="a_1")
     monkeypatch.setattr(driver.source, "ask", lambda question: {})
-    driver.owners.meet_empty([(driver.record(), swapped, 0x250)], read_lsn=0x250)
+    driver.owners.saw_empty([(driver.record(), swapped, 0x250)])
+    driver.owners.meet_empty(0x250)
     assert driver.owners.owner(14) is None, "it has taken the place of one of that name"
+
+
+@pytest.mark.parametrize("is_adopted", [False, True])
+def test_a_partition_that_was_seen_empty_and_is_attached_once_more_with_rows_is_no_empty_one(
+    driver: Driver, is_adopted: bool
+) -> None:
+    leaf, states = Leaf(12, "public", "b", 5, link=7), driver.states
+    states.change(NAME, lambda _: driver.record())
+    driver.owners.saw_empty([(driver.record(), leaf, 0x250)])
+    driver.owners.meet_empty(0x300 if is_adopted else 0x200)
+    assert driver.owners.meet_attached({NAME: [replace(leaf, link=0)]})
+    driver.owners.meet_empty(0x300)
+    assert (states.records[NAME].state, states.records[NAME].unread) == ("suspended", (12,))
+    assert not driver.owners.meet_attached({NAME: [replace(leaf, link=0)]}), "it is known by now"
+
+
+def test_partitions_that_were_seen_empty_are_taken_over_in_one_commit(driver: Driver) -> None:
+    driver.states.change(NAME, lambda _: driver.record())
+    version = DeltaTable(registry_path(driver.root)).version()
+    driver.owners.saw_empty([(driver.record(), Leaf(n, "public", f"b_{n}", 5, link=7), 0x250) for n in range(20, 40)])
+    driver.owners.meet_empty(0x250)
+    assert [driver.owners.owner(n) for n in range(20, 40)] == [NAME] * 20
+    assert DeltaTable(registry_path(driver.root)).version() == version + 1
+
+
+def test_while_the_source_is_away_what_was_seen_of_partitions_is_kept(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one that has the name of another one the source is asked what has become of that."""
+    states = driver.states
+    states.change(NAME, lambda _: driver.record())
+
+    def away(question: Any) -> Any:
+        raise SourceUnreachable("the source is away", where="source")
+
+    empty, brought = Leaf(12, "public", "a_1", 5, link=7), Leaf(13, "public", "a_1", 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(driver.source, "ask", away)
+        driver.owners.saw_empty([(driver.record(), empty, 0x250)])
+        with pytest.raises(SourceUnreachable):
+            driver.owners.meet_empty(0x250)
+        with pytest.raises(SourceUnreachable):
+            driver.owners.meet_attached({NAME: [brought]})
+    monkeypatch.setattr(driver.source, "ask", lambda question: {n: TableName("public", f"a_{n}") for n in (11, 12)})
+    driver.owners.meet_empty(0x250)
+    assert driver.owners.owner(12) == NAME
+    assert driver.owners.meet_attached({})
+    assert states.records[NAME].unread == (13,)
+
+
+def test_a_table_that_the_driver_has_not_met_yet_is_waited_for(driver: Driver) -> None:
+    """Any write into the registry may read what another job has entered there."""
+    driver.states.change(NAME, lambda _: driver.record())
+    driver.owners.meet_names("public.new", {11: TableName("public", "other")})
+    assert not driver.owners.meet_attached({"public.new": [Leaf(12, "public", "b", 5)]})
+    assert not driver.owners.meet_moved(11, NAME, "public.new")
+    assert not driver.owners.meet_moved(11, "public.new", NAME)
+    assert driver.states.records[NAME].state == "active"
+
+
+@pytest.mark.parametrize(("state", "expected"), [("removed", "active"), ("suspended", "suspended")])
+def test_a_table_that_has_left_the_pipeline_file_takes_nothing_from_the_one_that_it_is_a_partition_of_now(
+    tmp_path: Path, state: Any, expected: str
+) -> None:
+    driver, plain = (
+        Driver(tmp_path, "public.t"),
+        TableSchema(12, "public", "t", (), ("id",), (Leaf(12, "public", "t", 1),)),
+    )
+    read = replace(SCHEMA, leaves=(*SCHEMA.leaves, *plain.leaves))
+    driver.states.change(NAME, lambda record: replace(record, schemas=((0, read),)))
+    driver.states.change("public.t", lambda record: replace(record, schemas=((0, plain),)).entered(state, "because"))
+    assert driver.owners.meet_moved(12, "public.t", NAME)
+    assert driver.states.records[NAME].state == expected
+    assert driver.owners.owner(12) == NAME
+    assert not driver.owners.meet_moved(12, "public.t", NAME)
+
+
+def test_changes_that_still_say_a_partitions_former_name_are_its_own(driver: Driver) -> None:
+    """Whatever has become of it since: it may be no partition any more."""
+    driver.states.change(NAME, lambda _: driver.record())
+    driver.owners.meet_names(NAME, {11: TableName("public", "a_old")})
+    (leaf,) = driver.states.records[NAME].schema.leaves
+    assert leaf.name == "a_old"
+    relations = driver.states.relations
+    assert relations.was_named(Relation(11, "public", "a_1", "d", ()))
+    assert not relations.was_named(Relation(11, "public", "a_old", "d", ()))
+    assert not relations.was_named(Relation(12, "public", "a_1", "d", ()))

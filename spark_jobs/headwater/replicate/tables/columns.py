@@ -104,11 +104,14 @@ class Evolving:
             refuse_lost_key(self._states.records[name], relation)
         return share
 
-    def _is_partition(self, record: TableRecord, transactions: Transactions, relation_id: int) -> bool:
-        """Of the table, for the catalog, whatever its name is."""
+    def _is_partition(self, record: TableRecord, transactions: Transactions, relation: Relation) -> bool:
+        """Of the table: when it had this name, or for the catalog, whatever its name is there."""
+        if self._states.relations.was_named(relation):
+            return True
         with contextlib.closing(connect(self._pipeline.conninfo(), application_name="headwater columns")) as connection:
             require_visible(connection, transactions.xid.tolist(), record.name)
-            return relation_id in attached_names(connection, record.schema.relation_id, [relation_id])
+            of_now = attached_names(connection, record.schema.relation_id, [relation.relation_id])
+            return relation.relation_id in of_now
 
     def _relations_that_count(self, name: str, share: Share, transactions: Transactions) -> set[Relation]:
         """Those with changes that count. Where all transactions do, no change is looked at: they may be on disk."""

@@ -39,6 +39,7 @@ class Owners:
         self._answers: dict[int, tuple[Relation, _Found | None]] = {}  # by the source, of unknown ones; lanes clear it
         self._told_of: set[int] = set()
         self._empty: dict[int, tuple[TableRecord, Leaf, int]] = {}  # by relation, until it is adopted: see `meet_empty`
+        self._brought: dict[str, Sequence[Leaf]] = {}  # by table, until it is met
 
     def adopt(self, record: TableRecord) -> None:
         """The changes of the table's relations belong to it from now on."""
@@ -116,14 +117,16 @@ class Owners:
 
     def meet_names(self, name: str, now: Mapping[int, TableName]) -> None:
         """Partitions of the table have these names by now, by relation id."""
-        known = {
-            leaf.relation_id: TableName(leaf.schema, leaf.name) for leaf in self._states.records[name].schema.leaves
-        }
-        renamed = {i: to for i, to in now.items() if known.get(i, to) != to}
+        if (record := self._states.records.get(name)) is None:
+            return  # the registry has more than this driver has met
+        known = {leaf.relation_id: leaf for leaf in record.schema.leaves if leaf.relation_id in now}
+        renamed = {i: leaf for i, leaf in known.items() if now[i] != TableName(leaf.schema, leaf.name)}
         if renamed:
-            self._states.change(name, lambda record: _with_names(record, renamed))
-            for relation_id, to in renamed.items():
-                log.info("%s: partition %s was renamed to %s", name, known[relation_id], to)
+            for leaf in renamed.values():
+                self._relations.renamed(leaf)
+            self._states.change(name, lambda record: _with_names(record, {i: now[i] for i in renamed}))
+            for i, leaf in renamed.items():
+                log.info("%s: partition %s.%s was renamed to %s", name, leaf.schema, leaf.name, now[i])
 
     def _answer(self, relation: Relation) -> _Found | tuple[int, None, bool] | None:
         asked_as, found = self._answers.get(relation.relation_id, (None, None))
@@ -151,7 +154,7 @@ class Owners:
         if self._states.records[name].state == "loading":
             self._relations.own(relation.relation_id, name)  # the record is the load's: it is entered behind it
         else:
-            self._adopt(name, leaf)
+            self._adopt(name, [leaf])
         return name
 
     def _tell_of_gone(self, relation: Relation) -> None:
@@ -191,12 +194,26 @@ class Owners:
         self._suspend_for(name, came)
         return self._states.is_followed(name)
 
-    def meet_attached(self, name: str, leaves: Iterable[Leaf]) -> bool:
-        """The catalog shows these partitions, which brought rows: a change of them may never come. Whether the table
-        was suspended for one that it does not know."""
-        known = {leaf.relation_id for leaf in self._states.records[name].schema.leaves}
-        came = [leaf for leaf in leaves if leaf.relation_id not in known]
-        return bool(came) and self._suspend_for(name, came)
+    def meet_attached(self, found: Mapping[str, Sequence[Leaf]]) -> bool:
+        """The catalog shows these partitions by table, which brought rows: a change of them may never come. Whether a
+        table was suspended for one that it does not know. Transient where the source could not be asked: they are kept
+        for the next call."""
+        self._brought |= found
+        for leaf in [leaf for leaves in found.values() for leaf in leaves]:
+            self._empty.pop(leaf.relation_id, None)  # it has been filled since, and attached once more
+        is_news = False
+        for name, leaves in list(self._brought.items()):
+            if came := self._unknown(name, leaves):
+                is_news |= self._suspend_for(name, came)
+            del self._brought[name]
+        return is_news
+
+    def _unknown(self, name: str, leaves: Sequence[Leaf]) -> list[Leaf]:
+        """Those that the table does not have, or had by another ATTACH."""
+        if (record := self._states.records.get(name)) is None:
+            return []  # the registry has more than this driver has met
+        links = {leaf.relation_id: leaf.link for leaf in record.schema.leaves}
+        return [leaf for leaf in leaves if links.get(leaf.relation_id, -1) not in (0, leaf.link)]
 
     def meet_moved(self, relation_id: int, former: str, to: str) -> bool:
         """The relation, which was the table `former` or a partition of it, is a partition of the table `to` now.
@@ -207,36 +224,46 @@ class Owners:
         not before, since the changes that come behind its look must come to `to`. A table that is being loaded may
         already have read it, without the changes that `former` got: it takes it over when it is in step.
         """
-        if self._states.records[former].state == "loading":
-            return False
-        is_news = self._states.suspend(former, _moved(self._states.records[former], relation_id, to))
-        record = self._states.records[to]
+        had, record = self._states.records.get(former), self._states.records.get(to)
+        if had is None or record is None or had.state == "loading":
+            return False  # one that the registry has, and this driver has not met, is met soon
+        is_news = self._states.suspend(former, _moved(had, relation_id, to))
         if record.state in ("loading", "catching up"):
             return is_news
-        if any(leaf.relation_id == relation_id for leaf in self._states.records[former].schema.leaves):
+        if any(leaf.relation_id == relation_id for leaf in had.schema.leaves):
             is_news = True
             self._states.change(former, lambda now: _without_leaf(now, relation_id))
             self._relations.leave(relation_id)
             self._answers.pop(relation_id, None)  # from before it was a partition of ours
             self._relations.adopt(record)
             read = [leaf for leaf in record.schema.leaves if leaf.relation_id == relation_id]
-            if read and relation_id not in record.unread and record.is_followed:
+            # A table that has left the pipeline file got no changes that this one lacks.
+            if read and had.state != "removed" and relation_id not in record.unread and record.is_followed:
                 self._suspend_for(to, read)
         return is_news
 
-    def meet_empty(self, seen: Iterable[tuple[TableRecord, Leaf, int]], read_lsn: int) -> None:
-        """Partitions that were attached, and seen empty behind an LSN; each with its table as it was then. `read_lsn`:
-        up to where the log has been met.
+    def saw_empty(self, seen: Iterable[tuple[TableRecord, Leaf, int]]) -> None:
+        """Partitions that were attached, and seen empty behind an LSN; each with its table as it was then."""
+        self._empty |= {leaf.relation_id: (record, leaf, lsn) for record, leaf, lsn in seen}
+
+    def meet_empty(self, read_lsn: int) -> None:
+        """Of the partitions that were seen empty, those behind an LSN up to which the log has been met, `read_lsn`.
 
         Up to that LSN the log may still bring what was done to one before it was the table's. So it becomes the table's
         when all of that has been met, and no restart forgets it from then on: its first row may come in a month.
+        Transient where the source could not be asked: they are kept for the next call.
         """
-        self._empty |= {leaf.relation_id: (record, leaf, lsn) for record, leaf, lsn in seen}
-        for record, leaf, _ in [one for one in self._empty.values() if one[2] <= read_lsn]:
-            del self._empty[leaf.relation_id]
+        ripe = [one for one in self._empty.values() if one[2] <= read_lsn]
+        came: dict[str, list[Leaf]] = {}
+        for record, leaf, _ in ripe:
             # One that took the place of another one under its name: its first change tells what becomes of that.
             if self._is_same_load(record) and all(self._is_attached(*one) for one in self._relations.named_as(leaf)):
-                self.meet_leaves(record.name, [leaf])
+                came.setdefault(record.name, []).append(leaf)
+        for name, leaves in came.items():
+            if unknown := self._unknown(name, leaves):
+                self._adopt(name, unknown)
+        for _, leaf, _ in ripe:
+            del self._empty[leaf.relation_id]
 
     def _was_empty_before(self, name: str, leaf: Leaf, block: Block, transactions: Transactions) -> bool:
         """Whether `leaf`, which was attached, brought no row: it was empty before any of these changes, and nobody has
@@ -264,16 +291,17 @@ class Owners:
         error = SchemaChanged(then.reason, where=name, remedy=then.remedy)
         return self._states.suspend(name, error, lambda now: awaiting(now, leaves) if now.is_followed else None)
 
-    def _adopt(self, name: str, leaf: Leaf) -> None:
-        self._states.change(name, lambda record: _with_leaf(record, leaf))
-        log.info("%s: new partition %s.%s", name, leaf.schema, leaf.name)
+    def _adopt(self, name: str, leaves: Sequence[Leaf]) -> None:
+        """In one commit: a year's partitions may have been attached at once."""
+        self._states.change(name, lambda record: _with_leaves(record, leaves))
+        for leaf in leaves:
+            log.info("%s: new partition %s.%s", name, leaf.schema, leaf.name)
 
     def meet_leaves(self, name: str, leaves: Iterable[Leaf]) -> None:
         """These partitions belong to the table from now on, whatever brought them."""
         known = {leaf.relation_id for leaf in self._states.records[name].schema.leaves}
-        for leaf in leaves:
-            if leaf.relation_id not in known:
-                self._adopt(name, leaf)
+        if came := [leaf for leaf in leaves if leaf.relation_id not in known]:
+            self._adopt(name, came)
 
     def meet_leaves_of(self, name: str, share: Share, transactions: Transactions) -> None:
         """In its lane: partitions that came while the table was loaded."""
@@ -288,7 +316,7 @@ class Owners:
                 _, leaf, created = found
                 if not created:
                     raise _attached(name, [leaf])
-                self._adopt(name, leaf)
+                self._adopt(name, [leaf])
 
 
 def _is_like(schema: TableSchema, relation: Relation) -> bool:
@@ -311,10 +339,8 @@ def _leaf_of(connection: Connection, relation: Relation, transactions: Transacti
 
 def awaiting(record: TableRecord, leaves: Sequence[Leaf]) -> TableRecord:
     """The table suspended until its attached partitions `leaves` are reloaded, and followed meanwhile."""
-    known = {leaf.relation_id for leaf in record.schema.leaves}
-    for leaf in leaves:
-        if leaf.relation_id not in known:
-            record = _with_leaf(record, leaf)
+    links = {leaf.relation_id: leaf.link for leaf in record.schema.leaves}
+    record = _with_leaves(record, [leaf for leaf in leaves if links.get(leaf.relation_id) != leaf.link])
     named = " ".join(f"--partition {shlex.quote(str(TableName(leaf.schema, leaf.name)))}" for leaf in leaves)
     remedy = f"headwater reload PIPELINE.yaml --table {shlex.quote(record.name)} {named}"
     since = record.since if record.unread else now_text()
@@ -376,6 +402,8 @@ def _without_leaf(record: TableRecord, relation_id: int) -> TableRecord:
     return replace(record, schemas=(*record.schemas[:-1], (lsn, schema.with_leaves(left))))
 
 
-def _with_leaf(record: TableRecord, leaf: Leaf) -> TableRecord:
+def _with_leaves(record: TableRecord, came: Sequence[Leaf]) -> TableRecord:
     lsn, schema = record.schemas[-1]
-    return replace(record, schemas=(*record.schemas[:-1], (lsn, schema.with_leaves((*schema.leaves, leaf)))))
+    ids = {leaf.relation_id for leaf in came}
+    others = (leaf for leaf in schema.leaves if leaf.relation_id not in ids)
+    return replace(record, schemas=(*record.schemas[:-1], (lsn, schema.with_leaves((*others, *came)))))

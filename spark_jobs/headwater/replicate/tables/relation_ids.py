@@ -20,6 +20,7 @@ class RelationIds:
         self._tables = tables
         self._owner: dict[int, str] = {}
         self._foreign: set[int] = set()
+        self._former_names: set[tuple[int, str, str]] = set()
         for record in tables.values():
             self.adopt(record)
 
@@ -44,6 +45,14 @@ class RelationIds:
     def leave(self, relation_id: int) -> None:
         """The relation belongs to nobody, as far as is known."""
         self._owner.pop(relation_id, None)
+
+    def renamed(self, leaf: Leaf) -> None:
+        """The relation has another name than `leaf` by now; changes that the log holds may still say that one."""
+        self._former_names.add((leaf.relation_id, leaf.schema, leaf.name))
+
+    def was_named(self, relation: Relation) -> bool:
+        """Whether the relation had this name while this driver ran."""
+        return (relation.relation_id, relation.schema, relation.name) in self._former_names
 
     def owner(self, relation_id: int) -> str | None:
         """The table that the relation belongs to; None: none of ours, or not known yet."""
