@@ -35,7 +35,6 @@ from headwater.source.connection import Connection, connect, errors_named
 SAMPLED_PAGES: Final = 256
 SAMPLED_ROWS: Final = 10_000
 _LOCK_SECONDS: Final = 10.0
-_XIDS: Final = 1 << 32
 # It is gone, or has another name; or only single columns may be read, and xmin is none of them.
 _CANNOT_TELL = (psycopg.errors.UndefinedTable, psycopg.errors.InsufficientPrivilege)
 
@@ -44,12 +43,9 @@ Found = Callable[[pa.Table, pa.Schema], tuple[npt.NDArray[np.bool_], Iterable[tu
 parts: the numbers of their keys, and the rows."""
 
 
-def refuse_other_values(
-    pipeline: Pipeline, record: TableRecord, widened: Collection[Column], xids: Int64, found: Found
-) -> None:
+def refuse_other_values(pipeline: Pipeline, record: TableRecord, widened: Collection[Column], found: Found) -> None:
     """SchemaChanged when the columns `widened` hold other values at the source than in the lake, which stands behind
-    the change. `xids` (32 bits): of the transactions with which it was followed; the lake may lack what later ones have
-    written. KeepsChanging while somebody has locked the table."""
+    the change. KeepsChanging while somebody has locked the table."""
     schema = record.schema
     names = [*schema.key, *(column.name for column in widened if column.name not in schema.key)]
     if not schema.key or not widened:
@@ -58,7 +54,7 @@ def refuse_other_values(
     with contextlib.closing(session) as connection:
         for leaf in schema.leaves:
             try:
-                rows = _rewritten_rows(connection, leaf, schema, names, {column.name for column in widened}, xids)
+                rows = _rewritten_rows(connection, leaf, schema, names, {column.name for column in widened})
             except Transient as failed:
                 if failed.code != "lock_timeout":
                     raise
@@ -90,7 +86,7 @@ def _are_same(here: pa.ChunkedArray, there: pa.ChunkedArray) -> bool:
 
 
 def _rewritten_rows(
-    connection: Connection, leaf: Leaf, schema: TableSchema, names: list[str], widened: set[str], xids: Int64
+    connection: Connection, leaf: Leaf, schema: TableSchema, names: list[str], widened: set[str]
 ) -> pa.Table:
     """Some rows of the leaf that the change of types has written and nobody since; none where that cannot be told (any
     more)."""
@@ -100,7 +96,7 @@ def _rewritten_rows(
     leaves = max(1, len(schema.leaves))
     with errors_named("source"), contextlib.suppress(*_CANNOT_TELL), connection.transaction():
         connection.execute(sql.SQL("select from only {} where false").format(table))  # from here on nobody alters it
-        origins = _origins(connection, leaf, columns, widened, xids)
+        origins = _origins(connection, leaf, columns, widened)
         if not origins:
             return kind.empty_table()
         share = connection.execute(
@@ -127,8 +123,11 @@ def _rewritten_rows(
     return kind.empty_table()
 
 
-def _origins(connection: Connection, leaf: Leaf, columns: list[Column], widened: set[str], xids: Int64) -> set[int]:
-    """The transactions that gave the leaf's columns the types which they have; empty where these are others by now."""
+def _origins(connection: Connection, leaf: Leaf, columns: list[Column], widened: set[str]) -> set[int]:
+    """The transactions that gave the leaf's columns the types which they have; empty where these are others by now.
+
+    Their ids do not tell which of them the lake holds: a savepoint has one of its own that the log never names, and who
+    began later may have committed earlier. One that the lake lacks has altered the column once more."""
     rows = connection.execute(
         "select attname::text, atttypid::bigint, atttypmod, xmin::text::bigint from pg_catalog.pg_attribute "
         "where attrelid = %s and attname = any(%s) and not attisdropped",
@@ -137,6 +136,4 @@ def _origins(connection: Connection, leaf: Leaf, columns: list[Column], widened:
     types = {name: (type_oid, typmod) for name, type_oid, typmod, _ in rows}
     if any(types.get(column.name) != (column.type_oid, column.typmod) for column in columns):
         return set()
-    last = int(xids[-1])
-    newest = max(((int(xid) - last + _XIDS // 2) % _XIDS) - _XIDS // 2 for xid in xids) + last
-    return {xid for name, _, _, xid in rows if name in widened and (newest - xid) % _XIDS < _XIDS // 2}
+    return {xid for name, _, _, xid in rows if name in widened}

@@ -162,6 +162,16 @@ FOLLOWED = {
     "recast_at_once": Case(
         ("alter table {} alter id type bigint, alter n type bigint; update {} set n = 1 where id < 10", *_moved())
     ),
+    "recast_in_a_savepoint": Case(
+        (
+            "begin; savepoint s; alter table {} alter n type bigint; update {} set n = n + 1 where id < 5; release s; "
+            "update {} set n = -n where id between 3 and 8; insert into {} values (500, 1, 'new'); "
+            "commit",
+            "do $$ begin begin alter table {} alter id type bigint; exception when others then raise; end; "
+            "insert into {} values (1::bigint << 40, 1, 'new'); end $$",
+            *_moved(),
+        )
+    ),
     "recast_and_defaulted": Case(
         (
             "alter table {} alter n type bigint",
@@ -259,6 +269,20 @@ NOT_FOLLOWED = {
     ),
     "wider_by_using": Case(
         ("alter table {} alter n type bigint using n * 10", "update {} set note = 'x' where id = 1"),
+        reason="column n has a wider type, and USING made other values",
+    ),
+    "wider_by_using_in_a_savepoint": Case(
+        (
+            "begin; savepoint s; alter table {} alter n type bigint using n * 10; release s; "
+            "insert into {} values (500, 1, 'x'); commit",
+        ),
+        reason="column n has a wider type, and USING made other values",
+    ),
+    "wider_by_using_in_a_block": Case(
+        (
+            "do $$ begin begin alter table {} alter n type bigint using n * 10; exception when others then raise; end; "
+            "insert into {} values (500, 1, 'x'); end $$",
+        ),
         reason="column n has a wider type, and USING made other values",
     ),
     "wider_by_using_here_and_there": Case(
@@ -548,6 +572,21 @@ def test_no_row_says_that_a_table_is_in_step_whose_wider_column_has_other_values
     epochs = [read_epoch(plain.pipeline.lake_path(), number) for number in range(1, newest.epoch + 1)]
     rows = [epoch.tables["public.plain"] for epoch in epochs if epoch and "public.plain" in epoch.tables]
     assert {row.state for row in rows if row.version >= wide} == {"suspended"}
+
+
+@pytest.mark.parametrize(("using", "reason"), [("", ""), (" using n + 1", "and USING made other values")])
+def test_a_wider_type_by_a_transaction_that_began_later_than_the_next_row_is_compared(
+    plain: Plain, using: str, reason: str
+) -> None:
+    with plain.database.connect(autocommit=False) as earlier:
+        earlier.execute("update other set n = 7 where id = 1")
+        plain.database.execute(f"alter table plain alter n type bigint{using}")
+        earlier.execute("insert into plain values (1000, 1, 'new')")
+    catch_up(plain.pipeline)
+    record = record_of(plain.pipeline, "public.plain")
+    assert record.state == ("suspended" if reason else "active")
+    assert reason in record.reason
+    assert plain.is_equal() is not bool(reason)
 
 
 def test_a_table_that_somebody_locks_while_its_wider_values_are_compared_is_tried_again_alone(

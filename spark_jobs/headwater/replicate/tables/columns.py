@@ -222,7 +222,7 @@ class Evolving:
         }
         columns = [column for column in record.schema.columns if column.attnum in widened]
         if columns:
-            refuse_other_values(self._pipeline, record, columns, transactions.xid, found)
+            refuse_other_values(self._pipeline, record, columns, found)
 
     def finish(self, name: str, still_alive: Callable[[], None]) -> None:
         """The lake has the columns that the registry names."""
