@@ -159,6 +159,7 @@ class _Reading:
         found = self._identified_all()
         gone = tuple(column for attnum, column in self._old.items() if attnum not in {c.attnum for c in found})
         self._refuse_needed(gone)
+        self._refuse_other_in_place(found, gone)
         columns = tuple(self._kept(c) if c.attnum in self._old else self._added(c) for c in found)
         renamed, _, widened = between(self._stored, columns)
         for name in (*renamed, *(self._old[column.attnum].name for column in widened)):
@@ -213,6 +214,21 @@ class _Reading:
             for use in ("key", "partition_by", "cluster_by"):
                 if column.name in getattr(self._stored, use):
                     raise self._not_followed(f"{quote_ident(column.name)} of its {use} was dropped")
+
+    def _refuse_other_in_place(self, found: list[Column], gone: tuple[Column, ...]) -> None:
+        """What looks like a new column may be one that is gone: renamed, shown, and only then dropped and added
+        again."""
+        for index, new in enumerate(found):
+            if new.attnum in self._old:
+                continue
+            for old in gone:
+                around = [c.attnum for c in (*found[:index], old, *found[index + 1 :])]
+                # In a leaf's own order every place is possible.
+                fits = self._stored.partitioned or around == sorted(around)
+                if fits and (old.type_oid, old.typmod) == (new.type_oid, new.typmod):
+                    raise self._not_followed(
+                        f"{quote_ident(new.name)} may be a new column, or {quote_ident(old.name)} under another name"
+                    )
 
     def _kept(self, column: Column) -> Column:
         """A registered column under its name and type of now."""

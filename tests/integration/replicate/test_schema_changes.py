@@ -111,6 +111,15 @@ FOLLOWED = {
     "dropped": Case(
         ("alter table {} drop note", "insert into {} values (500, 5)", *_moved("n")[1:]), lake_only=("note",)
     ),
+    "dropped_and_added": Case(
+        (
+            "alter table {} drop n; alter table {} add m int",
+            "insert into {} values (500, 'new', 5)",
+            "alter table {} drop note; alter table {} add last bigint default 7",
+            "update {} set last = 8 where id < 5",
+        ),
+        lake_only=("n", "note"),
+    ),
     "renamed": Case(("alter table {} rename note to remark", *_moved("remark"))),
     "key_renamed": Case(
         ("delete from {} where id = 6", "alter table {} rename id to number", "update {} set n = 7 where number = 7")
@@ -334,6 +343,19 @@ NOT_FOLLOWED = {
             "insert into {} select i, i, -i from generate_series(1, 9) i",
         ),
         reason="took the name of another one",
+    ),
+    "renamed_and_again": Case(
+        (
+            "alter table {} rename n to m",
+            "update {} set m = 7 where id < 5",
+            "alter table {} drop m; alter table {} add m int",
+            "insert into {} values (500, 'new', 3)",
+        ),
+        table=(
+            "create table {} (id int primary key, note text, n int)",
+            "insert into {} select i, 'note ' || i, i from generate_series(1, 40) i",
+        ),
+        reason="m may be a new column, or n under another name",
     ),
     "other_order": Case(
         (

@@ -55,7 +55,7 @@ def refused(relation: Relation, now: TableSchema, dropped: tuple[int, ...] = (),
 
 
 def test_columns_are_told_apart_by_attnum() -> None:
-    c = column("c", 4)
+    c = column("c", 4, BIGINT)
     after = follow(shows(ID, replace(A, name="x"), c), table(ID, replace(A, name="x"), c), (3,), {(1, "c"): FIVE})
     assert [(one.name, one.attnum, one.missing) for one in after.columns] == [
         ("id", 1, ""),
@@ -69,6 +69,16 @@ def test_columns_are_told_apart_by_attnum() -> None:
 def test_a_column_that_came_under_the_name_of_one_that_went_is_not_taken_for_it() -> None:
     again = column("a", 4)
     assert "changed places" in refused(shows(ID, B, again), table(ID, B, replace(again, name="c")), (2,))
+
+
+def test_a_new_column_in_the_place_of_one_that_went_may_be_that_one_under_another_name() -> None:
+    c, wide = column("c", 4), column("c", 4, BIGINT)
+    assert "may be a new column, or b under" in refused(shows(ID, A, c), table(ID, A, c), (3,))
+    assert [one.attnum for one in follow(shows(ID, A, wide), table(ID, A, wide), (3,)).columns] == [1, 2, 4]
+    assert [one.attnum for one in follow(shows(ID, B, c), table(ID, B, c), (2,)).columns] == [1, 3, 4]
+    stored = table(ID, A, B, partitioned=True)
+    message = refused(shows(ID, B, c), table(ID, B, c, partitioned=True), (2,), stored)
+    assert "may be a new column, or a under" in message
 
 
 def test_names_that_changed_places_and_were_renamed_since_are_no_change_of_places() -> None:
