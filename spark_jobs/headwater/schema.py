@@ -16,6 +16,9 @@ PARTITION_COLUMN = "_hw_partition"
 """Column of the lake for partitioned tables: the relation id (oid) of the leaf that holds the row."""
 
 _WIDER = {"smallint": ("int", "bigint"), "int": ("bigint",), "float": ("double",)}
+_WIDER_WIRES = frozenset(
+    [("int2", "int4"), ("int2", "int8"), ("int4", "int8"), ("float4", "float8"), ("numeric", "numeric")]
+)
 _DECIMAL = re.compile(r"\Adecimal\((\d+),(\d+)\)\Z")
 SERVER_TEXT = "server text"
 """`wire` of a type whose binary form is not known here: every reader asks the server for its text."""
@@ -57,6 +60,12 @@ def is_wider(lake: str, than: str) -> bool:
         return lake in _WIDER.get(than, ())
     (precision, scale), (before, scale_before) = ((int(found[1]), int(found[2])) for found in (new, old))
     return lake != than and scale >= scale_before and precision - scale >= before - scale_before
+
+
+def is_widening(before: ValueType, after: ValueType) -> bool:
+    """Whether a column of the type `before` that becomes `after` keeps its numbers, in the lake as at the source. The
+    lake's types do not tell: an `oid` is a bigint there, and -1 is none."""
+    return (before.wire, after.wire) in _WIDER_WIRES and is_wider(after.lake, before.lake)
 
 
 @dataclass(frozen=True, slots=True)

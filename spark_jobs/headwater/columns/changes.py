@@ -18,7 +18,7 @@ from headwater.errors import SchemaChanged
 from headwater.lake.registry import TableRecord
 from headwater.log.blocks import Relation, RelationColumn
 from headwater.names import TableName, quote_ident
-from headwater.schema import Column, Leaf, TableSchema, is_wider
+from headwater.schema import Column, Leaf, TableSchema, is_widening
 from headwater.source.catalog.column_facts import ColumnFacts
 
 COLUMNS_CHANGED: Final = "its columns changed at the source, and no change of it has come through the log since"
@@ -238,7 +238,7 @@ class _Reading:
             return replace(old, name=column.name, not_null=column.not_null)
         if column.on_bad_value != old.on_bad_value:
             raise self._not_followed(f"on_bad_value of {quote_ident(old.name)} is another one than at its load")
-        if not is_wider(column.value.lake, old.value.lake):
+        if not is_widening(old.value, column.value):
             self._refuse_other_type(old, column)
         return replace(
             old,

@@ -273,6 +273,14 @@ NOT_FOLLOWED = {
     "narrower": Case(
         ("alter table {} alter n type smallint", *_moved()), reason="another type: int in the lake would be smallint"
     ),
+    "to_oid": Case(
+        (
+            "update {} set n = -1 where id = 3",
+            "alter table {} alter n type oid",
+            "insert into {} values (500, 1, 'new')",
+        ),
+        reason="another type: int in the lake would be bigint",
+    ),
     "widened_and_added": Case(
         ("alter table {} alter n type bigint, add more int", *_moved()), reason="and the table was rewritten"
     ),

@@ -11,7 +11,7 @@ from headwater.errors import SchemaChanged
 from headwater.lake.registry import TableRecord
 from headwater.log.blocks import Relation, RelationColumn
 from headwater.log.values.decode import older_value
-from headwater.schema import Column, Leaf, TableSchema, ValueType, is_wider
+from headwater.schema import Column, Leaf, TableSchema, ValueType, is_widening, is_wider
 from headwater.source.catalog.column_facts import ColumnFacts
 
 INT, BIGINT, TEXT = ValueType("int4", "int"), ValueType("int8", "bigint"), ValueType("text", "string")
@@ -140,3 +140,17 @@ def test_a_rewrite_that_is_no_widening_hides_what_older_rows_hold() -> None:
 )
 def test_a_wider_type_holds_every_number_of_the_narrower_one(wide: str, narrow: str, is_so: bool) -> None:
     assert is_wider(wide, narrow) is is_so
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_so"),
+    [
+        (INT, BIGINT, True),
+        (INT, ValueType("oid", "bigint"), False),
+        (ValueType("oid", "bigint"), BIGINT, False),
+        (ValueType("float4", "float"), ValueType("float8", "double"), True),
+        (ValueType("numeric", "decimal(8,2)", 8, 2), ValueType("numeric", "decimal(9,2)", 9, 2), True),
+    ],
+)
+def test_a_type_is_widened_by_another_one_of_its_kind(before: ValueType, after: ValueType, is_so: bool) -> None:
+    assert is_widening(before, after) is is_so
