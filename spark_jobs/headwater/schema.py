@@ -19,6 +19,8 @@ _WIDER = {"smallint": ("int", "bigint"), "int": ("bigint",), "float": ("double",
 _WIDER_WIRES = frozenset(
     [("int2", "int4"), ("int2", "int8"), ("int4", "int8"), ("float4", "float8"), ("numeric", "numeric")]
 )
+_CIDR = (650, 651)
+"""The type oids of cidr and of its array."""
 _DECIMAL = re.compile(r"\Adecimal\((\d+),(\d+)\)\Z")
 SERVER_TEXT = "server text"
 """`wire` of a type whose binary form is not known here: every reader asks the server for its text."""
@@ -94,7 +96,9 @@ class Column:
     def from_json(cls, value: dict[str, Any]) -> Column:
         narrower = tuple(map(cls.from_json, value.get("narrower", ())))
         hidden = Hidden.from_json(value.get("hidden"))
-        return cls(**{**value, "value": ValueType.from_json(value["value"]), "narrower": narrower, "hidden": hidden})
+        kind = ValueType.from_json(value["value"])
+        kind = _as_cidr(kind) if value["type_oid"] in _CIDR else kind
+        return cls(**{**value, "value": kind, "narrower": narrower, "hidden": hidden})
 
     def sent_as(self, type_oid: int, typmod: int) -> Column:
         """The column as it was when the log sent it with this type."""
@@ -102,6 +106,13 @@ class Column:
             if (known.type_oid, known.typmod) == (type_oid, typmod):
                 return replace(known, name=self.name)
         return self
+
+
+def _as_cidr(value: ValueType) -> ValueType:
+    """Older registries call it inet, whose text is another one."""
+    if value.element is not None:
+        return replace(value, element=_as_cidr(value.element))
+    return replace(value, wire="cidr") if value.wire == "inet" else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,6 +145,17 @@ FOLLOWED = {
             "insert into {} select i, 'c' || i, 'n' from generate_series(1, 9) i",
         ),
     ),
+    "networks": Case(
+        (
+            "update {} set a = '10.1.2.0/24', b = '10.1.2.3/8' where id = 1",
+            "alter table {} add more int; alter table {} add c cidr default '1.2.3.4/32'",
+            "insert into {} values (500, '10.0.0.1/32', '10.0.0.1/32', '{{10.0.0.1/32}}', 1, '10.0.0.0/8')",
+        ),
+        table=(
+            "create table {} (id int primary key, a cidr, b inet, list cidr[])",
+            "insert into {} values (1, '10.1.2.3/32', '10.1.2.3/32', '{{10.1.2.3/32,::/0}}'), (2, '::1', '::1', null)",
+        ),
+    ),
     "longer": Case(
         (
             "update {} set n = -1 where id = 1",
@@ -272,6 +283,23 @@ NOT_FOLLOWED = {
     "random": Case(("alter table {} add u uuid default gen_random_uuid()", *_moved()), reason="rewritten"),
     "narrower": Case(
         ("alter table {} alter n type smallint", *_moved()), reason="another type: int in the lake would be smallint"
+    ),
+    "to_inet": Case(
+        ("alter table {} alter a type inet", "insert into {} values (500, '10.0.0.1/32')"),
+        table=(
+            "create table {} (id int primary key, a cidr)",
+            "insert into {} values (1, '10.1.2.3/32'), (2, '10.0.0.0/8')",
+        ),
+        reason="a has another type",
+    ),
+    "to_inet_of_a_domain": Case(
+        ("alter table {} alter a type inet", "insert into {} values (500, '10.0.0.1/32')"),
+        table=(
+            "create domain {}_network as cidr",
+            "create table {} (id int primary key, a {}_network)",
+            "insert into {} values (1, '10.1.2.3/32'), (2, '10.0.0.0/8')",
+        ),
+        reason="a has another type",
     ),
     "to_oid": Case(
         (

@@ -154,3 +154,16 @@ def test_a_wider_type_holds_every_number_of_the_narrower_one(wide: str, narrow: 
 )
 def test_a_type_is_widened_by_another_one_of_its_kind(before: ValueType, after: ValueType, is_so: bool) -> None:
     assert is_widening(before, after) is is_so
+
+
+def test_a_registered_cidr_is_one_also_where_an_older_headwater_called_it_inet() -> None:
+    inet, cidr = ValueType("inet", "string"), ValueType("cidr", "string")
+    a = Column("a", 2, 650, -1, inet)
+    several = Column("b", 3, 651, -1, ValueType("array", "string", element=inet))
+    read = TableSchema.from_json(table(ID, a, several).to_json())
+    assert [one.value for one in read.columns] == [INT, cidr, ValueType("array", "string", element=cidr)]
+    now = replace(a, value=cidr), replace(several, value=ValueType("array", "string", element=cidr)), column("c", 4)
+    after = follow(shows(ID, *now), table(ID, *now), stored=read)
+    assert after.columns == (ID, *now)
+    same = replace(a, name="x", type_oid=869, value=inet)
+    assert "another type" in refused(shows(ID, same, several), table(ID, same, several), stored=read)

@@ -56,6 +56,7 @@ EVERY_TYPE = [
     ValueType("interval", "string"),
     ValueType("timetz", "string"),
     ValueType("inet", "string"),
+    ValueType("cidr", "string"),
     ValueType("bit", "string"),
     ValueType("char", "string"),
     ValueType("array", "array<string>", element=TEXT),

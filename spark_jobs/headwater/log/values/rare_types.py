@@ -236,6 +236,7 @@ FORMATTERS: dict[str, Callable[[bytes], str]] = {
     "box": box,
     "bytea": bytea,
     "char": single_char,
+    "cidr": network,
     "circle": circle,
     "float4": float4,
     "float8": float8,
@@ -252,4 +253,4 @@ FORMATTERS: dict[str, Callable[[bytes], str]] = {
     "timetz": timetz,
     "xid8": xid8,
 }
-"""Formatter of each wire form that has no vectorised one. cidr, varbit and macaddr8 share with their siblings."""
+"""Formatter of each wire form that has no vectorised one. varbit and macaddr8 share with their siblings."""

@@ -84,7 +84,7 @@ _UNLISTED: dict[str, tuple[str, str]] = {
     "timetz": ("timetz", "string"),
     "interval": ("interval", "string"),
     "inet": ("inet", "string"),
-    "cidr": ("inet", "string"),
+    "cidr": ("cidr", "string"),
     "macaddr": ("macaddr", "string"),
     "macaddr8": ("macaddr", "string"),
     "money": ("money", "string"),
