@@ -66,8 +66,13 @@ def is_wider(lake: str, than: str) -> bool:
 
 def is_widening(before: ValueType, after: ValueType) -> bool:
     """Whether a column of the type `before` that becomes `after` keeps its numbers, in the lake as at the source. The
-    lake's types do not tell: an `oid` is a bigint there, and -1 is none."""
-    return (before.wire, after.wire) in _WIDER_WIRES and is_wider(after.lake, before.lake)
+    lake's types do not tell: an `oid` is a bigint there, and -1 is none. They may also be wide enough before."""
+    if (before.wire, after.wire) not in _WIDER_WIRES:
+        return False
+    if before.lake != after.lake:
+        return is_wider(after.lake, before.lake)
+    # A text shows more digits of a wider float; of a numeric the lake's type does not tell which one is wider.
+    return before.wire.startswith("int") or (before.wire == "float4" and before.lake != "string")
 
 
 @dataclass(frozen=True, slots=True)

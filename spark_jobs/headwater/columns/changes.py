@@ -18,7 +18,7 @@ from headwater.errors import SchemaChanged
 from headwater.lake.registry import TableRecord
 from headwater.log.blocks import Relation, RelationColumn
 from headwater.names import TableName, quote_ident
-from headwater.schema import Column, Leaf, TableSchema, is_widening
+from headwater.schema import Column, Leaf, TableSchema, ValueType, is_widening
 from headwater.source.catalog.column_facts import ColumnFacts
 
 COLUMNS_CHANGED: Final = "its columns changed at the source, and no change of it has come through the log since"
@@ -33,6 +33,17 @@ def between(before: TableSchema, columns: Collection[Column]) -> tuple[dict[str,
     renamed = {old[c.attnum].name: c.name for c in same if old[c.attnum].name != c.name}
     widened = [column for column in same if old[column.attnum].value.lake != column.value.lake]
     return renamed, [column for column in columns if column.attnum not in old], widened
+
+
+def recast(before: TableSchema, columns: Collection[Column]) -> list[Column]:
+    """Those of `columns` whose values the source has written again as a wider type, which the lake's may have been
+    before."""
+    old = {column.attnum: column.value for column in before.columns}
+    return [c for c in columns if c.attnum in old and _kind(old[c.attnum]) != _kind(c.value)]
+
+
+def _kind(value: ValueType) -> tuple[str, str]:
+    return value.wire, value.lake
 
 
 def described(before: TableSchema, after: TableSchema) -> str:
@@ -169,7 +180,11 @@ class _Reading:
         last = max(self._stored.last_attnum, *(column.attnum for column in (*self._stored.columns, *columns)))
         key = tuple(renamed.get(name, name) for name in self._stored.key)
         # Widening has rewritten the table, and is known: from here on another rewrite is to be told from it.
-        leaves = self._leaves_now() if widened and has_columns(self._now, self._relation) else self._stored.leaves
+        leaves = (
+            self._leaves_now()
+            if recast(self._stored, columns) and has_columns(self._now, self._relation)
+            else self._stored.leaves
+        )
         # The server spells a filter with the names of now.
         spelled = self._now.row_filter or self._stored.row_filter if self._stored.where else ""
         schema = replace(self._stored, columns=columns, key=key, last_attnum=last, leaves=leaves, row_filter=spelled)

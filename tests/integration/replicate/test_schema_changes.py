@@ -171,6 +171,23 @@ FOLLOWED = {
             "insert into {} select i, i, i * 0.1, i * 1.25 from generate_series(1, 20) i",
         ),
     ),
+    "wide_before": Case(
+        (
+            "update {} set n = -1 where id = 3",
+            "alter table {} alter id type int, alter n type bigint, alter ratio type double precision, "
+            "alter words type bigint",
+            "update {} set n = 1::bigint << 40, words = -(1::bigint << 41), ratio = 0.1 where id < 3",
+            "insert into {} values (100000, -(1::bigint << 62), 0.1, 7)",
+            "delete from {} where id = 7",
+            "alter table {} add more int default 5",
+            "update {} set more = 6 where id = 8",
+        ),
+        table=(
+            "create table {} (id smallint primary key, n int, ratio real, words smallint)",
+            "insert into {} select i, i, i * 0.1, -i from generate_series(1, 20) i",
+        ),
+        entry={"types": {"id": "bigint", "n": "bigint", "ratio": "double", "words": "string"}},
+    ),
     "recast": Case(
         (
             "update {} set n = n + 1 where id < 5",
@@ -315,6 +332,25 @@ NOT_FOLLOWED = {
     "wider_by_using": Case(
         ("alter table {} alter n type bigint using n * 10", "update {} set note = 'x' where id = 1"),
         reason="column n has a wider type, and USING made other values",
+    ),
+    "wide_before_by_using": Case(
+        ("alter table {} alter n type bigint using n * 10", "update {} set note = 'x' where id = 1"),
+        entry={"types": {"n": "bigint"}},
+        reason="column n has a wider type, and USING made other values",
+    ),
+    "text_before_by_using": Case(
+        ("alter table {} alter n type bigint using n * 10", "update {} set note = 'x' where id = 1"),
+        entry={"types": {"n": "string"}},
+        reason="column n has a wider type, and USING made other values",
+    ),
+    "text_of_floats": Case(
+        ("alter table {} alter ratio type double precision", "insert into {} values (500, 0.1)"),
+        table=(
+            "create table {} (id int primary key, ratio real)",
+            "insert into {} select i, i * 0.1 from generate_series(1, 20) i",
+        ),
+        entry={"types": {"ratio": "string"}},
+        reason="ratio has another type",
     ),
     "wider_by_using_in_a_savepoint": Case(
         (

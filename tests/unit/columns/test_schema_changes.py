@@ -149,6 +149,11 @@ def test_a_wider_type_holds_every_number_of_the_narrower_one(wide: str, narrow: 
         (INT, ValueType("oid", "bigint"), False),
         (ValueType("oid", "bigint"), BIGINT, False),
         (ValueType("float4", "float"), ValueType("float8", "double"), True),
+        (ValueType("int4", "bigint"), BIGINT, True),
+        (ValueType("int2", "string"), ValueType("int8", "string"), True),
+        (ValueType("float4", "double"), ValueType("float8", "double"), True),
+        (ValueType("float4", "string"), ValueType("float8", "string"), False),
+        (BIGINT, ValueType("int4", "bigint"), False),
         (ValueType("numeric", "decimal(8,2)", 8, 2), ValueType("numeric", "decimal(9,2)", 9, 2), True),
     ],
 )

@@ -28,6 +28,7 @@ from headwater.columns.changes import (
     differences,
     evolved,
     has_columns,
+    recast,
     refuse_lost_key,
     refuse_other_table,
 )
@@ -218,7 +219,7 @@ class Evolving:
             column.attnum
             for (_, before), (since, after) in pairwise(record.schemas)
             if transactions.end_lsn[0] <= since <= transactions.end_lsn[-1]
-            for column in between(before, after.columns)[2]
+            for column in recast(before, after.columns)
         }
         columns = [column for column in record.schema.columns if column.attnum in widened]
         if columns:
