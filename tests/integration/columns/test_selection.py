@@ -12,7 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 
 import headwater
 from fixtures.jobs import catch_up, contents, following, lake_path_of, lake_rows, load_tables, record_of, source_rows
-from fixtures.loaded import pipeline_in_step
+from fixtures.loaded import loaded_pipeline, pipeline_in_step
 from fixtures.pipelines import write_pipeline
 from fixtures.postgres import Database
 from fixtures.waiting import until
@@ -393,6 +393,29 @@ def test_a_part_that_cannot_be_published_is_refused_and_nothing_changes(
         assert code in found
         assert database.query(f"select from pg_replication_slots where slot_name = '{pipeline.source.slot}'") == []
     database.execute("update people set name = 'goes on'")
+
+
+def test_a_virtual_column_is_none_that_a_column_list_lacks(
+    database: Database, spark: SparkSession, tmp_path: Path
+) -> None:
+    if int(database.query("show server_version_num")[0][0]) < 180000:
+        pytest.skip("virtual generated columns came with 18")
+    database.allow_publishing()
+    database.execute("create table t (id int primary key, n int, secret text)", "insert into t values (1, 1, 's')")
+    pipeline = loaded_pipeline(tmp_path, database, {"name": "public.t", "columns": {"exclude": ["secret"]}})
+    database.execute(
+        "alter table t add double int generated always as (n * 2) virtual", "insert into t values (2, 2, 's')"
+    )
+    catch_up(pipeline)
+    assert record_of(pipeline, "public.t").reason == ""
+    assert lake_rows(pipeline, "public.t", ["id", "n"]) == [(1, 1), (2, 2)]
+    database.execute("alter table t drop double", "alter table t rename n to m", "insert into t values (3, 3, 's')")
+    catch_up(pipeline)
+    assert record_of(pipeline, "public.t").reason == ""
+    assert lake_rows(pipeline, "public.t", ["id", "m"]) == [(1, 1), (2, 2), (3, 3)]
+    database.execute("alter table t add more int")
+    catch_up(pipeline)
+    assert "more was added, which its column list does not publish" in record_of(pipeline, "public.t").reason
 
 
 def test_the_partitions_of_a_table_cannot_be_published_in_part(database: Database, tmp_path: Path) -> None:

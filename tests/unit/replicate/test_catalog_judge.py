@@ -218,6 +218,15 @@ def test_a_table_that_a_compare_does_not_repair_is_loaded_again(look: Look, kept
     assert found[1] == AGAIN
 
 
+def test_of_columns_that_a_column_list_lacks_only_those_count_that_a_load_would_bring(look: Look) -> None:
+    look.schema = replace(look.schema, excluded=("secret",))
+    for kind, publishes, is_found in (("", False, True), ("v", True, False), ("s", False, False), ("s", True, True)):
+        look.columns(1, ID, N, M, Attribute("new", 4, INTEGER, -1, False, kind))
+        look.publication = replace(look.publication, publishes_generated=publishes)
+        found = look.silence()
+        assert (found is not None and "which its column list does not publish" in found[0]) is is_found, kind
+
+
 def test_one_unlogged_partition_silences_its_table(look: Look) -> None:
     holder = look.schema.leaves[-1].relation_id
     look.alter(holder, persistence="u")
@@ -326,4 +335,4 @@ def test_a_virtual_column_that_came_is_known_and_no_other_one_is(look: Look) -> 
     learned, excluding = Learned(), replace(look.schema, excluded=("secret",))
     look.columns(1, ID, N, M, VIRTUAL)
     learned.learn({"public.t": replace(look.record, schemas=((0, excluding),))}, look.facts)
-    assert learned.columns_seen == {}, "the judgement of its column list is of every column"
+    assert learned.columns_seen == {1: 4}, "no column list names it, and none has to"

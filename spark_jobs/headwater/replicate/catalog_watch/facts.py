@@ -40,6 +40,9 @@ select md5(concat_ws('|',
      from pg_catalog.pg_index i where i.indrelid = any((select ids from here)::oid[]) and i.indisunique),
     (select string_agg(concat_ws(',', a.attrelid, a.attnum), ';' order by a.attrelid, a.attnum)
      from pg_catalog.pg_attribute a where a.attrelid = any(%(tables)s::oid[]) and a.attnum > 0 and a.attnotnull),
+    (select string_agg(concat_ws(',', a.attrelid, a.attnum), ';' order by a.attrelid, a.attnum)
+     from pg_catalog.pg_attribute a
+     where a.attrelid = any(%(tables)s::oid[]) and a.attnum > 0 and a.attgenerated <> ''),
     (select string_agg(concat_ws(',', a.attrelid, a.attnum, a.attname), ';' order by a.attrelid, a.attnum)
      from pg_catalog.pg_attribute a
      where a.attrelid = any(%(roots)s::oid[]) and a.attnum > 0 and not a.attisdropped),

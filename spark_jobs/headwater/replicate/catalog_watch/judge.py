@@ -37,8 +37,9 @@ def silence(
     if gone is not None:
         return gone
     root = facts.relations[record.schema.relation_id]
+    publication = facts.publications[standing.registered.publication]
     return (
-        _other_columns(record, root)
+        _other_columns(record, root, publishes_generated=publication is None or publication.publishes_generated)
         or _other_texts(record, meanings, facts.meanings_of(record))
         or _other_values(record, root, facts, rewritten)
     )
@@ -60,15 +61,17 @@ def _unpublished(record: TableRecord, standing: Standing, facts: CatalogFacts) -
     return None
 
 
-def _other_columns(record: TableRecord, root: CatalogRelation) -> SchemaChanged | None:
+def _other_columns(record: TableRecord, root: CatalogRelation, *, publishes_generated: bool) -> SchemaChanged | None:
     """The log would show the same names and types as before, and older rows have lost their values."""
     name, again = record.name, _again(record)
     here = {attribute.attnum: attribute.name for attribute in root.attributes}
+    # A load would leave these out as well.
+    never = {a.attnum for a in root.attributes if a.generated == "v" or (a.generated and not publishes_generated)}
     known = {column.name for column in record.schema.columns}
     if record.schema.excluded:
         # A column list does not grow by itself: nothing of a new column is in the log.
         for attnum, new in here.items():
-            if attnum > record.schema.last_attnum:
+            if attnum > record.schema.last_attnum and attnum not in never:
                 message = f"its column {quote_ident(new)} was added, which its column list does not publish"
                 return SchemaChanged(message, where=name, remedy=f"{again} (or name it in columns.exclude first)")
     for column in record.schema.columns:

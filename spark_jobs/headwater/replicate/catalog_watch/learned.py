@@ -64,7 +64,6 @@ def _newest_known(record: TableRecord, root: CatalogRelation) -> int:
     are none of these: they come with a rewrite, and may become ordinary ones."""
     last = record.schema.last_attnum
     virtual = {attribute.attnum for attribute in root.attributes if attribute.generated == "v"}
-    # With a column list every column that came is judged.
-    while not record.schema.excluded and last + 1 in virtual:
+    while last + 1 in virtual:
         last += 1
     return last
