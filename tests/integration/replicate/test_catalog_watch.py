@@ -655,6 +655,29 @@ def test_the_remedies_cure_and_a_table_that_fell_silent_without_a_driver_is_neve
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize("happens", ["drop constraint moved_pkey", "drop id"])
+def test_a_key_that_moved_to_another_column_is_chosen_by_the_load_that_the_remedy_names(
+    database: Database, spark: SparkSession, tmp_path: Path, happens: str
+) -> None:
+    database.allow_publishing()
+    database.execute(
+        "create table moved (id int primary key, u int not null unique, note text)",
+        "insert into moved select i, i, 'x' from generate_series(1, 5) i",
+    )
+    pipeline = loaded_pipeline(tmp_path, database, "public.moved")
+    database.execute(f"begin; alter table moved {happens}; alter table moved add primary key (u); commit")
+    catch_up(pipeline)
+    record = registry_of(pipeline).tables["public.moved"]
+    assert (record.state, record.remedy) == ("suspended", _again("public.moved"))
+    load_tables(pipeline, "public.moved", again=True)
+    database.execute("update moved set note = 'y' where u = 3", "delete from moved where u = 4")
+    catch_up(pipeline)
+    record = registry_of(pipeline).tables["public.moved"]
+    assert (record.state, record.schema.key) == ("active", ("u",))
+    assert_equal(database, pipeline, "public.moved")
+
+
+@pytest.mark.spark
 @pytest.mark.parametrize("rests", [False, True])
 def test_a_column_that_was_dropped_and_added_again_is_in_no_cut_with_the_values_of_before(
     database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rests: bool

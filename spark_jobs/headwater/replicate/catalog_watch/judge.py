@@ -136,7 +136,8 @@ def _again(record: TableRecord) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Keyless:
-    """A table whose rows cannot be found by their key any more; `cure` gives the key back."""
+    """A table whose rows cannot be found by their key any more; `cure` gives the key back. Without one, a load chooses
+    another key."""
 
     message: str
     cure: str
@@ -151,12 +152,15 @@ class Keyless:
         return Keyless(self.message + said, f"a DBA runs: {statement}; then {self.cure}", self.writers_fail)
 
     def error(self, name: str) -> SchemaChanged:
-        remedy = f"{self.cure}; then headwater load PIPELINE.yaml --table {name} --again"
-        return SchemaChanged(self.message, where=name, remedy=remedy)
+        again = f"headwater load PIPELINE.yaml --table {name} --again"
+        return SchemaChanged(self.message, where=name, remedy=f"{self.cure}; then {again}" if self.cure else again)
 
 
-def key_problem(record: TableRecord, standing: Standing, facts: CatalogFacts) -> Keyless | None:
-    """Whether the key still finds the rows, and the source's writers go on; a table that is not published is left."""
+def key_problem(
+    record: TableRecord, standing: Standing, facts: CatalogFacts, *, declares_key: bool = True
+) -> Keyless | None:
+    """Whether the key still finds the rows, and the source's writers go on; a table that is not published is left.
+    `declares_key`: whether the pipeline file names the key, so that a load would choose no other."""
     schema = record.schema
     root = facts.relations.get(schema.relation_id)
     publication = facts.publications[standing.registered.publication]
@@ -173,14 +177,18 @@ def key_problem(record: TableRecord, standing: Standing, facts: CatalogFacts) ->
         if why_writers_would_fail(holder, facts.version, publication.publishes_generated) is not None:
             message = f"the key of {holder.name} was dropped at the source, or its replica identity does not name one"
             return Keyless(message, _cure(holder if holder.indexes else root, key), True)
+    has_another = not declares_key and not choose_key(root, holders, None, insert_only=False)[1]
     if len(key) < len(schema.key):
-        return Keyless(f"a column of its key ({', '.join(schema.key)}) was dropped", _cure(root, ()), False)
+        cure = "" if has_another else _cure(root, ())
+        return Keyless(f"a column of its key ({', '.join(schema.key)}) was dropped", cure, False)
     _, problems = choose_key(root, holders, key, insert_only=False)
     if not problems:
         return None
     carried = all(set(key) <= carried_columns(holder) for holder in holders)
     what = "nothing guarantees its key any more" if carried else "its replica identity does not carry the key any more"
-    return Keyless(f"{what}: {problems[0].message}", problems[0].remedy, False)
+    # What is unique still gets its identity back; what is not unique may have equal values by now.
+    cure = "" if has_another and problems[0].code != "key_not_carried" else problems[0].remedy
+    return Keyless(f"{what}: {problems[0].message}", cure, False)
 
 
 def _cure(relation: CatalogRelation, key: tuple[str, ...]) -> str:

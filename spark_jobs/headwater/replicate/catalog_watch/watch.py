@@ -46,7 +46,7 @@ class CatalogWatch:
     time."""
 
     def __init__(self, pipeline: Pipeline, records: Callable[[], Mapping[str, TableRecord]]) -> None:
-        self._publication, self._records = pipeline.source.publication, records
+        self._pipeline, self._publication, self._records = pipeline, pipeline.source.publication, records
         self._seen: tuple[str, list[TableRecord]] | None = None  # what the last judgement was made of
         self._known: set[tuple[str, int]] = set()  # found already, by incarnation: one finding a table is enough
         self._files: dict[int, int] = {}  # newest files, by relation, where these are not the registered ones
@@ -164,7 +164,8 @@ class CatalogWatch:
     ) -> SchemaChanged | None:
         problem = silence(record, standing, facts, self._rewrites.marked, self._learned.meanings(record))
         # Also of a table that is suspended or was removed: as long as we publish it, its writers fail.
-        keyless = key_problem(record, standing, facts)
+        entry = self._pipeline.entry_for(TableName.parse(record.name))
+        keyless = key_problem(record, standing, facts, declares_key=entry is None or bool(entry.key))
         if keyless is not None and keyless.writers_fail:
             keyless = self._unpublishing.take_out(connection, record.name, keyless, standing, facts)
         return problem or (keyless.error(record.name) if keyless is not None else None)
