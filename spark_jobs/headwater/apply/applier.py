@@ -47,7 +47,7 @@ from headwater.errors import Fenced, ForeignWrite, TableError
 from headwater.lake.paths import staged_path
 from headwater.lake.registry import TableRecord
 from headwater.schema import TableSchema
-from headwater.spark.session import SparkOnDemand, require_exclusive
+from headwater.spark.session import SparkOnDemand, for_thread, require_exclusive
 from headwater.spark.stores import no_commit
 from headwater.stage_clock import stage
 
@@ -213,7 +213,7 @@ class Applier:
         session: SparkSession | None = getattr(self._local, "session", None)
         if session is None:
             with self._starting:  # several tables may ask at once, and there is one JVM
-                session = self._local.session = self._spark().newSession()
+                session = self._local.session = for_thread(self._spark())
             # The source of a MERGE is an Arrow table of ours: the same at every reading, so no copy need be kept of it.
             session.conf.set("spark.databricks.delta.merge.materializeSource", "none")
         return session

@@ -25,7 +25,7 @@ from headwater.history_columns import INCARNATION, LSN, OPERATION, SEQUENCE
 from headwater.lake.executors import refuse_engine
 from headwater.lake.history import history_record, holds_others, lacking, stored_record
 from headwater.lake.registry import TableRecord
-from headwater.spark.session import SparkOnDemand
+from headwater.spark.session import SparkOnDemand, for_thread
 
 _TRIES = 3
 
@@ -41,7 +41,7 @@ def prepare(spark: SparkOnDemand, path: str, record: TableRecord, keep_cuts: flo
         if missing and (why := obstacle(snapshot)):
             refuse_engine(path, record.name, why)
             columns = ", ".join(f"{quoted(c.name)} {c.value.lake}" for c in missing)
-            ours = spark().newSession()
+            ours = for_thread(spark())
             ours.conf.set(USER_METADATA, note(snapshot.version))  # else it is taken for another program's
             ours.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS ({columns})")
         elif missing:

@@ -198,6 +198,7 @@ def _copy_by_engine(spark: SparkSession, target: CopyTarget, units: list[Unit]) 
     lake_tables.cluster(path, ())  # an overwrite by Spark gives columns other names in files
     reach("load.before_commit", record.name)
     writer = frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
+    writer = writer.option("partitionOverwriteMode", "static")
     if schema.partition_by:
         writer = writer.partitionBy(*schema.partition_by)
     (writer.option("txnAppId", record.app_id(pipeline.name)).option("txnVersion", target.confirmed_lsn).save(path))

@@ -70,6 +70,8 @@ _REQUIRED = {
     "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
     "spark.sql.parquet.int96RebaseModeInWrite": "CORRECTED",
     "spark.sql.parquet.int96RebaseModeInRead": "CORRECTED",
+    # An overwrite takes the place of all partitions, not only of those that it has rows for.
+    "spark.sql.sources.partitionOverwriteMode": "static",
     # Delta refuses a version whose commit is older than the retention, even when it was current a second ago: that
     # would refuse a fresh cut of a quiet table. Our own pins decide what vacuum may take.
     "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration": "false",

@@ -11,6 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from fixtures.twins import Twins, by_delta_rs, make_twins, normal
+from headwater.apply.by_spark import merge
 from headwater.apply.plan import choose
 from headwater.delta import delta_log
 from headwater.delta.log_entries import read_actions
@@ -73,6 +74,20 @@ def test_a_table_with_a_feature_that_is_not_known_here_goes_by_merge(
     if not changes:
         wrong = spark.read.format("delta").load(str(folder)).where("not (twice <=> id * 2)").count()
         assert wrong == 0
+
+
+def test_a_truncate_by_the_engine_takes_every_partition_whatever_the_session_says(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    session = spark.newSession()
+    session.conf.set("spark.sql.sources.partitionOverwriteMode", "dynamic")
+    twins = make_twins(spark, tmp_path, "bigint", seed=23, partition_by=("region",))
+    first, second = ({**twins.row(number), "region": region} for number, region in ((1, "eu"), (2, "us")))
+    both = twins.changes([first, second], [False] * 2, [False] * 2, [None] * 2, [])
+    twins.applier.commit(twins.plan(twins.merged, both, "append"))
+    after = twins.changes([first], [False], [False], [None], [])
+    merge.replace(session, twins.plan(twins.merged, after, "replace"), "")
+    assert by_delta_rs(twins.merged) == [repr(normal(first))]
 
 
 def path_of(folder: Path) -> tuple[str, str]:

@@ -56,7 +56,9 @@ def _write(spark: SparkSession, plan: Plan, shared: str, mode: str) -> tuple[int
     with frame(spark, changes, kind, lambda part: part.rows, shared) as rows:
         # A batch in memory is at most max_rows: one file, not one per core.
         frames = rows.coalesce(1) if changes.on_disk is None else rows
-        frames.write.format("delta").mode(mode).save(plan.path)
+        # Else a setting of the session may leave the partitions that no row is for.
+        writer = frames.write.format("delta").mode(mode).option("partitionOverwriteMode", "static")
+        writer.save(plan.path)
     return 0, ""
 
 

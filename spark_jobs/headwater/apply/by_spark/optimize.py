@@ -29,7 +29,7 @@ from headwater.delta.delta_log import DataFile, Snapshot, read_snapshot
 from headwater.delta.log_entries import Action
 from headwater.delta.new_files import discard
 from headwater.schema import TableSchema
-from headwater.spark.session import SparkOnDemand, require_exclusive
+from headwater.spark.session import SparkOnDemand, for_thread, require_exclusive
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ def optimize(spark: SparkSession, snapshot: Snapshot, enough: int = ENOUGH) -> b
     if not worth_optimizing(snapshot.files.values(), enough):
         return False
     require_exclusive(spark, snapshot.folder)
-    session = spark.newSession()
+    session = for_thread(spark)
     for name, value in _SIZES.items():
         session.conf.set(name, value)
     for left in reversed(range(_TRIES)):
