@@ -175,7 +175,11 @@ def _copy_by_stretches(
         rows = sum(file.rows or 0 for file in loose)
         order = "partition_by" if layout.partition_by else "cluster_by"
         log.info("%s: %d rows are brought into the order of %s", record.name, rows, order)
-        laid_out = TableFiles(target.path, record.schema, layout, lake).lay_out(spark, loose)
+        try:
+            laid_out = TableFiles(target.path, record.schema, layout, lake).lay_out(spark, loose)
+        except Transient:
+            notes.forget(snapshot, ())  # the next attempt would begin with the same files
+            raise
         files = [*(file for file in files if file not in loose), *laid_out]
         reach("load.after_ordering", record.name)
     done = whole_table.put_files(snapshot, record.schema, files, record.app_id(pipeline.name), target.confirmed_lsn)

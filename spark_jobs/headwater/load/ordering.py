@@ -21,9 +21,10 @@ from headwater.arrow_types import as_stored, lake_schema
 from headwater.delta.clustering import SAMPLED_ROWS, Curve, new_run
 from headwater.delta.delta_log import DataFile
 from headwater.delta.layout import Layout
-from headwater.delta.new_files import write_rows
+from headwater.delta.new_files import discard, write_rows
 from headwater.delta.spark_rows import rows_of_files
 from headwater.delta.tables import quoted, struct_type
+from headwater.errors import Transient
 from headwater.lake.executors import LakeAccess
 from headwater.schema import TableSchema
 from headwater.spark.session import cores_of
@@ -119,14 +120,25 @@ class TableFiles:
         return _written(dealt.sortWithinPartitions(*by), _Writer(self))
 
     def lay_out(self, spark: SparkSession, files: Sequence[DataFile]) -> list[DataFile]:
-        """The same for the rows of `files`, which lie in the table's folder as they were read."""
+        """The same for the rows of `files`, which lie in the table's folder as they were read. Transient where not all
+        of them were found there."""
         rows, size = sum(file.rows or 0 for file in files), sum(file.size for file in files)
         if not rows:
             return list(files)
         kind = struct_type(self.schema)
         stored = StructType([StructField(self.layout.in_files(column.name), column.dataType, True) for column in kind])
         paths = [file.in_folder(self.folder) for file in files if file.rows]
-        return self.laid_out(rows_of_files(spark, stored, paths).toDF(*kind.names), rows, size)
+        laid_out = self.laid_out(rows_of_files(spark, stored, paths).toDF(*kind.names), rows, size)
+        if (found := sum(file.rows or 0 for file in laid_out)) != rows:
+            discard(self.folder, laid_out)
+            raise Transient(
+                f"{rows} rows were read and {found} of them found again: a file is missing or damaged in "
+                f"{self.folder}; nothing was changed",
+                code="rows_lost",
+                where=f"{self.schema.schema}.{self.schema.name}",
+                remedy="run it again; if that fails as well, look at the disk",
+            )
+        return laid_out
 
 
 def _written(frame: DataFrame, writer: _Writer) -> list[DataFile]:

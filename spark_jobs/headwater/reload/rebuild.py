@@ -206,7 +206,9 @@ class _Rebuild:
         """Rows that lie together already are put file by file; all others Spark lays out."""
         root, record = self.pipeline.lake_path(), self.record
         files = list(snapshot.files.values())
-        rows, size = sum(file.rows or 0 for file in files), sum(file.size for file in files)
+        size = sum(file.size for file in files)
+        counted = [file.rows - file.deleted for file in files if file.rows is not None]
+        rows = sum(counted) if len(counted) == len(files) else None
         layout = layout_of(becoming(snapshot, self.shape))
         into = TableFiles(snapshot.folder, self.shape, layout, LakeAccess.to(root))
         waiting = ReloadFiles(root, name, into)

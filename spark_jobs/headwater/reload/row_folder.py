@@ -26,6 +26,7 @@ from headwater.delta.clustering import ordered
 from headwater.delta.data_files import gathered
 from headwater.delta.delta_log import DataFile
 from headwater.delta.new_files import discard
+from headwater.delta.small_versions import TableUnreadable
 from headwater.lake.executors import LakeAccess
 from headwater.lake_root import is_remote
 from headwater.load.ordering import TableFiles
@@ -64,10 +65,15 @@ class ReloadFiles:
         if laid_out != as_read:
             discard(into.folder, as_read)
 
-    def put_again(self, frame: DataFrame, rows: int, size: int) -> None:
-        """As `put`, for rows that can be read several times, about so many and of so many bytes."""
+    def put_again(self, frame: DataFrame, rows: int | None, size: int) -> None:
+        """As `put`, for rows of a table that can be read several times, about `size` bytes. TableUnreadable where they
+        are not just so many `rows` (None: not known)."""
         into = self._begun()
-        self._list(into.laid_out(frame, rows, size) if into.have_order else into.as_they_come(frame))
+        files = into.laid_out(frame, rows or 0, size) if into.have_order else into.as_they_come(frame)
+        if rows not in (None, found := sum(file.rows or 0 for file in files)):
+            discard(into.folder, files)
+            raise TableUnreadable(f"its Delta table cannot be read: it has {rows} rows, and {found} were found")
+        self._list(files)
 
     def put_by(
         self, tasks: FileTasks, read: Callable[[Item], Iterator[pa.Table]], items: Sequence[Item], size: int

@@ -72,6 +72,9 @@ _REQUIRED = {
     "spark.sql.parquet.int96RebaseModeInRead": "CORRECTED",
     # An overwrite takes the place of all partitions, not only of those that it has rows for.
     "spark.sql.sources.partitionOverwriteMode": "static",
+    # A file that is missing or damaged is an error: skipped, its rows would be missing without a word.
+    "spark.sql.files.ignoreCorruptFiles": "false",
+    "spark.sql.files.ignoreMissingFiles": "false",
     # Delta refuses a version whose commit is older than the retention, even when it was current a second ago: that
     # would refuse a fresh cut of a quiet table. Our own pins decide what vacuum may take.
     "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration": "false",
