@@ -20,6 +20,11 @@ def rows_of_table(spark: SparkSession, place: str, version: int | None = None) -
     return (reader if version is None else reader.option("versionAsOf", version)).load(hadoop_place(place))
 
 
+def table_in_sql(place: str) -> str:
+    """What a statement of Spark's calls the Delta table at `place`."""
+    return f"delta.`{hadoop_place(place).replace('`', '``')}`"
+
+
 def rows_of_files(spark: SparkSession, kind: StructType, places: Iterable[str]) -> DataFrame:
     """The rows of Parquet files, or of the folder of such, with the columns of `kind`."""
     found = list(places)

@@ -47,13 +47,14 @@ def uri_of(place: str) -> str:
 
 def hadoop_place(place: str) -> str:
     """A place as Spark has to be told it: Hadoop takes every character of a path for itself, and finds no folder under
-    the percent escapes of a URI; its connector for S3 has a scheme of its own. A place that is not known as it is."""
+    the percent escapes of a URI; its connector for S3 has a scheme of its own. On a disk as Hadoop prints it: Delta
+    takes another spelling for another place. A place that is not known as it is."""
     try:
         path = path_of(place)
     except ValueError:
         return place
     if not is_remote(path):
-        return f"file://{path}"
+        return f"file:{path}"
     return f"s3a{path.removeprefix('s3')}" if path.startswith("s3:") else path
 
 

@@ -22,6 +22,7 @@ from headwater.delta.commit_notes import planned_on
 from headwater.delta.layout import layout_of
 from headwater.delta.log_entries import log_entry, read_actions
 from headwater.delta.small_tables import open_table
+from headwater.delta.storage import hadoop_place
 from headwater.schema import DELETED, DELETED_AT, DELETED_LSN, PARTITION_COLUMN, TableSchema
 from headwater.spark.session import require_exclusive
 
@@ -85,7 +86,7 @@ def struct_type(schema: TableSchema) -> StructType:
 def create(spark: SparkSession, path: str, schema: TableSchema, keep_cuts: float = 3600.0) -> None:
     """Create the empty Delta table at `path` unless there is one. `keep_cuts`: seconds that old versions are kept."""
     require_exclusive(spark, path)
-    builder = DeltaTable.createIfNotExists(spark).location(path)
+    builder = DeltaTable.createIfNotExists(spark).location(hadoop_place(path))
     for column in struct_type(schema).fields:
         builder = builder.addColumn(column.name, column.dataType)
     if schema.partition_by:

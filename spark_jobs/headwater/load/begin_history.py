@@ -20,6 +20,8 @@ from headwater.delta.log_entries import Action
 from headwater.delta.metadata import columns_change
 from headwater.delta.new_files import discard, write_rows
 from headwater.delta.small_tables import LostRace
+from headwater.delta.spark_rows import table_in_sql
+from headwater.delta.storage import hadoop_place
 from headwater.delta.tables import quoted
 from headwater.history_columns import INCARNATION, LSN, OPERATION, SEQUENCE
 from headwater.lake.executors import refuse_engine
@@ -43,7 +45,7 @@ def prepare(spark: SparkOnDemand, path: str, record: TableRecord, keep_cuts: flo
             columns = ", ".join(f"{quoted(c.name)} {c.value.lake}" for c in missing)
             ours = for_thread(spark())
             ours.conf.set(USER_METADATA, note(snapshot.version))  # else it is taken for another program's
-            ours.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS ({columns})")
+            ours.sql(f"ALTER TABLE {table_in_sql(path)} ADD COLUMNS ({columns})")
         elif missing:
             info = _commit_info("ADD COLUMNS", {"columns": ",".join(c.name for c in missing)}, 0, snapshot)
             change = columns_change(snapshot, stored_record(record, snapshot).schema)
@@ -63,7 +65,7 @@ def mark_load(spark: SparkOnDemand, path: str, record: TableRecord, app_id: str,
             kinds = f"{OPERATION} string, {LSN} bigint, {SEQUENCE} bigint, {INCARNATION} bigint"
             row = spark().createDataFrame([tuple(said.values())], kinds).coalesce(1)
             writer = row.write.format("delta").mode("append")
-            writer.option("txnAppId", app_id).option("txnVersion", confirmed_lsn).save(path)
+            writer.option("txnAppId", app_id).option("txnVersion", confirmed_lsn).save(hadoop_place(path))
             return
         kind = lake_schema(stored_record(record, snapshot).schema)
         rows = pa.Table.from_pylist([said], schema=kind)

@@ -21,6 +21,7 @@ from headwater.delta import tables as lake_tables
 from headwater.delta.delta_log import read_snapshot
 from headwater.delta.partition_values import NameTooLong, too_long
 from headwater.delta.small_tables import LostRace
+from headwater.delta.storage import hadoop_place
 from headwater.errors import Transient
 from headwater.failpoints import reach
 from headwater.lake.executors import LakeAccess, lacking, refuse_engine, share_engine
@@ -205,13 +206,14 @@ def _copy_by_engine(spark: SparkSession, target: CopyTarget, units: list[Unit]) 
     writer = writer.option("partitionOverwriteMode", "static")
     if schema.partition_by:
         writer = writer.partitionBy(*schema.partition_by)
-    (writer.option("txnAppId", record.app_id(pipeline.name)).option("txnVersion", target.confirmed_lsn).save(path))
+    writer = writer.option("txnAppId", record.app_id(pipeline.name)).option("txnVersion", target.confirmed_lsn)
+    writer.save(hadoop_place(path))
     reach("load.after_commit", record.name)
     found = lake_tables.current(path, record.app_id(pipeline.name))
     assert found is not None
     if schema.cluster_by:
         lake_tables.cluster(path, schema.cluster_by, record.app_id(pipeline.name))
-        DeltaTable.forPath(spark, path).optimize().executeCompaction()
+        DeltaTable.forPath(spark, hadoop_place(path)).optimize().executeCompaction()
     commit = lake_tables.read_commit(path, found[0])
     metrics = commit.metrics if commit else {}
     return int(metrics.get("numOutputRows", 0)), int(metrics.get("numOutputBytes", 0))

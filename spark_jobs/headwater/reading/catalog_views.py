@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from headwater.delta.spark_rows import table_in_sql
 from headwater.delta.storage import hadoop_place, path_of
 from headwater.errors import Refused
 from headwater.lake.cuts import (
@@ -160,7 +161,7 @@ def register(spark: SparkSession, cut: Mapping[str, Any], *, database: str | Non
     for name, table in named.items():
         path = path_of(cut["tables"][name]["path"])
         enter(spark, path)
-        spark.sql(f"CREATE TABLE IF NOT EXISTS {table} USING delta LOCATION {_quoted(path)}")
+        spark.sql(f"CREATE TABLE IF NOT EXISTS {table} USING delta LOCATION {_quoted(hadoop_place(path))}")
         described = {
             row["col_name"]: row["data_type"] for row in spark.sql(f"DESCRIBE TABLE EXTENDED {table}").collect()
         }
@@ -205,14 +206,14 @@ def _apart(one: TableName, other: TableName, database: str | None) -> str:
 
 def _statement(cut: Mapping[str, Any], name: str, view: str, pin: _Pin | None) -> str:
     table = cut["tables"][name]
-    path = hadoop_place(table["path"]).replace("`", "``")
     said = _quoted(f"{name} at epoch {cut['epoch']} of pipeline {cut['pipeline']}")
     properties = {_EPOCH: str(cut["epoch"]), **({_LAKE: pin[0], _PIN: pin[1]} if pin is not None else {})}
     shown = ", ".join(f"{_quoted(key)} = {_quoted(value)}" for key, value in properties.items())
     only = partitions_condition(table, "`")
     return (
         f"CREATE OR REPLACE VIEW {view} COMMENT {said} TBLPROPERTIES ({shown}) "
-        f"AS SELECT * FROM delta.`{path}` VERSION AS OF {int(table['version'])}" + (f" WHERE {only}" if only else "")
+        f"AS SELECT * FROM {table_in_sql(table['path'])} VERSION AS OF {int(table['version'])}"
+        + (f" WHERE {only}" if only else "")
     )
 
 

@@ -27,6 +27,7 @@ from headwater.delta.data_files import gathered
 from headwater.delta.delta_log import DataFile
 from headwater.delta.new_files import discard
 from headwater.delta.small_versions import TableUnreadable
+from headwater.delta.storage import hadoop_place
 from headwater.lake.executors import LakeAccess
 from headwater.lake_root import is_remote
 from headwater.load.ordering import TableFiles
@@ -38,7 +39,7 @@ Item = TypeVar("Item")
 def put_rows(frame: DataFrame, folder: str, lake: LakeAccess) -> None:
     """Let `folder`, which lies in `lake`, hold the rows of `frame`, and no others."""
     if not is_remote(storage.path_of(folder)):
-        frame.write.mode("overwrite").option("compression", "snappy").parquet(folder)
+        frame.write.mode("overwrite").option("compression", "snappy").parquet(hadoop_place(folder))
         return
     storage.delete_folder(folder)  # an attempt before this one may have written to it
     _put_files(frame, folder, lake)

@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from headwater.delta import storage
+from headwater.delta.storage import hadoop_place
 from headwater.net_changes import NetChanges
 
 
@@ -44,11 +45,11 @@ def frame(
                 rows = table(part)
                 with storage.parquet_writer(join(folder, f"{number}.parquet"), rows.schema) as writer:
                     writer.write_table(rows)
-            yield _read(spark, kind, [storage.uri_of(folder)])
+            yield _read(spark, kind, [folder])
         finally:
             storage.delete_folder(folder)
 
 
 def _read(spark: SparkSession, kind: Any, places: list[str]) -> DataFrame:
     # Dates of the years before 1582 are as they are: nobody wrote them by the old calendar.
-    return spark.read.schema(kind).option("datetimeRebaseMode", "CORRECTED").parquet(*places)
+    return spark.read.schema(kind).option("datetimeRebaseMode", "CORRECTED").parquet(*map(hadoop_place, places))

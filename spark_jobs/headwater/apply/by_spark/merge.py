@@ -28,6 +28,8 @@ from headwater.apply.find_rows import DELETE_MISSED, EXAMPLES, INSERT_MET, UPDAT
 from headwater.apply.plan import Plan, PlanAgain
 from headwater.apply.plan import diverged as refused
 from headwater.apply.unchanged_values import have_moved, not_repairable, with_values
+from headwater.delta.spark_rows import rows_of_table
+from headwater.delta.storage import hadoop_place
 from headwater.delta.tables import quoted, struct_type
 from headwater.errors import Diverged
 from headwater.net_changes import NetChanges
@@ -58,7 +60,7 @@ def _write(spark: SparkSession, plan: Plan, shared: str, mode: str) -> tuple[int
         frames = rows.coalesce(1) if changes.on_disk is None else rows
         # Else a setting of the session may leave the partitions that no row is for.
         writer = frames.write.format("delta").mode(mode).option("partitionOverwriteMode", "static")
-        writer.save(plan.path)
+        writer.save(hadoop_place(plan.path))
     return 0, ""
 
 
@@ -77,7 +79,7 @@ def _merge(spark: SparkSession, plan: Plan, source: DataFrame, unchanged: list[s
     changes, schema = plan.changes, plan.record.schema
     strict = plan.record.on_divergence != "repair"
     diverged, example = (0, "") if strict or not schema.key else _contradictions(spark, plan, source)
-    target = DeltaTable.forPath(spark, plan.path).alias("t")
+    target = DeltaTable.forPath(spark, hadoop_place(plan.path)).alias("t")
     whole = " AND ".join(f"NOT s.{_UNCHANGED}{index}" for index in range(len(unchanged))) or "true"
     builder = (
         target.merge(source.alias("s"), _condition(schema, changes))
@@ -231,7 +233,7 @@ def _contradictions(spark: SparkSession, plan: Plan, source: DataFrame) -> tuple
 
 def _living(spark: SparkSession, plan: Plan) -> DataFrame:
     """The rows, at the version planned on, that are not marked as deleted."""
-    rows = spark.read.format("delta").option("versionAsOf", plan.version).load(plan.path)
+    rows = rows_of_table(spark, plan.path, plan.version)
     return rows.where(f"NOT {DELETED}") if plan.record.schema.soft_delete else rows
 
 

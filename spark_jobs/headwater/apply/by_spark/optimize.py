@@ -28,6 +28,7 @@ from headwater.delta import storage
 from headwater.delta.delta_log import DataFile, Snapshot, read_snapshot
 from headwater.delta.log_entries import Action
 from headwater.delta.new_files import discard
+from headwater.delta.storage import hadoop_place
 from headwater.schema import TableSchema
 from headwater.spark.session import SparkOnDemand, for_thread, require_exclusive
 
@@ -112,7 +113,7 @@ def optimize(spark: SparkSession, snapshot: Snapshot, enough: int = ENOUGH) -> b
         session.conf.set(name, value)
     for left in reversed(range(_TRIES)):
         try:
-            DeltaTable.forPath(session, snapshot.folder).optimize().executeCompaction()
+            DeltaTable.forPath(session, hadoop_place(snapshot.folder)).optimize().executeCompaction()
             return True
         except Exception as error:
             if not left or ("DELTA_CONCURRENT" not in str(error) and "Concurrent" not in type(error).__name__):
