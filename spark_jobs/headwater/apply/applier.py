@@ -204,10 +204,11 @@ class Applier:
         if not version:
             # Delta saw our position in the table already: a late commit of a fenced predecessor.
             raise PlanAgain
-        entries.meet(plan.path, int(version))
-        note_written(plan.path, int(version))
-        noted = _note_others(plan, int(version))
-        return Applied(int(version), divergence, example, noted)
+        own, last = _own_version(plan, int(version)), int(version)
+        entries.meet(plan.path, own)
+        note_written(plan.path, own)
+        noted = _note_others(plan, own, last)
+        return Applied(own, divergence, example, noted)
 
     def _session(self) -> SparkSession:
         session: SparkSession | None = getattr(self._local, "session", None)
@@ -216,6 +217,8 @@ class Applier:
                 session = self._local.session = for_thread(self._spark())
             # The source of a MERGE is an Arrow table of ours: the same at every reading, so no copy need be kept of it.
             session.conf.set("spark.databricks.delta.merge.materializeSource", "none")
+            # Whatever the table says: its OPTIMIZE has turns of its own, and would be the session's last commit.
+            session.conf.set("spark.databricks.delta.autoCompact.enabled", "false")
         return session
 
 
@@ -300,9 +303,17 @@ def _transaction(spark: SparkSession, plan: Plan) -> Iterator[None]:
         spark.conf.unset(USER_METADATA)
 
 
-def _note_others(plan: Plan, version: int) -> str:
-    """What others did between the planned version and ours. Delta itself refuses to commit over a commit of our appId
-    that came after its own look at the table; between our look and Delta's there is a moment left."""
+def _own_version(plan: Plan, last: int) -> int:
+    """The version of our commit, where `last` is the session's last one: Delta may have compacted files behind it."""
+    found = [commit for commit in commits_after(plan.path, plan.version) if commit.version <= last]
+    own = [commit.version for commit in found if commit.transactions.get(plan.app_id) == plan.to_lsn]
+    return own[-1] if own else last
+
+
+def _note_others(plan: Plan, version: int, last: int) -> str:
+    """What others did between the planned version and ours, and up to `last` behind it. Delta itself refuses to
+    commit over a commit of our appId that came after its own look at the table; between our look and Delta's there is a
+    moment left."""
     found = commits_after(plan.path, plan.version)
     between = [commit for commit in found if commit.version < version]
     for commit in between:
@@ -322,4 +333,5 @@ def _note_others(plan: Plan, version: int) -> str:
     for commit in found:
         if commit.version == version and commit.transactions.get(plan.app_id) != plan.to_lsn:
             raise _replaced(plan.record.name, commit.described)
-    return ", ".join(f"{commit.operation} at version {commit.version}" for commit in between)
+    others = [*between, *(commit for commit in found if version < commit.version <= last and not commit.data)]
+    return ", ".join(f"{commit.operation} at version {commit.version}" for commit in others)

@@ -11,6 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from fixtures.twins import Twins, by_delta_rs, make_twins, normal
+from headwater.apply.applier import Applier
 from headwater.apply.by_spark import merge
 from headwater.apply.plan import choose
 from headwater.delta import delta_log
@@ -88,6 +89,32 @@ def test_a_truncate_by_the_engine_takes_every_partition_whatever_the_session_say
     after = twins.changes([first], [False], [False], [None], [])
     merge.replace(session, twins.plan(twins.merged, after, "replace"), "")
     assert by_delta_rs(twins.merged) == [repr(normal(first))]
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["kept off", "behind the commit"])
+def test_a_table_that_compacts_itself_does_not_fence_its_writer(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind: bool
+) -> None:
+    session = spark.newSession()
+    session.conf.set("spark.databricks.delta.autoCompact.minNumFiles", "2")
+    if behind:  # as by a Delta that lets the table decide
+        monkeypatch.setattr(Applier, "_session", lambda _: session)
+    else:
+        monkeypatch.setattr("headwater.apply.applier.for_thread", lambda _: session)
+    twins = make_twins(spark, tmp_path, "bigint", seed=25)
+    spark.sql(f"alter table delta.`{twins.merged}` set tblproperties ('delta.autoOptimize.autoCompact' = 'true')")
+    noted = []
+    for number in (1, 2, 3):
+        changes = inserts(twins, number)
+        twins.lsn += 1
+        plan = replace(twins.plan(twins.merged, changes, "append"), by_engine="a test")
+        applied = twins.applier.commit(plan)
+        assert applied.version == plan.version + 1
+        noted += [applied.noted] if applied.noted else []
+    assert by_delta_rs(twins.merged) == twins.expected()
+    operations = [one["operation"] for one in DeltaTable(str(twins.merged)).history()]
+    assert ("OPTIMIZE" in operations) == behind
+    assert [text.split(" at ")[0] for text in noted] == ["OPTIMIZE"] * operations.count("OPTIMIZE")
 
 
 def path_of(folder: Path) -> tuple[str, str]:
