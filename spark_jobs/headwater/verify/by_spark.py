@@ -203,7 +203,7 @@ class SparkComparison:
         """An exact text of `value`, an expression of the type of column `name`."""
         kind = self._kind(name)
         if kind == "binary":
-            return f"concat('\\\\x', hex({value}))"
+            return f"concat(char(92), 'x', hex({value}))"  # a backslash, whatever the session takes it for in a literal
         if kind.startswith("array<"):
             return f"to_json(cast({value} as array<string>))"
         return f"cast({value} as string)"

@@ -1,0 +1,39 @@
+"""The comparison by Spark under settings and with names that SQL takes for something else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from headwater.arrow_types import lake_schema
+from headwater.delta.tables import struct_type
+from headwater.schema import Column, TableSchema, ValueType
+from headwater.verify.by_spark import SparkComparison
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+INT, TEXT, BYTES = ValueType("int8", "bigint"), ValueType("text", "string"), ValueType("bytea", "binary")
+
+
+def schema_of(columns: dict[str, ValueType]) -> TableSchema:
+    found = tuple(Column(name, at, 0, -1, value) for at, (name, value) in enumerate(columns.items(), 1))
+    return TableSchema(1, "public", "t", found, (found[0].name,))
+
+
+def test_the_text_of_a_binary_key_is_postgresqls_whatever_a_backslash_means_to_the_session(spark: SparkSession) -> None:
+    session = spark.newSession()
+    session.conf.set("spark.sql.parser.escapedStringLiterals", "true")
+    schema = schema_of({"id": BYTES, "v": TEXT})
+    source, lake = (
+        session.createDataFrame(
+            pa.table({"id": [b"\x01\xfe"], "v": [value]}, schema=lake_schema(schema)), struct_type(schema)
+        )
+        for value in ("a", "b")
+    )
+    _, candidates = SparkComparison(session, schema).compare(source, lake, 10)
+    assert candidates.texts([0]) == [("\\x01FE",)]
