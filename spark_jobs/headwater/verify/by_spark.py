@@ -19,8 +19,9 @@ import pyarrow.compute as pc
 from py4j.protocol import Py4JJavaError
 from pyspark import StorageLevel
 from pyspark.errors import PySparkException
+from pyspark.sql import Column as ColumnOfSpark
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.functions import broadcast, expr
+from pyspark.sql.functions import broadcast, expr, lit
 from pyspark.sql.types import LongType
 
 from headwater.delta.tables import quoted, struct_type
@@ -159,16 +160,18 @@ class SparkComparison:
     def _states(self, source: DataFrame, lake: DataFrame, chosen: DataFrame) -> dict[int, State]:
         """The state of the keys `chosen` (see `_numbered`)."""
         # Which file holds a row tells a row that stayed from one that was removed and put back.
-        origin, file = ("0L", "''") if self.multiset else (ORIGIN, "_metadata.file_path")
-        both = self._of(chosen, source, 1, origin, "null").unionAll(self._of(chosen, lake, 0, "0L", file))
+        # Not by its name: a column of the table may have that.
+        file = lit("") if self.multiset else lake.metadataColumn("_metadata").getField("file_path")
+        origin = "0L" if self.multiset else ORIGIN
+        both = self._of(chosen, source, 1, origin, lit(None)).unionAll(self._of(chosen, lake, 0, "0L", file))
         grouped = both.groupBy(INDEX).agg(*map(expr, _KEYED))
         return {row[INDEX]: self._state(row) for row in grouped.collect()}
 
-    def _of(self, chosen: DataFrame, rows: DataFrame, side: int, origin: str, file: str) -> DataFrame:
+    def _of(self, chosen: DataFrame, rows: DataFrame, side: int, origin: str, file: ColumnOfSpark) -> DataFrame:
         """The rows of one side that are of the keys `chosen`: only of these the whole text is made."""
         keys = chosen.selectExpr(INDEX, *(f"{name} as _hw_{name}" for name in self._keys))
         on = " AND ".join(f"{key} <=> _hw_{name}" for name, key in self._key.items())
-        with_place = rows.selectExpr("*", f"{origin} as _hw_o", f"cast({file} as string) as _hw_f")
+        with_place = rows.select("*", expr(origin).alias("_hw_o"), file.cast("string").alias("_hw_f"))
         found = with_place.join(broadcast(keys), expr(on))
         return found.selectExpr(INDEX, f"{self._whole} as d", f"{side} as s", "_hw_o as o", "_hw_f as f")
 
