@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,9 @@ _READ_BYTES = 16 << 20
 _INDEXED_COLUMNS = 32
 _TEXT_BOUND = 32
 _LAST_CHARACTER = "\U0010ffff"
+_WRITTEN_AS: Final = {"org.apache.spark.version": "4.2.0"}
+"""In the footer: without it a reader takes dates of before 1582 for those of the old calendar, if its session says so
+(`datetimeRebaseModeInRead`). By Spark's version, which files of Spark's carry, they are as they are."""
 NO_VALUES: Mapping[str, str | None] = MappingProxyType({})
 
 
@@ -66,7 +69,7 @@ class NewFile:
         # Decimals as integers, as Spark writes them, and its compression.
         self._writer = storage.parquet_writer(
             self._path,
-            self._stored,
+            self._stored.with_metadata(_WRITTEN_AS),
             compression="snappy",
             store_decimal_as_integer=True,
             write_page_checksum=True,  # by which `recovery` knows what a disk has lost of it; Spark writes it, too
