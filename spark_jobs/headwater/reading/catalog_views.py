@@ -52,8 +52,8 @@ def publish(
     named after the table's schema), which is made when it is missing. `temporary`: in this session only, without a
     database. `keep`: for so many seconds what a view shows is pinned, unless it is replaced or dropped (`drop`)
     before; 0, and for temporary views: not at all. Refused when a table is not in step (with `allow_behind` it is
-    shown as it last was), when a version is no longer kept, when it cannot be pinned, and when two tables would have
-    one view.
+    shown as it last was), when a version is no longer kept, when it cannot be pinned, when two tables would have one
+    view, and when the database has something else of a view's name.
     """
     refuse_no_cut(cut)
     refuse_behind(cut, allow_behind=allow_behind)
@@ -70,8 +70,10 @@ def publish(
         allow_old_versions(spark)
         for folder in sorted({view.rpartition(".")[0] for view in named.values()}):
             spark.sql(f"CREATE DATABASE IF NOT EXISTS {folder}")
+        for view in named.values():
+            _own(spark, view)
         for name, view in named.items():
-            before = _pin_of(spark, view)
+            before = _pin_in(_own(spark, view) or {})
             spark.sql(_statement(cut, name, view, pins.get(name)))
             pins.pop(name, None)
             _let_go(before)
@@ -85,16 +87,9 @@ def drop(spark: SparkSession, views: Iterable[str]) -> None:
     """Drop views that `publish` has made, as it names them, and let go of what they kept. Those that are gone are
     none's concern; Refused for what is no view of Headwater's."""
     for view in views:
-        properties = _properties(spark, view)
+        properties = _own(spark, view)
         if properties is None:
             continue
-        if _EPOCH not in properties:
-            raise Refused(
-                f"{view} is no view that Headwater has made",
-                code="name_taken",
-                where="the session's catalog",
-                remedy="drop it there, if nobody needs it",
-            )
         spark.sql(f"DROP VIEW IF EXISTS {view}")
         spark.conf.unset(_mark(view))
         _let_go(_pin_in(properties))
@@ -129,13 +124,22 @@ def _properties(spark: SparkSession, view: str) -> dict[str, str] | None:
     return {row["key"]: row["value"] for row in spark.sql(f"SHOW TBLPROPERTIES {view}").collect()}
 
 
+def _own(spark: SparkSession, view: str) -> dict[str, str] | None:
+    """The properties of a view of ours; None: there is none. Refused for anything else of that name."""
+    properties = _properties(spark, view)
+    if properties is not None and _EPOCH not in properties:
+        raise Refused(
+            f"{view} is no view that Headwater has made",
+            code="name_taken",
+            where="the session's catalog",
+            remedy="drop it there, if nobody needs it",
+        )
+    return properties
+
+
 def _mark(view: str) -> str:
     """A setting of the session that says that its temporary view is ours: such a view has no properties."""
     return f"{_EPOCH}.{view.replace('`', '').lower()}"
-
-
-def _pin_of(spark: SparkSession, view: str) -> _Pin | None:
-    return _pin_in(_properties(spark, view) or {})
 
 
 def _pin_in(properties: Mapping[str, str]) -> _Pin | None:

@@ -219,6 +219,17 @@ def test_registered_tables_are_read_by_name_at_their_newest_version(session: Spa
     assert headwater.read(session, cut)["public.orders"].count() == TABLES["public.orders"]
 
 
+def test_a_view_of_somebody_elses_is_not_replaced(session: SparkSession, cut: dict[str, Any]) -> None:
+    session.sql("create database if not exists public")
+    session.sql("create view public.orders as select 1 as mine")
+    with pytest.raises(Refused, match=r"`public`\.`orders` is no view that Headwater has made") as refused:
+        headwater.views(session, cut)
+    assert refused.value.code == "name_taken"
+    assert session.sql("select * from public.orders").columns == ["mine"]
+    session.sql("drop view public.orders")
+    assert headwater.views(session, cut) == headwater.views(session, cut)
+
+
 _HIVE = """
 import json, sys
 import headwater
