@@ -233,13 +233,15 @@ class _Reading:
     def _refuse_other_in_place(self, found: list[Column], gone: tuple[Column, ...]) -> None:
         """What looks like a new column may be one that is gone: renamed, shown, and only then dropped and added
         again."""
+        place = {column.name: index for index, column in enumerate(self._relation.columns)}
+        kept = [c.attnum for c in sorted(found, key=lambda c: place.get(c.name, -1)) if c.attnum in self._old]
+        has_own_order = kept != sorted(kept)  # a leaf's: there every place is possible
         for index, new in enumerate(found):
             if new.attnum in self._old:
                 continue
             for old in gone:
                 around = [c.attnum for c in (*found[:index], old, *found[index + 1 :])]
-                # In a leaf's own order every place is possible.
-                fits = self._stored.partitioned or around == sorted(around)
+                fits = has_own_order or around == sorted(around)
                 if fits and (old.type_oid, old.typmod) == (new.type_oid, new.typmod):
                     raise self._not_followed(
                         f"{quote_ident(new.name)} may be a new column, or {quote_ident(old.name)} under another name"

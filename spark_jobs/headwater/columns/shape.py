@@ -7,7 +7,7 @@ from typing import Final
 
 from headwater.errors import Refused
 from headwater.names import TableName, quote_ident
-from headwater.schema import TableSchema
+from headwater.schema import TableSchema, ValueType
 
 HOLD_FROM_A_LOAD_ON: Final = {
     "soft_delete": "soft_delete",
@@ -53,9 +53,17 @@ def options_for_a_rebuild(registered: TableSchema, declared: TableSchema) -> lis
         # A column that has changed at the source is the log's to tell.
         if old is None or (old.type_oid, old.typmod) != (column.type_oid, column.typmod):
             continue
-        if old.value != column.value or old.on_bad_value != column.on_bad_value:
+        if not _are_same(old.value, column.value) or old.on_bad_value != column.on_bad_value:
             found.append(f"types or on_bad_value of {quote_ident(column.name)}")
     return found
+
+
+def _are_same(old: ValueType, now: ValueType) -> bool:
+    """Also where an older registry calls a cidr inet, as it does in a domain: a rebuild would change nothing."""
+    if old.element is not None and now.element is not None:
+        return _are_same(old.element, now.element) and old == replace(now, element=old.element)
+    is_cidr = (old.wire, now.wire) == ("inet", "cidr")
+    return old == (replace(now, wire="inet") if is_cidr else now)
 
 
 def is_rebuildable(registered: TableSchema, declared: TableSchema) -> bool:

@@ -208,7 +208,6 @@ class _Rebuild:
         files = list(snapshot.files.values())
         size = sum(file.size for file in files)
         counted = [file.rows - file.deleted for file in files if file.rows is not None]
-        rows = sum(counted) if len(counted) == len(files) else None
         layout = layout_of(becoming(snapshot, self.shape))
         into = TableFiles(snapshot.folder, self.shape, layout, LakeAccess.to(root))
         waiting = ReloadFiles(root, name, into)
@@ -217,7 +216,8 @@ class _Rebuild:
             waiting.put_by(FileTasks(self._spark, root, most_here=_MOST_HERE), read, in_groups(snapshot), size)
             return
         try:
-            waiting.put_again(self._frame(snapshot, read.texts), rows, size)
+            is_exact = len(counted) == len(files)
+            waiting.put_again(self._frame(snapshot, read.texts), sum(counted), size, is_exact=is_exact)
         except (PySparkException, Py4JJavaError):
             refuse_lost(snapshot)
             raise

@@ -66,12 +66,12 @@ class ReloadFiles:
         if laid_out != as_read:
             discard(into.folder, as_read)
 
-    def put_again(self, frame: DataFrame, rows: int | None, size: int) -> None:
+    def put_again(self, frame: DataFrame, rows: int, size: int, *, is_exact: bool) -> None:
         """As `put`, for rows of a table that can be read several times, about `size` bytes. TableUnreadable where they
-        are not just so many `rows` (None: not known)."""
+        are not just so many `rows` (`is_exact`), or about so many."""
         into = self._begun()
-        files = into.laid_out(frame, rows or 0, size) if into.have_order else into.as_they_come(frame)
-        if rows not in (None, found := sum(file.rows or 0 for file in files)):
+        files = into.laid_out(frame, rows, size) if into.have_order else into.as_they_come(frame)
+        if is_exact and rows != (found := sum(file.rows or 0 for file in files)):
             discard(into.folder, files)
             raise TableUnreadable(f"its Delta table cannot be read: it has {rows} rows, and {found} were found")
         self._list(files)

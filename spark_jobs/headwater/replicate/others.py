@@ -9,7 +9,7 @@ import time
 from functools import partial
 from typing import Final
 
-from headwater.errors import HeadwaterError, Transient
+from headwater.errors import HeadwaterError, SourceUnreachable, Transient
 from headwater.replicate.batches.batch import Batch
 from headwater.replicate.run import Run
 from headwater.source.stream import RECONNECT_SECONDS
@@ -21,7 +21,10 @@ _PATIENCE: Final = 0.2
 
 def obey(run: Run) -> None:
     """At every turn of the loop; each of these looks only when its time has come."""
-    _suspend_found(run)
+    try:
+        _suspend_found(run)
+    except SourceUnreachable as reason:  # what was found is kept, and met at the next turn
+        log.info("what the catalog shows of partitions waits for the source: %s", reason)
     _look_at_tables(run)
     again = run.reader.started_again
     if run.following.follow_if_due(again):
@@ -74,12 +77,13 @@ def _suspend_found(run: Run) -> None:
             run.source.ask(run.watch.look)  # what they brought to where they are now
     found += moved
     run.tables.owners.saw_empty(run.watch.attached_empty())
-    with contextlib.suppress(Transient):  # a source that is away is asked at the next turn
+    try:
         found.append(run.tables.owners.meet_attached(run.watch.attached()))
         run.tables.owners.meet_empty(run.processed)
-    if any(found):
-        run.publisher.states(run.tables.records)
-        run.publisher.write()
+    finally:
+        if any(found):
+            run.publisher.states(run.tables.records)
+            run.publisher.write()
 
 
 def _look_at_tables(run: Run) -> None:

@@ -70,8 +70,6 @@ _REQUIRED = {
     "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
     "spark.sql.parquet.int96RebaseModeInWrite": "CORRECTED",
     "spark.sql.parquet.int96RebaseModeInRead": "CORRECTED",
-    # An overwrite takes the place of all partitions, not only of those that it has rows for.
-    "spark.sql.sources.partitionOverwriteMode": "static",
     # A file that is missing or damaged is an error: skipped, its rows would be missing without a word.
     "spark.sql.files.ignoreCorruptFiles": "false",
     "spark.sql.files.ignoreMissingFiles": "false",

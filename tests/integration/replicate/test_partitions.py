@@ -427,36 +427,6 @@ def test_a_table_that_was_attached_empty_is_followed_from_its_first_row_on(
     assert _rows(pipeline) == sorted(database.query("select id, region, n, tableoid::bigint from whole"), key=repr)
 
 
-def test_a_partition_that_was_attached_empty_and_comes_back_filled_is_read_again_and_once(
-    database: Database, tmp_path: Path
-) -> None:
-    """Its rows of the time between are not in the log: it was published by nobody then."""
-    database.allow_publishing()
-    attach = "alter table whole attach partition whole_one for values in ('one')"
-    database.execute(
-        "create table whole (id int, region text, n int, primary key (id, region)) partition by list (region)",
-        "create table whole_eu partition of whole for values in ('eu')",
-        "insert into whole values (1, 'eu', 1)",
-        "create table whole_one (like whole including all)",
-    )
-    pipeline = pipeline_in_step(tmp_path, database, WHOLE)
-    with following(pipeline) as running:
-        database.execute(attach)
-        until(lambda: "whole_one" in _names(pipeline) or running.done(), "it is known")
-        database.execute("insert into whole values (2, 'one', 2)")
-        database.execute("alter table whole detach partition whole_one", "insert into whole_one values (3, 'one', 3)")
-        database.execute(attach)
-        until(lambda: record_of(pipeline, WHOLE).state == "suspended" or running.done(), "it is noticed")
-        remedy = f"headwater reload PIPELINE.yaml --table {WHOLE} --partition public.whole_one"
-        assert record_of(pipeline, WHOLE).remedy == remedy
-        reload(pipeline, TableName.parse(WHOLE), [TableName.parse("public.whole_one")])
-        database.execute("create table stir (n int)", "drop table stir", "insert into whole values (4, 'one', 4)")
-        until(lambda: len(_rows(pipeline)) == 4 or running.done(), "its rows are there")
-    catch_up(pipeline)
-    assert record_of(pipeline, WHOLE).state == "active"
-    assert _rows(pipeline) == sorted(database.query("select id, region, n, tableoid::bigint from whole"), key=repr)
-
-
 def _names(pipeline: Pipeline) -> set[str]:
     return {leaf.name for leaf in record_of(pipeline, WHOLE).schema.leaves}
 

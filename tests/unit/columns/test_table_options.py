@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from headwater.columns.shape import is_rebuildable, reshaped, ways_to_find_rows
+from headwater.columns.shape import is_rebuildable, options_for_a_rebuild, reshaped, ways_to_find_rows
 from headwater.errors import Refused
 from headwater.gate.check import registry_problems
 from headwater.lake.registry import Registry, State, TableRecord
@@ -76,6 +76,19 @@ def test_an_option_that_waits_for_the_next_load_is_told(
     tmp_path: Path, changes: dict[str, Any], entry: dict[str, Any], option: str
 ) -> None:
     assert told(tmp_path, SCHEMA, replace(SCHEMA, **changes), **entry) == [("option_waits_for_load", option, AGAIN)]
+
+
+@pytest.mark.parametrize("of_many", [False, True])
+def test_a_domain_over_cidr_is_as_an_older_registry_has_it(of_many: bool) -> None:
+    """That calls it inet, which changes no value."""
+
+    def domain(wire: str) -> TableSchema:
+        kind = ValueType(wire, "string")
+        many = ValueType("array", "array<string>", element=kind)
+        return TableSchema(7, "public", "t", (Column("net", 1, 70_000, -1, many if of_many else kind),), ("net",))
+
+    assert options_for_a_rebuild(domain("inet"), domain("cidr")) == []
+    assert options_for_a_rebuild(domain("cidr"), domain("inet")) == ["types or on_bad_value of net"]
 
 
 def test_a_rebuild_goes_on_with_the_key_that_the_table_has() -> None:

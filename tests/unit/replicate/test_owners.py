@@ -192,14 +192,12 @@ def test_a_partition_that_was_attached_empty_belongs_to_its_table_when_all_befor
     assert driver.owners.owner(14) is None, "it has taken the place of one of that name"
 
 
-@pytest.mark.parametrize("is_adopted", [False, True])
-def test_a_partition_that_was_seen_empty_and_is_attached_once_more_with_rows_is_no_empty_one(
-    driver: Driver, is_adopted: bool
-) -> None:
+def test_a_partition_that_was_seen_empty_and_is_attached_once_more_with_rows_is_no_empty_one(driver: Driver) -> None:
+    """Once it belongs to its table it is a known one."""
     leaf, states = Leaf(12, "public", "b", 5, link=7), driver.states
     states.change(NAME, lambda _: driver.record())
     driver.owners.saw_empty([(driver.record(), leaf, 0x250)])
-    driver.owners.meet_empty(0x300 if is_adopted else 0x200)
+    driver.owners.meet_empty(0x200)
     assert driver.owners.meet_attached({NAME: [replace(leaf, link=0)]})
     driver.owners.meet_empty(0x300)
     assert (states.records[NAME].state, states.records[NAME].unread) == ("suspended", (12,))

@@ -71,15 +71,13 @@ class Attached:
 
     def look(self, connection: Connection, tables: Mapping[str, TableRecord], facts: CatalogFacts) -> bool:
         """Whether all could be judged."""
-        links = {leaf.relation_id: leaf.link for record in tables.values() for leaf in record.schema.leaves}
-        # One that was attached may be attached once more, filled meanwhile.
-        self._judged |= {(relation_id, link) for relation_id, link in links.items() if link}
+        known = {leaf.relation_id for record in tables.values() for leaf in record.schema.leaves}
         self._waiting = set()
         is_judged = not self._note_moved(tables, facts)
         for name, record in tables.items():
             self._note_names(record, facts)
             root = facts.relations.get(record.schema.relation_id)
-            unknown = [h.relation_id for h in facts.holders(root) if links.get(h.relation_id) != 0] if root else []
+            unknown = [h.relation_id for h in facts.holders(root) if h.relation_id not in known] if root else []
             if unknown and not _is_in_step(record):
                 self._waiting.add(name)
             elif unknown:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 
 from headwater.columns.changes import has_columns, refuse_difference
-from headwater.errors import SchemaChanged
+from headwater.errors import SchemaChanged, SourceUnreachable
 from headwater.lake.registry import TableRecord, now_text
 from headwater.log.blocks import Block, Ddl, Relation, Transactions
 from headwater.names import TableName
@@ -196,24 +196,29 @@ class Owners:
 
     def meet_attached(self, found: Mapping[str, Sequence[Leaf]]) -> bool:
         """The catalog shows these partitions by table, which brought rows: a change of them may never come. Whether a
-        table was suspended for one that it does not know. Transient where the source could not be asked: they are kept
+        table was suspended for one that it does not know. SourceUnreachable, and the rest is kept
         for the next call."""
         self._brought |= found
         for leaf in [leaf for leaves in found.values() for leaf in leaves]:
             self._empty.pop(leaf.relation_id, None)  # it has been filled since, and attached once more
         is_news = False
         for name, leaves in list(self._brought.items()):
-            if came := self._unknown(name, leaves):
-                is_news |= self._suspend_for(name, came)
+            try:
+                if came := self._unknown(name, leaves):
+                    is_news |= self._suspend_for(name, came)
+            except SourceUnreachable:
+                if not is_news:
+                    raise
+                break  # what became of the tables before this one is to be said
             del self._brought[name]
         return is_news
 
     def _unknown(self, name: str, leaves: Sequence[Leaf]) -> list[Leaf]:
-        """Those that the table does not have, or had by another ATTACH."""
+        """Those that the table does not have; none where the registry has a table that this driver has not met."""
         if (record := self._states.records.get(name)) is None:
-            return []  # the registry has more than this driver has met
-        links = {leaf.relation_id: leaf.link for leaf in record.schema.leaves}
-        return [leaf for leaf in leaves if links.get(leaf.relation_id, -1) not in (0, leaf.link)]
+            return []
+        known = {leaf.relation_id for leaf in record.schema.leaves}
+        return [leaf for leaf in leaves if leaf.relation_id not in known]
 
     def meet_moved(self, relation_id: int, former: str, to: str) -> bool:
         """The relation, which was the table `former` or a partition of it, is a partition of the table `to` now.
@@ -251,7 +256,7 @@ class Owners:
 
         Up to that LSN the log may still bring what was done to one before it was the table's. So it becomes the table's
         when all of that has been met, and no restart forgets it from then on: its first row may come in a month.
-        Transient where the source could not be asked: they are kept for the next call.
+        SourceUnreachable, and they are kept for the next call.
         """
         ripe = [one for one in self._empty.values() if one[2] <= read_lsn]
         came: dict[str, list[Leaf]] = {}
@@ -339,8 +344,8 @@ def _leaf_of(connection: Connection, relation: Relation, transactions: Transacti
 
 def awaiting(record: TableRecord, leaves: Sequence[Leaf]) -> TableRecord:
     """The table suspended until its attached partitions `leaves` are reloaded, and followed meanwhile."""
-    links = {leaf.relation_id: leaf.link for leaf in record.schema.leaves}
-    record = _with_leaves(record, [leaf for leaf in leaves if links.get(leaf.relation_id) != leaf.link])
+    known = {leaf.relation_id for leaf in record.schema.leaves}
+    record = _with_leaves(record, [leaf for leaf in leaves if leaf.relation_id not in known])
     named = " ".join(f"--partition {shlex.quote(str(TableName(leaf.schema, leaf.name)))}" for leaf in leaves)
     remedy = f"headwater reload PIPELINE.yaml --table {shlex.quote(record.name)} {named}"
     since = record.since if record.unread else now_text()
@@ -404,6 +409,4 @@ def _without_leaf(record: TableRecord, relation_id: int) -> TableRecord:
 
 def _with_leaves(record: TableRecord, came: Sequence[Leaf]) -> TableRecord:
     lsn, schema = record.schemas[-1]
-    ids = {leaf.relation_id for leaf in came}
-    others = (leaf for leaf in schema.leaves if leaf.relation_id not in ids)
-    return replace(record, schemas=(*record.schemas[:-1], (lsn, schema.with_leaves((*others, *came)))))
+    return replace(record, schemas=(*record.schemas[:-1], (lsn, schema.with_leaves((*schema.leaves, *came)))))
