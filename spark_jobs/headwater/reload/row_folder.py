@@ -67,8 +67,8 @@ class ReloadFiles:
             discard(into.folder, as_read)
 
     def put_again(self, frame: DataFrame, rows: int, size: int, *, is_exact: bool) -> None:
-        """As `put`, for rows of a table that can be read several times, about `size` bytes. TableUnreadable where they
-        are not just so many `rows` (`is_exact`), or about so many."""
+        """As `put`, for rows of a table that can be read several times, about so many and of so many bytes. `is_exact`:
+        TableUnreadable where as many `rows` are not found."""
         into = self._begun()
         files = into.laid_out(frame, rows, size) if into.have_order else into.as_they_come(frame)
         if is_exact and rows != (found := sum(file.rows or 0 for file in files)):

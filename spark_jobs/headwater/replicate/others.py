@@ -24,7 +24,7 @@ def obey(run: Run) -> None:
     try:
         _suspend_found(run)
     except SourceUnreachable as reason:  # what was found is kept, and met at the next turn
-        log.info("what the catalog shows of partitions waits for the source: %s", reason)
+        log.debug("partitions that the catalog showed wait for the source: %s", reason)  # the reader tells of it
     _look_at_tables(run)
     again = run.reader.started_again
     if run.following.follow_if_due(again):

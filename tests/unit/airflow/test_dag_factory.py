@@ -335,7 +335,7 @@ def test_a_copy_of_a_pipeline_file_does_not_take_the_pipeline_over(tmp_path: Pat
     used, faults = read_pipelines(str(tmp_path / "*.yaml"))
     assert not used
     assert f"{file} is named after the pipeline shop, and is faulty" in str(faults[-1])
-    # Somebody else's of that name, which another pattern would not even match.
+    # A faulty file of the same name in another folder takes nothing from this one.
     (tmp_path / "elsewhere").mkdir()
     elsewhere = write_pipeline(tmp_path / "elsewhere", "shop")
     (tmp_path / "broken").mkdir()
