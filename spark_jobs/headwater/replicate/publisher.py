@@ -14,7 +14,7 @@ from headwater.lake.ledger import Epoch, Ledger, last_sample
 from headwater.lake.looks import Growing, often
 from headwater.lake.position_file import PositionFile, read_position_file, write_position_file
 from headwater.lake.registry import TableRecord, now_text
-from headwater.replicate.batches.lanes import threads_for
+from headwater.replicate.batches.lanes import side_by_side
 from headwater.replicate.batches.retries import Retries
 from headwater.replicate.batches.stage_times import ApplyRate
 from headwater.replicate.pending import Pending
@@ -149,7 +149,7 @@ class Publisher:
 
     def _rates(self) -> dict[str, float]:
         latencies = {f"{stage}_seconds": spent for stage, spent in self.latencies.items()}
-        rates = {**self._speed.rates(), **self._reader.busy.rates(threads_for(self._root)), **latencies}
+        rates = {**self._speed.rates(), **self._reader.busy.rates(side_by_side(self._root)), **latencies}
         source = self._samples.source_rate()
         return rates if source is None else {**rates, SOURCE_RATE: source}
 

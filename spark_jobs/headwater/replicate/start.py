@@ -36,7 +36,7 @@ from headwater.load.handover import Handovers
 from headwater.log.spill import SpillStore
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import Position, parse_lsn
-from headwater.replicate.batches.lanes import Lanes, threads_for
+from headwater.replicate.batches.lanes import Lanes, lanes_for
 from headwater.replicate.batches.open_epochs import OpenEpochs
 from headwater.replicate.batches.pace import Pace
 from headwater.replicate.batches.stage_times import ApplyRate
@@ -201,7 +201,7 @@ def _driving(opened: _Opened) -> Iterator[Run | dict[str, Any]]:
             # Before the target: who has reached that holds all it speaks of.
             sample, clock_offset = sample_with_offset(opened.connection)
             target = _target(opened)
-            lanes = Lanes(partial(tables.shares.apply, still_alive=silence.refuse), reader.wake, threads_for(root))
+            lanes = Lanes(partial(tables.shares.apply, still_alive=silence.refuse), reader.wake, *lanes_for(root))
             open_epochs, speed = OpenEpochs(), ApplyRate(time.monotonic())
             publisher = Publisher(root, ledger, reader, pending, durability, speed, tables.retries, sample)
             ceiling = CeilingWatch(pipeline, partial(lease.is_held, registry=registry, name=lease.LOAD))

@@ -100,6 +100,60 @@ def test_lanes_are_crowded_while_a_share_waits_for_a_thread_but_not_for_its_own_
         until(lambda: not lanes.crowded, "every share has a thread")
 
 
+def test_shares_that_end_soon_are_applied_one_after_the_other() -> None:
+    inside, most = set[str](), 0
+    watched = threading.Lock()
+
+    def work(name: str, what: Share, transactions: Transactions) -> Result:
+        nonlocal most
+        with watched:
+            inside.add(name)
+            most = max(most, len(inside))
+        threading.Event().wait(0.001)
+        with watched:
+            inside.discard(name)
+        return Result()
+
+    found: list[Done] = []
+
+    def all_of_them() -> bool:
+        found.extend(lanes.take_done())
+        return len(found) == 100
+
+    with Lanes(work, lambda: None, patience=60) as lanes:
+        lanes.submit(1, {f"t{number}": share(1) for number in range(100)}, batch_at(10).transactions())
+        until(all_of_them, "every table has its share")
+    assert most == 1
+
+
+def test_without_patience_lanes_work_side_by_side() -> None:
+    work = Work("a", "b", "c")
+    with Lanes(work, lambda: None, threads=3, patience=0) as lanes:
+        lanes.submit(1, {name: share(1) for name in "abc"}, batch_at(10).transactions())
+        for began in work.began.values():
+            assert began.wait(20)
+        for event in work.free.values():
+            event.set()
+
+
+def test_what_is_done_is_told_although_a_table_behind_it_takes_long() -> None:
+    work, woken = Work("slow"), threading.Event()
+    with Lanes(work, woken.set, threads=1) as lanes:
+        names = [*(f"t{number}" for number in range(20)), "slow"]
+        lanes.submit(1, {name: share(1) for name in names}, batch_at(10).transactions())
+        assert work.began["slow"].wait(20)
+        found: list[Done] = []
+
+        def all_but_one() -> bool:
+            woken.wait(20)
+            woken.clear()
+            found.extend(lanes.take_done())
+            return len(found) == 20
+
+        until(all_but_one, "the others are told")
+        work.free["slow"].set()
+
+
 def test_work_that_is_to_be_tried_again_rests_without_a_thread_and_takes_what_came_meanwhile() -> None:
     may_pass = threading.Event()
     seen: list[tuple[str, tuple[int, ...]]] = []

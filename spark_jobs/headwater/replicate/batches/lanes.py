@@ -3,10 +3,15 @@
 A share waits only for its own table. A lane that has fallen behind takes everything that waits in it at once: one
 commit for several batches. One whose work is to be tried again rests without a thread until then. How ledger rows
 follow from that is `headwater.replicate.batches.open_epochs`' business.
+
+Threads are there for what takes long. Small shares, which most are, hold the interpreter for most of their few
+milliseconds: two at once take it from each other at every call of native code, and each costs twice the processor. So
+a lane begins where none has begun within `_PATIENCE`; in a store, whose answers are waited for, at once.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -25,6 +30,10 @@ from headwater.stage_clock import measured
 THREADS = 4
 THREADS_IN_A_STORE = 12
 """There a lane waits for answers most of the time."""
+_PATIENCE = 0.05
+"""Seconds: a table that takes longer is not waited for. Most shares end within a tenth of it."""
+_TELL_SECONDS = 0.01
+"""While lanes wait for a thread what is done is told this often, and not share by share: nobody can publish it yet."""
 _SWITCH_SECONDS = 0.0005
 """Between two threads that want the interpreter. A lane leaves it for a few microseconds of native code at a time, and
 by Python's own 5 ms would wait a thousand times as long to come back: a third of the time of hundreds of tables."""
@@ -75,14 +84,19 @@ class _Lane:
     ready: bool = False
 
 
-def threads_for(root: str) -> int:
-    """Of the lanes of a driver whose lake is at `root`."""
-    return THREADS_IN_A_STORE if is_remote(root) else THREADS
+def lanes_for(root: str) -> tuple[int, float]:
+    """Of a driver whose lake is at `root`: threads of its lanes, and their patience."""
+    return (THREADS_IN_A_STORE, 0.0) if is_remote(root) else (THREADS, _PATIENCE)
+
+
+def side_by_side(root: str) -> int:
+    """Lanes that work at the same time, but for those that take long."""
+    return THREADS_IN_A_STORE if is_remote(root) else 1
 
 
 class Lanes:
     """Threads over lanes. `work(table, share, transactions)` applies; `wake` is called when something is done. Work and
-    errands may raise TryAgain.
+    errands may raise TryAgain. `patience`: seconds that a lane waits for one that has begun before it.
 
     Use as a context manager: at its end what waits is dropped, what runs is waited for.
     """
@@ -92,9 +106,14 @@ class Lanes:
         work: Callable[[str, Share, Transactions], Result],
         wake: Callable[[], None],
         threads: int = THREADS,
+        patience: float = _PATIENCE,
     ) -> None:
-        self._work, self._wake, self._count = work, wake, threads
-        self._changed = threading.Condition()
+        self._work, self._wake, self._count, self._patience = work, wake, threads, patience
+        self._lock = threading.Lock()
+        self._may_begin = threading.Condition(self._lock)  # for one of the threads
+        self._is_done = threading.Condition(self._lock)
+        self._began: dict[str, float] = {}  # lanes that a thread is in (monotonic)
+        self._told = 0.0
         self._lanes: dict[str, _Lane] = {}
         self._ready: deque[str] = deque()  # lanes that wait for a thread
         self._resting: dict[str, float] = {}  # until when (monotonic); what was tried is first in the lane again
@@ -112,54 +131,58 @@ class Lanes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._changed:
+        with self._lock:
             self._ending = True
-            self._changed.notify_all()
+            self._may_begin.notify_all()
         for thread in self._threads:
             thread.join()
 
     def submit(self, number: int, shares: Mapping[str, Share], transactions: Transactions) -> None:
         """The shares of the next batch."""
-        with self._changed:
+        with self._lock:
             for name, share in shares.items():
                 self._lane(name).shares.append(_Waiting(number, share, transactions))
                 self._make_ready(name)
+            self._may_begin.notify()
 
     def behind(self, name: str, errand: Callable[[], Result]) -> None:
         """Do `errand` in the table's turn, behind what waits in its lane."""
-        with self._changed:
+        with self._lock:
             self._lane(name).errands.append(errand)
             self._make_ready(name)
+            self._may_begin.notify()
 
     def is_idle(self, name: str) -> bool:
         """Whether nothing of the table is done or waits."""
-        with self._changed:
+        with self._lock:
             lane = self._lane(name)
             return not (lane.busy or lane.shares or lane.errands)
 
     def take_done(self) -> list[Done]:
-        with self._changed:
+        with self._lock:
             done, self._done = self._done, []
             return done
 
     @property
     def crowded(self) -> bool:
         """Whether a table's share waits for a thread: nothing is gained by more batches."""
-        with self._changed:
+        with self._lock:
             return any(self._lanes[name].shares for name in self._ready)
 
     @property
     def only_resting(self) -> bool:
         """Whether nothing is done and nothing to be done, but what rests until it is tried again."""
-        with self._changed:
+        with self._lock:
             self._wake_rested()
+            self._may_begin.notify()
             busy = any(lane.busy for lane in self._lanes.values())
             return not (busy or self._done or self._ready) and any(lane.shares for lane in self._lanes.values())
 
     def wait(self, seconds: float) -> None:
-        """Until something is done, or `seconds` have passed."""
-        with self._changed:
-            self._changed.wait_for(lambda: bool(self._done), timeout=seconds)
+        """Until something is done and told, or `seconds` have passed."""
+        with self._lock:
+            if not self._done:
+                self._is_done.wait(seconds)
 
     def _lane(self, name: str) -> _Lane:
         return self._lanes.setdefault(name, _Lane())
@@ -171,47 +194,76 @@ class Lanes:
         if name not in self._resting:
             lane.ready = True
             self._ready.append(name)
-        self._changed.notify_all()
 
-    def _wake_rested(self) -> float | None:
-        """Make ready what has rested enough; seconds until the next one has."""
-        if not self._resting:
-            return None
+    def _wake_rested(self) -> None:
+        """Make ready what has rested enough."""
         now = time.monotonic()
         for name in [name for name, until in self._resting.items() if until <= now]:
             del self._resting[name]
             self._make_ready(name)
-        return min((until - now for until in self._resting.values()), default=None)
 
     def _serve(self) -> None:
-        while True:
-            with self._changed:
-                left = self._wake_rested()
-                while not self._ending and not self._ready:
-                    self._changed.wait(left)
-                    left = self._wake_rested()
-                if self._ending:
-                    return
-                name = self._ready.popleft()
-                lane = self._lanes[name]
-                lane.busy, lane.ready = True, False
-                shares = list(lane.shares)
-                lane.shares.clear()
-                errand = lane.errands.popleft() if not shares else None
+        while (taken := self._take()) is not None:
+            name, shares, errand = taken
             done = self._apply(name, shares) if shares else self._run(name, errand)
-            with self._changed:
-                lane.busy = False
-                if isinstance(done.failure, TryAgain):
-                    lane.shares.extendleft(reversed(shares))
-                    if errand is not None:
-                        lane.errands.appendleft(errand)
-                    self._resting[name] = time.monotonic() + done.failure.seconds
-                else:
-                    self._done.append(done)
-                del shares
-                self._make_ready(name)
-                self._changed.notify_all()
+            self._end(name, shares, errand, done)
+            del taken, shares
+
+    def _take(self) -> tuple[str, list[_Waiting], Callable[[], Result] | None] | None:
+        """The next lane, when it may begin, with all its shares or one errand; None: this is the end."""
+        with self._lock:
+            while not self._ending and (left := self._until_one_begins()) != 0:
+                self._may_begin.wait(left)
+            if self._ending:
+                return None
+            name = self._ready.popleft()
+            lane = self._lanes[name]
+            lane.busy, lane.ready = True, False
+            self._began[name] = time.monotonic()
+            shares = list(lane.shares)
+            lane.shares.clear()
+            errand = lane.errands.popleft() if not shares else None
+            if self._ready or self._resting:
+                self._may_begin.notify()  # one who looks whether this takes long
+            tells = self._is_to_be_told()
+        if tells:
             self._wake()
+        return name, shares, errand
+
+    def _end(self, name: str, shares: list[_Waiting], errand: Callable[[], Result] | None, done: Done) -> None:
+        with self._lock:
+            del self._began[name]
+            lane = self._lanes[name]
+            lane.busy = False
+            if isinstance(done.failure, TryAgain):
+                lane.shares.extendleft(reversed(shares))
+                if errand is not None:
+                    lane.errands.appendleft(errand)
+                self._resting[name] = time.monotonic() + done.failure.seconds
+            else:
+                self._done.append(done)
+            self._make_ready(name)
+            tells = self._is_to_be_told()
+        if tells:
+            self._wake()
+
+    def _is_to_be_told(self) -> bool:
+        """Whether now is the time to say what is done."""
+        now = time.monotonic()
+        if not self._done or (self._ready and now - self._told < _TELL_SECONDS):
+            return False
+        self._told = now
+        self._is_done.notify()
+        return True
+
+    def _until_one_begins(self) -> float | None:
+        """Seconds until a lane may begin, as far as is known now; 0: it may; None: none waits or rests."""
+        self._wake_rested()
+        now = time.monotonic()
+        if self._ready:
+            newest = max(self._began.values(), default=-math.inf)
+            return max(newest + self._patience - now, 0.0)
+        return min((max(until - now, 0.001) for until in self._resting.values()), default=None)
 
     def _apply(self, name: str, waiting: list[_Waiting]) -> Done:
         share, numbers = Share.joined([w.share for w in waiting]), tuple(w.number for w in waiting)

@@ -48,14 +48,14 @@ class BusyShares:
                 self._seconds[name] = self._seconds.get(name, 0.0) + seconds
                 self._bytes[name] = self._bytes.get(name, 0.0) + size
 
-    def rates(self, lane_threads: int) -> dict[str, float]:
+    def rates(self, side_by_side: int) -> dict[str, float]:
         """`<stage>_busy` (share of the time of its threads) and `<stage>_bytes_per_second` (of the log, while busy).
-        A stage has one thread, or one for each lane that works, `lane_threads` at most."""
+        A stage has one thread, or one for each lane that works, `side_by_side` at most."""
         with self._lock:
             then, seconds, sizes = self._marks[0]
             wall = max(time.monotonic() - then, 1e-9)
             self._lanes = {lane: at for lane, at in self._lanes.items() if at >= then}
-            threads = min(lane_threads, max(1, len(self._lanes)))
+            threads = min(side_by_side, max(1, len(self._lanes)))
             rates: dict[str, float] = {}
             for name, total in self._seconds.items():
                 spent = total - seconds.get(name, 0.0)
