@@ -133,6 +133,11 @@ class TableValidation:
         return run(rows, self._record.name, suites, self._key)
 
     @property
+    def columns_left_out(self) -> list[str]:
+        """Those that no expectation can name."""
+        return [column.name for column in self._schema.columns if not can_be_named(column.name)]
+
+    @property
     def _key(self) -> list[str]:
         key = list(self._schema.key)
         return key if all(can_be_named(name) for name in key) else []

@@ -85,7 +85,7 @@ def validate(
             work = TableValidation(root, records[name], entry, frames[name], suites.get(name), labels.get(name, {}))
             result, outcomes[name] = work.run(Position.from_json(chosen["position"]), incremental=incremental)
             results.append(result)
-            told[name] = _told(result, outcomes[name], work.note)
+            told[name] = _told(result, outcomes[name], work)
             progress(f"{name}: {_said(told[name])}")
         position = Position.from_json(chosen["position"])
         validation = Validation(
@@ -143,7 +143,7 @@ def _keep_what_passed(pipeline: Pipeline, pin: Pin, passed: Sequence[str]) -> Pi
     return kept
 
 
-def _told(result: TableResult, outcomes: Sequence[ExpectationOutcome], note: str) -> dict[str, Any]:
+def _told(result: TableResult, outcomes: Sequence[ExpectationOutcome], work: TableValidation) -> dict[str, Any]:
     failed = [outcome for outcome in outcomes if not outcome.success]
     keys = [
         {"key": key, "expectation": outcome.expectation.kind, "columns": list(outcome.expectation.columns)}
@@ -161,7 +161,8 @@ def _told(result: TableResult, outcomes: Sequence[ExpectationOutcome], note: str
         "keys": keys[:SHOWN_KEYS],
         "mode": "full" if result.base_epoch is None else "incremental",
         "base_epoch": result.base_epoch,
-        "note": note,
+        "note": work.note,
+        "columns_left_out": work.columns_left_out,
         "version": result.version,
         "state": "in step",
         "reason": "",
@@ -171,4 +172,6 @@ def _told(result: TableResult, outcomes: Sequence[ExpectationOutcome], note: str
 def _said(told: Mapping[str, Any]) -> str:
     failed = "; ".join(f"{one['expectation']} ({one['severity']})" for one in told["failed"])
     verdict = "passed" if told["success"] else "failed"
-    return f"{verdict}, {told['rows']} rows" + (f": {failed}" if failed else "")
+    left_out = ", ".join(told["columns_left_out"])
+    asked = f", nothing asked of {left_out} (Great Expectations cannot name them)" if left_out else ""
+    return f"{verdict}, {told['rows']} rows{asked}" + (f": {failed}" if failed else "")
