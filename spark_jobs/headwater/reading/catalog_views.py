@@ -53,13 +53,16 @@ def publish(
     database. `keep`: for so many seconds what a view shows is pinned, unless it is replaced or dropped (`drop`)
     before; 0, and for temporary views: not at all. Refused when a table is not in step (with `allow_behind` it is
     shown as it last was), when a version is no longer kept, when it cannot be pinned, when two tables would have one
-    view, and when the database has something else of a view's name.
+    view, and when the database (of temporary views: the session) has something else of a view's name.
     """
     refuse_no_cut(cut)
     refuse_behind(cut, allow_behind=allow_behind)
     there = [name for name, table in cut["tables"].items() if table["state"] != "absent"]
     named = _names(cut, there, "" if temporary else database)
     if temporary:
+        for view in named.values():
+            if spark.catalog.tableExists(view) and spark.catalog.getTable(view).isTemporary:
+                _own(spark, view)  # a table of that name in the database is only hidden by it
         for name, frame in read(spark, cut, allow_behind=allow_behind).items():
             frame.createOrReplaceTempView(named[name])
             spark.conf.set(_mark(named[name]), str(cut["epoch"]))

@@ -122,7 +122,7 @@ class Run:
             raise done.failure
         if done.result.error is not None:
             self.publisher.states(self.tables.records)
-        self.reader.busy.add(done.stages, lane=done.name)
+        self.reader.busy.add(done.stages, lane=done.name, took=done.ended - done.began)
         if not done.numbers and done.result.new_rows:
             self.tables.next_row.to_come(done.result.versions)
         elif not done.numbers:

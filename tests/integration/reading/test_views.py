@@ -167,6 +167,10 @@ def test_of_temporary_views_those_of_headwater_are_dropped(session: SparkSession
         with pytest.raises(Refused, match="no view that Headwater has made"):
             headwater.drop_views(session, [view])
         assert session.catalog.tableExists(view)
+    with pytest.raises(Refused, match="no view that Headwater has made"):
+        headwater.views(session, cut, temporary=True)
+    assert session.table("orders").count() == 1
+    assert not session.catalog.tableExists("Order_Lines")
 
 
 def test_a_table_that_is_behind_changes_no_view_unless_it_is_allowed(

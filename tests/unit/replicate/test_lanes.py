@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
@@ -14,7 +15,7 @@ from headwater.errors import SchemaChanged
 from headwater.lake.ledger import TableVersion
 from headwater.log.blocks import Chunk, Transactions, Truncate
 from headwater.replicate.batches.batch import Batch, Share
-from headwater.replicate.batches.lanes import Done, Lanes, Result
+from headwater.replicate.batches.lanes import Done, Lanes, Result, lanes_for
 from headwater.replicate.batches.open_epochs import OpenEpochs
 from headwater.replicate.batches.retries import TryAgain
 
@@ -100,58 +101,226 @@ def test_lanes_are_crowded_while_a_share_waits_for_a_thread_but_not_for_its_own_
         until(lambda: not lanes.crowded, "every share has a thread")
 
 
-def test_shares_that_end_soon_are_applied_one_after_the_other() -> None:
-    inside, most = set[str](), 0
-    watched = threading.Lock()
+class Told(Work):
+    """Work whose end is told: everything is held, and `is_told` after a release says whether the main thread was."""
 
-    def work(name: str, what: Share, transactions: Transactions) -> Result:
-        nonlocal most
-        with watched:
-            inside.add(name)
-            most = max(most, len(inside))
-        threading.Event().wait(0.001)
-        with watched:
-            inside.discard(name)
-        return Result()
+    def __init__(self, *held: str) -> None:
+        super().__init__(*held)
+        self.woken = threading.Event()
 
-    found: list[Done] = []
+    def release(self, name: str) -> None:
+        assert self.began[name].wait(20)
+        self.woken.clear()
+        self.free[name].set()
 
-    def all_of_them() -> bool:
-        found.extend(lanes.take_done())
-        return len(found) == 100
+    @property
+    def is_told(self) -> bool:
+        return self.woken.wait(20)
 
-    with Lanes(work, lambda: None, patience=60) as lanes:
-        lanes.submit(1, {f"t{number}": share(1) for number in range(100)}, batch_at(10).transactions())
-        until(all_of_them, "every table has its share")
-    assert most == 1
-
-
-def test_without_patience_lanes_work_side_by_side() -> None:
-    work = Work("a", "b", "c")
-    with Lanes(work, lambda: None, threads=3, patience=0) as lanes:
-        lanes.submit(1, {name: share(1) for name in "abc"}, batch_at(10).transactions())
-        for began in work.began.values():
-            assert began.wait(20)
-        for event in work.free.values():
+    def close(self) -> None:
+        for event in self.free.values():
             event.set()
 
 
-def test_what_is_done_is_told_although_a_table_behind_it_takes_long() -> None:
-    work, woken = Work("slow"), threading.Event()
-    with Lanes(work, woken.set, threads=1) as lanes:
-        names = [*(f"t{number}" for number in range(20)), "slow"]
-        lanes.submit(1, {name: share(1) for name in names}, batch_at(10).transactions())
+class Clock:
+    """The clock of lanes stands still until it is set; the process computes all the time, or never."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, computes: bool = True) -> None:
+        self.now, self.computes = 1000.0, computes
+        monkeypatch.setattr("headwater.replicate.batches.lanes.monotonic", lambda: self.now)
+        monkeypatch.setattr(
+            "headwater.replicate.batches.lanes.process_time", lambda: self.now if self.computes else 0.0
+        )
+
+
+def most_at_once(lanes: Lanes, inside: list[int], count: int) -> int:
+    """How many shares were applied at the same time, of `count` small ones."""
+    found: list[Done] = []
+
+    def all_of_them() -> bool:
+        found.extend(done for done in lanes.take_done() if done.name.startswith("t"))
+        return len(found) == count
+
+    lanes.submit(1, {f"t{number}": share(1) for number in range(count)}, batch_at(10).transactions())
+    until(all_of_them, "every table has its share")
+    return max(inside)
+
+
+def small(inside: list[int], held: Work | None = None) -> Callable[[str, Share, Transactions], Result]:
+    """Shares of a millisecond; notes in `inside` how many there are with each that begins. Others are `held`'s."""
+    watched, names = threading.Lock(), set[str]()
+
+    def work(name: str, what: Share, transactions: Transactions) -> Result:
+        if held is not None and name in held.free:
+            return held(name, what, transactions)
+        with watched:
+            names.add(name)
+            inside.append(len(names))
+        threading.Event().wait(0.001)
+        with watched:
+            names.discard(name)
+        return Result()
+
+    return work
+
+
+def test_shares_that_compute_are_applied_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock(monkeypatch)
+    inside: list[int] = []
+    with Lanes(small(inside), lambda: None) as lanes:
+        assert most_at_once(lanes, inside, 100) == 1
+
+
+def test_beside_one_that_takes_long_they_are_still_applied_one_after_the_other(
+    slow: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, inside = Clock(monkeypatch), list[int]()
+    with Lanes(small(inside, slow), lambda: None, patience=60) as lanes:
+        lanes.submit(1, {"slow": share(1)}, batch_at(10).transactions())
+        assert slow.began["slow"].wait(20)
+        clock.now += 100
+        assert most_at_once(lanes, inside, 50) == 1
+        slow.free["slow"].set()
+
+
+@pytest.mark.parametrize(
+    ("patience", "seconds"),
+    [pytest.param(0.0, 0.0, id="without patience"), pytest.param(60.0, 61.0, id="that is over")],
+)
+def test_lanes_begin_beside_each_other(patience: float, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, work = Clock(monkeypatch), Told("a", "b", "c")
+    with Lanes(work, lambda: None, threads=3, patience=patience) as lanes, contextlib.closing(work):
+        lanes.submit(1, {name: share(1) for name in "abc"}, batch_at(10).transactions())
+        for began in work.began.values():
+            assert began.wait(20)
+            clock.now += seconds
+
+
+def test_where_lanes_wait_for_their_disk_they_begin_beside_each_other_until_they_compute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, inside = Clock(monkeypatch, computes=False), list[int]()
+    before, held = [f"before {number}" for number in range(50)], Told("a", "b", "c")
+    after, others = [f"after {number}" for number in range(50)], small(inside)
+
+    def work(name: str, what: Share, transactions: Transactions) -> Result:
+        if name in held.free:
+            return held(name, what, transactions)
+        if name in before or name in after:
+            clock.now += 0.01
+            return Result()
+        return others(name, what, transactions)
+
+    def one_after_the_other(names: list[str]) -> None:
+        for name in names:
+            lanes.submit(1, {name: share(1)}, batch_at(10).transactions())
+            until(lambda name=name: lanes.is_idle(name), "it is done")  # type: ignore[misc]
+
+    with Lanes(work, lambda: None, threads=3, patience=60) as lanes, contextlib.closing(held):
+        one_after_the_other(before)
+        lanes.submit(1, {name: share(1) for name in held.free}, batch_at(10).transactions())
+        for began in held.began.values():
+            assert began.wait(20)
+        held.close()
+        clock.computes = True
+        one_after_the_other(after)
+        lanes.take_done()
+        assert most_at_once(lanes, inside, 50) == 1
+
+
+def test_a_lake_in_a_store_has_more_threads_that_wait_for_nobody() -> None:
+    (threads, patience), (more, none) = lanes_for("/data/lake"), lanes_for("s3://bucket/lake")
+    assert more > threads
+    assert patience > none == 0.0
+
+
+def test_what_is_done_is_told_before_the_last_thread_takes_a_table_that_takes_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Clock(monkeypatch)
+    work = Told("slow", "first", "second", "slower", "late")
+    with Lanes(work, work.woken.set, threads=2, patience=0) as lanes, contextlib.closing(work):
+        lanes.submit(1, {name: share(1) for name in work.free}, batch_at(10).transactions())
+        for name in ("first", "second"):
+            work.release(name)
+            assert work.is_told
+
+
+def test_what_is_done_is_told_in_time_while_a_table_waits_for_one_that_computes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, work = Clock(monkeypatch), Told("first", "second", "slow", "late")
+    with Lanes(work, work.woken.set, threads=2, patience=60) as lanes, contextlib.closing(work):
+        lanes.submit(1, {name: share(1) for name in work.free}, batch_at(10).transactions())
+        work.release("first")
+        assert work.is_told
+        work.release("second")
         assert work.began["slow"].wait(20)
-        found: list[Done] = []
+        assert not work.woken.is_set()
+        clock.now += 1
+        assert work.is_told
+        assert not work.began["late"].is_set()
 
-        def all_but_one() -> bool:
-            woken.wait(20)
-            woken.clear()
-            found.extend(lanes.take_done())
-            return len(found) == 20
 
-        until(all_but_one, "the others are told")
-        work.free["slow"].set()
+def test_a_failure_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock(monkeypatch)
+    work = Told("first", "broken", "slow", "late")
+
+    def fail(name: str, what: Share, transactions: Transactions) -> Result:
+        result = work(name, what, transactions)
+        if name == "broken":
+            raise RuntimeError("disk")
+        return result
+
+    with Lanes(fail, work.woken.set, threads=2, patience=60) as lanes, contextlib.closing(work):
+        lanes.submit(1, {name: share(1) for name in work.free}, batch_at(10).transactions())
+        for name in ("first", "broken"):
+            work.release(name)
+            assert work.is_told
+
+
+def test_who_waits_for_lanes_is_woken_when_one_has_ended(slow: Work) -> None:
+    with Lanes(slow, lambda: None) as lanes:
+        waiting = threading.Thread(target=lanes.wait, args=(240,))
+        waiting.start()
+        lanes.submit(1, {"slow": share(1)}, batch_at(10).transactions())
+        assert slow.began["slow"].wait(20)
+        assert waiting.is_alive()
+        slow.free["slow"].set()
+        waiting.join(20)
+        assert not waiting.is_alive()
+
+
+def test_an_errand_of_a_table_to_which_nothing_happens_is_done() -> None:
+    with Lanes(Work(), lambda: None) as lanes:
+        lanes.behind("idle", Result)
+        until(lambda: [done.name for done in lanes.take_done()] == ["idle"], "the errand")
+
+
+def test_what_cannot_be_joined_fails_the_run_and_not_the_thread(slow: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in the lane that has fallen behind that there may be too little memory."""
+
+    def too_much(shares: list[Share]) -> Share:
+        if len(shares) > 1:
+            raise MemoryError
+        return shares[0]
+
+    monkeypatch.setattr(Share, "joined", too_much)
+    failures: list[BaseException | None] = []
+
+    def two() -> bool:
+        failures.extend(done.failure for done in lanes.take_done())
+        return len(failures) == 2
+
+    with Lanes(slow, lambda: None, threads=1) as lanes:
+        lanes.submit(1, {"slow": share(1)}, batch_at(10).transactions())
+        assert slow.began["slow"].wait(20)
+        for number in (2, 3):
+            lanes.submit(number, {"slow": share(number)}, batch_at(number * 10).transactions())
+        slow.free["slow"].set()
+        until(two, "both have ended")
+        assert failures[0] is None
+        assert isinstance(failures[1], MemoryError)
 
 
 def test_work_that_is_to_be_tried_again_rests_without_a_thread_and_takes_what_came_meanwhile() -> None:

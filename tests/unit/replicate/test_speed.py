@@ -146,18 +146,29 @@ def test_busy_shares_are_of_the_time_that_the_stages_threads_had() -> None:
     assert rates["decode_busy"] == 0.0
 
 
-@pytest.mark.parametrize(("tables", "share"), [(1, 1.0), (2, 1.0), (4, 0.5), (12, 0.5)])
-def test_lanes_that_work_without_a_pause_are_busy_however_many_threads_there_are(
-    tables: int, share: float, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("side_by_side", "tables", "at_once", "share"),
+    [
+        pytest.param(12, 1, 1, 1.0, id="a store, all of one table's time"),
+        pytest.param(12, 12, 2, 2 / 12, id="a store, two of twelve threads"),
+        pytest.param(1, 1, 1, 1.0, id="a disk, one table"),
+        pytest.param(1, 12, 1, 1.0, id="a disk, one after the other"),
+        pytest.param(1, 12, 0.5, 0.5, id="a disk, half of the time"),
+        pytest.param(1, 12, 4, 1.0, id="a disk, four long ones side by side"),
+    ],
+)
+def test_lanes_are_busy_for_the_share_of_the_threads_that_could_have_worked(
+    side_by_side: int, tables: int, at_once: float, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ten seconds of two threads' work, over so many tables."""
+    """Ten seconds over so many tables: they write for a quarter of their time."""
     now = 0.0
     monkeypatch.setattr("headwater.replicate.batches.stage_times.time.monotonic", lambda: now)
     busy = BusyShares()
     for number in range(tables):
         now = 10.0 * (number + 1) / tables
-        busy.add({"write": 10.0 * min(2, tables) / tables}, lane=f"public.t{number}")
-    assert busy.rates(4)["write_busy"] == share
+        took = 10.0 * at_once / tables
+        busy.add({"write": took / 4}, lane=f"public.t{number}", took=took)
+    assert busy.rates(side_by_side)["write_busy"] == pytest.approx(share / 4, abs=0.001)
 
 
 def test_the_rate_of_applying_is_taken_while_something_is_applied() -> None:

@@ -6,18 +6,18 @@ follow from that is `headwater.replicate.batches.open_epochs`' business.
 
 Threads are there for what takes long. Small shares, which most are, hold the interpreter for most of their few
 milliseconds: two at once take it from each other at every call of native code, and each costs twice the processor. So
-a lane begins where none has begun within `_PATIENCE`; in a store, whose answers are waited for, at once.
+a lane begins where none has begun within `_PATIENCE`. Where lanes hardly compute, as in a store, or beside a disk that
+takes its time, they begin at once.
 """
 
 from __future__ import annotations
 
-import math
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from time import monotonic, process_time
 
 from headwater.errors import TableError
 from headwater.lake.ledger import TableVersion
@@ -32,8 +32,13 @@ THREADS_IN_A_STORE = 12
 """There a lane waits for answers most of the time."""
 _PATIENCE = 0.05
 """Seconds: a table that takes longer is not waited for. Most shares end within a tenth of it."""
+_COMPUTES = 0.25
+"""Processor of the process against time. On a crowded machine who computes may get no more than half of it."""
+_LATELY = 0.2
+"""Seconds of lanes' time of which that is the mean."""
 _TELL_SECONDS = 0.01
-"""While lanes wait for a thread what is done is told this often, and not share by share: nobody can publish it yet."""
+"""While lanes wait for their turn what is done is told this often, and not share by share: most of it cannot be
+published before them."""
 _SWITCH_SECONDS = 0.0005
 """Between two threads that want the interpreter. A lane leaves it for a few microseconds of native code at a time, and
 by Python's own 5 ms would wait a thousand times as long to come back: a third of the time of hundreds of tables."""
@@ -94,9 +99,13 @@ def side_by_side(root: str) -> int:
     return THREADS_IN_A_STORE if is_remote(root) else 1
 
 
+_Taken = tuple[str, list[_Waiting], Callable[[], Result] | None]
+"""A lane that a thread is in: its table, and shares or an errand."""
+
+
 class Lanes:
     """Threads over lanes. `work(table, share, transactions)` applies; `wake` is called when something is done. Work and
-    errands may raise TryAgain. `patience`: seconds that a lane waits for one that has begun before it.
+    errands may raise TryAgain. `patience`: seconds that a lane waits for one that computes.
 
     Use as a context manager: at its end what waits is dropped, what runs is waited for.
     """
@@ -112,8 +121,11 @@ class Lanes:
         self._lock = threading.Lock()
         self._may_begin = threading.Condition(self._lock)  # for one of the threads
         self._is_done = threading.Condition(self._lock)
-        self._began: dict[str, float] = {}  # lanes that a thread is in (monotonic)
-        self._told = 0.0
+        # Lanes that a thread is in: when it began, by the clock and by the processor of the process.
+        self._began: dict[str, tuple[float, float]] = {}
+        self._computing = 1.0  # the processor that the process lately took while they worked, against their time
+        self._watched = False  # by a thread that looks again in a moment whether a lane that is ready may begin
+        self._untold, self._told = False, 0.0
         self._lanes: dict[str, _Lane] = {}
         self._ready: deque[str] = deque()  # lanes that wait for a thread
         self._resting: dict[str, float] = {}  # until when (monotonic); what was tried is first in the lane again
@@ -197,7 +209,7 @@ class Lanes:
 
     def _wake_rested(self) -> None:
         """Make ready what has rested enough."""
-        now = time.monotonic()
+        now = monotonic()
         for name in [name for name, until in self._resting.items() if until <= now]:
             del self._resting[name]
             self._make_ready(name)
@@ -209,66 +221,97 @@ class Lanes:
             self._end(name, shares, errand, done)
             del taken, shares
 
-    def _take(self) -> tuple[str, list[_Waiting], Callable[[], Result] | None] | None:
-        """The next lane, when it may begin, with all its shares or one errand; None: this is the end."""
-        with self._lock:
-            while not self._ending and (left := self._until_one_begins()) != 0:
-                self._may_begin.wait(left)
-            if self._ending:
-                return None
-            name = self._ready.popleft()
-            lane = self._lanes[name]
-            lane.busy, lane.ready = True, False
-            self._began[name] = time.monotonic()
-            shares = list(lane.shares)
-            lane.shares.clear()
-            errand = lane.errands.popleft() if not shares else None
-            if self._ready or self._resting:
-                self._may_begin.notify()  # one who looks whether this takes long
-            tells = self._is_to_be_told()
-        if tells:
-            self._wake()
+    def _take(self) -> _Taken | None:
+        """The next lane, when it may begin; None: this is the end. Who waits here tells what is done meanwhile."""
+        taken: _Taken | None = None
+        while taken is None:
+            with self._lock:
+                if self._ending:
+                    return None
+                if (left := self._until_one_begins()) == 0:
+                    taken = self._begin()
+                elif self._watched:
+                    self._may_begin.wait()
+                else:
+                    self._watched = bool(self._ready)
+                    self._may_begin.wait(left)
+                    self._watched = False
+                tells = self._is_to_be_told()
+            if tells:
+                self._wake()
+        return taken
+
+    def _begin(self) -> _Taken:
+        """The lane that is ready first, with all its shares, or with one errand."""
+        name = self._ready.popleft()
+        lane = self._lanes[name]
+        lane.busy, lane.ready = True, False
+        self._began[name] = monotonic(), process_time()
+        shares = list(lane.shares)
+        lane.shares.clear()
+        errand = lane.errands.popleft() if not shares else None
+        if (self._ready or self._resting) and not self._watched:
+            self._may_begin.notify()  # one who looks whether this takes long
         return name, shares, errand
 
     def _end(self, name: str, shares: list[_Waiting], errand: Callable[[], Result] | None, done: Done) -> None:
         with self._lock:
-            del self._began[name]
+            self._note_computing(*self._began.pop(name))
             lane = self._lanes[name]
             lane.busy = False
             if isinstance(done.failure, TryAgain):
                 lane.shares.extendleft(reversed(shares))
                 if errand is not None:
                     lane.errands.appendleft(errand)
-                self._resting[name] = time.monotonic() + done.failure.seconds
+                self._resting[name] = monotonic() + done.failure.seconds
             else:
                 self._done.append(done)
+                self._untold = True
+                if done.failure is not None:
+                    self._told = 0.0  # it ends the run: at once
             self._make_ready(name)
             tells = self._is_to_be_told()
         if tells:
             self._wake()
 
+    def _note_computing(self, began: float, computed: float) -> None:
+        """A lane has ended that began then."""
+        if (passed := monotonic() - began) > 0:
+            share = min((process_time() - computed) / passed, 1.0)
+            self._computing += min(passed / _LATELY, 1.0) * (share - self._computing)
+
     def _is_to_be_told(self) -> bool:
-        """Whether now is the time to say what is done."""
-        now = time.monotonic()
-        if not self._done or (self._ready and now - self._told < _TELL_SECONDS):
+        """Whether now is the time to say what is done, which nobody has been told of yet."""
+        now = monotonic()
+        # Who waits for a turn would tell later. There is nobody when all threads are in lanes.
+        can_wait = self._ready and len(self._began) < self._count and now - self._told < _TELL_SECONDS
+        if not self._untold or can_wait:
             return False
-        self._told = now
+        self._untold, self._told = False, now
         self._is_done.notify()
         return True
 
     def _until_one_begins(self) -> float | None:
-        """Seconds until a lane may begin, as far as is known now; 0: it may; None: none waits or rests."""
+        """Seconds until a lane may begin, or it is to be looked again; 0: one may; None: none waits or rests."""
         self._wake_rested()
-        now = time.monotonic()
-        if self._ready:
-            newest = max(self._began.values(), default=-math.inf)
-            return max(newest + self._patience - now, 0.0)
-        return min((max(until - now, 0.001) for until in self._resting.values()), default=None)
+        now = monotonic()
+        if not self._ready:
+            return min((max(until - now, 0.001) for until in self._resting.values()), default=None)
+        if not self._began:
+            return 0.0
+        newest, _ = max(self._began.values())
+        if self._computing < _COMPUTES or now - newest >= self._patience:
+            return 0.0
+        return min(newest + self._patience - now, 2 * _TELL_SECONDS)
 
     def _apply(self, name: str, waiting: list[_Waiting]) -> Done:
-        share, numbers = Share.joined([w.share for w in waiting]), tuple(w.number for w in waiting)
-        transactions = self._transactions(numbers, waiting)
-        return _timed(name, numbers, lambda: self._work(name, share, transactions))
+        numbers = tuple(w.number for w in waiting)
+
+        def apply() -> Result:
+            share = Share.joined([w.share for w in waiting])
+            return self._work(name, share, self._transactions(numbers, waiting))
+
+        return _timed(name, numbers, apply)
 
     def _transactions(self, numbers: tuple[int, ...], waiting: list[_Waiting]) -> Transactions:
         """Of hundreds of tables that have fallen behind, most have the same batches before them."""
@@ -283,7 +326,7 @@ class Lanes:
 
 
 def _timed(name: str, numbers: tuple[int, ...], work: Callable[[], Result]) -> Done:
-    began = time.monotonic()
+    began = monotonic()
     failure: BaseException | None = None
     result = Result()
     with measured() as stages:
@@ -291,4 +334,4 @@ def _timed(name: str, numbers: tuple[int, ...], work: Callable[[], Result]) -> D
             result = work()
         except BaseException as error:
             failure = error
-    return Done(name, numbers, result, began, time.monotonic(), stages, failure)
+    return Done(name, numbers, result, began, monotonic(), stages, failure)

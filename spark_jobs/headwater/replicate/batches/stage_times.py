@@ -35,27 +35,30 @@ class BusyShares:
         self._seconds: dict[str, float] = {}
         self._bytes: dict[str, float] = {}
         self._lanes: dict[str, float] = {}  # when each ended a piece of work last
-        self._marks: deque[tuple[float, dict[str, float], dict[str, float]]] = deque()
+        self._in_lanes = 0.0  # seconds of all of them
+        self._marks: deque[tuple[float, float, dict[str, float], dict[str, float]]] = deque()
         self._mark()
 
-    def add(self, stages: Mapping[str, float], size: int = 0, *, lane: str = "") -> None:
+    def add(self, stages: Mapping[str, float], size: int = 0, *, lane: str = "", took: float = 0.0) -> None:
         """A piece of work spent `stages` and passed `size` bytes of the log. `lane`: the table's, if it was done in
-        one."""
+        one, and took so many seconds there."""
         with self._lock:
             if lane:
                 self._lanes[lane] = time.monotonic()
+                self._in_lanes += took
             for name, seconds in stages.items():
                 self._seconds[name] = self._seconds.get(name, 0.0) + seconds
                 self._bytes[name] = self._bytes.get(name, 0.0) + size
 
     def rates(self, side_by_side: int) -> dict[str, float]:
         """`<stage>_busy` (share of the time of its threads) and `<stage>_bytes_per_second` (of the log, while busy).
-        A stage has one thread, or one for each lane that works, `side_by_side` at most."""
+        A stage has one thread; one of lanes has as many as worked at the same time, and no less than one for each
+        lane up to `side_by_side`."""
         with self._lock:
-            then, seconds, sizes = self._marks[0]
+            then, in_lanes, seconds, sizes = self._marks[0]
             wall = max(time.monotonic() - then, 1e-9)
             self._lanes = {lane: at for lane, at in self._lanes.items() if at >= then}
-            threads = min(side_by_side, max(1, len(self._lanes)))
+            threads = max(1, min(side_by_side, len(self._lanes)), (self._in_lanes - in_lanes) / wall)
             rates: dict[str, float] = {}
             for name, total in self._seconds.items():
                 spent = total - seconds.get(name, 0.0)
@@ -69,7 +72,7 @@ class BusyShares:
 
     def _mark(self) -> None:
         now = time.monotonic()
-        self._marks.append((now, dict(self._seconds), dict(self._bytes)))
+        self._marks.append((now, self._in_lanes, dict(self._seconds), dict(self._bytes)))
         while len(self._marks) > 1 and now - self._marks[1][0] >= _WINDOW:
             self._marks.popleft()
 
