@@ -53,7 +53,7 @@ def publish(
     database. `keep`: for so many seconds what a view shows is pinned, unless it is replaced or dropped (`drop`)
     before; 0, and for temporary views: not at all. Refused when a table is not in step (with `allow_behind` it is
     shown as it last was), when a version is no longer kept, when it cannot be pinned, when two tables would have one
-    view, and when the database (of temporary views: the session) has something else of a view's name.
+    view, and when the database has something else of a view's name, or the session another program's temporary one.
     """
     refuse_no_cut(cut)
     refuse_behind(cut, allow_behind=allow_behind)
@@ -61,8 +61,8 @@ def publish(
     named = _names(cut, there, "" if temporary else database)
     if temporary:
         for view in named.values():
-            if spark.catalog.tableExists(view) and spark.catalog.getTable(view).isTemporary:
-                _own(spark, view)  # a table of that name in the database is only hidden by it
+            if _is_temporary(spark, view):
+                _own(spark, view)
         for name, frame in read(spark, cut, allow_behind=allow_behind).items():
             frame.createOrReplaceTempView(named[name])
             spark.conf.set(_mark(named[name]), str(cut["epoch"]))
@@ -125,6 +125,14 @@ def _properties(spark: SparkSession, view: str) -> dict[str, str] | None:
     if (epoch := spark.conf.get(_mark(view), None)) and spark.catalog.getTable(view).isTemporary:
         return {_EPOCH: epoch}
     return {row["key"]: row["value"] for row in spark.sql(f"SHOW TBLPROPERTIES {view}").collect()}
+
+
+def _is_temporary(spark: SparkSession, view: str) -> bool:
+    """A table of that name in the database, whether it can be read or not, is only hidden by a temporary view."""
+    try:
+        return spark.catalog.getTable(view).isTemporary
+    except Exception:  # of Spark's, of Java's, of a catalog's own
+        return False
 
 
 def _own(spark: SparkSession, view: str) -> dict[str, str] | None:

@@ -123,14 +123,12 @@ class Told(Work):
 
 
 class Clock:
-    """The clock of lanes stands still until it is set; the process computes all the time, or never."""
+    """The clock of lanes stands still until it is set; the process computes for a share of the time."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, computes: bool = True) -> None:
-        self.now, self.computes = 1000.0, computes
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.computes = 1000.0, 1.0
         monkeypatch.setattr("headwater.replicate.batches.lanes.monotonic", lambda: self.now)
-        monkeypatch.setattr(
-            "headwater.replicate.batches.lanes.process_time", lambda: self.now if self.computes else 0.0
-        )
+        monkeypatch.setattr("headwater.replicate.batches.lanes.process_time", lambda: self.now * self.computes)
 
 
 def most_at_once(lanes: Lanes, inside: list[int], count: int) -> int:
@@ -199,32 +197,44 @@ def test_lanes_begin_beside_each_other(patience: float, seconds: float, monkeypa
 def test_where_lanes_wait_for_their_disk_they_begin_beside_each_other_until_they_compute(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock, inside = Clock(monkeypatch, computes=False), list[int]()
-    before, held = [f"before {number}" for number in range(50)], Told("a", "b", "c")
-    after, others = [f"after {number}" for number in range(50)], small(inside)
+    clock, inside = Clock(monkeypatch), list[int]()
+    others, held = small(inside), Told()
 
     def work(name: str, what: Share, transactions: Transactions) -> Result:
         if name in held.free:
             return held(name, what, transactions)
-        if name in before or name in after:
-            clock.now += 0.01
+        if name.startswith("takes"):
+            clock.now += float(name.removeprefix("takes "))
             return Result()
         return others(name, what, transactions)
 
-    def one_after_the_other(names: list[str]) -> None:
-        for name in names:
-            lanes.submit(1, {name: share(1)}, batch_at(10).transactions())
-            until(lambda name=name: lanes.is_idle(name), "it is done")  # type: ignore[misc]
-
-    with Lanes(work, lambda: None, threads=3, patience=60) as lanes, contextlib.closing(held):
-        one_after_the_other(before)
-        lanes.submit(1, {name: share(1) for name in held.free}, batch_at(10).transactions())
-        for began in held.began.values():
-            assert began.wait(20)
-        held.close()
-        clock.computes = True
-        one_after_the_other(after)
+    def after(computes: float, *seconds: float) -> None:
+        """One after the other so many seconds; the process computes for this share of them."""
+        clock.computes = computes
+        for number in seconds:
+            lanes.submit(1, {f"takes {number}": share(1)}, batch_at(10).transactions())
+            until(lambda: lanes.is_idle(f"takes {number}"), "it is done")  # noqa: B023 - at once
         lanes.take_done()
+
+    def beside_each_other() -> None:
+        nonlocal held
+        with contextlib.closing(Told("a", "b", "c")) as held:
+            lanes.submit(1, {name: share(1) for name in held.free}, batch_at(10).transactions())
+            for began in held.began.values():
+                assert began.wait(20)
+        until(lambda: all(map(lanes.is_idle, "abc")), "they are done")
+        lanes.take_done()
+
+    with Lanes(work, lambda: None, threads=3, patience=60) as lanes:
+        after(0.5, *[0.01] * 50)
+        assert most_at_once(lanes, inside, 50) == 1
+        after(0.0, *[0.01] * 50)
+        beside_each_other()
+        after(0.5, *[0.01] * 50)
+        beside_each_other()
+        after(0.0, 10.0)
+        after(1.0, *[0.01] * 50)
+        inside.clear()
         assert most_at_once(lanes, inside, 50) == 1
 
 

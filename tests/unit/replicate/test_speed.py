@@ -168,6 +168,7 @@ def test_lanes_are_busy_for_the_share_of_the_threads_that_could_have_worked(
         now = 10.0 * (number + 1) / tables
         took = 10.0 * at_once / tables
         busy.add({"write": took / 4}, lane=f"public.t{number}", took=took)
+    busy.add({}, lane="public.t0", took=100.0)  # an errand that has taken long
     assert busy.rates(side_by_side)["write_busy"] == pytest.approx(share / 4, abs=0.001)
 
 

@@ -32,13 +32,14 @@ THREADS_IN_A_STORE = 12
 """There a lane waits for answers most of the time."""
 _PATIENCE = 0.05
 """Seconds: a table that takes longer is not waited for. Most shares end within a tenth of it."""
-_COMPUTES = 0.25
-"""Processor of the process against time. On a crowded machine who computes may get no more than half of it."""
+_WAIT, _COMPUTE = 0.25, 0.75
+"""Processor of the process against a lane's time: below the first, lanes wait for their disk and begin at once; above
+the second they compute. In between it stays as it is: side by side they take more of the processor than alone."""
 _LATELY = 0.2
 """Seconds of lanes' time of which that is the mean."""
 _TELL_SECONDS = 0.01
-"""While lanes wait for their turn what is done is told this often, and not share by share: most of it cannot be
-published before them."""
+"""While lanes wait for their turn what is done is told this often, or up to three times as late, and not share by
+share: most of it cannot be published before them."""
 _SWITCH_SECONDS = 0.0005
 """Between two threads that want the interpreter. A lane leaves it for a few microseconds of native code at a time, and
 by Python's own 5 ms would wait a thousand times as long to come back: a third of the time of hundreds of tables."""
@@ -123,7 +124,8 @@ class Lanes:
         self._is_done = threading.Condition(self._lock)
         # Lanes that a thread is in: when it began, by the clock and by the processor of the process.
         self._began: dict[str, tuple[float, float]] = {}
-        self._computing = 1.0  # the processor that the process lately took while they worked, against their time
+        self._computing = 1.0  # the processor that the process lately took while one worked, against its time
+        self._disk_waits = False
         self._watched = False  # by a thread that looks again in a moment whether a lane that is ready may begin
         self._untold, self._told = False, 0.0
         self._lanes: dict[str, _Lane] = {}
@@ -279,6 +281,7 @@ class Lanes:
         if (passed := monotonic() - began) > 0:
             share = min((process_time() - computed) / passed, 1.0)
             self._computing += min(passed / _LATELY, 1.0) * (share - self._computing)
+            self._disk_waits = self._computing < (_COMPUTE if self._disk_waits else _WAIT)
 
     def _is_to_be_told(self) -> bool:
         """Whether now is the time to say what is done, which nobody has been told of yet."""
@@ -300,7 +303,7 @@ class Lanes:
         if not self._began:
             return 0.0
         newest, _ = max(self._began.values())
-        if self._computing < _COMPUTES or now - newest >= self._patience:
+        if self._disk_waits or now - newest >= self._patience:
             return 0.0
         return min(newest + self._patience - now, 2 * _TELL_SECONDS)
 
