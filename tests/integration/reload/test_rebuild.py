@@ -18,6 +18,7 @@ from fixtures.jobs import (
     armed,
     catch_up,
     following,
+    following_next,
     in_thread,
     lake_path_of,
     lake_rows,
@@ -311,7 +312,7 @@ def test_a_driver_that_dies_over_a_rebuild_is_followed_by_one_that_ends_it(
         asked = in_thread(shop.rebuild)
         assert job.wait() == -9, job.log[-2000:]
         shop.write_meanwhile()
-        with following(shop.pipeline) as running:
+        with following_next(shop.pipeline) as running:
             until(lambda: asked.done() or running.done(), "the rebuild ends")
             done = asked.result()
             until(lambda: shop.is_equal() or running.done(), "the lake equals the source")
@@ -430,7 +431,7 @@ def test_a_driver_that_dies_over_a_second_rebuild_is_followed_by_one_that_knows_
         asked = in_thread(shop.rebuild)
         assert job.wait() == -9, job.log[-2000:]
         shop.write_meanwhile()
-        with following(shop.pipeline) as running:
+        with following_next(shop.pipeline) as running:
             until(lambda: asked.done() or running.done(), "the rebuild ends")
             asked.result()
             until(lambda: shop.is_equal() or running.done(), "the lake equals the source")

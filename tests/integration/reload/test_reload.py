@@ -23,6 +23,7 @@ from fixtures.jobs import (
     assert_equal,
     catch_up,
     following,
+    following_next,
     in_thread,
     lake_path_of,
     lake_rows,
@@ -429,7 +430,7 @@ def test_a_driver_that_dies_over_a_reload_leaves_it_to_the_next_one(
         hold.release()
         assert driver.wait() == -9, driver.log[-2000:]
         database.execute("update plain set n = 7 where id = 30")
-        with following(pipeline):
+        with following_next(pipeline):
             assert job.result(120)["tables"][PLAIN]["rows"] == 50
     catch_up(pipeline)
     assert_equal(database, pipeline, PLAIN)
@@ -471,7 +472,7 @@ def test_what_a_driver_kept_before_it_died_comes_once_whether_or_not_the_table_h
         assert driver.wait() == -9, driver.log[-2000:]
         hold.release()
         until(lambda: [one.state for one in registry_of(pipeline).reloads.values()] == ["read"], "all was read")
-    with armed(tmp_path, "replicate.before_chunk") as log, following(pipeline) as running:
+    with armed(tmp_path, "replicate.before_chunk") as log, following_next(pipeline) as running:
         until(lambda: answers() == ["done"] or running.done(), "the part is merged")
         log.release()
         assert job.result(120)["tables"][PLAIN]["rows"] == 50
