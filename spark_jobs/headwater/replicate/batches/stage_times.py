@@ -45,7 +45,8 @@ class BusyShares:
         with self._lock:
             if lane:
                 self._lanes[lane] = time.monotonic()
-                self._in_lanes += took if stages else 0.0  # an errand without may have waited for somebody else
+                if stages:  # an errand that went through none may take minutes, and would make all stages look idle
+                    self._in_lanes += took
             for name, seconds in stages.items():
                 self._seconds[name] = self._seconds.get(name, 0.0) + seconds
                 self._bytes[name] = self._bytes.get(name, 0.0) + size
