@@ -88,6 +88,15 @@ def test_a_name_that_great_expectations_would_take_for_a_path_is_left_alone() ->
     assert not [e for e in found.expectations if "a.b" in e.columns]
 
 
+def test_a_suite_that_asks_about_such_a_name_is_refused(pipeline: Pipeline) -> None:
+    schema = replace(SCHEMA, columns=(*SCHEMA.columns, column("a.b")))
+    asked = "{column_list: [id, a.b]}"
+    path = write(pipeline, "public.a.yaml", f"expectations: [{{type: expect_x, kwargs: {asked}}}]")
+    with pytest.raises(BadSuite) as refused:
+        read_suites(pipeline, {A: schema})
+    assert f"{path}: expectations[0].kwargs: Great Expectations cannot ask about 'a.b'" in refused.value.message
+
+
 def test_labels_of_enums_and_the_drift_of_row_counts_are_warnings() -> None:
     found = basics(SCHEMA, classes={}, rows_before=1001, labels={"note": ["x", "y"]}).expectations[-2:]
     assert kinds(found) == [
