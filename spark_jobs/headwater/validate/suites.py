@@ -256,7 +256,9 @@ class _Reading:
             if known is not None and name not in known:
                 self._report(f"{place}.kwargs", f"the table has no column {name!r} in the lake")
             elif not can_be_named(name):
-                self._report(f"{place}.kwargs", f"Great Expectations cannot ask about {name!r}, for its dot or back tick")
+                self._report(
+                    f"{place}.kwargs", f"Great Expectations cannot ask about {name!r}, for its dot or back tick"
+                )
 
     def _report(self, path: str, message: str) -> None:
         self.problems.append(FileProblem(path, None, message))
