@@ -14,7 +14,7 @@ import contextlib
 import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from os.path import basename, join
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from headwater.delta import storage
 from headwater.delta.spark_rows import rows_of_table
 from headwater.errors import Refused
-from headwater.lake.look import IN_STEP, Look, ReportedState
+from headwater.lake.look import IN_STEP, NOT_YET_SHOWN, Look, ReportedState
 from headwater.lake.paths import control_path, loads_path, pins_path, table_uri
 from headwater.lake_root import is_remote
 from headwater.names import TableName
@@ -80,7 +80,9 @@ def _table(root: str, state: ReportedState | None, epoch: Epoch, name: str) -> d
             "applied_lsn": format_lsn(beside.applied_lsn),
         }
     if state is not None and state.state == IN_STEP:
-        return {**entry, "state": "in step"}
+        if epoch.shows(name):
+            return {**entry, "state": "in step"}
+        state = replace(state, reason=NOT_YET_SHOWN)
     found = state or ReportedState("removed")
     return {**entry, "state": "behind", "since": found.since, "reason": found.reason or f"it is {found.state}"}
 

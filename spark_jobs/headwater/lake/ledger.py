@@ -32,6 +32,7 @@ from headwater.delta.small_tables import (
     read_rows,
 )
 from headwater.errors import Fenced
+from headwater.lake.look import IN_STEP
 from headwater.lake.paths import ledger_path
 from headwater.position import Position
 
@@ -106,6 +107,11 @@ class Epoch:
     sample: tuple[datetime, int] | None
     applied_at: datetime
     tables: Mapping[str, TableVersion] = field(default_factory=dict)
+
+    def shows(self, name: str) -> bool:
+        """Whether the table was in step there. What the registry says of it now may be of a row that is yet to come."""
+        held = self.tables.get(name)
+        return held is not None and held.state == IN_STEP
 
 
 class Ledger:

@@ -14,6 +14,7 @@ from typing import Any
 from headwater.lake.position_file import PositionFile
 
 IN_STEP = "active"
+NOT_YET_SHOWN = "no published epoch shows it in step yet"
 
 
 @dataclass(frozen=True, slots=True)

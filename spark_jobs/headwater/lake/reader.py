@@ -137,6 +137,7 @@ class LakeReader:
             read_position=epoch.position.lsn,
             written_at="",
             samples=sample,
+            states={name: {"state": held.state} for name, held in epoch.tables.items() if held.state != IN_STEP},
         )
 
 

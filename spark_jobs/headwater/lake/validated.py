@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from headwater.lake.freshness import Outcome, Verdict
-from headwater.lake.look import IN_STEP, Look
+from headwater.lake.look import Look
 from headwater.position import Position, format_lsn
 
 if TYPE_CHECKING:
@@ -114,9 +114,8 @@ def judged_by_validation(
 def _late(required: Sequence[str], records: Mapping[str, TableRecord], row: Epoch) -> str:
     """Which table was not in step in the epoch of `row`, as it is loaded now; empty: all were."""
     for name in required:
-        held = row.tables.get(name)
-        if held is None or held.state != IN_STEP:
-            return f"where {name} was {held.state if held is not None else 'missing'}"
+        if not row.shows(name):
+            return f"where {name} was {row.tables[name].state if name in row.tables else 'missing'}"
         if records[name].began_above(row.position.lsn):
             return f"and {name} was loaded again since"
     return ""

@@ -11,6 +11,7 @@ from typing import Final
 from headwater.lake.durability import Durability
 from headwater.lake.freshness import SOURCE_RATE
 from headwater.lake.ledger import Epoch, Ledger, last_sample
+from headwater.lake.look import NOT_YET_SHOWN
 from headwater.lake.looks import Growing, often
 from headwater.lake.position_file import PositionFile, read_position_file, write_position_file
 from headwater.lake.registry import TableRecord, now_text
@@ -78,7 +79,7 @@ class Publisher:
         with self._lock:
             self._epoch = epoch
             self._pending.passed(epoch.position.lsn)
-            self._states = _not_in_step(tables)
+            self._states = _not_in_step(tables, epoch)
         self.write(has_looked=True, is_idle=is_idle)  # a row of ours says that no newer driver has begun
 
     def passed(self, lsn: int) -> None:
@@ -89,7 +90,7 @@ class Publisher:
     def states(self, tables: Mapping[str, TableRecord]) -> None:
         """What the file says of tables that are not in step, from its next writing on."""
         with self._lock:
-            self._states = _not_in_step(tables)
+            self._states = _not_in_step(tables, self._epoch)
 
     def tick(self) -> None:
         """Once a second: replace the file, or let it be a while where that costs money, as long as it would say nothing
@@ -159,9 +160,17 @@ def _told(file: PositionFile) -> tuple[object, ...]:
     return file.epoch, file.pending, file.states, file.retrying
 
 
-def _not_in_step(tables: Mapping[str, TableRecord]) -> dict[str, dict[str, str]]:
-    return {
-        name: {"state": record.state, "reason": record.reason, "since": record.since}
-        for name, record in tables.items()
-        if record.state not in ("active", "removed")
-    }
+def _not_in_step(tables: Mapping[str, TableRecord], epoch: Epoch | None) -> dict[str, dict[str, str]]:
+    """Also those that the registry has in step while `epoch`, the newest, is of before: a driver that died between the
+    two leaves them so, and what it had read of them is not read again."""
+    found = {}
+    for name, record in tables.items():
+        if record.state not in ("active", "removed"):
+            found[name] = {"state": record.state, "reason": record.reason, "since": record.since}
+        elif record.state == "active" and epoch is not None and not _is_shown(record, epoch):
+            found[name] = {"state": "catching up", "reason": NOT_YET_SHOWN, "since": record.since}
+    return found
+
+
+def _is_shown(record: TableRecord, epoch: Epoch) -> bool:
+    return epoch.shows(record.name) and not record.began_above(epoch.position.lsn)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from headwater.lake import freshness
 from headwater.lake.freshness import Outcome, Verdict
 from headwater.lake.health import stopped_since
-from headwater.lake.look import Look
+from headwater.lake.look import NOT_YET_SHOWN, Look
 from headwater.names import TableName
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.waiting.lookout import Lookout
@@ -26,7 +26,7 @@ from headwater.waiting.visits import SourceVisits
 from headwater.waiting.wanted_partitions import not_yet_reloaded
 
 if TYPE_CHECKING:
-    from headwater.lake.ledger import TableVersion
+    from headwater.lake.ledger import Epoch, TableVersion
     from headwater.lake.requirements import Target
     from headwater.waiting.validated_cuts import ValidatedCuts
 
@@ -48,8 +48,8 @@ class Judgement:
         if self._target.validated:
             judged = self._by_validation(judged, look)
         if judged.outcome is Outcome.SATISFIED and look.file is not None:
-            held = self._lookout.lake.epoch(judged.epoch or look.file.epoch).tables
-            if missing := self._still_missing(judged.tables, held):
+            epoch = self._lookout.lake.epoch(judged.epoch or look.file.epoch)
+            if missing := self._still_missing(judged.tables, epoch):
                 return replace(judged, outcome=None, reason=missing)
         return judged
 
@@ -111,14 +111,14 @@ class Judgement:
             self._validated = ValidatedCuts(self._pipeline.lake_path(), lake)
         return self._validated.judge(fresh, look, self._target.validated, self._freshness)
 
-    def _still_missing(self, required: Collection[str], held: Mapping[str, TableVersion]) -> str:
-        """What stands against the epoch that holds the versions `held`, fresh as it is; empty when nothing does."""
-        if missing := [name for name in required if name not in held]:
-            return f"no published epoch holds {missing[0]} yet"
+    def _still_missing(self, required: Collection[str], epoch: Epoch) -> str:
+        """What stands against `epoch`, fresh as it is; empty when nothing does."""
+        if missing := [name for name in required if not epoch.shows(name)]:
+            return f"{missing[0]}: {NOT_YET_SHOWN}"
         if (anew := self._loaded_since(required)) is not None:
             self._visits.at_once()
             return f"{anew} was loaded again, the source is asked about it"
-        return self._open_reload(held, required) if self._target.parts else ""
+        return self._open_reload(epoch.tables, required) if self._target.parts else ""
 
     def _loaded_since(self, names: Iterable[str]) -> str | None:
         """A table whose relation at the source is another one than the source was asked about."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from headwater.lake.cuts import pin_cut, take_cut, time_text
 from headwater.lake.ledger import Epoch
-from headwater.lake.look import IN_STEP, Look, complete_until
+from headwater.lake.look import IN_STEP, NOT_YET_SHOWN, Look, complete_until
 from headwater.lake.reader import LakeReader
 from headwater.pipeline_file.pipeline import Pipeline
 
@@ -36,8 +36,8 @@ class Sight:
                 return f"{name} is not loaded"
             if table.state != IN_STEP:
                 return f"{name} is {table.state}" + (f": {table.reason}" if table.reason else "")
-            if name not in self.epoch.tables:
-                return f"{name} is in no published epoch yet"
+            if not self.epoch.shows(name):
+                return f"{name}: {NOT_YET_SHOWN}"
         return ""
 
     def positions(self, tables: Sequence[str]) -> dict[str, int]:

@@ -28,6 +28,7 @@ from headwater.errors import EXIT_NOT_FRESH, EXIT_REFUSED, EXIT_SUSPENDED, Refus
 from headwater.lake.cuts import list_pins
 from headwater.lake.freshness import Outcome
 from headwater.lake.ledger import read_epoch
+from headwater.lake.look import NOT_YET_SHOWN
 from headwater.lake.looks import often
 from headwater.lake.position_file import PositionFile, read_position_file, write_position_file
 from headwater.lake.requirements import Target
@@ -99,6 +100,19 @@ def test_waiting_for_now_on_an_idle_source_ends_with_a_pinned_cut(shop: Shop) ->
     assert parse_lsn(cut["position"]["lsn"]) >= parse_lsn(cut["target"])
     assert cut["tables"][ORDERS]["state"] == "in step"
     assert [pin.cut for pin in list_pins(shop.pipeline.lake_path())] == [result.cut]
+
+
+def test_a_table_that_no_epoch_shows_in_step_yet_is_waited_for(shop: Shop) -> None:
+    """Its driver died between the registry's word and the ledger's row."""
+    lake = shop.lake
+    lake.succeed(ORDERS)
+    lake.publish(lake.position.lsn)
+    lake.enter(ORDERS, "active")
+    lake.read_to(lake.position.lsn + 0x1000)
+    result = shop.wait(lake.position.to_json()["lsn"], timeout=0.5)
+    assert (result.outcome, NOT_YET_SHOWN in result.verdict.reason) == (Outcome.NOT_RUNNING, True), result
+    lake.publish(lake.position.lsn, ORDERS)
+    assert shop.wait(lake.position.to_json()["lsn"]).outcome is Outcome.SATISFIED
 
 
 @pytest.mark.parametrize("writing", [0, 2])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +18,7 @@ from headwater.delta import storage
 from headwater.delta.row_count import row_count
 from headwater.errors import Refused
 from headwater.lake.cuts import list_pins, pin_cut, read, release_pin, remove_expired, remove_torn_pins, take_cut
+from headwater.lake.look import NOT_YET_SHOWN
 from headwater.lake.position_file import read_position_file, write_position_file
 from headwater.lake.reader import LakeReader
 
@@ -68,6 +70,15 @@ def test_a_cut_says_since_when_and_why_a_table_is_behind_and_which_is_absent(lak
     assert (tables[B]["state"], tables[B]["reason"]) == ("behind", "column x was dropped")
     assert tables[B]["since"] == lake.registry.record(B).since
     assert (tables["public.unknown"]["state"], tables["public.unknown"]["version"]) == ("absent", None)
+
+
+def test_a_table_that_the_registry_has_in_step_and_the_epoch_has_not_is_behind(lake: HandLake) -> None:
+    lake.versions[A] = replace(lake.versions[A], state="suspended")
+    lake.publish(0x200, B)
+    lake.enter(A, "active")
+    tables = cut_of(lake, A, B, lsn=0x200)["tables"]
+    assert (tables[A]["state"], tables[A]["reason"]) == ("behind", NOT_YET_SHOWN)
+    assert tables[B]["state"] == "in step"
 
 
 def test_reading_a_cut_with_a_table_that_is_not_in_step_is_refused(lake: HandLake) -> None:

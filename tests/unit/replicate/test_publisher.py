@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 
 from fixtures.lakes import HandLake, position_at
 from headwater.lake import looks
+from headwater.lake.look import NOT_YET_SHOWN
 from headwater.lake.position_file import PositionFile
 from headwater.replicate import publisher as module
 from headwater.replicate.publisher import Publisher
@@ -101,3 +103,26 @@ def test_a_write_that_hangs_keeps_nobody_else(tmp_path: Path, monkeypatch: pytes
         driver.publisher.sampled(Sample(datetime(2026, 1, 2, tzinfo=UTC), 111))
         driver.publisher.states(driver.lake.registry.tables)
     assert driver.seconds(1) == [2]
+
+
+def test_a_table_is_in_step_by_the_file_only_when_the_newest_epoch_shows_it_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that died between the registry's "active" and the ledger's row leaves a table of which the next one may
+    read nothing more."""
+    driver = Driver(tmp_path, monkeypatch, in_store=False)
+    lake, publisher = driver.lake, driver.publisher
+
+    def said() -> Any:
+        publisher.states(lake.registry.tables)
+        publisher.write()
+        return driver.written[-1].states.get(A)
+
+    assert said() is None
+    lake.versions[A] = replace(lake.versions[A], state="suspended")
+    publisher.published(lake.publish(120), lake.registry.tables, is_idle=False)
+    assert said() == {"state": "catching up", "reason": NOT_YET_SHOWN, "since": lake.registry.record(A).since}
+    publisher.published(lake.publish(130, A), lake.registry.tables, is_idle=False)
+    assert said() is None
+    lake.registry.write(replace(lake.registry.record(A), start_lsn=140))  # loaded again, and active at once
+    assert said()["state"] == "catching up"
