@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from headwater.errors import SourceChanged
-from headwater.lake.ledger import Epoch
 from headwater.lake.registry import PipelineRecord
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.position import format_lsn
 from headwater.source.connection import Connection, ServerIdentity, identify, position_now
 from headwater.source.stream import LogStream
+
+if TYPE_CHECKING:
+    from headwater.lake.ledger import Epoch
 
 NEW_SOURCE: Final = (
     "connect to the server the lake was built from; or, if this is the source from now on, headwater verify "
@@ -27,6 +29,14 @@ REPLICATE_SAYS: Final = (
 def described(one: PipelineRecord | ServerIdentity) -> str:
     """For messages: which log it is."""
     return f"system {one.system_id} timeline {one.timeline}"
+
+
+def log_ends_before(end: int, lake: int) -> str:
+    """For messages: why nothing that the source says compares with the lake."""
+    return (
+        f"the source's log ends at {format_lsn(end)}, before the lake's {format_lsn(lake)}: it was restored from an "
+        "older state"
+    )
 
 
 def history_of(pipeline: Pipeline, now: ServerIdentity) -> tuple[tuple[int, int], ...]:
@@ -67,8 +77,7 @@ def require_same_source(
     end = position_now(connection).lsn
     if newest is not None and not now.in_recovery and end < newest.position.lsn:
         raise SourceChanged(
-            f"the source's log ends at {format_lsn(end)}, before the lake's {format_lsn(newest.position.lsn)}: it was "
-            "restored from an older state",
+            log_ends_before(end, newest.position.lsn),
             where="source.connection",
             remedy=NEW_SOURCE,
         )

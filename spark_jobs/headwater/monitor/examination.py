@@ -92,8 +92,8 @@ def examine(pipeline: Pipeline) -> Examined:
     root = pipeline.lake_path()
     lake = LakeReader(root, pipeline.name)
     registry = lake.registry()
-    tables = followed(registry, pipeline.source.publication)
-    answers, failure = _ask(pipeline, tables, registry)
+    tables, before = followed(registry, pipeline.source.publication), lake.look()
+    answers, failure = _ask(pipeline, tables, registry, before)
     # After the slot: a driver confirms only what the ledger has, so a slot that is ahead of this really is.
     newest = read_epoch(root)
     state = answers.state if answers is not None else None
@@ -121,7 +121,7 @@ def examine(pipeline: Pipeline) -> Examined:
 
 
 def _ask(
-    pipeline: Pipeline, tables: list[Registered], registry: Registry | None
+    pipeline: Pipeline, tables: list[Registered], registry: Registry | None, before: Look
 ) -> tuple[SourceAnswers | None, HeadwaterError | None]:
     try:
         session = connect(
@@ -132,7 +132,7 @@ def _ask(
             leases = registry.leases.values() if registry is not None else ()
             alive = frozenset(lease.name for lease in leases if lease.session and is_alive(connection, lease.session))
             listed = frozenset(str(one.relation.name) for one in report.catalog.judged)
-            state = read_source_state(connection, pipeline, tables, look_only=True)
+            state = read_source_state(connection, pipeline, tables, look_only=True).asked_behind(before)
             return SourceAnswers(state, report.problems, wal_bound(connection), alive, listed), None
     except HeadwaterError as failure:
         return None, failure

@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from headwater.errors import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_SUSPENDED
 from headwater.gate.lease import LOAD
-from headwater.gate.same_source import REPLICATE_SAYS
+from headwater.gate.same_source import NEW_SOURCE, REPLICATE_SAYS, log_ends_before
 from headwater.gate.wal_ceiling import BY_ITSELF, REMEDY
 from headwater.monitor.examination import Examined, SourceAnswers
 from headwater.pipeline_file.quantities import size_text
@@ -90,6 +90,16 @@ def _source(seen: Examined) -> Iterator[Finding]:
             message=f"no session at the source: {seen.failure.message}",
             evidence="a session was asked for; what follows is what the lake alone knows",
             remedy=seen.failure.remedy,
+        )
+    elif seen.answers is not None and (state := seen.answers.state).is_older:
+        assert state.lake is not None
+        yield Finding(
+            code="source_changed",
+            severity="error",
+            where="source.connection",
+            message=log_ends_before(state.position.lsn, state.lake.lsn),
+            evidence="the source was asked behind a look at the lake",
+            remedy=NEW_SOURCE,
         )
     elif not _same_log(seen):
         assert seen.answers is not None

@@ -23,7 +23,7 @@ class Lags:
         self._look = look
         self._source = source
         self._samples = [*samples, *([source.sample] if source is not None else [])]
-        self._same_log = source is not None and look.log == (source.position.system_id, source.position.timeline)
+        self._same_log = source is not None and look.log is not None and source.is_of(look.log)
 
     def of_position(self, lsn: int | None) -> Lag:
         """Of what is complete up to `lsn`."""

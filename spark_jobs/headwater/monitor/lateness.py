@@ -36,12 +36,12 @@ class Lateness:
         tables = followed(lake.registry(), pipeline.source.publication)
         session = connect(pipeline.conninfo(), application_name="headwater alarm", statement_timeout=STATEMENT_SECONDS)
         with closing(session) as connection:
-            source = read_source_state(connection, pipeline, tables, look_only=True)
+            source = read_source_state(connection, pipeline, tables, look_only=True).asked_behind(look)
         look = as_the_source_stands(look, source, lambda: tables)
         versions = lake.epoch(look.file.epoch).tables if look.file is not None and look.file.epoch else {}
         if source.log != self._log:  # the same numbers are other places there
             self._samples, self._log = [], source.log
-        self._samples.append(source.sample)
+        self._samples += source.samples(source.log)
         if len(self._samples) > _SAMPLES:
             self._samples[: _SAMPLES // 2] = self._samples[: _SAMPLES // 2 : 2]
         # No epoch says how far such a table is, and none may ever come: it counts from when it was first seen.

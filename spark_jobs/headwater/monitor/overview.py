@@ -250,9 +250,9 @@ class PipelineWatch:
             self._begin_anew(self._recent)
         look, registry = self._lake.look(), self._lake.registry()
         tables = followed(registry, self.pipeline.source.publication)
-        self._source.latest(tables, wait=0)  # it answers while the ledger is read
+        self._source.latest(tables, look, wait=0)  # it answers while the ledger is read
         self._recent.refresh()
-        answer = self._source.latest(tables, wait=self._patience)
+        answer = self._source.latest(tables, look, wait=self._patience)
         state = answer.state
         moves = self._file_moves(look)
         if state is None:

@@ -13,6 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 
 from headwater.errors import HeadwaterError
+from headwater.lake.look import Look
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.source.catalog.matching import match_entries
 from headwater.source.catalog.relations import list_relations
@@ -61,14 +62,15 @@ class SourceWatch:
         self._asking: threading.Event | None = None
         self._answer = SourceAnswer()
 
-    def latest(self, tables: list[Registered], wait: float = FIRST_SECONDS) -> SourceAnswer:
-        """The newest answer; a visit is begun when it is older than `ASK_SECONDS`. `tables`: those to ask about. It is
-        waited for, `wait` seconds at most, when nobody has looked for a while: else the last answer will do."""
+    def latest(self, tables: list[Registered], look: Look, wait: float = FIRST_SECONDS) -> SourceAnswer:
+        """The newest answer; a visit is begun when it is older than `ASK_SECONDS`. `tables`: those to ask about, by
+        `look`. It is waited for, `wait` seconds at most, when nobody has looked for a while: else the last answer will
+        do."""
         with self._lock:
             age = _age(self._answer)
             if age >= ASK_SECONDS and self._asking is None:
                 self._asking = threading.Event()
-                visit = threading.Thread(target=self._visit, args=(tables, self._asking), daemon=True)
+                visit = threading.Thread(target=self._visit, args=(tables, look, self._asking), daemon=True)
                 visit.name = f"headwater source of {self._pipeline.name}"
                 visit.start()
             asking = self._asking
@@ -87,11 +89,11 @@ class SourceWatch:
             asking = self._asking
         return asking is None or asking.wait(seconds)
 
-    def _visit(self, tables: list[Registered], done: threading.Event) -> None:
+    def _visit(self, tables: list[Registered], look: Look, done: threading.Event) -> None:
         began = time.monotonic()
         before = self._answer
         try:
-            answer = self._ask(tables, before, began)
+            answer = self._ask(tables, look, before, began)
         except HeadwaterError as error:
             answer = replace(before, state=None, outage=f"the source does not answer: {error.message}", asked_at=began)
         except Exception as error:
@@ -103,7 +105,7 @@ class SourceWatch:
             self._asking = None
         done.set()
 
-    def _ask(self, tables: list[Registered], before: SourceAnswer, began: float) -> SourceAnswer:
+    def _ask(self, tables: list[Registered], look: Look, before: SourceAnswer, began: float) -> SourceAnswer:
         session = connect(
             self._conninfo(),
             application_name="headwater page",
@@ -111,7 +113,7 @@ class SourceWatch:
             lock_timeout=STATEMENT_SECONDS,
         )
         with closing(session) as connection:
-            state = read_source_state(connection, self._pipeline, tables)
+            state = read_source_state(connection, self._pipeline, tables).asked_behind(look)
             listed, listed_at = before.listed, before.listed_at
             if listed_at is None or began - listed_at >= LIST_SECONDS:
                 matched, _ = match_entries(self._pipeline.tables, list_relations(connection))

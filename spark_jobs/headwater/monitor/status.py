@@ -52,6 +52,7 @@ def status(pipeline: Pipeline) -> dict[str, Any]:
     look = lake.look()
     tables = followed(lake.registry(), pipeline.source.publication)
     source, bound, listed, jobs, unreachable = _ask(pipeline, tables)
+    source = source.asked_behind(look) if source is not None else None
     look = as_the_source_stands(look, source, lambda: tables)
     running = is_running(source, lake, look)
     file = look.file

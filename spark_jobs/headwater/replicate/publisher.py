@@ -66,6 +66,12 @@ class Publisher:
             samples.add(known[0].astimezone(UTC), known[1], newest.position.lsn)  # a power cut took the file
         return samples
 
+    @property
+    def position(self) -> int:
+        """That of the newest epoch; 0: there is none."""
+        with self._lock:
+            return self._epoch.position.lsn if self._epoch is not None else 0
+
     def sampled(self, sample: Sample) -> None:
         """The newest sample: `last_sample` from now on, and in the file from its next writing on."""
         moment = sample.time.astimezone(UTC)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from headwater import store_options
 from headwater.errors import Fenced, HeadwaterError, SourceChanged, Transient
 from headwater.gate.check import APPLICATION_NAME
+from headwater.gate.same_source import log_ends_before
 from headwater.gate.wal_ceiling import CeilingWatch
 from headwater.lake_root import is_remote
 from headwater.pipeline_file.pipeline import Pipeline
@@ -138,7 +139,8 @@ class Sampler:
 
     def _connect(self) -> Connection:
         """To the source that the driver reads. By the same address another server may answer by now, which was promoted
-        while the log's connection lives on: its clock beside its positions is no sample of this lake's log."""
+        while the log's connection lives on, or the same one as it was before: its clock beside its positions is no
+        sample of this lake's log."""
         connection = connect(self._pipeline.conninfo(), application_name="headwater sampler", statement_timeout=5)
         try:
             found = primary_position(connection)
@@ -146,6 +148,12 @@ class Sampler:
                 raise SourceChanged(
                     f"system {found.system_id} timeline {found.timeline} answers, and the log that is read is of "
                     f"system {self._log_of.system_id} timeline {self._log_of.timeline}",
+                    where="source.connection",
+                    remedy="run replicate again: it says what has to be done",
+                )
+            if found.lsn < self._publisher.position:
+                raise SourceChanged(
+                    log_ends_before(found.lsn, self._publisher.position),
                     where="source.connection",
                     remedy="run replicate again: it says what has to be done",
                 )

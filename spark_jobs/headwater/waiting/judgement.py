@@ -87,7 +87,7 @@ class Judgement:
             ignore_suspended=self._request.ignore_suspended,
         )
         by_clock = any(self._target.staleness(name) is not None for name in judged.tables)
-        other_log = source is not None and look.log not in (None, source.log)
+        other_log = source is not None and not source.is_of(look.log)
         if judged.outcome in (None, Outcome.SATISFIED) and by_clock and other_log:
             # Either may be the older one: the answer, or the lake, whose driver may be about to follow.
             reason = "the source's log is not the one that the lake follows: how stale the lake is cannot be told"

@@ -71,9 +71,9 @@ class Lookout:
         """Have `source` be an answer about `tables` and `parts` that was asked for after the moment `not_before` and is
         not older than `pause` seconds; False as long as that is under way. SourceUnreachable, other Transient, or
         Refused."""
-        question = self.registered(tables)
+        question, seen = self.registered(tables), self.look()
         try:
-            self._take(ask_source(self._pipeline, question, parts))
+            self._take(ask_source(self._pipeline, question, parts).asked_behind(seen))
         except HeadwaterError as error:
             self._take(error)
             raise
@@ -88,11 +88,13 @@ class Lookout:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """About the tables and partitions of so many waits that it is asked once for all of them."""
+    """About the tables and partitions of so many waits that it is asked once for all of them. `seen`: the look before
+    it."""
 
     tables: frozenset[str]
     parts: frozenset[NamedPart]
     registered: list[Registered]
+    seen: Look
     asked_at: float
 
     def covers(self, tables: Collection[str], parts: Collection[NamedPart]) -> bool:
@@ -147,12 +149,13 @@ class SharedLookout(Lookout):
         if not self._asked:
             return None
         self._asked = False
-        return Question(self._wanted, self._wanted_parts, self.registered(self._wanted), time.monotonic())
+        registered = self.registered(self._wanted)
+        return Question(self._wanted, self._wanted_parts, registered, self.look(), time.monotonic())
 
     def answer(self, question: Question, pipeline: Pipeline) -> None:
         """Ask the source, as `pipeline` names it now. From any thread."""
         try:
-            self.bring(question, ask_source(pipeline, question.registered, question.parts))
+            self.bring(question, ask_source(pipeline, question.registered, question.parts).asked_behind(question.seen))
         except HeadwaterError as error:
             self.bring(question, error)
 

@@ -62,7 +62,7 @@ def _as_it_stands(pipeline: Pipeline, request: WaitRequest) -> Cut:
 
     source: SourceState | None = None
     with contextlib.suppress(Transient):  # without the source: what was known when the lake was written
-        source = ask_source(pipeline, followed_now())
+        source = ask_source(pipeline, followed_now()).asked_behind(look)
     look = as_the_source_stands(look, source, followed_now)
     if look.file is None or not look.file.epoch:
         raise Refused(
@@ -77,7 +77,7 @@ def _as_it_stands(pipeline: Pipeline, request: WaitRequest) -> Cut:
     parts = ask_parts(pipeline, lake.registry(), request.partitions)
     cut = with_parts(take_cut(root, pipeline.name, look, epoch, names, lsn), parts)
     pin = pin_cut(root, cut, request.owner, datetime.now(UTC) + timedelta(seconds=request.keep))
-    if source is not None and look.log not in (None, source.log):
+    if source is not None and not source.is_of(look.log):
         source = None  # of another log: neither its clock nor its positions say how old this lake is
     complete = complete_until(look.file, lsn, [source.sample] if source is not None else ())
     stale = round((source.now() - complete).total_seconds(), 3) if source is not None and complete else None

@@ -42,6 +42,7 @@ class SourceState:
     """What the source answered. `asked_at`: this process's monotonic clock just before its clock was asked.
 
     `standings` are later than `position`: a table that is there and published then has sent its changes up to it.
+    `lake`: where the lake stood before the source was asked, as far as it was looked at.
     """
 
     position: Position
@@ -51,6 +52,21 @@ class SourceState:
     standings: tuple[Standing, ...] = ()
     open_transactions: tuple[OpenTransaction, ...] = ()
     leaves: Leaves = field(default_factory=dict)
+    lake: Position | None = None
+
+    def asked_behind(self, look: Look) -> SourceState:
+        """This answer, which was asked for after `look`."""
+        return replace(self, lake=look.file.position if look.file is not None else None)
+
+    @property
+    def is_older(self) -> bool:
+        """Whether its log ends before what the lake has of it: it was put back to an older state, and what is committed
+        now gets positions that the lake passed long ago."""
+        return self.lake is not None and self.lake.same_log(self.position) and self.position.lsn < self.lake.lsn
+
+    def is_of(self, log: tuple[str, int] | None) -> bool:
+        """Whether its positions are those of a lake that follows `log` (None: there is none yet)."""
+        return log in (None, self.log) and not self.is_older
 
     @property
     def log(self) -> tuple[str, int]:
@@ -58,9 +74,9 @@ class SourceState:
         return self.position.system_id, self.position.timeline
 
     def samples(self, log: tuple[str, int] | None) -> list[tuple[datetime, int]]:
-        """Its sample, for a lake that follows `log` (None: there is none yet). None of another log: a server that was
-        promoted, or another one, may stand at a lower LSN than the lake and yet hold what the lake lacks."""
-        return [self.sample] if log in (None, self.log) else []
+        """Its sample, for a lake that follows `log`. None of another log: a server that was promoted, or another one,
+        may stand at a lower LSN than the lake and yet hold what the lake lacks."""
+        return [self.sample] if self.is_of(log) else []
 
     def now(self) -> datetime:
         """The source's clock, carried on by our own; never behind it by more than the drift of the two clocks,
@@ -94,7 +110,7 @@ def as_the_source_stands(look: Look, source: SourceState | None, now: Callable[[
 
     `now` gives the tables that follow the log now: what was asked about one that was loaded anew since is void.
     """
-    same_log = source is not None and look.log in (None, source.log)
+    same_log = source is not None and source.is_of(look.log)
     found = [(s.registered, _problem_of(s, source, same_log)) for s in source.standings] if source is not None else []
     if not any(problem for _, problem in found):
         return look

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from headwater.errors import Transient
+from headwater.gate.same_source import NEW_SOURCE, log_ends_before
 from headwater.lake.freshness import Outcome, Verdict, refuse_target
 from headwater.lake.look import Look, samples_of
 from headwater.lake.requirements import AsConfigured, AtPosition, MaxStaleness, Since, Target, WantedParts
@@ -46,7 +47,8 @@ class WaitTarget:
         if isinstance(wanted, Since):
             self.target = Target(since=wanted.moment)
             with contextlib.suppress(Transient):  # the lake may know all that is needed
-                self._ask()
+                if self._ask():
+                    return self._refusal(self.target)
             return None
         try:
             if not self._ask():
@@ -86,7 +88,7 @@ class WaitTarget:
                 samples += [earlier] if earlier is not None else []
             target = target.resolved(samples, look.log)
         if (source := self._lookout.source) is not None:
-            target = target.resolved([source.sample], source.log)
+            target = target.resolved(source.samples(look.log), source.log)
         self.target = target
 
     def visit(self) -> Verdict | None:
@@ -112,6 +114,11 @@ class WaitTarget:
 
     def _refusal(self, target: Target) -> Verdict | None:
         source = self._visits.state
+        if source.is_older:
+            assert source.lake is not None
+            return Verdict(
+                Outcome.TIMELINE_CHANGED, log_ends_before(source.position.lsn, source.lake.lsn), remedy=NEW_SOURCE
+            )
         return refuse_target(target, source.log, source.position.lsn)
 
     def _as_known(self, end: Position | None) -> Target:

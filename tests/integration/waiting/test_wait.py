@@ -115,6 +115,24 @@ def test_a_table_that_no_epoch_shows_in_step_yet_is_waited_for(shop: Shop) -> No
     assert shop.wait(lake.position.to_json()["lsn"]).outcome is Outcome.SATISFIED
 
 
+def test_a_source_that_was_put_back_to_before_what_the_lake_holds_ends_every_wait(shop: Shop) -> None:
+    """By a copied folder, on the same timeline: what is committed now gets positions that the lake passed long ago."""
+    end = ask_source(shop.pipeline).position
+    lake = shop.lake
+    lake.publish(end.lsn + 0x1000_0000, ORDERS, sample=(datetime.now(UTC) - timedelta(hours=1), end.lsn))
+    with shop.database.connect() as connection:
+        connection.execute("insert into orders values (1)")
+    for require in ("now", "1h", datetime.now(UTC).isoformat(), format_lsn(end.lsn)):
+        result = shop.wait(require, timeout=5)
+        assert (result.outcome, result.exit_status) == (Outcome.TIMELINE_CHANGED, 2), (require, result)
+        assert "it was restored from an older state" in result.verdict.reason
+        assert "--new-source" in result.verdict.remedy
+    assert status(shop.pipeline)["lag_seconds"] is None
+    cut = instead_of_cut(shop.pipeline, {"outcome": "timed_out"}, "continue", request())
+    assert cut is not None
+    assert cut["staleness_seconds"] is None
+
+
 @pytest.mark.parametrize("writing", [0, 2])
 def test_a_wait_never_succeeds_before_the_commits_that_preceded_it(shop: Shop, writing: int) -> None:
     stop = threading.Event()

@@ -45,7 +45,7 @@ def test_an_answer_that_comes_while_the_rest_of_a_look_is_made_is_in_what_a_scra
     watch = PipelineWatch(load_pipeline(str(tmp_path / "shop.yaml")), patience=0)
     asked = threading.Event()
 
-    def ask(source: SourceWatch, tables: object, before: object, began: float) -> SourceAnswer:
+    def ask(source: SourceWatch, tables: object, look: object, before: object, began: float) -> SourceAnswer:
         asked.wait()
         state = SourceState(position_at(), (datetime.now(UTC), 0x100), 0.0, None)
         return SourceAnswer(state, outage="", asked_at=began)
