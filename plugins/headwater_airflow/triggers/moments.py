@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from headwater.waiting.movements import Sight
 
 _TOLD = "headwater_moment"
+_SET_BACK = timedelta(minutes=1)
+"""A source's clock that is so far behind the last moment was wrong when that was told. Less is no clock: a power cut of
+the lake's host takes seconds from the lake, and two clocks differ where a watcher begins."""
 
 
 class MomentTrigger(BaseEventTrigger):
@@ -94,6 +97,15 @@ class MomentTrigger(BaseEventTrigger):
             try:
                 if complete is not None:
                     due = self._last_before(complete)
+                    if told - complete > _SET_BACK:
+                        self.log.warning(
+                            "pipeline %s: the source's clock was set back: the last moment, %s, has yet to come",
+                            sight.pipeline,
+                            told.isoformat(),
+                        )
+                        told = due
+                        unsure.clear()
+                        unsure.append((time.monotonic(), told.isoformat()))
                 if due > told:
                     cut = await in_thread(self.pipeline, pinned, sight, tables, self.tables, self.keep_seconds)
                     payload = {"cut": cut, "moment": due.astimezone(self._zone).isoformat()}

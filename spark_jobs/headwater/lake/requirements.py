@@ -100,7 +100,7 @@ def parse_requirement(value: object) -> Requirement:
             return _parse_text(value.strip())
         if isinstance(value, int | float) and not isinstance(value, bool):
             return MaxStaleness(parse_duration(value))
-    except (ValueError, KeyError, TypeError, SyntaxError):
+    except (ValueError, KeyError, TypeError, SyntaxError, OverflowError):
         pass
     raise Refused(
         f"{value!r} is no freshness requirement",

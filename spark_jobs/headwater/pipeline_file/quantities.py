@@ -15,13 +15,18 @@ _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*", re
 _SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 
+_LONGEST = 36_500 * 86_400.0
+"""Moments so far from now are beyond what a date can be."""
+
 DURATION_FORM = "a duration: a number with ms, s, m, h or d, for example 500ms or 10m (a bare number is seconds)"
 SIZE_FORM = "a size: a number with B, KiB, MiB, GiB, kB, MB or GB, for example 256MiB (a bare number is bytes)"
 
 
 def parse_duration(value: str | float) -> float:
-    """Seconds; ValueError when `value` is no duration. Never negative, never infinite."""
+    """Seconds; ValueError when `value` is no duration, or one of more than a hundred years. Never negative."""
     seconds = _scale(value, _SECONDS, DURATION_FORM)
+    if seconds > _LONGEST:
+        raise ValueError("expected a duration of at most a hundred years (36500d)")
     # 5 ms must not become 0.005000000000000001 in output.
     return round(seconds, 9)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from headwater.lake.cuts import Cut, Pin, pin_cut, take_cut, time_text, with_parts
@@ -10,7 +10,7 @@ from headwater.lake.freshness import Outcome, Verdict
 from headwater.lake.look import Look
 from headwater.lake.wait_log import Waited, record
 from headwater.pipeline_file.pipeline import Pipeline
-from headwater.waiting.request import WaitRequest
+from headwater.waiting.request import WaitRequest, deadline_in
 from headwater.waiting.result import WaitResult
 from headwater.waiting.target import WaitTarget
 
@@ -30,7 +30,7 @@ def pinned_cut(
     cut = take_cut(root, pipeline.name, look, epoch, wanted.tables, judged.lsn)
     if parts := wanted.partitions(newest=look.file is not None and epoch.epoch == look.file.epoch):
         cut = with_parts(cut, parts)
-    return cut, pin_cut(root, cut, request.owner, datetime.now(UTC) + timedelta(seconds=request.keep))
+    return cut, pin_cut(root, cut, request.owner, deadline_in(request.keep))
 
 
 def record_end(pipeline: Pipeline, request: WaitRequest, wanted: WaitTarget, result: WaitResult) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from headwater.lake.cuts import pin_cut, take_cut, time_text
@@ -13,6 +13,7 @@ from headwater.lake.ledger import Epoch
 from headwater.lake.look import IN_STEP, NOT_YET_SHOWN, Look, complete_until
 from headwater.lake.reader import LakeReader
 from headwater.pipeline_file.pipeline import Pipeline
+from headwater.waiting.request import deadline_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class Sight:
     def pinned(self, tables: Sequence[str], owner: str, keep_seconds: float) -> dict[str, Any]:
         """The cut of `tables`, kept for `keep_seconds`. Refused, code `cannot_pin`, when the lake cannot be written."""
         cut = take_cut(self.root, self.pipeline, self.look, self.epoch, tables, self._covered(tables))
-        pin = pin_cut(self.root, cut, owner, datetime.now(UTC) + timedelta(seconds=keep_seconds))
+        pin = pin_cut(self.root, cut, owner, deadline_in(keep_seconds))
         return {**cut, "pin": {"id": pin.id, "expiry": time_text(pin.expiry)}}
 
     def _covered(self, tables: Sequence[str]) -> int:

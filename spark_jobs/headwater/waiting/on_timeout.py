@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from headwater.errors import Refused, Transient
@@ -18,7 +17,7 @@ from headwater.lake.look import IN_STEP, complete_until
 from headwater.lake.reader import LakeReader
 from headwater.pipeline_file.pipeline import Pipeline
 from headwater.source.catalog.standing import Registered
-from headwater.waiting.request import WaitRequest
+from headwater.waiting.request import WaitRequest, deadline_in
 from headwater.waiting.source_state import SourceState, as_the_source_stands, ask_source, followed
 from headwater.waiting.target import wanted_tables
 from headwater.waiting.wanted_partitions import ask_parts
@@ -76,7 +75,7 @@ def _as_it_stands(pipeline: Pipeline, request: WaitRequest) -> Cut:
     lsn = min(map(look.covered, in_step), default=epoch.position.lsn)
     parts = ask_parts(pipeline, lake.registry(), request.partitions)
     cut = with_parts(take_cut(root, pipeline.name, look, epoch, names, lsn), parts)
-    pin = pin_cut(root, cut, request.owner, datetime.now(UTC) + timedelta(seconds=request.keep))
+    pin = pin_cut(root, cut, request.owner, deadline_in(request.keep))
     if source is not None and not source.is_of(look.log):
         source = None  # of another log: neither its clock nor its positions say how old this lake is
     complete = complete_until(look.file, lsn, [source.sample] if source is not None else ())

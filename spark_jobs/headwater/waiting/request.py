@@ -173,6 +173,8 @@ def deadline_in(seconds: float) -> datetime:
 def parse_table(name: str | TableName) -> TableName:
     """A wanted table's name; Refused when it is none."""
     try:
+        if not isinstance(name, str | TableName):  # a run's conf, or a template that gave something else
+            raise ValueError(f"{name!r} is no table's name")
         return name if isinstance(name, TableName) else TableName.parse(name)
     except ValueError as error:
         raise Refused(str(error), code="bad_name", where="tables", remedy="write schema.table, as SQL does") from None

@@ -664,6 +664,9 @@ def test_the_conf_of_the_run_goes_over_the_arguments_and_that_of_the_task_over_b
         ({"max_wait": "soon"}, "max_wait='soon': expected a duration"),
         ({"on_timeout": "wait"}, "on_timeout='wait'"),
         ({"tables": A}, "expected a list of names"),
+        ({"tables": [1]}, "1 is no table's name"),
+        ({"keep_cut": "4000000d"}, "at most a hundred years"),
+        ({"require": "9999-12-31T23:59:59-05:00"}, "no freshness requirement"),
         ("now", "expected an object"),
     ],
 )

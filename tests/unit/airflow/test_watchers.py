@@ -239,6 +239,51 @@ def test_a_triggerer_that_cannot_know_the_moments_says_so_and_goes_on(
     assert what in said
 
 
+def test_a_moment_of_a_clock_that_was_wrong_silences_no_moment_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The source boots a year ahead, and is set right a moment later."""
+    from headwater_airflow.triggers import movement
+
+    _, file = made(tmp_path, "lake")
+    monkeypatch.setattr(movement, "SURE_SECONDS", 0.0)
+    begun, year = datetime(2026, 3, 1, 5, 59, tzinfo=UTC), timedelta(days=365)
+    clock = iter([begun + year, begun, begun + timedelta(minutes=2), begun + timedelta(minutes=2, seconds=-30)])
+    monkeypatch.setattr(Sight, "complete_until", lambda self, tables: next(clock))
+    store = Store()
+    store.values["headwater_moment"] = begun.isoformat()
+    watching = watcher("fresh", file, store, cron="0 6 * * *", timezone="UTC")
+
+    async def scenario() -> list[Any]:
+        async with contextlib.aclosing(_sights(file)) as sights:
+            sight = await anext(sights)
+
+        async def looks() -> AsyncIterator[Sight]:
+            for _ in range(4):
+                yield sight
+
+        return [event.payload["moment"] async for event in watching.filter_shared_stream(looks())]
+
+    told = asyncio.run(scenario())
+    assert told == ["2027-02-28T06:00:00+00:00", "2026-03-01T06:00:00+00:00"]
+    assert store.values["headwater_moment"] == told[-1]
+
+
+def test_the_threads_of_a_path_that_nobody_uses_any_more_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    from headwater_airflow.triggers import threads
+
+    pools: dict[str, ThreadPoolExecutor] = {}
+    monkeypatch.setattr(threads, "_of", pools)
+    monkeypatch.setattr(threads, "_used_at", {})
+    monkeypatch.setattr(threads, "_UNUSED_SECONDS", -1.0)
+    assert asyncio.run(threads.in_thread("version 1", lambda: 1)) == 1
+    former = pools["version 1"]
+    assert asyncio.run(threads.in_thread("version 2", lambda: 2)) == 2
+    assert list(pools) == ["version 2"]
+    with pytest.raises(RuntimeError, match="shutdown"):
+        former.submit(print)
+
+
 class Store:
     """Of an asset, in Airflow's database."""
 
@@ -252,7 +297,7 @@ class Store:
         self.values[key] = json.loads(json.dumps(value))
 
 
-def watcher(kind: str, file: Path, store: Store) -> Any:
+def watcher(kind: str, file: Path, store: Store, **options: Any) -> Any:
     from headwater_airflow.triggers.lateness import LatenessTrigger
     from headwater_airflow.triggers.moments import MomentTrigger
     from headwater_airflow.triggers.movement import MovementTrigger
@@ -263,7 +308,7 @@ def watcher(kind: str, file: Path, store: Store) -> Any:
         "fresh": partial(MomentTrigger, keep_seconds=60, **every_second),
         "late": partial(LatenessTrigger, remind_every=0),
     }
-    found = kinds[kind](pipeline=str(file), tables=[])
+    found = kinds[kind](**{"pipeline": str(file), "tables": [], **options})
     found.asset_state_store = store
     return found
 
