@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 _SHARE = 0.05
 _REST = 1.0
 _SAME_SECONDS = 3600.0
+_GOLDEN = 0.618034
 
 
 @dataclass(slots=True)
@@ -71,7 +72,11 @@ class Caretaker:
             "registry": _Task("the registry", lambda: self._control(keep_registry), begin, self._often.upkeep),
             "validations": _Task("validations", lambda: self._control(keep_validations), begin, self._often.upkeep),
         }
-        self._seen(tables, begin)
+        # A slice may end before all had a turn. By the golden section every generation begins far from where those
+        # before it began: a few of them reach every table.
+        records = list(tables)
+        first_turn = int(generation * _GOLDEN % 1 * len(records))
+        self._seen([*records[first_turn:], *records[:first_turn]], begin)
         self._failed: set[str] = set()
         self._last: dict[str, tuple[int, float]] = {}
         self._horizons = RecentHorizons(root, keep_cuts)
@@ -130,11 +135,14 @@ class Caretaker:
                 task.next = ended + task.every if more or task.commits else float("inf")
 
     def _due(self) -> _Task | None:
-        now = time.monotonic()
+        """Every other turn is that of the table with the most commits, the rest go by when they were due: neither can
+        keep the other from ever having its turn."""
+        now, by_commits = time.monotonic(), self.done.total() % 2
         with self._lock:
-            task = min(self._tasks.values(), key=lambda task: task.next)
-            if task.next > now:
+            due = [task for task in self._tasks.values() if task.next <= now]
+            if not due:
                 return None
+            task = min(due, key=lambda task: (-task.commits if by_commits else 0, task.next))
             task.commits = 0
             self._piece = task.name
             if not self._stop.is_set():

@@ -19,8 +19,10 @@ from fixtures.waiting import until
 from headwater.delta import storage
 from headwater.lake import looks
 from headwater.lake.cuts import pin_cut, release_pin
+from headwater.lake.registry import TableRecord
 from headwater.maintain import caretaker
 from headwater.maintain.caretaker import Caretaker
+from headwater.names import TableName
 
 A, B = "public.a", "public.b"
 
@@ -144,3 +146,45 @@ def test_a_table_that_another_job_takes_over_is_left_at_once(lake: Lake, monkeyp
         assert lake.files() == left
     finally:
         care.close()
+
+
+def test_drivers_that_end_before_all_tables_had_a_turn_reach_every_table_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caretaker, "_REST", 0.001)
+    monkeypatch.setattr(caretaker, "_SHARE", 0.9)
+    tables = [loading(f"public.t{number:02}") for number in range(40)]
+    reached: set[str] = set()
+    for generation in range(7, 14):
+        care = Caretaker(str(tmp_path), generation, 1.0, tables, first=0)
+        care.written([])
+        until(lambda care=care: care.done.total() >= 14, "a quarter of the tables had a turn")  # type: ignore[misc]
+        care.close()
+        reached.update(care.done)
+    assert {record.name for record in tables} <= reached
+
+
+def test_a_table_with_many_commits_goes_before_others_that_are_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caretaker, "_REST", 0.001)
+    goes_on = Event()
+    monkeypatch.setattr(caretaker, "keep_ledger", lambda root, stop: goes_on.wait(30))
+    tables = [loading(f"public.t{number:02}") for number in range(40)]
+    care = Caretaker(str(tmp_path), 0, 1.0, tables, first=0)
+    try:
+        care.written([])
+        until(lambda: care.done.total() == 1, "the first turn, of the ledger, has begun")
+        for _ in range(3):
+            care.written([tables[30]])
+        care.written([tables[20]])
+        goes_on.set()
+        until(lambda: care.done.total() >= 5, "the next ones had theirs")
+    finally:
+        care.close()
+    assert list(care.done)[:5] == ["the ledger", tables[30].name, "pins", tables[20].name, "the registry"]
+
+
+def loading(name: str) -> TableRecord:
+    """Of which nothing is to be removed: its turn takes no time."""
+    return TableRecord(name, TableName.parse(name).path, "loading")
