@@ -16,7 +16,10 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from os.path import basename, join
+from functools import partial
+from os.path import join
+from sys import intern
+from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
 from headwater.delta import storage
@@ -43,6 +46,7 @@ HISTORY = "~history"
 """Behind a table's name and path: those of its history."""
 
 _SCRATCH_SECONDS = 3600.0
+_READ_AT_ONCE = 32
 _LOOKED_BACK = 20
 """Commits without changes of the log: files that were gathered, and columns that came."""
 
@@ -147,29 +151,84 @@ def list_pins(root: str, now: datetime | None = None) -> list[Pin]:
     """The pins that have not expired at `now` (default: this moment), oldest expiry first. Refused when one cannot be
     read."""
     moment = now or datetime.now(UTC)
-    return sorted((pin for pin in _pins(root) if pin.expiry > moment), key=lambda pin: (pin.expiry, pin.id))
+    live = (pin for pin in _pins(root, _pin_ids(root)) if pin.expiry > moment)
+    return sorted(live, key=lambda pin: (pin.expiry, pin.id))
 
 
-def remove_expired(root: str, now: datetime | None = None) -> int:
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a pin keeps until `expiry`. `versions`: of tables, and of their histories under the names of these in the
+    ledger."""
+
+    id: str
+    owner: str
+    expiry: datetime
+    versions: Mapping[str, int]
+
+
+class PinReader:
+    """The pins of the lake under `root`, for who looks again and again: no pin is ever written twice, so each is read
+    once. From any thread."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._known: dict[str, Kept] = {}
+        self._reads, self._has_read = Lock(), False
+
+    def look(self) -> list[Kept]:
+        """All that are there now, also those that have expired. Refused when one cannot be read."""
+        with self._reads:
+            self._read(Event())
+            return list(self._known.values())
+
+    def read_ahead(self, stop: Event) -> None:
+        """Read what the first look would, which may be thousands, or, once `stop` is set, as many as have been."""
+        with self._reads:
+            if not self._has_read:
+                self._read(stop)
+
+    def _read(self, stop: Event) -> None:
+        ids = _pin_ids(self._root)
+        self._known = {pin_id: self._known[pin_id] for pin_id in ids if pin_id in self._known}
+        for pin in _pins(self._root, [pin_id for pin_id in ids if pin_id not in self._known]):
+            with _refusing_unread(_pin_path(self._root, pin.id)):
+                self._known[pin.id] = Kept(pin.id, pin.owner, pin.expiry, _versions_of(pin.cut))
+            if stop.is_set():
+                return
+        self._has_read = True
+
+
+def _versions_of(cut: Mapping[str, Any]) -> dict[str, int]:
+    found = dict(cut["tables"])
+    found |= {history_name(name): table["history"] for name, table in cut["tables"].items() if "history" in table}
+    # Thousands of pins name the same tables.
+    return {intern(name): table["version"] for name, table in found.items() if table["version"] is not None}
+
+
+def remove_expired(root: str, now: datetime | None = None, pins: PinReader | None = None) -> int:
     """Remove the pins that have expired at `now`; how many. And what killed processes left of these and other files
-    that they were replacing."""
+    that they were replacing. `pins`: who has read them."""
     moment = now or datetime.now(UTC)
-    expired = [pin.id for pin in _pins(root) if pin.expiry <= moment]
-    for pin_id in expired:
-        release_pin(root, pin_id)
+    expired = [f"{pin.id}.json" for pin in (pins or PinReader(root)).look() if pin.expiry <= moment]
+    storage.delete_files(pins_path(root), expired)
     for folder in (pins_path(root), control_path(root), loads_path(root)):
         storage.delete_scratch(folder, moment.timestamp() - _SCRATCH_SECONDS)
     return len(expired)
 
 
-def _pins(root: str) -> Iterator[Pin]:
-    with _refusing_unread(pins_path(root)):
-        paths = _in_pins(root)
-    for path in paths:
-        with _refusing_unread(path), contextlib.suppress(FileNotFoundError):  # released between listing and reading
-            value = json.loads(storage.read_text(path))
-            pin_id, expiry = basename(path).removesuffix(".json"), datetime.fromisoformat(value["expiry"])
-            yield Pin(pin_id, value["cut"], value["owner"], expiry)
+def _pins(root: str, ids: Sequence[str]) -> Iterator[Pin]:
+    """Those of `ids` that nobody has released meanwhile; in a store some are read at once."""
+    for begin in range(0, len(ids), _READ_AT_ONCE):
+        reads = [partial(_pin, root, pin_id) for pin_id in ids[begin : begin + _READ_AT_ONCE]]
+        yield from (pin for pin in storage.side_by_side(root, reads) if pin is not None)
+
+
+def _pin(root: str, pin_id: str) -> Pin | None:
+    path = _pin_path(root, pin_id)
+    with _refusing_unread(path), contextlib.suppress(FileNotFoundError):
+        value = json.loads(storage.read_text(path))
+        return Pin(pin_id, value["cut"], value["owner"], datetime.fromisoformat(value["expiry"]))
+    return None
 
 
 @contextlib.contextmanager
@@ -193,8 +252,8 @@ def remove_torn_pins(root: str) -> None:
     """Pins that a power cut of the lake's host has left empty or cut short: nobody was told of them. Those of users who
     let nobody read them are passed by: whoever has to know what they keep says so."""
     with contextlib.suppress(PermissionError):
-        for path in _in_pins(root):
-            _remove_torn(path)
+        for name in _pin_names(root):
+            _remove_torn(join(pins_path(root), name))
 
 
 def _remove_torn(path: str) -> None:
@@ -214,8 +273,13 @@ def _pin_path(root: str, pin_id: str) -> str:
     return join(pins_path(root), f"{pin_id}.json")
 
 
-def _in_pins(root: str) -> list[str]:
-    return [join(pins_path(root), name) for name in storage.names(pins_path(root)) if name.endswith(".json")]
+def _pin_names(root: str) -> list[str]:
+    return [name for name in storage.names(pins_path(root)) if name.endswith(".json")]
+
+
+def _pin_ids(root: str) -> list[str]:
+    with _refusing_unread(pins_path(root)):
+        return [name.removesuffix(".json") for name in _pin_names(root)]
 
 
 def read(spark: SparkSession, cut: Mapping[str, Any], *, allow_behind: bool = False) -> dict[str, DataFrame]:
@@ -364,7 +428,9 @@ def _is_same(folder: str, pipeline: str, table: Mapping[str, Any]) -> bool:
 
 __all__ = [
     "Cut",
+    "Kept",
     "Pin",
+    "PinReader",
     "list_pins",
     "pin_cut",
     "read",

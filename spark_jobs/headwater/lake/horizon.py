@@ -11,14 +11,13 @@ newer: none is ever needed below a horizon that was true when it was taken.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from threading import Lock
-from typing import Any
 
 from headwater.delta.log_files import LogFiles
-from headwater.lake.cuts import history_name, list_pins
+from headwater.lake.cuts import PinReader
 from headwater.lake.ledger import oldest_versions
 from headwater.lake.looks import often
 
@@ -46,15 +45,24 @@ class Horizons:
     pinned: Mapping[str, tuple[int, str]]
 
     @classmethod
-    def read(cls, root: str, keep_cuts: float, now: datetime | None = None, before: Horizons | None = None) -> Horizons:
-        """`keep_cuts`: seconds. `before`: what was read some time ago, of which the ledger's part still does. Refused
-        when a pin cannot be read: it may keep anything."""
+    def read(
+        cls,
+        root: str,
+        keep_cuts: float,
+        now: datetime | None = None,
+        before: Horizons | None = None,
+        pins: PinReader | None = None,
+    ) -> Horizons:
+        """`keep_cuts`: seconds. `before`: what was read some time ago, of which the ledger's part still does. `pins`:
+        who has read them. Refused when a pin cannot be read: it may keep anything."""
         moment = now or datetime.now(UTC)
         # Pins first: one that is made after this look has its epoch in the second.
         pinned: dict[str, tuple[int, str]] = {}
-        for pin in list_pins(root, moment):
-            for name, version in _versions_of(pin.cut):
-                if version is not None and version < pinned.get(name, (version + 1, ""))[0]:
+        for pin in (pins or PinReader(root)).look():
+            if pin.expiry <= moment:
+                continue
+            for name, version in pin.versions.items():
+                if name not in pinned or version < pinned[name][0]:
                     pinned[name] = version, f"pin {pin.id} of {pin.owner}"
         if before is not None:
             return replace(before, pinned=pinned)
@@ -79,20 +87,13 @@ class Horizons:
         return Horizon(version, because, min(version, log.current_at(self.now.timestamp() - LOG_SECONDS)))
 
 
-def _versions_of(cut: Mapping[str, Any]) -> Iterator[tuple[str, int | None]]:
-    """The versions that a cut names: of its tables, and of their histories under the names of these in the ledger."""
-    for name, table in cut["tables"].items():
-        yield name, table["version"]
-        if "history" in table:
-            yield history_name(name), table["history"]["version"]
-
-
 class RecentHorizons:
     """Horizons whose ledger is read again now and then (`headwater.lake.looks`): one reading serves many tables. An old
-    one is low: it takes too little, never too much. Pins are read each time, as nothing else may keep a pinned cut."""
+    one is low: it takes too little, never too much. Of pins what is new is read each time, as nothing else may keep a
+    pinned cut."""
 
     def __init__(self, root: str, keep_cuts: float) -> None:
-        self._root, self._keep_cuts = root, keep_cuts
+        self._root, self._keep_cuts, self.pins = root, keep_cuts, PinReader(root)
         self._found: Horizons | None = None
         self._read_at = 0.0
         self._reads = Lock()
@@ -102,6 +103,6 @@ class RecentHorizons:
             before = self._found
             if before is None or time.monotonic() > self._read_at + often(self._root).horizon:
                 self._read_at = time.monotonic()
-                self._found = Horizons.read(self._root, self._keep_cuts)
+                self._found = Horizons.read(self._root, self._keep_cuts, pins=self.pins)
                 return self._found
-        return Horizons.read(self._root, self._keep_cuts, before=before)
+        return Horizons.read(self._root, self._keep_cuts, before=before, pins=self.pins)

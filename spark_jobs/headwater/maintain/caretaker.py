@@ -174,6 +174,8 @@ class Caretaker:
             return False
         folder = table_path(self._root, record.path)
         found = log_files.look(folder)
+        if not self._pins_are_read():
+            return True
         horizon = self._horizons.read().of(name, found)
         if horizon is None:
             return True
@@ -198,9 +200,15 @@ class Caretaker:
         return True
 
     def _pins(self) -> bool:
-        remove_expired(self._root)
-        wait_log.remove_old(self._root)
+        if self._pins_are_read():
+            remove_expired(self._root, pins=self._horizons.pins)
+            wait_log.remove_old(self._root)
         return True
+
+    def _pins_are_read(self) -> bool:
+        """False: the piece is to end before. Thousands of pins take a while, the first time."""
+        self._horizons.pins.read_ahead(self._end_piece)
+        return not self._end_piece.is_set()
 
     def _orphans_before(self) -> float | None:
         """Whatever this driver has written, or stages, it may yet commit."""

@@ -74,9 +74,10 @@ def maintain(
         if mended_lake(connection, pipeline, registry) is None and not ledger_is_whole(root):
             raise _not_mended(pipeline)
         with lease.hold(conninfo, registry, lease.MAINTAIN):
-            pins = remove_expired(root)
+            horizons = RecentHorizons(root, pipeline.lake.keep_cuts)
+            pins = remove_expired(root, pins=horizons.pins)
             wait_log.remove_old(root)
-            job = _Maintenance(pipeline, registry, connection)
+            job = _Maintenance(pipeline, registry, connection, horizons)
             names = [str(table) for table in tables] or sorted(registry.tables)
             works = [partial(_with_history, job, name, registry.tables.get(name), progress) for name in names]
             results = {part: result for done in storage.side_by_side(root, works) for part, result in done.items()}
@@ -103,10 +104,11 @@ def _with_history(
 class _Maintenance:
     """One run over the tables of a lake, of which several may be in hand at once."""
 
-    def __init__(self, pipeline: Pipeline, registry: Registry, connection: Connection) -> None:
-        self._pipeline, self._registry, self._connection = pipeline, registry, connection
+    def __init__(
+        self, pipeline: Pipeline, registry: Registry, connection: Connection, horizons: RecentHorizons
+    ) -> None:
+        self._pipeline, self._registry, self._connection, self._horizons = pipeline, registry, connection, horizons
         self._root = pipeline.lake_path()
-        self._horizons = RecentHorizons(self._root, pipeline.lake.keep_cuts)
         self._compacts = Lock()
         self.saw_driver = self._driver_lives()
 

@@ -11,10 +11,10 @@ import pytest
 
 from fixtures.hand_tables import HandTable
 from fixtures.lakes import HandLake, position_at
-from headwater.delta import log_files
+from headwater.delta import log_files, storage
 from headwater.errors import Refused
 from headwater.lake import ledger
-from headwater.lake.cuts import history_name, list_pins, pin_cut, remove_expired
+from headwater.lake.cuts import PinReader, history_name, list_pins, pin_cut, release_pin, remove_expired
 from headwater.lake.horizon import Horizon, Horizons, RecentHorizons
 
 A, B = "public.a", "public.b"
@@ -212,3 +212,29 @@ def test_a_pin_counts_from_its_first_moment_on_however_rarely_the_ledger_is_read
     after = recent.read()
     assert (before.pinned, after.pinned[A][0]) == ({}, 1)
     assert after.published is before.published
+
+
+def test_each_pin_is_read_once_and_keeps_nothing_behind_its_end(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[str] = []
+    read_text = storage.read_text
+
+    def counted(place: str) -> str:
+        if Path(place).parent.name == "pins":
+            reads.append(Path(place).stem)
+        return read_text(place)
+
+    monkeypatch.setattr(storage, "read_text", counted)
+    lake.commits(10)
+    now = lake.clock.now
+    released, first, reader = lake.pin(1, 3600), lake.pin(2, 3600), PinReader(lake.root)
+
+    def pinned(at: datetime) -> int:
+        return Horizons.read(lake.root, KEEP, at, pins=reader).pinned[A][0]
+
+    assert [pinned(now) for _ in range(3)] == [1, 1, 1]
+    release_pin(lake.root, released)
+    second = lake.pin(3, 7200)
+    assert [pinned(now), pinned(now + timedelta(hours=1))] == [2, 3]
+    assert remove_expired(lake.root, now + timedelta(hours=1), reader) == 1
+    assert [pin.id for pin in reader.look()] == [second]
+    assert sorted(reads) == sorted([released, first, second])

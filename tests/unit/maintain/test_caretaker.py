@@ -124,6 +124,34 @@ def test_it_ends_when_it_is_told_to(lake: Lake) -> None:
     assert not any(thread.name == "headwater-caretaker" for thread in threading.enumerate())
 
 
+def test_it_ends_while_there_are_many_pins_to_read(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake.batch()
+    cut = {"tables": {A: {"version": 0}}}
+    for _ in range(200):
+        pin_cut(lake.hand.root, cut, "a test", datetime.now(UTC) + timedelta(hours=1))
+    reads, begun, ends = 0, Event(), Event()
+    read_text = storage.read_text
+
+    def held(place: str) -> str:
+        nonlocal reads
+        if Path(place).parent.name == "pins":
+            reads += 1
+            begun.set()
+            assert ends.wait(30)
+        return read_text(place)
+
+    monkeypatch.setattr(storage, "read_text", held)
+    care = lake.start()
+    assert begun.wait(30)
+    closing = threading.Thread(target=care.close)
+    closing.start()
+    assert care._end_piece.wait(30)
+    ends.set()
+    closing.join()
+    assert reads < 100
+    assert ids_at(lake.tables[A].folder, 0) == lake.tables[A].contents[0]
+
+
 def test_a_table_that_another_job_takes_over_is_left_at_once(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(30):
         lake.batch()
