@@ -67,7 +67,7 @@ class Horizons:
         if before is not None:
             return replace(before, pinned=pinned)
         since = moment - timedelta(seconds=keep_cuts)
-        return cls(moment, since, oldest_versions(root, since), pinned)
+        return cls(moment, since, oldest_versions(root, since, moment), pinned)
 
     def of(self, name: str, log: LogFiles) -> Horizon | None:
         """The horizon of table `name`; None when no epoch holds the table yet: its history is still to be looked
@@ -88,9 +88,9 @@ class Horizons:
 
 
 class RecentHorizons:
-    """Horizons whose ledger is read again now and then (`headwater.lake.looks`): one reading serves many tables. An old
-    one is low: it takes too little, never too much. Of pins what is new is read each time, as nothing else may keep a
-    pinned cut."""
+    """Horizons whose ledger is read again now and then (`headwater.lake.looks`), and not before a hundredth of
+    `keep_cuts` has passed, which says how much there is to read: one reading serves many tables. An old one is low: it
+    takes too little, never too much. Of pins what is new is read each time, as nothing else may keep a pinned cut."""
 
     def __init__(self, root: str, keep_cuts: float) -> None:
         self._root, self._keep_cuts, self.pins = root, keep_cuts, PinReader(root)
@@ -101,7 +101,8 @@ class RecentHorizons:
     def read(self) -> Horizons:
         with self._reads:
             before = self._found
-            if before is None or time.monotonic() > self._read_at + often(self._root).horizon:
+            age = time.monotonic() - self._read_at
+            if before is None or age > max(often(self._root).horizon, self._keep_cuts / 100):
                 self._read_at = time.monotonic()
                 self._found = Horizons.read(self._root, self._keep_cuts, pins=self.pins)
                 return self._found

@@ -269,23 +269,36 @@ def read_all(root: str) -> list[Epoch]:
     return epochs
 
 
-def oldest_versions(root: str, moment: datetime) -> dict[str, int]:
-    """Of each table the oldest version in any epoch that was the newest one at `moment` or later."""
+def oldest_versions(root: str, moment: datetime, now: datetime) -> dict[str, int]:
+    """Of each table the oldest version in any epoch that was the newest one at `moment` or later, both it and `now` by
+    this machine's clock.
+
+    A row from behind `now`: its clock was ahead, or ours has been set back. It counts if none comes behind it, or the
+    next one counts, which ended its time as the newest. So a clock that was ahead keeps nothing longer than another,
+    and one that is set back now keeps all that was the newest at `moment`, and what was written at these times before.
+    """
     table = open_table(ledger_path(root))
     newest = _newest_epoch(table) if table is not None else None
     if table is None or newest is None:
         return {}
-    later = read_rows(table, {**_EPOCHS, "applied_at": (moment + timedelta(microseconds=1), None)}, ["epoch"])
-    first = pc.min(later["epoch"]).as_py() if later.num_rows else None
+    bounds: Bounds = {**_EPOCHS, "applied_at": (moment + timedelta(microseconds=1), None)}
+    later = read_rows(table, bounds, ["epoch", "applied_at"])
+    first = newest.epoch + 1
+    if later.num_rows:
+        is_ahead = pc.greater(later["applied_at"], pa.scalar(now, _TIME))
+        first = pc.min(later.filter(pc.invert(is_ahead))["epoch"]).as_py() or first
+        ahead = np.sort(later.filter(is_ahead)["epoch"].to_numpy())
+        before = ahead[ahead < first][::-1]
+        first -= int(np.cumprod(before == first - 1 - np.arange(len(before))).sum())  # those without a gap
     # The one before the first of these was the newest at that moment; clocks of several drivers may disagree a little.
-    base = newest if first is None else _epoch_at(table, first - 1)
+    base = newest if first > newest.epoch else _epoch_at(table, first - 1)
     versions = {name: found.version for name, found in base.tables.items()} if base is not None else {}
     since = base.epoch if base is not None else 0
-    rows = read_rows(table, {**_EPOCHS, "epoch": (since + 1, None)}, ["tables"])
-    for chunk in rows["tables"].chunks if rows.num_rows else ():
-        entries = pa.table({"name": chunk.keys, "version": chunk.items.field("version")})
-        for row in entries.group_by("name").aggregate([("version", "min")]).to_pylist():
-            versions[row["name"]] = min(row["version_min"], versions.get(row["name"], row["version_min"]))
+    for rows in newest_first(table, "epoch", {**_EPOCHS, "epoch": (since + 1, None)}, ["tables"]):
+        for chunk in rows["tables"].chunks:
+            entries = pa.table({"name": chunk.keys, "version": chunk.items.field("version")})
+            for row in entries.group_by("name").aggregate([("version", "min")]).to_pylist():
+                versions[row["name"]] = min(row["version_min"], versions.get(row["name"], row["version_min"]))
     return versions
 
 

@@ -13,7 +13,7 @@ from fixtures.hand_tables import HandTable
 from fixtures.lakes import HandLake, position_at
 from headwater.delta import log_files, storage
 from headwater.errors import Refused
-from headwater.lake import ledger
+from headwater.lake import ledger, looks
 from headwater.lake.cuts import PinReader, history_name, list_pins, pin_cut, release_pin, remove_expired
 from headwater.lake.horizon import Horizon, Horizons, RecentHorizons
 
@@ -73,6 +73,10 @@ class Lake:
         assert found is not None
         return found.version, found.because
 
+    def published(self) -> int:
+        """As far back the ledger keeps table `a`."""
+        return Horizons.read(self.root, KEEP, self.clock.now).published[A]
+
     def pin(self, version: int, seconds: float) -> str:
         entry = {"path": self.tables[A].folder.as_uri(), "version": version}
         return pin_cut(self.root, {"tables": {A: entry}}, "a test", self.clock.now + timedelta(seconds=seconds)).id
@@ -97,6 +101,42 @@ def test_the_newest_epoch_is_kept_however_old_it_is(lake: Lake) -> None:
     lake.commits(5)
     lake.clock.after(9 * 86400)
     assert lake.kept() == (5, "lake.keep_cuts, an epoch")
+
+
+def test_epochs_of_a_clock_that_was_ahead_hold_clean_up_no_longer_than_others(lake: Lake) -> None:
+    lake.commits(2)
+    lake.clock.after(365 * 86400 + 7200)
+    lake.commits(2)
+    lake.clock.after(-365 * 86400)
+    assert lake.published() == 2, "what the newest ones of all followed"
+    lake.commits(6)
+    assert lake.published() == 2, "nobody knows when version 3 came, but that it was before version 5"
+    lake.commits(1)
+    assert lake.published() == 5
+    lake.commits(1)
+    assert lake.published() == 6
+    lake.clock.after(30 * 86400)
+    assert lake.published() == 12
+
+
+def test_a_clock_that_is_set_back_now_keeps_what_was_the_newest_within_keep_cuts(lake: Lake) -> None:
+    lake.commits(40)
+    lake.clock.after(-5 * 3600)
+    for made in range(6):
+        assert lake.published() <= 40 + made - 6
+        lake.commits(1)
+    lake.clock.after(86400)
+    assert lake.published() == 46
+
+
+def test_a_clock_that_is_set_back_behind_a_pause_keeps_what_was_the_newest_within_keep_cuts(lake: Lake) -> None:
+    lake.clock.after(86400)
+    lake.commits(6)
+    lake.clock.after(-12 * 3600)
+    for made in range(7):
+        assert lake.published() == 1, made
+        lake.commits(1)
+    assert lake.published() == 7
 
 
 def test_what_no_epoch_names_yet_keeps_the_newest_epoch(lake: Lake) -> None:
@@ -212,6 +252,14 @@ def test_a_pin_counts_from_its_first_moment_on_however_rarely_the_ledger_is_read
     after = recent.read()
     assert (before.pinned, after.pinned[A][0]) == ({}, 1)
     assert after.published is before.published
+
+
+def test_cuts_that_are_kept_for_long_are_read_seldom(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looks, "_ON_DISK", replace(looks._ON_DISK, horizon=0.0))
+    lake.commits(1)
+    for keep_cuts, is_kept in ((86400.0, True), (0.0, False)):
+        recent = RecentHorizons(lake.root, keep_cuts)
+        assert (recent.read().published is recent.read().published) is is_kept
 
 
 def test_each_pin_is_read_once_and_keeps_nothing_behind_its_end(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
