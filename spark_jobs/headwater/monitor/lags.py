@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
+from headwater.lake.health import LATE_SECONDS
 from headwater.lake.look import IN_STEP, Look, complete_until, samples_of
 from headwater.waiting.source_state import SourceState
 
@@ -34,30 +35,45 @@ class Lags:
         return max(0, source.position.lsn - lsn), _seconds_between(complete, source.now())
 
     def least_seconds(self, name: str, applied: int | None) -> float | None:
-        """At least so many seconds the table is behind. Where no sample lies below what it holds, it has been since the
-        first one above: a lake that nobody fills must not be taken for one that keeps up. The same goes for a lake of
-        another log than the source has (another timeline, another server): it has been behind since the driver's
-        newest sample."""
-        _, seconds = self.of_table(name, applied)
-        if seconds is not None or self._source is None or self._look.file is None:
-            return seconds
-        of_driver = samples_of(self._look.file)
-        since = max(of_driver) if of_driver and not self._same_log else min([*of_driver, *self._samples])
-        return _seconds_between(since[0], self._source.now())
+        """At least so many seconds the table is behind."""
+        _, seconds = self.of_position(self._held(name, applied))
+        return seconds if seconds is not None else self._least()
 
-    def of_table(self, name: str, applied: int | None) -> Lag:
-        """`applied`: the LSN that the table's last commit carries. Only a table in step has everything up to what has
-        been read; any other has what its last commit says."""
-        table = self._look.tables.get(name)
-        covered = self._look.covered(name) if table is not None and table.state == IN_STEP else None
-        return self.of_position(covered if covered is not None else applied)
+    def of_table(self, name: str, applied: int | None, allowed: float | None) -> Lag:
+        """`applied`: the LSN that the table's last commit carries; `allowed`: by the pipeline file."""
+        return self._told(self._held(name, applied), allowed)
 
     def of_pipeline(self) -> Lag:
         """As far behind as the last of its tables in step: what was read and not published is no use."""
         look = self._look
         read = look.file.read_position if look.file is not None else None
         covered = [look.covered(name) for name, table in look.tables.items() if table.state == IN_STEP]
-        return self.of_position(min(covered, default=read))
+        return self._told(min(covered, default=read), None)
+
+    def _told(self, lsn: int | None, allowed: float | None) -> Lag:
+        """`of_position`. Where no sample tells the time, what it is at least, if that is too much already: else it may
+        be late, or not."""
+        behind, seconds = self.of_position(lsn)
+        least = self._least() if seconds is None and lsn is not None else None
+        if least is not None and least > (allowed if allowed is not None else LATE_SECONDS):
+            return behind, least
+        return behind, seconds
+
+    def _held(self, name: str, applied: int | None) -> int | None:
+        """Only a table in step has everything up to what has been read; any other has what its last commit says."""
+        table = self._look.tables.get(name)
+        covered = self._look.covered(name) if table is not None and table.state == IN_STEP else None
+        return covered if covered is not None else applied
+
+    def _least(self) -> float | None:
+        """Where no sample lies below what the lake holds, it has been behind since the first one above: a lake that
+        nobody fills must not be taken for one that keeps up. The same goes for a lake of another log than the source
+        has (another timeline, another server): it has been behind since the driver's newest sample."""
+        if self._source is None or self._look.file is None:
+            return None
+        of_driver = samples_of(self._look.file)
+        since = max(of_driver) if of_driver and not self._same_log else min([*of_driver, *self._samples])
+        return _seconds_between(since[0], self._source.now())
 
 
 def _seconds_between(complete: datetime | None, now: datetime) -> float | None:

@@ -338,8 +338,9 @@ class PipelineWatch:
         rows = []
         for name, table in sorted(self._states(seen).items()):
             version = self._recent.versions.get(name)
-            lag_bytes, lag_seconds = seen.lags.of_table(name, version.applied_lsn if version is not None else None)
             wanted = self.pipeline.freshness_of(TableName.parse(name))
+            applied = version.applied_lsn if version is not None else None
+            lag_bytes, lag_seconds = seen.lags.of_table(name, applied, wanted)
             touched = lately.get(name, [])
             rows.append(
                 {

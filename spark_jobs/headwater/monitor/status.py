@@ -177,8 +177,9 @@ def tables_of(
         table = look.tables.get(name, ReportedState("new", "it has not been loaded"))
         version = versions.get(name)
         relative = table.path or TableName.parse(name).path
-        lag_bytes, lag_seconds = lags.of_table(name, version.applied_lsn if version is not None else None)
         wanted = pipeline.freshness_of(TableName.parse(name))
+        applied = version.applied_lsn if version is not None else None
+        lag_bytes, lag_seconds = lags.of_table(name, applied, wanted)
         shown[name] = {
             "state": table.state,
             "reason": table.reason,

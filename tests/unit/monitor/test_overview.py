@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from datetime import UTC, datetime
+import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from fixtures.lakes import HandLake, position_at
 from fixtures.pages import page_pipeline
 from fixtures.waiting import until
 from headwater.monitor import overview
-from headwater.monitor.metrics import STAGE_BUSY, samples
+from headwater.monitor.metrics import LAG_SECONDS, STAGE_BUSY, TABLE_LAG_SECONDS, samples
 from headwater.monitor.overview import PipelineWatch, _oldest
 from headwater.monitor.source_watch import SourceAnswer, SourceWatch
 from headwater.pipeline_file.pipeline import load_pipeline
+from headwater.source.slot import SlotState
 from headwater.source.snapshots import OpenTransaction
 from headwater.waiting.source_state import SourceState
 
@@ -70,6 +72,31 @@ def test_a_stage_is_busy_only_while_a_driver_runs(tmp_path: Path) -> None:
     for running, expected in ((True, [0.9]), (False, []), (None, [])):
         busy = [value for metric, _, value in samples({**found, "running": running}, []) if metric is STAGE_BUSY]
         assert busy == expected
+
+
+def test_a_lake_without_a_sample_below_what_it_holds_has_a_lag_once_that_is_too_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind a load of hours: all that the driver has sampled lies above what it has applied."""
+    page_pipeline(tmp_path, "shop", "public.a", defaults={"freshness": "120s"})
+    lake = HandLake(tmp_path / "shop_lake", position_at(), ["public.a"])
+
+    def shown(ago: float) -> tuple[list[float], str, bool | None]:
+        now = datetime.now(UTC)
+        lake.publish(lake.position.lsn + 1, "public.a", sample=(now - timedelta(seconds=ago), 0x9000))
+        slot = SlotState("s", "pgoutput", "d", True, 1, 0, 0, 0, "reserved", None, False, False)
+        state = SourceState(position_at(lsn=0x20000), (now, 0x20000), time.monotonic(), slot)
+        answer = SourceAnswer(state, outage="", asked_at=time.monotonic())
+        monkeypatch.setattr(SourceWatch, "_ask", lambda *arguments: answer)
+        watch = PipelineWatch(load_pipeline(str(tmp_path / "shop.yaml")), patience=30)
+        found, rows = watch.overview(), watch.table_rows()
+        lags = [value // 60 for metric, _, value in samples(found, rows) if metric in (LAG_SECONDS, TABLE_LAG_SECONDS)]
+        return lags, found["health"]["sentence"], rows[0]["late"]
+
+    assert shown(3 * 3600 + 5) == ([180, 180], "Late: public.a is 3 h behind the source, 2 min are allowed.", True)
+    unknown = "Late: how far public.a is behind is not known yet."
+    assert shown(90) == ([1], unknown, None), "the file allows the table more"
+    assert shown(30) == ([], unknown, None)
 
 
 def test_a_file_that_moved_while_nobody_looked_does_not_tell_that_a_driver_lives_now(
