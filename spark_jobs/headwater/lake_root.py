@@ -63,11 +63,14 @@ def _stores() -> str:
     return ", ".join(f"{scheme}://" for scheme in STORES)
 
 
-def refuse_escapes(place: str) -> None:
-    """ValueError for a place that delta-rs does not find: `%20` in the name of a folder is a space to it."""
+def refuse_misread(place: str) -> None:
+    """ValueError for a place that delta-rs takes for another one: `%20` in the name of a folder is a space to it, and
+    the URI of a store ends at `?` or `#`, as it drops control characters."""
     try:
         path = place_of(place)
     except ValueError:
         return
+    if is_remote(path) and re.search(r"[?#\x00-\x1f\x7f]", path):
+        raise ValueError("expected a prefix without ?, # and control characters: delta-rs looks elsewhere for it")
     if found := re.search("%[0-9A-Fa-f]{2}", path):
         raise ValueError(f"delta-rs finds no folder with {found[0]} in its name; give the folder another one")

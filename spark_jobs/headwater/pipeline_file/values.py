@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from pydantic import SecretStr
 
-from headwater.lake_root import place_of, refuse_escapes
+from headwater.lake_root import place_of, refuse_misread
 from headwater.names import BadName, TableName, TablePattern, parse_identifier, parse_name_or_pattern
 from headwater.pipeline_file.quantities import parse_duration, parse_size
 
@@ -179,7 +179,7 @@ def mask_value(value: Any) -> str:
 
 def root_value(value: Any) -> str:
     place_of(text_value(value))
-    refuse_escapes(value)
+    refuse_misread(value)
     return str(value)
 
 

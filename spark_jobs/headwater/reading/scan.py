@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.errors import Refused
 from headwater.lake.cuts import partitions_condition, refuse_behind, refuse_no_cut, version_gone, why_gone
-from headwater.lake_root import refuse_escapes
+from headwater.lake_root import refuse_misread
 from headwater.names import TableName
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def scan(
         )
     refuse_behind({**cut, "tables": {name: entry}}, allow_behind=allow_behind)
     try:
-        refuse_escapes(entry["path"])
+        refuse_misread(entry["path"])
     except ValueError as error:
         raise Refused(str(error), code="bad_argument", where=name, remedy="or read it with headwater.read") from None
     try:

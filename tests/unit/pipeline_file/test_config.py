@@ -329,6 +329,17 @@ def test_any_other_root_is_refused(tmp_path: Path, root: str) -> None:
     assert "lake.root: " in refused(tmp_path, HEAD.replace("file:///data/lake", root) + "tables: [public.a]\n")
 
 
+@pytest.mark.parametrize("root", ["s3://bucket/a#2", "gs://bucket/a?b/c", r"s3://bucket/a\tb", r"s3://bucket/a\x7F"])
+def test_a_prefix_that_delta_rs_takes_for_another_one_is_refused(tmp_path: Path, root: str) -> None:
+    said = refused(tmp_path, HEAD.replace("file:///data/lake", f'"{root}"') + "tables: [public.a]\n")
+    assert "lake.root: expected a prefix without ?, # and control characters" in said
+
+
+def test_a_folder_of_this_machine_may_have_such_a_name(tmp_path: Path) -> None:
+    text = HEAD.replace("file:///data/lake", "'/data/lake#2?'") + "tables: [public.a]\n"
+    assert read(tmp_path, text).lake_path() == "/data/lake#2?"
+
+
 AZURE = "abfss://lake@account.dfs.core.windows.net/shop"
 
 
