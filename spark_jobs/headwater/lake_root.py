@@ -16,7 +16,8 @@ STORES: Final = ("s3", "abfss", "gs")
 _OTHER_SPELLINGS = {"s3a": "s3", "s3n": "s3", "abfs": "abfss", "wasb": "abfss", "wasbs": "abfss", "gcs": "gs"}
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}\Z")
-_CONTAINER = re.compile(r"[a-z0-9$][a-z0-9-]{1,62}@[a-z0-9]{3,24}\.dfs\.[a-z0-9.-]+\Z")
+# In another cloud of Azure's delta-rs finds nothing, and obstore asks the account of the same name in the public one.
+_CONTAINER = re.compile(r"[a-z0-9$][a-z0-9-]{1,62}@[a-z0-9]{3,24}\.dfs\.core\.windows\.net\Z")
 
 
 def is_remote(place: str) -> bool:
@@ -52,8 +53,10 @@ def _of_store(place: str, scheme: str) -> str:
     bucket, *names = place.removeprefix(f"{scheme}://").rstrip("/").split("/")
     known = _CONTAINER if scheme == "abfss" else _BUCKET
     if not place.startswith(f"{scheme}://") or known.match(bucket) is None:
-        form = "abfss://<container>@<account>.dfs.core.windows.net" if scheme == "abfss" else f"{scheme}://<bucket>"
-        raise ValueError(f"expected {form}, and a prefix behind it: no password, no port, no query")
+        form, others = f"{scheme}://<bucket>", ""
+        if scheme == "abfss":
+            form, others = "abfss://<container>@<account>.dfs.core.windows.net", ", no other cloud than the public one"
+        raise ValueError(f"expected {form}, and a prefix behind it: no password, no port, no query{others}")
     if any(name in ("", ".", "..") for name in names):
         raise ValueError("expected names between single slashes in the prefix, none of them . or ..")
     return "/".join((f"{scheme}://{bucket}", *names))
