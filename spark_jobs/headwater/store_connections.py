@@ -17,7 +17,7 @@ from typing import Any
 
 from headwater import store_options
 from headwater.errors import Refused
-from headwater.store_options import StoreOptions, refuse_foreign_token, seconds_good
+from headwater.store_options import StoreOptions, refuse_foreign_secrets, seconds_good
 
 _fetch: Callable[[str], str] | None = None
 
@@ -61,7 +61,7 @@ def _read(text: str, conn_id: str, given: StoreOptions, where: str) -> tuple[Sto
     """The options, and for how many seconds they are good."""
     try:
         said: dict[str, Any] = json.loads(text)
-        secrets = {**{str(name): str(value) for name, value in said["secrets"].items()}, **dict(given.secrets)}
+        secrets = dict(given.secrets) or {str(name): str(value) for name, value in said["secrets"].items()}
         good_until = said.get("good_until")
         seconds = seconds_good(None if good_until is None else float(good_until))
     except (ValueError, TypeError, KeyError, AttributeError):
@@ -71,7 +71,7 @@ def _read(text: str, conn_id: str, given: StoreOptions, where: str) -> tuple[Sto
             where=where,
             remedy="let the pipeline's DAG start the job, or unset the variable HEADWATER_STORE_...",
         ) from None
-    refuse_foreign_token(secrets, f"the Airflow connection {conn_id}", where)
+    refuse_foreign_secrets(secrets, f"the Airflow connection {conn_id}", where)
     options = replace(
         given,
         endpoint=given.endpoint or str(said.get("endpoint") or ""),

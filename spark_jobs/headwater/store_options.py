@@ -49,7 +49,7 @@ _HADOOP_SECRETS: Final = {
 }
 """Named so that Spark shows none of them: see `spark.redaction.regex`."""
 _AZURE_ENVIRONMENT: Final = {
-    "account_key": ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY"),
+    "account_key": ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY"),
     "sas_token": ("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY"),
     "tenant_id": ("AZURE_TENANT_ID",),
     "client_id": ("AZURE_CLIENT_ID",),
@@ -57,17 +57,37 @@ _AZURE_ENVIRONMENT: Final = {
     "token_file": ("AZURE_FEDERATED_TOKEN_FILE",),
 }
 """Where obstore and delta-rs find them, which Hadoop's connector does not."""
+_ENVIRONMENT_OF: Final = {
+    **_AZURE_ENVIRONMENT,
+    "bearer_token": ("AZURE_STORAGE_TOKEN",),
+    "access_key_id": ("AWS_ACCESS_KEY_ID",),
+    "secret_access_key": ("AWS_SECRET_ACCESS_KEY",),
+    "session_token": ("AWS_SESSION_TOKEN", "AWS_TOKEN", "SESSION_TOKEN", "TOKEN"),
+}
+"""By which variables obstore or delta-rs takes a secret that it is not given."""
+_TAKEN_WITH: Final = {
+    "access_key_id": ("secret_access_key", "session_token"),
+    "secret_access_key": ("access_key_id", "session_token"),
+    "session_token": ("access_key_id", "secret_access_key"),
+    "account_key": ("bearer_token",),
+    "client_secret": ("bearer_token", "account_key", "token_file"),
+    "sas_token": ("bearer_token", "account_key", "token_file", "client_secret"),
+}
+"""The secrets of the environment that they take beside one that they are given (Amazon), or before it (Azure)."""
 
 
-def refuse_foreign_token(secrets: Mapping[str, str], whose: str, where: str) -> None:
-    """Refused if `secrets`, those of `whose`, are Amazon's keys without a token where the environment has one. `where`:
-    the pipeline file and its setting, as `shop.yaml: lake.airflow`."""
-    if "access_key_id" in secrets and "session_token" not in secrets and "AWS_SESSION_TOKEN" in os.environ:
+def refuse_foreign_secrets(secrets: Mapping[str, str], whose: str, where: str) -> None:
+    """Refused if libraries would enter the store with others than `secrets`, those of `whose`, because of what the
+    environment has: nothing that they are told keeps them from it. `where`: the pipeline file and its setting, as
+    `shop.yaml: lake.airflow`."""
+    missing = {other for name in secrets for other in _TAKEN_WITH.get(name, ()) if other not in secrets}
+    if found := [variable for name in missing for variable in _ENVIRONMENT_OF[name] if variable in os.environ]:
+        variables = ", ".join(sorted(found))
         raise Refused(
-            f"the keys of {whose} have no token, and libraries would take AWS_SESSION_TOKEN with them",
+            f"libraries would take {variables} of the environment with the keys of {whose}, or instead of them",
             code="bad_configuration",
             where=where,
-            remedy=f"unset AWS_SESSION_TOKEN where this runs, or take {where.rpartition(': ')[2]} out of the file",
+            remedy=f"unset {variables} where this runs, or take {where.rpartition(': ')[2]} out of the file",
         )
 
 

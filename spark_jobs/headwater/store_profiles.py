@@ -15,7 +15,7 @@ from typing import Final
 
 from headwater import store_options
 from headwater.errors import Refused, Transient
-from headwater.store_options import StoreOptions, refuse_foreign_token, seconds_good
+from headwater.store_options import StoreOptions, refuse_foreign_secrets, seconds_good
 
 _OF_THE_MACHINE: Final = ("iam-role", "container-role")
 """Where botocore looks when a profile names nothing: another identity than the one that the file asks for."""
@@ -77,7 +77,7 @@ def _read(profile: str, given: StoreOptions, where: str) -> tuple[StoreOptions, 
         )
     secrets = {"access_key_id": keys.access_key, "secret_access_key": keys.secret_key}
     secrets |= {"session_token": keys.token} if keys.token else {}
-    refuse_foreign_token(secrets, f"the profile {profile}", where)
+    refuse_foreign_secrets(secrets, f"the profile {profile}", where)
     expiry = getattr(found, "_expiry_time", None)  # botocore has no other word for it
     options = replace(
         given,

@@ -120,7 +120,9 @@ def test_the_machine_s_identity_takes_no_profile_s_place(tmp_path: Path, monkeyp
 
 def test_a_token_of_the_environment_goes_with_no_other_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SESSION_TOKEN", "of other keys")
-    with pytest.raises(Refused, match="would take AWS_SESSION_TOKEN with them"):
+    with pytest.raises(
+        Refused, match="would take AWS_SESSION_TOKEN of the environment with the keys of the profile plain"
+    ):
         _pipeline(tmp_path, "profile: plain").lake_path()
 
 

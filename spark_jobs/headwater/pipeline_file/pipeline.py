@@ -393,7 +393,8 @@ class Pipeline(_Section):
 
     def lake_path(self) -> str:
         """The lake's root: a path of this machine, or a place in an object store, which this process can enter then.
-        Refused when the keys are an Airflow connection's, and it was not handed over."""
+        Refused when the keys are an Airflow connection's, and it was not handed over; also when libraries would mix the
+        keys that are given with others of the environment."""
         root = place_of(self.lake.root)
         if is_remote(root) and (conn_id := self.lake.airflow):
             text = self._store_handed_over.get_secret_value() if self._store_handed_over else ""
@@ -403,7 +404,11 @@ class Pipeline(_Section):
             where = f"{self.file}: lake.storage.profile"
             store_profiles.enter(root, profile, self.lake.storage.options(), where)
         elif is_remote(root):
-            store_options.register(root, self.lake.storage.options())
+            options = self.lake.storage.options()
+            for name, _ in options.secrets[:1]:
+                where = f"{self.file}: lake.storage.{name}"
+                store_options.refuse_foreign_secrets(dict(options.secrets), "the pipeline file", where)
+            store_options.register(root, options)
         return root
 
     def entry_for(self, table: TableName) -> TableEntry | None:

@@ -129,9 +129,23 @@ def test_a_token_of_the_environment_goes_with_no_connections_keys(
     monkeypatch.setenv("AIRFLOW_CONN_LAKE", json.dumps(AWS))
     monkeypatch.setenv("AWS_SESSION_TOKEN", "of other keys")
     pipeline = load_pipeline(_pipeline(tmp_path), store_environment("lake"))
-    with pytest.raises(Refused, match="connection lake have no token") as refused:
+    with pytest.raises(
+        Refused, match="take AWS_SESSION_TOKEN of the environment with the keys of the Airflow connection lake"
+    ) as refused:
         pipeline.lake_path()
     assert "take lake.airflow out of the file" in str(refused.value)
+
+
+def test_keys_of_the_file_replace_a_connections_as_a_whole(tmp_path: Path) -> None:
+    file = tmp_path / "shop.yaml"
+    file.write_text(
+        "pipeline: shop\nsource: {connection: 'postgresql://x@localhost/x'}\n"
+        "lake: {root: 'abfss://lake@account.dfs.core.windows.net', airflow: lake, storage: {sas_token: sig=a}}\n"
+        "tables: [public.a]\n"
+    )
+    told = {"HEADWATER_STORE_LAKE": json.dumps({"secrets": {"account_key": SECRET}})}
+    options = store_options.of(load_pipeline(file, told).lake_path())
+    assert dict(options.secrets) == {"sas_token": "sig=a"}
 
 
 @pytest.mark.parametrize("where", ["task", "triggerer", "server"])

@@ -295,6 +295,15 @@ def test_the_connection_is_shown_nowhere(tmp_path: Path) -> None:
         assert SECRET not in shown
 
 
+def test_keys_of_the_file_go_with_none_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "of another account")
+    assert read(tmp_path, in_a_store("{account_key: a}", AZURE)).lake_path() == AZURE
+    with pytest.raises(
+        Refused, match="AZURE_STORAGE_ACCOUNT_KEY of the environment with the keys of the pipeline file"
+    ):
+        read(tmp_path, in_a_store("{sas_token: a}", AZURE)).lake_path()
+
+
 @pytest.mark.parametrize("written", ["{airflow: shop-db}", "'airflow:shop-db'", "'airflow: shop-db'"])
 def test_an_airflow_connection_is_taken_from_what_the_operator_hands_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str
