@@ -257,7 +257,7 @@ def test_a_stager_that_stands_still_holds_up_no_commit(
 
 
 def test_a_stager_that_takes_nothing_is_killed_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    stager = Stager()
+    stager = Stager("/lake")
     try:
         stager.ask(Forget(1))
         os.kill(stager._process.pid or 0, signal.SIGSTOP)

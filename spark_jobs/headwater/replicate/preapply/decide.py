@@ -302,7 +302,7 @@ class Staging:
     # The worker: one message to the stager at a time
 
     def _work(self) -> None:
-        stager = Stager()
+        stager = Stager(self._root)
         try:
             while (task := self._tasks.take()) is not None:
                 self._run(task, stager)

@@ -16,6 +16,7 @@ from typing import Final
 
 import numpy as np
 
+from headwater import store_options
 from headwater.apply.direct import obstacle
 from headwater.apply.staged.files import CannotStage, StagedRows, StagedTable
 from headwater.delta.delta_log import Snapshot, read_snapshot
@@ -132,16 +133,19 @@ def _slices(blocks: Sequence[Block]) -> Iterator[list[tuple[Block, Rows]]]:
         yield [(block, mask) for block, mask in masks if mask.any()]
 
 
-def main(messages: Connection) -> None:
-    """The process."""
+def main(messages: Connection, root: str) -> None:
+    """The process. Each message comes with how the store of the lake at `root` is entered now."""
     # Ctrl-C and SIGTERM of a process group are the driver's to handle: it closes the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.nice(_NICE)
     keep_pandas_out()
+    store_options.be_patient()
     stager = _Stager()
     try:
         while True:
-            messages.send(stager.answer(messages.recv()))
+            options, message = messages.recv()
+            store_options.register(root, options)
+            messages.send(stager.answer(message))
     except (EOFError, OSError):
         os._exit(0)  # the driver is gone, or wants no more

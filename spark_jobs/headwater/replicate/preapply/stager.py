@@ -7,6 +7,7 @@ import threading
 import time
 from typing import Final
 
+from headwater import store_options
 from headwater.replicate.preapply.process import Finish, Forget, Stage, StagingAnswer, main
 
 _LONGEST_SECONDS: Final = 120.0
@@ -16,9 +17,10 @@ that it counts as hung. To give it up costs work and no rows."""
 
 
 class Stager:
-    """The stager process, started with the first message."""
+    """The stager process, started with the first message, for the lake at `root`."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: str) -> None:
+        self._root = root
         self.is_running = False
 
     def ask(self, message: Stage | Finish | Forget) -> StagingAnswer:
@@ -26,19 +28,21 @@ class Stager:
         if not self.is_running:
             context = multiprocessing.get_context("spawn")
             self._connection, theirs = context.Pipe()
-            self._process = context.Process(target=main, args=(theirs,), name="headwater-stager", daemon=True)
+            given = (theirs, self._root)
+            self._process = context.Process(target=main, args=given, name="headwater-stager", daemon=True)
             self._process.start()
             theirs.close()
             self.is_running = True
         seconds = _LONGEST_SECONDS
         if not isinstance(message, Forget):
             seconds += sum(block.changes for block in message.blocks) / _SLOWEST
+        options = store_options.of(self._root)  # the keys may have been renewed
         began = time.monotonic()
         # A process that stands still does not empty its pipe either: its end is what lets `send` go.
         end = threading.Timer(seconds, self._process.kill)
         end.start()
         try:
-            self._connection.send(message)
+            self._connection.send((options, message))
         finally:
             end.cancel()
         if not self._connection.poll(max(0.0, began + seconds - time.monotonic())):
