@@ -8,6 +8,7 @@ the format's `ColumnOrder`: its writers leave NaN out of bounds, and readers ski
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os.path
 import uuid
@@ -22,6 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyroaring import BitMap
 
+from headwater import store_options
 from headwater.delta import storage
 from headwater.delta.delta_log import DataFile, now_milliseconds
 from headwater.delta.layout import PLAIN, Layout
@@ -94,8 +96,11 @@ class NewFile:
         return DataFile(name, size, now_milliseconds(), text, self._values, None, metadata.num_rows)
 
     def discard(self) -> None:
-        self._writer.close()
-        storage.delete(self._path)
+        """Without an error: behind one that its caller is to hear. What cannot be removed now is swept with all that
+        nobody names."""
+        self._writer.abort()
+        with store_options.impatient(), contextlib.suppress(OSError):
+            storage.delete(self._path)
 
 
 def write_batches(

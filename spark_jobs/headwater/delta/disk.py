@@ -202,7 +202,7 @@ def parquet_writer(path: str, schema: Any, **options: Any) -> Any:
         close()
         wrote(path)
 
-    writer.close = close_and_note
+    writer.close = writer.abort = close_and_note
     writer.size = lambda: info(path).size
     return writer
 

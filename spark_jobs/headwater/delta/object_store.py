@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from headwater import store_options
+from headwater import store_answers, store_options
 from headwater.delta.disk import Info
 
 if TYPE_CHECKING:
@@ -284,18 +284,18 @@ def parquet_writer(place: str, schema: Any, **options: Any) -> Any:
         sink.close()
 
     writer.close = close_both
-    writer.size = sink.size
+    writer.abort, writer.size = sink.abort, sink.size
     return writer
 
 
 class _Writer(io.RawIOBase):
     """A file that is written from its beginning to its end, in parts where it is large; it is there when it has been
-    closed."""
+    closed. Behind an error it takes what pyarrow still writes, from its garbage collection at last, and keeps none."""
 
     def __init__(self, place: str) -> None:
         import obstore
 
-        self._place, self._size = place, 0
+        self._place, self._size, self._is_aborted = place, 0, False
         with _errors_of(place):
             store, key = _at(place)
             self._sink = obstore.open_writer(store, key, buffer_size=_PART)
@@ -309,8 +309,13 @@ class _Writer(io.RawIOBase):
     size = tell
 
     def write(self, data: Any) -> int:
-        with _errors_of(self._place):
-            self._sink.write(data)
+        if not self._is_aborted:
+            try:
+                with _errors_of(self._place):
+                    self._sink.write(data)
+            except OSError:
+                self.abort()
+                raise
         size = memoryview(data).nbytes
         self._size += size
         return size
@@ -318,7 +323,17 @@ class _Writer(io.RawIOBase):
     def close(self) -> None:
         if not self.closed:
             super().close()
-            _up(self._place, self._finish)
+            if not self._is_aborted:
+                _up(self._place, self._finish)
+
+    def abort(self) -> None:
+        """Once, and without an error of its own: a store that is away keeps the parts until its own rules end them."""
+        from obstore.exceptions import BaseError
+
+        if not self._is_aborted:
+            self._is_aborted = True
+            with contextlib.suppress(OSError, BaseError):
+                self._sink.__exit__(OSError, None, None)
 
     def _finish(self) -> None:
         with _errors_of(self._place):
@@ -446,22 +461,23 @@ def _listed(folder: str, count: int = _LISTED) -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _errors_of(place: str) -> Iterator[None]:
-    """The library's errors as those that a disk would give. Only their first line: behind it are requests, headers
-    and all."""
+    """The library's errors as those that a disk would give."""
     import obstore
 
-    kinds = obstore.exceptions
     try:
         yield
-    except kinds.AlreadyExistsError:
+    except obstore.exceptions.AlreadyExistsError:
         raise FileExistsError(errno.EEXIST, "exists already", place) from None
-    except (kinds.PermissionDeniedError, kinds.UnauthenticatedError) as error:
-        raise PermissionError(errno.EACCES, f"the store refuses access: {_first_line(error)}", place) from None
-    except kinds.BaseError as error:
-        raise OSError(errno.EIO, _first_line(error), place) from None
-    except FileNotFoundError:
-        raise FileNotFoundError(errno.ENOENT, "does not exist", place) from None
+    except (obstore.exceptions.BaseError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of a call of ours inside the block, or of this machine
+        raise _named(error, place) from None
 
 
-def _first_line(error: Exception) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+def _named(error: Exception, place: str) -> OSError:
+    if isinstance(error, FileNotFoundError):
+        return FileNotFoundError(errno.ENOENT, "does not exist", place)
+    said = store_answers.said(str(error)) or type(error).__name__
+    if store_answers.status_of(str(error)) in (401, 403):
+        return PermissionError(errno.EACCES, f"the store refuses access: {said}", place)
+    return OSError(errno.EIO, said, place)

@@ -215,7 +215,8 @@ def make_shared_folder(folder: str) -> None:
 
 
 def parquet_writer(place: str, schema: Any, **options: Any) -> Any:
-    """A `pyarrow.parquet.ParquetWriter`: the file is whole when it has been closed, and its `size()` is known then."""
+    """A `pyarrow.parquet.ParquetWriter`: the file is whole when it has been closed, and its `size()` is known then. Of
+    one that is not wanted any more `abort()` lets a store forget what has gone up; on a disk it is a file to delete."""
     path = path_of(place)
     return (object_store.parquet_writer if is_remote(path) else disk.parquet_writer)(path, schema, **options)
 

@@ -19,6 +19,8 @@ _KEY_PASSWORD = re.compile(
     r"('(?:[^'\\]|\\.)*'|[^\s&'\",)]+)",
     re.IGNORECASE,
 )
+# What object stores quote of a request in the body of a refusal, which other libraries put into their errors.
+_OF_A_REQUEST = re.compile(r"(<(AWSAccessKeyId|Token-\d+|StringToSign|CanonicalRequest)>)[^<]*")
 
 
 class Scrubber:
@@ -55,7 +57,9 @@ class Scrubber:
         # The longest first: one spelling may contain another.
         for secret in sorted(self._known, key=len, reverse=True):
             text = text.replace(secret, _HIDDEN)
-        return _KEY_PASSWORD.sub(rf"\1{_HIDDEN}", _URI_PASSWORD.sub(rf"\1{_HIDDEN}", text))
+        for pattern in (_URI_PASSWORD, _KEY_PASSWORD, _OF_A_REQUEST):
+            text = pattern.sub(rf"\1{_HIDDEN}", text)
+        return text
 
     def scrub_all(self, value: Any) -> Any:
         """`value` with every text in it scrubbed; keys stay."""

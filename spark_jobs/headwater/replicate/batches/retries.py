@@ -22,7 +22,7 @@ from deltalake.exceptions import DeltaError
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
-from headwater import store_options
+from headwater import store_answers, store_options
 from headwater.delta import storage
 from headwater.errors import HeadwaterError, KeepsChanging, TableError, Transient
 from headwater.lake.paths import probe_path
@@ -170,7 +170,7 @@ def reason_of(error: BaseException) -> str:
         # Without the path: folders of partitions are named by values.
         return f"{kind}: {error.strerror or 'no reason given'}"
     if isinstance(error, DeltaError):
-        return f"{kind}: {_PLACES.sub('…', ' '.join(_COLOURS.sub('', str(error)).split()))}"
+        return f"{kind}: {_PLACES.sub('…', store_answers.said(' '.join(_COLOURS.sub('', str(error)).split())))}"
     condition = error.getCondition() if isinstance(error, PySparkException) else None
     return f"{kind} {condition}" if condition else f"{kind} (HEADWATER_LOG=DEBUG logs where)"
 
