@@ -161,10 +161,7 @@ def files_below(folder: str, enter: Callable[[str], bool]) -> Iterator[Info]:
 
 
 def is_folder(place: str) -> bool:
-    try:
-        return next(_listed(place, 1), None) is not None
-    except OSError:
-        return False
+    return next(_listed(place, 1), None) is not None
 
 
 # Write

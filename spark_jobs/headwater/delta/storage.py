@@ -334,7 +334,8 @@ def delete_folder(folder: str) -> None:
 
 
 def is_folder(place: str) -> bool:
-    """Whether a folder is there; in a store, whether anything lies below it. No, where it cannot be seen."""
+    """Whether a folder is there; on a disk no, where it cannot be seen. In a store, whether anything lies below it;
+    OSError where the store does not say."""
     path = path_of(place)
     return (object_store.is_folder if is_remote(path) else disk.is_folder)(path)
 

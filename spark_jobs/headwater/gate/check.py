@@ -36,11 +36,13 @@ APPLICATION_NAME = "headwater"
 @dataclass(frozen=True, slots=True)
 class CheckReport:
     """`problems` in the order server, lake, tables, publications. `catalog` holds what can be replicated,
-    `parts` what of these tables is to be published."""
+    `parts` what of these tables is to be published. `is_loaded`: whether anything was ever loaded, as far as the lake
+    can be asked."""
 
     problems: tuple[Problem, ...]
     catalog: Catalog
     parts: dict[TableName, PublishedPart] = field(default_factory=dict)
+    is_loaded: bool = False
 
     @property
     def ok(self) -> bool:
@@ -65,25 +67,30 @@ def inspect(connection: Connection, pipeline: Pipeline, lake: str) -> CheckRepor
         return CheckReport(tuple(too_old), Catalog((), ()))  # its catalog lacks what the other checks ask for
     catalog = read_catalog(connection, pipeline)
     parts, filter_problems = wanted_parts(connection, catalog.tables)
+    of_lake = lake_problems(lake)
+    is_loaded = _is_loaded(lake, of_lake)
     problems = [
         *server_problems(connection, pipeline.source.slot, [APPLICATION_NAME]),
-        *lake_problems(lake),
-        *registry_problems(lake, pipeline, catalog),
+        *of_lake,
+        *(registry_problems(lake, pipeline, catalog) if is_loaded else ()),
         *catalog.problems,
         *_unknown_excluded(catalog),
         *filter_problems,
         *publishing_problems(connection, pipeline.source.publication, catalog.tables, parts),
-        *_slot_of_a_first_load(connection, pipeline, lake),
+        # Later on replicate reads a slot that somebody made, and says so itself.
+        *(() if is_loaded else slot_order_problems(connection, pipeline.source.slot, pipeline.source.publication)),
     ]
     # A table may be judged from several sides with the same result.
-    return CheckReport(tuple(dict.fromkeys(problems)), catalog, parts)
+    return CheckReport(tuple(dict.fromkeys(problems)), catalog, parts, is_loaded)
 
 
-def _slot_of_a_first_load(connection: Connection, pipeline: Pipeline, lake: str) -> list[Problem]:
-    """Whether a slot that somebody made can be read. Later on replicate reads it, and says so itself."""
-    if storage.is_folder(registry_path(lake)):
-        return []
-    return slot_order_problems(connection, pipeline.source.slot, pipeline.source.publication)
+def _is_loaded(root: str, of_lake: list[Problem]) -> bool:
+    try:
+        return storage.is_folder(registry_path(root))
+    except OSError:
+        if not of_lake:  # which say what is wrong with the store
+            raise
+        return False
 
 
 def _unknown_excluded(catalog: Catalog) -> list[Problem]:
@@ -121,8 +128,7 @@ def lake_problems(root: str) -> list[Problem]:
 def registry_problems(root: str, pipeline: Pipeline, catalog: Catalog) -> list[Problem]:
     """Whether a lake that exists under `root` is that of `pipeline`, in a format that this Headwater knows; and which
     options of `catalog`'s tables wait for a load."""
-    if not storage.is_folder(registry_path(root)):
-        return []  # nothing was ever loaded there, and delta-rs takes longer to import than all else here
+    # Where nothing was ever loaded nobody asks: delta-rs takes longer to import than all else here.
     from headwater.lake.registry import Registry
 
     try:

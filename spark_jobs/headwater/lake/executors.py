@@ -8,6 +8,7 @@ up the cluster.
 from __future__ import annotations
 
 import os
+import re
 import threading
 import zipfile
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from headwater import store_options
 from headwater.delta import storage
-from headwater.errors import Refused
+from headwater.errors import Refused, Transient
 from headwater.lake.paths import registry_path
 from headwater.lake_root import is_remote
 from headwater.spark.stores import no_commit
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 NO_FOLDER = "HEADWATER_NO_FOLDER"
 _ENGINE = "headwater-engine.zip"
+_OF_STORE = re.compile(r"Error: \[Errno \d+\] (.*): '(\w+://[^']*)'")
+"""An OSError of `headwater.delta.storage`, as its text."""
 _sharing = threading.Lock()  # tables are loaded side by side, and half an archive would be shared
 
 
@@ -60,9 +63,10 @@ class LakeAccess:
 
     def enter(self) -> None:
         """Before the task writes. FileNotFoundError where the lake is not seen: what was written there would be lost
-        without an error."""
+        without an error. A store that is away is waited for as by the job that the task is of."""
         if self.options is not None:
             store_options.register(self.root, self.options)
+            store_options.be_patient()
         here = registry_path(self.root)
         if not storage.is_folder(here):
             raise FileNotFoundError(f"{NO_FOLDER}: {here}")
@@ -74,16 +78,25 @@ def refuse_engine(place: str, table: str, why: str) -> None:
         raise Refused(**said)
 
 
-def lacking(text: str) -> Refused | None:
-    """The error that a Spark exception's text tells of, when it comes of how the executors were set up."""
+def lacking(text: str) -> Refused | Transient | None:
+    """The error that a Spark exception's text tells of, when it comes of how the executors were set up, or of the store
+    that their tasks write to."""
     if NO_FOLDER in text:
         where = text.split(f"{NO_FOLDER}: ", 1)[1].splitlines()[0].rstrip("'\"")
         message = "an executor does not see the lake's folder: what it wrote would be on its own disk"
         remedy = "mount the lake on every worker under the same path, then run the command again"
         if is_remote(where):
-            message = "an executor does not reach the lake's store, or is not let in"
-            remedy = "let every worker reach the store, and give it the keys that the driver has, then run it again"
+            message = "an executor finds nothing of the lake in the store that it reaches"
+            remedy = "let every worker reach the store that the driver reaches, then run the command again"
         return Refused(message, code="lake_not_shared", where=where, remedy=remedy)
+    if (away := _OF_STORE.search(text)) is not None:
+        return Transient(
+            f"the lake's store does not do what a task of Spark asks: {away[1]}",
+            code="lake_unavailable",
+            where=away[2],
+            remedy="see whether every worker reaches it with the keys that the driver has, then run the command again: "
+            "nothing is lost",
+        )
     for sign in ("ModuleNotFoundError: ", "PYTHON_VERSION_MISMATCH", "Cannot run program "):
         if sign in text:
             said = text[text.index(sign) :].splitlines()[0]

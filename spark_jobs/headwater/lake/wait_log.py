@@ -154,5 +154,4 @@ def _percentile(ascending: Sequence[float], share: float) -> float | None:
 
 
 def _days(root: str) -> list[str]:
-    folder = waits_path(root)
-    return sorted(name for name in storage.names(folder) if name.endswith(_SUFFIX)) if storage.is_folder(folder) else []
+    return sorted(name for name in storage.names(waits_path(root)) if name.endswith(_SUFFIX))

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.columns.hidden import refuse_two_keys
 from headwater.columns.log_format import may_be_binary
-from headwater.delta import storage
 from headwater.errors import DamagedLake, LostLease, SlotGap, Transient
 from headwater.failpoints import reach
 from headwater.gate import lease
@@ -26,7 +25,7 @@ from headwater.gate.same_source import history_of, require_same_source
 from headwater.gate.wal_ceiling import REMEDY, ceiling_problem
 from headwater.lake.cuts import HISTORY
 from headwater.lake.ledger import read_epoch
-from headwater.lake.paths import registry_path, table_path
+from headwater.lake.paths import table_path
 from headwater.lake.registry import PipelineRecord, Registry
 from headwater.lake.reload_records import load_name
 from headwater.load.connections import connections_for
@@ -85,7 +84,7 @@ def load(
     report = check(pipeline)
     conninfo, root = pipeline.conninfo(), pipeline.lake_path()
     # A first load refuses as a whole; later on a table that cannot be replicated keeps none of the others.
-    require_ok(report, (tables or None) if storage.is_folder(registry_path(root)) else None)
+    require_ok(report, (tables or None) if report.is_loaded else None)
     chosen = _choose(report.catalog, tables)
     with contextlib.closing(connect(conninfo, application_name="headwater load")) as connection:
         existing = _opened(connection, pipeline, None if tables or not again else chosen)

@@ -117,10 +117,10 @@ class _Maintenance:
         if record is None or record.state not in _KEPT_STATES:
             return _result(skipped=f"it is {record.state if record is not None else 'new'}")
         folder = table_path(self._root, history_record(record).path if history else record.path)
-        if not storage.is_folder(log_path(folder)):
-            return _result(skipped="its Delta table is gone from the lake")
         for left in reversed(range(_TRIES)):
             try:
+                if not storage.is_folder(log_path(folder)):
+                    return _result(skipped="its Delta table is gone from the lake")
                 return self._maintain(stored_record(record, read_snapshot(folder)) if history else record, folder)
             except log_files.UnknownLog as unknown:
                 return _result(skipped=str(unknown))

@@ -18,6 +18,7 @@ from fixtures.lakes import HandLake
 from fixtures.pipelines import write_pipeline
 from fixtures.pooler import pooler
 from fixtures.postgres import Database
+from fixtures.store_faults import answering
 from headwater.demo.postgres import EmbeddedServer
 from headwater.errors import Refused, SourceUnreachable, Transient
 from headwater.gate.check import CheckReport, check, lake_problems, require_ok
@@ -256,6 +257,19 @@ def test_a_lake_that_cannot_be_written_is_an_error_and_nothing_is_created(
         assert _errors(check(pipeline)) == {"lake_not_writable"}
     assert not lake_problems(str(tmp_path / "new" / "lake"))
     assert not (tmp_path / "new").exists()
+
+
+def test_a_store_that_lets_nobody_in_is_an_error_of_the_lake(
+    database: Database, shop: Pipeline, tmp_path: Path
+) -> None:
+    keys = {"access_key_id": "a", "secret_access_key": "b"}
+    denied = "<Error><Code>AccessDenied</Code><Message>no</Message></Error>"
+    with answering(lambda method, target: (403, {}, denied)) as (address, _):
+        lake = {"root": "s3://bucket/lake", "storage": {"endpoint": f"http://{address}", **keys}}
+        pipeline = write_pipeline(tmp_path, database, "public.a", source={"slot": shop.source.slot}, lake=lake)
+        assert _errors(check(pipeline)) == {"lake_not_writable"}
+        with pytest.raises(Refused, match="AccessDenied: no"):
+            load(pipeline)
 
 
 def test_a_lake_of_another_pipeline_or_a_newer_format_is_a_problem_in_the_list(

@@ -19,7 +19,7 @@ from fixtures.compose import Stack
 from fixtures.jobs import in_thread, until
 from fixtures.object_stores import S3Server
 from fixtures.postgres import Database
-from headwater.errors import Refused
+from headwater.errors import Refused, Transient
 from headwater.lake.executors import LakeAccess, lacking
 from headwater.lake.paths import registry_path
 from headwater.load.units import UnitReader
@@ -165,7 +165,7 @@ def test_large_batches_reach_the_executors_those_that_are_too_much_for_memory_th
     assert executors == 2
 
 
-def failure(spark: SparkSession, task: Callable[[Iterator[Any]], Iterator[Any]]) -> Refused | None:
+def failure(spark: SparkSession, task: Callable[[Iterator[Any]], Iterator[Any]]) -> Refused | Transient | None:
     """What a job says whose executors fail in `task`."""
     with pytest.raises(PySparkException) as failed:
         spark.range(1).mapInArrow(task, "id bigint").collect()

@@ -49,11 +49,12 @@ SMALL, LARGE = rows(1), rows(1 << 18)
     [
         (lambda: storage.read(f"{ROOT}/a"), ["GET"]),
         (lambda: storage.names(ROOT), ["GET delimiter&list-type&prefix"]),
+        (lambda: storage.is_folder(ROOT), ["GET list-type&prefix"]),
         (lambda: storage.replace(f"{ROOT}/a", b"x"), ["PUT"]),
         (lambda: write_batches(ROOT, SCHEMA, SMALL), ["PUT", "POST delete"]),
         (lambda: write_batches(ROOT, SCHEMA, LARGE), ["POST uploads", "POST delete"]),
     ],
-    ids=["read", "list", "put", "small file", "large file"],
+    ids=["read", "list", "look", "put", "small file", "large file"],
 )
 @pytest.mark.parametrize(("status", "code"), [(403, "AccessDenied"), (400, "ExpiredToken")])
 def test_a_refusal_is_named_by_its_code_and_shows_nothing_else_of_the_answer(
