@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from headwater.columns.shape import is_rebuildable, options_for_a_load, options_for_a_rebuild, ways_to_find_rows
 from headwater.delta import storage
 from headwater.errors import Refused
+from headwater.gate.renamed import renamed_problems
 from headwater.lake.paths import registry_path
 from headwater.names import TableName, quote_ident
 from headwater.pipeline_file.pipeline import Pipeline
@@ -104,13 +105,14 @@ def _unknown_excluded(catalog: Catalog) -> list[Problem]:
 
 
 def require_ok(report: CheckReport, only: Collection[TableName] | None = None) -> None:
-    """Raise `Refused` with all errors of `report` in one message; but for a slot that is lost, and damage to the lake,
-    which the caller deals with. `only`: what is wrong with other tables than these is left out; None: nothing is."""
+    """Raise `Refused` with all errors of `report` in one message; but for a slot that is lost or renamed in the file,
+    and damage to the lake, which the caller deals with. `only`: what is wrong with other tables than these is left out;
+    None: nothing is."""
     known = report.catalog
     tables = {str(one.relation.name) for one in known.judged}
     tables |= {problem.where for problem in known.problems if problem.code == "table_missing"}
     others = tables - set(map(str, only)) if only is not None else set()
-    dealt_with = ("slot_lost", "damaged_lake")
+    dealt_with = ("slot_lost", "source_renamed", "damaged_lake")
     refuse_errors(p for p in report.problems if p.code not in dealt_with and p.where not in others)
 
 
@@ -126,8 +128,8 @@ def lake_problems(root: str) -> list[Problem]:
 
 
 def registry_problems(root: str, pipeline: Pipeline, catalog: Catalog) -> list[Problem]:
-    """Whether a lake that exists under `root` is that of `pipeline`, in a format that this Headwater knows; and which
-    options of `catalog`'s tables wait for a load."""
+    """Whether a lake that exists under `root` is that of `pipeline`, in a format that this Headwater knows, and goes by
+    the same slot and publication; and which options of `catalog`'s tables wait for a load."""
     # Where nothing was ever loaded nobody asks: delta-rs takes longer to import than all else here.
     from headwater.lake.registry import Registry
 
@@ -135,9 +137,11 @@ def registry_problems(root: str, pipeline: Pipeline, catalog: Catalog) -> list[P
         registry = Registry.open(root, pipeline.name)
     except Refused as refused:
         return [error(refused.code, refused.where, refused.message, refused.remedy)]
-    found = []
+    if registry is None:
+        return []
+    found = renamed_problems(pipeline, registry.pipeline) if registry.pipeline is not None else []
     for table in catalog.tables:
-        record = registry.tables.get(str(table.name)) if registry is not None else None
+        record = registry.tables.get(str(table.name))
         if record is None or record.state not in ("active", "catching up", "suspended") or not record.schemas:
             continue
         where = str(table.name)

@@ -21,6 +21,7 @@ from headwater.gate import lease
 from headwater.gate.check import check, require_ok
 from headwater.gate.drivers import await_return, may_live
 from headwater.gate.recovery import begin_anew, mended_registry
+from headwater.gate.renamed import drop_former, refuse_while_read, renamed_problems
 from headwater.gate.same_source import history_of, require_same_source
 from headwater.gate.wal_ceiling import REMEDY, ceiling_problem
 from headwater.lake.cuts import HISTORY
@@ -43,6 +44,7 @@ from headwater.pipeline_file.quantities import size_text
 from headwater.source.catalog.catalog import Catalog, CatalogTable, read_catalog
 from headwater.source.catalog.standing import Registered, read_standings
 from headwater.source.connection import Connection, connect, identify
+from headwater.source.problems import refuse_errors
 from headwater.source.publication.parts import PublishedPart
 from headwater.source.publication.publication import (
     add_tables,
@@ -89,7 +91,11 @@ def load(
     with contextlib.closing(connect(conninfo, application_name="headwater load")) as connection:
         existing = _opened(connection, pipeline, None if tables or not again else chosen)
         if existing is not None and existing.pipeline is not None:
-            require_same_source(connection, pipeline, existing.pipeline, read_epoch(root))
+            now = require_same_source(connection, pipeline, existing.pipeline, read_epoch(root))
+            if renamed := renamed_problems(pipeline, existing.pipeline):
+                if tables or not again:
+                    refuse_errors(renamed)
+                refuse_while_read(connection, existing.pipeline, now)
         # Creating the registry is the first change, and it is ours: source and lake were looked at before.
         registry = existing or Registry.create(root, pipeline.name)
         with lease.hold(conninfo, registry, lease.LOAD) as held:
@@ -300,7 +306,9 @@ def _prepare_source(
     # Where every table is loaded anew nobody needs what a slot past its ceiling keeps.
     beyond = ceiling_problem(slot, source.wal_ceiling) if slot is not None and not (slot.active or others) else None
     gap = gap or (beyond.message if beyond is not None and known is not None else "")
-    if slot is not None and (slot.loss or slot.confirmed_lsn is None or beyond):
+    # Before 18 a slot cannot be read that is older than its publication.
+    is_older = known is not None and known.publication != source.publication and known.slot == source.slot
+    if slot is not None and (slot.loss or slot.confirmed_lsn is None or beyond or is_older):
         drop_slot(connection, source.slot)
         slot = None
     made_slot = slot is None or (known is not None and known.made_slot and known.slot == source.slot)
@@ -308,6 +316,8 @@ def _prepare_source(
     if known is None or gap:
         now = identify(connection)
         assert slot.confirmed_lsn is not None
+        if known is not None:
+            drop_former(connection, pipeline, known, now)
         registry.write(
             PipelineRecord(
                 system_id=now.system_id,
@@ -347,5 +357,7 @@ def _gap(slot: SlotState | None, registry: Registry, pipeline: Pipeline) -> str:
     known = registry.pipeline
     if known is None:
         return ""
+    if renamed := renamed_problems(pipeline, known):
+        return "; ".join(problem.message for problem in renamed)
     newest = read_epoch(pipeline.lake_path())
     return gap_behind(slot, max(known.start_lsn, newest.position.lsn if newest else 0))

@@ -27,6 +27,7 @@ from headwater.gate import lease
 from headwater.gate.check import APPLICATION_NAME
 from headwater.gate.drivers import not_mended
 from headwater.gate.recovery import await_lost_driver, mended_lake, mended_registry
+from headwater.gate.renamed import renamed_problems
 from headwater.gate.wal_ceiling import CeilingWatch, giving_up
 from headwater.lake.durability import Durability, sync_lake
 from headwater.lake.ledger import Ledger
@@ -116,6 +117,8 @@ def start(pipeline: Pipeline, wish: Wish) -> Iterator[Run | dict[str, Any]]:
             held.enter_context(not_mended(pipeline.lake_path()))
         ledger = Ledger(pipeline.lake_path(), pipeline.name)
         source = same_or_followed(connection, pipeline, registry, ledger)
+        assert registry.pipeline is not None
+        refuse_errors(renamed_problems(pipeline, registry.pipeline))
         log_of = Position(source.system_id, source.timeline, 0)
         opened = _Opened(
             pipeline, wish, deadline, connection, registry, ledger, source.version, log_of, damaged, Turn(), spark

@@ -39,7 +39,7 @@ def slot(*, plugin: str = "pgoutput", active: bool = False) -> SlotState:
 def test_a_slot_of_our_name_on_another_system_is_for_a_person_to_drop() -> None:
     _refuse_slot(slot(), "shop", PIPELINE, ours=True)
     _refuse_slot(None, "shop", PIPELINE, ours=False)
-    with pytest.raises(SlotGap, match="another server has a slot of this name") as refused:
+    with pytest.raises(SlotGap, match="a slot of this name is there already") as refused:
         _refuse_slot(slot(), "shop", PIPELINE, ours=False)
     assert refused.value.code == "foreign_slot"
     assert "pg_drop_replication_slot('shop')" in refused.value.remedy

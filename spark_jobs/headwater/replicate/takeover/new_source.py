@@ -25,6 +25,7 @@ from headwater.gate import lease
 from headwater.gate.check import check, require_ok
 from headwater.gate.drivers import without_driver
 from headwater.gate.recovery import cure, cut_ledger_back, mended_registry
+from headwater.gate.renamed import drop_former, refuse_while_read, renamed_problems
 from headwater.gate.same_source import NEW_SOURCE, described, history_of, require_same_source
 from headwater.gate.wal_ceiling import BY_ITSELF
 from headwater.lake.history import history_record
@@ -159,9 +160,7 @@ def adopt(pipeline: Pipeline, only: Collection[TableName] | None = None) -> None
         if _is_adopted(registry, known, now, pipeline.lake_path()):
             return  # it was killed behind this; what it has brought in step meanwhile stays
         reason = f"{_CHANGED} from {described(known)} to {described(now)}"
-        # Made here by a change to this source that was killed; or a standby's, which goes by its own system.
-        ours = known.system_id == now.system_id or any(r.reason == reason for r in registry.tables.values())
-        _begin_anew(connection, pipeline, registry, now, reason, ours=ours)
+        _begin_anew(connection, pipeline, registry, now, reason)
 
 
 def begin_behind_gap(pipeline: Pipeline) -> str:
@@ -178,7 +177,7 @@ def begin_behind_gap(pipeline: Pipeline) -> str:
     with _alone(pipeline, ()) as (connection, registry, known):
         now = require_same_source(connection, pipeline, known, read_epoch(pipeline.lake_path()))
         if gap := _gap(connection, pipeline, known):
-            _begin_anew(connection, pipeline, registry, now, f"{_LOST}: {gap}", ours=True)
+            _begin_anew(connection, pipeline, registry, now, f"{_LOST}: {gap}")
         return gap
 
 
@@ -195,6 +194,8 @@ def _gap(connection: Connection, pipeline: Pipeline, known: PipelineRecord) -> s
     now = identify(connection)
     if (now.system_id, now.timeline) != (known.system_id, known.timeline):
         return ""  # another source, whose slot is another one
+    if renamed := renamed_problems(pipeline, known):
+        return "; ".join(problem.message for problem in renamed)
     slot = read_slot(connection, pipeline.source.slot)
     # After the slot: a driver beside confirms only what the ledger has.
     newest = read_epoch(pipeline.lake_path())
@@ -246,18 +247,17 @@ def _refuse_other_database(pipeline: Pipeline, registry: Registry, catalog: Cata
 
 
 def _begin_anew(
-    connection: Connection,
-    pipeline: Pipeline,
-    registry: Registry,
-    now: ServerIdentity,
-    reason: str,
-    *,
-    ours: bool,
+    connection: Connection, pipeline: Pipeline, registry: Registry, now: ServerIdentity, reason: str
 ) -> None:
     """A new slot at the source `now`, an epoch where it begins, and no table that is taken for whole before it is
-    compared. `ours`: nobody else can have made the slot that is there."""
+    compared."""
     known, root = registry.pipeline, pipeline.lake_path()
     assert known is not None
+    if renamed_problems(pipeline, known):
+        refuse_while_read(connection, known, now)
+    # The lake's own, or a standby's, which goes by its own system; or made here by a change that was killed.
+    ours = (known.system_id, known.slot) == (now.system_id, pipeline.source.slot)
+    ours = ours or any(record.reason == reason for record in registry.tables.values())
     _refuse_slot(read_slot(connection, pipeline.source.slot), connection.info.dbname, pipeline, ours=ours)
     # Before the slot: the server decodes its log with the publications of each moment.
     made = ensure_publications(connection, pipeline.source.publication, pipeline=pipeline.name)
@@ -283,6 +283,8 @@ def _begin_anew(
     take_tables(pipeline, registry, ledger)
     reach("adopt.ledger")
     storage.sync(root)  # before the registry says so
+    drop_former(connection, pipeline, known, now)
+    is_same = (known.system_id, known.publication) == (now.system_id, pipeline.source.publication)
     registry.write(
         replace(
             registry.pipeline or known,  # it may have been paused since
@@ -292,7 +294,7 @@ def _begin_anew(
             publication=pipeline.source.publication,
             start_lsn=slot.confirmed_lsn,
             made_slot=True,
-            made_publication=made or (known.made_publication and known.system_id == now.system_id),
+            made_publication=made or (known.made_publication and is_same),
             history=history_of(pipeline, now),
         )
     )
@@ -338,7 +340,7 @@ def _refuse_slot(slot: SlotState | None, database: str, pipeline: Pipeline, *, o
 
     if not ours:
         raise SlotGap(
-            "another server has a slot of this name already: it may be what another lake goes by",
+            "a slot of this name is there already: it may be what another lake goes by",
             code="foreign_slot",
             where=where,
             remedy="name another slot in source.slot; or, if nobody needs it, drop it there: "
